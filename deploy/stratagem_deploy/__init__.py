@@ -1,0 +1,1 @@
+"""Clusters of local processes, and the `stratagem` command."""

@@ -1,0 +1,1 @@
+"""The contract between the processes: messages, tensors as bytes, and errors."""

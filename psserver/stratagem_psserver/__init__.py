@@ -1,0 +1,1 @@
+"""The parameter-server process: variables kept in memory and served over gRPC."""

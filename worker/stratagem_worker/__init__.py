@@ -1,0 +1,1 @@
+"""The worker process: runs the functions that a coordinator schedules."""
