@@ -1,0 +1,57 @@
+# What a clone can be asked to do. Every target first sets up .venv if it must.
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/pip --quiet --disable-pip-version-check
+
+# The first of these that runs and is new enough.
+PYTHON ?= $(shell for python in python3.11 python3; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
+	&& echo $$python && break; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench format protos clean
+
+help: ## List these targets.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s  %s\n", $$1, $$2 }' Makefile
+
+demo: $(INSTALLED) ## Train a recommender on two servers and two workers.
+	$(BIN)/stratagem run --ps 2 --workers 2 examples/movielens.py
+
+test: $(INSTALLED) ## Run the tests.
+	$(BIN)/pytest
+
+check: $(INSTALLED) ## Lint, type-check, and compare generated code with its source.
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/buf lint proto
+	$(BIN)/python proto/compile.py --check
+
+bench: $(INSTALLED) ## Measure transfers beside a raw socket and a memcpy.
+	$(BIN)/python -m benchmarks transfer
+
+format: $(INSTALLED) ## Format the code and fix what the linter can.
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+protos: $(INSTALLED) ## Compile the .proto files.
+	$(BIN)/python proto/compile.py
+
+clean: ## Remove caches, builds and results, but not .venv.
+	rm -rf build dist runs .*_cache .hypothesis
+	find $(wildcard proto psserver worker client deploy tests examples benchmarks) \
+		-name __pycache__ -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing into $(VENV); PyTorch takes some minutes the first time."
+	$(PIP) install --constraint constraints.txt --editable ".[dev,examples]"
+# For its MovieLens files alone, so without the libraries that its code needs.
+	$(PIP) install --constraint constraints.txt --no-deps recbole
+	@touch $@
+
+$(BIN)/pip:
+	@test -n "$(PYTHON)" || { echo "Install Python 3.10 or newer first." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)

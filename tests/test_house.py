@@ -1,0 +1,127 @@
+"""What the source tree promises about itself: see CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stratagem._version import __version__
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = (
+    "proto",
+    "psserver",
+    "client",
+    "worker",
+    "deploy",
+    "tests",
+    "examples",
+    "benchmarks",
+)
+SOURCES = [
+    path
+    for folder in FOLDERS
+    for pattern in ("*.py", "*.proto")
+    for path in sorted((ROOT / folder).rglob(pattern))
+    if not re.search(r"_pb2(_grpc)?\.py$", path.name)
+]
+
+LONGEST_FUNCTION = 50  # lines, without its docstring
+LONGEST_FILE = 400  # lines
+
+# A name says what a file is about; these say that nobody knew.
+NAMES_THAT_SAY_NOTHING = {
+    "common",
+    "helper",
+    "helpers",
+    "manager",
+    "misc",
+    "util",
+    "utils",
+}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def test_generated_code_is_what_the_protos_compile_to() -> None:
+    finished = python("proto/compile.py", "--check")
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_a_parameter_server_never_loads_the_client() -> None:
+    finished = python(
+        "-c",
+        "import sys, stratagem_psserver.server; sys.exit('stratagem' in sys.modules)",
+    )
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_the_newest_version_in_the_changelog_is_this_one() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.findall(r"^## \[(\d\S*)\]", changelog, flags=re.MULTILINE)
+    assert versions[0] == __version__
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_folder_of_sources_is_looked_at(folder: str) -> None:
+    assert any(path.is_relative_to(ROOT / folder) for path in SOURCES)
+
+
+def test_no_function_is_too_long_to_read_at_a_glance() -> None:
+    lengths = {
+        f"{place(path)}:{function.lineno} {function.name}": length(function)
+        for path in SOURCES
+        if path.suffix == ".py"
+        for function in functions(path)
+    }
+    assert not {name for name, lines in lengths.items() if lines > LONGEST_FUNCTION}
+
+
+def test_no_file_holds_more_than_one_idea() -> None:
+    lengths = {
+        place(path): len(path.read_text(encoding="utf-8").splitlines())
+        for path in SOURCES
+    }
+    assert not {name for name, lines in lengths.items() if lines > LONGEST_FILE}
+
+
+def test_every_file_is_named_for_what_it_holds() -> None:
+    named = {place(path): path.stem.strip("_") for path in SOURCES}
+    assert not {
+        place for place, stem in named.items() if stem in NAMES_THAT_SAY_NOTHING
+    }
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def place(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def functions(path: Path) -> Iterator[Function]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return (node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def length(function: Function) -> int:
+    """Returns the number of lines from `def` to the end, less the docstring's."""
+    lines = (function.end_lineno or function.lineno) - function.lineno + 1
+    if ast.get_docstring(function) is None:
+        return lines
+    docstring = function.body[0]
+    return lines - ((docstring.end_lineno or 0) - docstring.lineno + 1)
