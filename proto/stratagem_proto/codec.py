@@ -1,0 +1,107 @@
+"""Tensors to streams of frames and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.frames import ChunkView, Frame, Header
+from stratagem_proto.protocol import CHUNK_BYTES
+from stratagem_proto.tensors import allocate, as_bytes, nbytes_of
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
+
+
+def split(
+    header: Header, tensors: Sequence[torch.Tensor], chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[Frame[Header]]:
+    """The frames that carry a header and tensors.
+
+    Small tensors share a frame and large ones are split, so that no frame carries
+    more than `chunk_bytes` of tensor data. The tensors are read lazily: they must not
+    change before the stream ends.
+    """
+    frame, room = Frame(header), chunk_bytes
+    for chunk in _chunks(tensors, chunk_bytes):
+        if len(chunk.data) > room:
+            yield frame
+            frame, room = Frame(), chunk_bytes
+        frame.chunks.append(chunk)
+        room -= len(chunk.data)
+    yield frame
+
+
+def _chunks(tensors: Sequence[torch.Tensor], chunk_bytes: int) -> Iterator[ChunkView]:
+    for index, tensor in enumerate(tensors):
+        data = as_bytes(tensor)
+        for offset in range(0, len(data), chunk_bytes):
+            yield ChunkView(index, offset, data[offset : offset + chunk_bytes])
+
+
+class Assembler:
+    """Puts the chunks of one stream together into tensors.
+
+    Feed `add` each frame's chunks in order of arrival, then take the tensors from
+    `finish`. Memory for all tensors is taken on construction: check
+    `tensors.total_nbytes(specs)` against a budget before.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[TensorSpec],
+        into: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """Prepares to receive the described tensors.
+
+        Args:
+            specs: Descriptions from the stream's header.
+            into: Contiguous CPU tensors of those descriptions to receive the bytes;
+                made here if not given.
+        """
+        self._sizes = [nbytes_of(spec) for spec in specs]
+        self._tensors = [allocate(spec) for spec in specs] if into is None else into
+        self._views = [as_bytes(tensor) for tensor in self._tensors]
+        self._filled = [0] * len(self._sizes)
+
+    def add(self, chunks: Sequence[ChunkView]) -> None:
+        """Copies chunks to their places.
+
+        Raises:
+            MalformedStreamError: A chunk belongs to no tensor, leaves a gap, overlaps
+                what has come, or passes the tensor's end.
+        """
+        for tensor, offset, data in chunks:
+            end = self._check(tensor, offset, len(data))
+            self._views[tensor][offset:end] = data
+            self._filled[tensor] = end
+
+    def _check(self, tensor: int, offset: int, size: int) -> int:
+        if tensor >= len(self._sizes):
+            raise MalformedStreamError(
+                f"a chunk is for tensor {tensor} of {len(self._sizes)}"
+            )
+        if offset != self._filled[tensor]:
+            raise MalformedStreamError(
+                f"a chunk of tensor {tensor} starts at byte {offset}; "
+                f"byte {self._filled[tensor]} comes next"
+            )
+        if offset + size > self._sizes[tensor]:
+            raise MalformedStreamError(
+                f"a chunk of tensor {tensor} ends at byte {offset + size}; "
+                f"the tensor has {self._sizes[tensor]}"
+            )
+        return offset + size
+
+    def finish(self) -> list[torch.Tensor]:
+        """The tensors, once all their bytes have come.
+
+        Raises:
+            MalformedStreamError: Naming the first tensor that is incomplete.
+        """
+        for index, (filled, size) in enumerate(zip(self._filled, self._sizes)):
+            if filled != size:
+                raise MalformedStreamError(
+                    f"the stream ended after {filled} of {size} bytes of tensor {index}"
+                )
+        return list(self._tensors)

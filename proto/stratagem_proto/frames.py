@@ -1,0 +1,158 @@
+"""Frames of the streams that carry tensors, on the wire.
+
+Every streamed message of the contract has the layout `header = 1; chunks = 2`. A
+protobuf `bytes` field costs two copies more than needed (64 MiB: 29 ms to set, 29 ms
+to read), so frames are put together and taken apart here, byte for byte as protobuf
+would; a test holds both to each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from stratagem_proto.errors import MalformedStreamError
+
+Header = TypeVar("Header", bound=Message)
+
+_HEADER_TAG = b"\x0a"  # field 1, length-delimited
+_CHUNKS_TAG = b"\x12"  # field 2, length-delimited
+_TENSOR_TAG = b"\x08"  # field 1, varint
+_OFFSET_TAG = b"\x10"  # field 2, varint
+_DATA_TAG = b"\x1a"  # field 3, length-delimited
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+class ChunkView(NamedTuple):
+    """A run of bytes of one tensor; `data` may be a view of somebody's memory."""
+
+    tensor: int
+    offset: int
+    data: memoryview
+
+
+@dataclass
+class Frame(Generic[Header]):
+    """One message of a stream: perhaps a header, and chunks."""
+
+    header: Header | None = None
+    chunks: list[ChunkView] = field(default_factory=list)
+
+
+def encode_frame(frame: Frame[Header]) -> bytes:
+    """The wire bytes of a frame; the chunks' data is copied once."""
+    parts: list[bytes | memoryview] = []
+    if frame.header is not None:
+        header = frame.header.SerializeToString()
+        parts += (_HEADER_TAG, _varint(len(header)), header)
+    for chunk in frame.chunks:
+        prefix = _chunk_prefix(chunk)
+        size = len(prefix) + len(chunk.data)
+        parts += (_CHUNKS_TAG, _varint(size), prefix, chunk.data)
+    return b"".join(parts)
+
+
+def _chunk_prefix(chunk: ChunkView) -> bytes:
+    """All of a chunk's message but the data itself; proto3 leaves zeros out."""
+    prefix = b""
+    if chunk.tensor:
+        prefix += _TENSOR_TAG + _varint(chunk.tensor)
+    if chunk.offset:
+        prefix += _OFFSET_TAG + _varint(chunk.offset)
+    return prefix + _DATA_TAG + _varint(len(chunk.data))
+
+
+def decoder(header_type: type[Header]) -> Callable[[bytes], Frame[Header]]:
+    """A deserialiser of frames whose header has that type."""
+
+    def decode(data: bytes) -> Frame[Header]:
+        return decode_frame(data, header_type)
+
+    return decode
+
+
+def decode_frame(data: bytes, header_type: type[Header]) -> Frame[Header]:
+    """Takes a frame apart; the chunks are views of `data`, not copies.
+
+    Raises:
+        MalformedStreamError: The bytes are no such message.
+    """
+    frame: Frame[Header] = Frame()
+    try:
+        for number, value in _fields(memoryview(data)):
+            if number == 1:
+                frame.header = header_type.FromString(bytes(_bytes(value)))
+            elif number == 2:
+                frame.chunks.append(_decode_chunk(_bytes(value)))
+    except (DecodeError, IndexError) as error:
+        raise MalformedStreamError(
+            f"a frame of {len(data)} bytes is not a {header_type.__name__} stream's "
+            f"message: {error}"
+        ) from error
+    return frame
+
+
+def _decode_chunk(data: memoryview) -> ChunkView:
+    fields = dict(_fields(data))
+    tensor, offset = fields.get(1, 0), fields.get(2, 0)
+    if not isinstance(tensor, int) or not isinstance(offset, int):
+        raise DecodeError("a chunk's tensor or offset is no number")
+    return ChunkView(tensor, offset, _bytes(fields.get(3, memoryview(b""))))
+
+
+def _bytes(value: int | memoryview) -> memoryview:
+    if isinstance(value, int):
+        raise DecodeError("a number stands where bytes are expected")
+    return value
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Field numbers and values of a message, in the order of the wire."""
+    position = 0
+    while position < len(data):
+        tag, position = _read_varint(data, position)
+        value, position = _read_value(data, position, tag & 7)
+        yield tag >> 3, value
+
+
+def _read_value(
+    data: memoryview, position: int, wire_type: int
+) -> tuple[int | memoryview, int]:
+    if wire_type == _VARINT:
+        return _read_varint(data, position)
+    if wire_type == _BYTES:
+        size, position = _read_varint(data, position)
+    elif wire_type in (_FIXED32, _FIXED64):
+        size = 4 if wire_type == _FIXED32 else 8
+    else:
+        raise DecodeError(f"unknown wire type {wire_type}")
+    if position + size > len(data):
+        raise DecodeError("a field is cut short")
+    return data[position : position + size], position + size
+
+
+def _varint(value: int) -> bytes:
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise DecodeError("a number has more than 64 bits")

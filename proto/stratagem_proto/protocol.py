@@ -1,0 +1,60 @@
+"""What both ends of the contract must agree on besides the messages."""
+
+from __future__ import annotations
+
+import re
+
+from stratagem_proto.errors import InvalidNameError, ProtocolVersionError
+
+PROTOCOL_VERSION = 1
+OLDEST_PROTOCOL_VERSION = 1
+
+# Tensors of a stream travel in runs of this many bytes. Measured over loopback on
+# two cores, 64 MiB: 64 KiB chunks 1.1 GB/s, 256 KiB 1.4, 1 MiB 1.65, 4 MiB 1.7.
+CHUNK_BYTES = 1 << 20
+MAX_CHUNK_BYTES = 4 << 20
+# A header with one entry for each of 10^5 variables fits.
+MAX_HEADER_BYTES = 32 << 20
+
+MAX_NAME_LENGTH = 512
+MAX_RANK = 32
+MAX_TENSORS = 100_000
+
+SESSION_ID_BYTES = 16
+
+_NAME = re.compile(r"[A-Za-z0-9_.\-/:+]+")
+
+
+def check_name(name: str, what: str = "variable") -> None:
+    """Checks a variable's, group's or barrier's name.
+
+    Raises:
+        InvalidNameError: The name is empty, longer than `MAX_NAME_LENGTH`
+            characters, or has other characters than letters, digits and _.-/:+.
+    """
+    if not 1 <= len(name) <= MAX_NAME_LENGTH:
+        raise InvalidNameError(
+            f"{what} name {name[:40]!r} has {len(name)} characters; "
+            f"1 to {MAX_NAME_LENGTH} are allowed",
+            variable=name[:MAX_NAME_LENGTH],
+        )
+    if not _NAME.fullmatch(name):
+        raise InvalidNameError(
+            f"{what} name {name!r} has characters other than letters, digits and "
+            "_.-/:+; rename it",
+            variable=name,
+        )
+
+
+def check_version(theirs: int, mine: int = PROTOCOL_VERSION) -> None:
+    """Refuses a peer whose version of the contract is not understood.
+
+    Raises:
+        ProtocolVersionError: Naming both versions.
+    """
+    if not OLDEST_PROTOCOL_VERSION <= theirs <= mine:
+        raise ProtocolVersionError(
+            f"the client speaks protocol version {theirs}, this server "
+            f"{OLDEST_PROTOCOL_VERSION} to {mine}; install the same release of "
+            "stratagem on both"
+        )

@@ -1,0 +1,104 @@
+"""The border between gRPC and the error tree, for both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from stratagem_proto.errors import (
+    CLASSES_BY_CODE,
+    CLASSES_BY_NAME,
+    STATUS_CODES,
+    InternalError,
+    StratagemError,
+)
+from stratagem_proto.v1.error_pb2 import ErrorDetail, RecordedStatus
+
+DETAIL_KEY = "stratagem-error-bin"
+_CODES_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def to_record(error: BaseException) -> RecordedStatus:
+    """The status of an error as it is sent and kept.
+
+    An exception from outside of the tree becomes an `InternalError` that names its
+    class only, so that nothing of the server's internals leaks.
+    """
+    if not isinstance(error, StratagemError):
+        error = InternalError(
+            f"the server failed with {type(error).__name__}; its log has the traceback"
+        )
+    return RecordedStatus(
+        code=STATUS_CODES[type(error)].value[0],
+        message=error.message,
+        detail=ErrorDetail(
+            error=type(error).__name__,
+            variable=error.variable,
+            task=error.task,
+            location=error.location,
+        ),
+    )
+
+
+def from_record(record: RecordedStatus) -> StratagemError:
+    """The error that a status stands for; the inverse of `to_record`."""
+    code = _CODES_BY_NUMBER.get(record.code, grpc.StatusCode.UNKNOWN)
+    cls = CLASSES_BY_NAME.get(record.detail.error, CLASSES_BY_CODE[code])
+    detail = record.detail
+    return cls(
+        record.message,
+        variable=detail.variable,
+        task=detail.task,
+        location=detail.location,
+    )
+
+
+def code_of(record: RecordedStatus) -> grpc.StatusCode:
+    """The gRPC code of a recorded status."""
+    return _CODES_BY_NUMBER.get(record.code, grpc.StatusCode.UNKNOWN)
+
+
+def trailers(record: RecordedStatus) -> tuple[tuple[str, bytes], ...]:
+    """Trailing metadata that carries the detail of an error."""
+    return ((DETAIL_KEY, record.detail.SerializeToString()),)
+
+
+def from_rpc_error(error: grpc.RpcError, peer: str, method: str) -> StratagemError:
+    """The error of the tree that a failed call stands for.
+
+    Args:
+        error: As raised by a grpc stub; it is also the finished call.
+        peer: Task and address of the server, for the message.
+        method: Name of the RPC, for the message.
+    """
+    call: grpc.Call = error  # type: ignore[assignment]  # RpcErrors of calls are calls
+    detail = _detail_of(call.trailing_metadata() or ())
+    message = call.details() or "no details"
+    if not detail.error:
+        message = f"{method} on {peer}: {message}"
+    code = call.code() or grpc.StatusCode.UNKNOWN
+    return from_record(
+        RecordedStatus(code=code.value[0], message=message, detail=detail)
+    )
+
+
+def _detail_of(metadata: Sequence[tuple[str, str | bytes]]) -> ErrorDetail:
+    for key, value in metadata:
+        if key == DETAIL_KEY and isinstance(value, bytes):
+            try:
+                return ErrorDetail.FromString(value)
+            except DecodeError:
+                break
+    return ErrorDetail()
+
+
+@contextmanager
+def translated(peer: str, method: str) -> Iterator[None]:
+    """Turns a `grpc.RpcError` of the body into an error of the tree."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise from_rpc_error(error, peer, method) from error

@@ -1,0 +1,99 @@
+"""Tensors as descriptions and raw bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+from stratagem_proto.protocol import MAX_RANK
+from stratagem_proto.v1 import tensor_pb2 as pb
+
+DTYPES: dict[pb.DataType.ValueType, torch.dtype] = {
+    pb.DATA_TYPE_FLOAT32: torch.float32,
+    pb.DATA_TYPE_FLOAT64: torch.float64,
+    pb.DATA_TYPE_FLOAT16: torch.float16,
+    pb.DATA_TYPE_BFLOAT16: torch.bfloat16,
+    pb.DATA_TYPE_INT8: torch.int8,
+    pb.DATA_TYPE_INT16: torch.int16,
+    pb.DATA_TYPE_INT32: torch.int32,
+    pb.DATA_TYPE_INT64: torch.int64,
+    pb.DATA_TYPE_UINT8: torch.uint8,
+    pb.DATA_TYPE_BOOL: torch.bool,
+    pb.DATA_TYPE_COMPLEX64: torch.complex64,
+    pb.DATA_TYPE_COMPLEX128: torch.complex128,
+}
+_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
+
+
+def encode_dtype(dtype: torch.dtype) -> pb.DataType.ValueType:
+    """The number of a dtype on the wire.
+
+    Raises:
+        InvalidTypeError: The dtype has no number, for instance a quantised one.
+    """
+    try:
+        return _NUMBERS[dtype]
+    except KeyError:
+        known = ", ".join(str(known) for known in _NUMBERS)
+        raise InvalidTypeError(
+            f"tensors of {dtype} cannot be sent; convert to one of {known}"
+        ) from None
+
+
+def decode_dtype(number: pb.DataType.ValueType) -> torch.dtype:
+    """The dtype of a number on the wire.
+
+    Raises:
+        InvalidArgumentError: The number stands for no dtype.
+    """
+    try:
+        return DTYPES[number]
+    except KeyError:
+        raise InvalidArgumentError(f"there is no data type number {number}") from None
+
+
+def spec_of(tensor: torch.Tensor) -> pb.TensorSpec:
+    """The description of a tensor, dtype and shape."""
+    return pb.TensorSpec(dtype=encode_dtype(tensor.dtype), shape=tensor.shape)
+
+
+def nbytes_of(spec: pb.TensorSpec) -> int:
+    """Size of a described tensor in bytes, after checking the description.
+
+    Raises:
+        InvalidArgumentError: Unknown dtype, too many dimensions, a negative size, or
+            more bytes than 64-bit offsets can address.
+    """
+    dtype = decode_dtype(spec.dtype)
+    if len(spec.shape) > MAX_RANK:
+        raise InvalidArgumentError(
+            f"a tensor has {len(spec.shape)} dimensions; at most {MAX_RANK} are allowed"
+        )
+    if any(size < 0 for size in spec.shape):
+        raise InvalidArgumentError(f"shape {list(spec.shape)} has a negative size")
+    nbytes = math.prod(spec.shape) * dtype.itemsize
+    if nbytes >= 1 << 63:
+        raise InvalidArgumentError(f"shape {list(spec.shape)} has over 2^63 bytes")
+    return nbytes
+
+
+def allocate(spec: pb.TensorSpec) -> torch.Tensor:
+    """An uninitialised CPU tensor of that dtype and shape."""
+    return torch.empty(tuple(spec.shape), dtype=decode_dtype(spec.dtype))
+
+
+def as_bytes(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor in C order, without a copy if it is CPU and contiguous.
+
+    The view of a CPU tensor is writable and shares the tensor's storage.
+    """
+    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())
+
+
+def total_nbytes(specs: Sequence[pb.TensorSpec]) -> int:
+    """Bytes of all the described tensors together; checks each as `nbytes_of`."""
+    return sum(nbytes_of(spec) for spec in specs)
