@@ -42,8 +42,7 @@ protos: $(INSTALLED) ## Compile the .proto files.
 
 clean: ## Remove caches, builds and results, but not .venv.
 	rm -rf build dist runs .*_cache .hypothesis
-	find $(wildcard proto psserver worker client deploy tests examples benchmarks) \
-		-name __pycache__ -prune -exec rm -rf {} +
+	find . -path ./$(VENV) -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing into $(VENV); PyTorch takes some minutes the first time."
