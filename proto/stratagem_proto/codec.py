@@ -99,7 +99,8 @@ class Assembler:
         Raises:
             MalformedStreamError: Naming the first tensor that is incomplete.
         """
-        for index, (filled, size) in enumerate(zip(self._filled, self._sizes)):
+        pairs = zip(self._filled, self._sizes, strict=True)
+        for index, (filled, size) in enumerate(pairs):
             if filled != size:
                 raise MalformedStreamError(
                     f"the stream ended after {filled} of {size} bytes of tensor {index}"

@@ -77,7 +77,9 @@ def rule_named(class_name: str) -> OptimizerRule:
         ) from None
 
 
-def encode_group(rule: OptimizerRule, group: Mapping[str, object]) -> HyperparameterGroup:
+def encode_group(
+    rule: OptimizerRule, group: Mapping[str, object]
+) -> HyperparameterGroup:
     """The hyperparameters of a torch param group as a message.
 
     Keys that are not the optimizer's own, such as a scheduler's `initial_lr`, stay

@@ -91,7 +91,7 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
     The view of a CPU tensor is writable and shares the tensor's storage.
     """
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data
 
 
 def total_nbytes(specs: Sequence[pb.TensorSpec]) -> int:

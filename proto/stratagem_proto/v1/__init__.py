@@ -1,1 +1,1 @@
-"""Version 1 of the wire contract: messages and services, generated from the .proto files."""
+"""Version 1 of the wire contract, generated from the .proto files."""
