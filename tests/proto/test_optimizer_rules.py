@@ -1,0 +1,54 @@
+"""The optimizers on the allow-list, and their hyperparameters on the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+from stratagem_proto.optimizers import (
+    OPTIMIZERS,
+    decode_group,
+    encode_group,
+    rule_named,
+)
+from stratagem_proto.v1.update_program_pb2 import Hyperparameter, HyperparameterGroup
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_all_that_torch_keeps_in_a_param_group_travels(name: str) -> None:
+    rule = rule_named(name)
+    optimizer: Any = rule.cls
+    group = optimizer([torch.zeros(1)]).param_groups[0]
+    decoded = decode_group(rule, encode_group(rule, group))
+    assert decoded == {key: group[key] for key in group if key != "params"}
+
+
+def test_what_a_scheduler_adds_stays_behind() -> None:
+    rule = rule_named("SGD")
+    group = {"lr": torch.tensor(0.5), "initial_lr": 1.0}
+    assert decode_group(rule, encode_group(rule, group)) == {"lr": 0.5}
+
+
+def test_an_optimizer_outside_the_list_is_refused_by_name() -> None:
+    with pytest.raises(InvalidArgumentError, match="'LBFGS'; they run SGD, Adam"):
+        rule_named("LBFGS")
+
+
+def test_an_unknown_hyperparameter_is_refused() -> None:
+    group = HyperparameterGroup(values={"lamda": Hyperparameter(number=1.0)})
+    with pytest.raises(InvalidArgumentError, match="SGD has no hyperparameter 'lamda'"):
+        decode_group(rule_named("SGD"), group)
+
+
+def test_a_flag_that_servers_cannot_honour_is_refused() -> None:
+    rule = rule_named("Adam")
+    with pytest.raises(InvalidArgumentError, match="leave capturable out"):
+        decode_group(rule, encode_group(rule, {"capturable": True}))
+
+
+def test_a_value_without_a_form_on_the_wire_is_refused() -> None:
+    with pytest.raises(InvalidTypeError, match="'lr' is a str"):
+        encode_group(rule_named("SGD"), {"lr": "fast"})
