@@ -14,11 +14,21 @@ from stratagem_proto.errors import (
     STATUS_CODES,
     InternalError,
     StratagemError,
+    UnavailableError,
 )
 from stratagem_proto.v1.error_pb2 import ErrorDetail, RecordedStatus
 
 DETAIL_KEY = "stratagem-error-bin"
 _CODES_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
+
+# What grpc itself reports when a server is away or a connection is cut.
+_TRANSIENT_CODES = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.INTERNAL,
+}
 
 
 def to_record(error: BaseException) -> RecordedStatus:
@@ -93,6 +103,18 @@ def _detail_of(metadata: Sequence[tuple[str, str | bytes]]) -> ErrorDetail:
             except DecodeError:
                 break
     return ErrorDetail()
+
+
+def is_transient(error: grpc.RpcError) -> bool:
+    """Whether a call that failed so may succeed when it is repeated.
+
+    A server's own answer carries a detail and is final, except that it is going away.
+    """
+    call: grpc.Call = error  # type: ignore[assignment]  # RpcErrors of calls are calls
+    detail = _detail_of(call.trailing_metadata() or ())
+    if detail.error:
+        return detail.error == UnavailableError.__name__
+    return call.code() in _TRANSIENT_CODES
 
 
 @contextmanager
