@@ -1,0 +1,69 @@
+"""The environment variable `TF_CONFIG`, read and checked in this one place."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ValidationError
+
+from stratagem_proto.errors import InvalidArgumentError
+
+_VARIABLE = "TF_CONFIG"
+
+
+def _numbered(tasks: Any) -> Any:
+    return dict(enumerate(tasks)) if isinstance(tasks, list) else tasks
+
+
+class TaskConfig(BaseModel):
+    """Which task this process is."""
+
+    type: str | None = None
+    index: int | None = None
+
+
+class TFConfig(BaseModel):
+    """What `TF_CONFIG` says; keys that are not listed here are ignored.
+
+    Attributes:
+        cluster: Addresses by job and task index.
+        task: This process.
+        rpc_layer: Protocol in front of addresses, for instance "grpc".
+        environment: Free text about where the cluster runs.
+        session_master: Address that `master()` returns whatever the task is.
+    """
+
+    cluster: dict[str, Annotated[dict[int, str], BeforeValidator(_numbered)]] = {}
+    task: TaskConfig = TaskConfig()
+    rpc_layer: str | None = None
+    environment: str | None = None
+    session_master: str | None = None
+
+
+def read_tf_config() -> TFConfig:
+    """Return what the environment says; everything is empty if it is not set.
+
+    Raises:
+        InvalidArgumentError: It is not JSON, or an entry has the wrong type; the
+            message names the entry by its path, as in `TF_CONFIG.task.index`.
+
+    Spec: RES-7, RES-8, RES-11.
+    """
+    text = os.environ.get(_VARIABLE) or "{}"
+    try:
+        return TFConfig.model_validate(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise InvalidArgumentError(
+            f"environment variable {_VARIABLE} is not JSON: {error}. It reads {text!r}"
+        ) from error
+    except ValidationError as error:
+        problems = "; ".join(_described(problem) for problem in error.errors())
+        raise InvalidArgumentError(problems) from error
+
+
+def _described(problem: Any) -> str:
+    path = ".".join([_VARIABLE, *(str(p) for p in problem["loc"] if p != "[key]")])
+    reason = problem["msg"][:1].lower() + problem["msg"][1:]
+    return f"{path} is {problem['input']!r}: {reason}"
