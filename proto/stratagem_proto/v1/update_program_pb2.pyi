@@ -176,8 +176,12 @@ global___NumberList = NumberList
 
 @typing.final
 class GraphProgram(google.protobuf.message.Message):
-    """A straight-line program over ATen overloads in single-assignment form. Values
-    are numbered: first the inputs in order, then the nodes' results in order.
+    """A straight-line program over ATen overloads. Values are numbered: first the
+    inputs in order, then the nodes' results in order; a node of an overload with
+    two results takes two numbers.
+
+    Sizes of the inputs are no part of it: one program serves every shape for which
+    its operations are defined. A size appears only where the function read it.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -216,7 +220,7 @@ class GraphInput(google.protobuf.message.Message):
         KIND_WRITE: GraphInput._Kind.ValueType  # 2
         """A variable that the program writes in place."""
         KIND_TENSOR: GraphInput._Kind.ValueType  # 3
-        """A tensor that travels with the request."""
+        """A tensor that travels with the request. The program does not write it."""
         KIND_NUMBER: GraphInput._Kind.ValueType  # 4
         """A Python number that travels with the request."""
 
@@ -229,39 +233,35 @@ class GraphInput(google.protobuf.message.Message):
     KIND_WRITE: GraphInput.Kind.ValueType  # 2
     """A variable that the program writes in place."""
     KIND_TENSOR: GraphInput.Kind.ValueType  # 3
-    """A tensor that travels with the request."""
+    """A tensor that travels with the request. The program does not write it."""
     KIND_NUMBER: GraphInput.Kind.ValueType  # 4
     """A Python number that travels with the request."""
 
     KIND_FIELD_NUMBER: builtins.int
     DTYPE_FIELD_NUMBER: builtins.int
-    RANK_FIELD_NUMBER: builtins.int
     LABEL_FIELD_NUMBER: builtins.int
     kind: global___GraphInput.Kind.ValueType
     """What may be bound here."""
     dtype: stratagem_proto.v1.tensor_pb2.DataType.ValueType
     """Element type of a tensor or variable; of a number: FLOAT64, INT64 or BOOL."""
-    rank: builtins.int
-    """Number of dimensions of a tensor or variable; 0 for a number. Sizes are not
-    fixed: the same program serves every shape of that rank.
-    """
     label: builtins.str
-    """Where the client's source names it; only used in messages."""
+    """Where the client's source names it; only used in messages, and not part of
+    the digest by which servers cache programs.
+    """
     def __init__(
         self,
         *,
         kind: global___GraphInput.Kind.ValueType = ...,
         dtype: stratagem_proto.v1.tensor_pb2.DataType.ValueType = ...,
-        rank: builtins.int = ...,
         label: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dtype", b"dtype", "kind", b"kind", "label", b"label", "rank", b"rank"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dtype", b"dtype", "kind", b"kind", "label", b"label"]) -> None: ...
 
 global___GraphInput = GraphInput
 
 @typing.final
 class GraphNode(google.protobuf.message.Message):
-    """One call of an ATen overload."""
+    """One call of an ATen overload, or of arithmetic on numbers."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -288,18 +288,20 @@ class GraphNode(google.protobuf.message.Message):
     KEYWORDS_FIELD_NUMBER: builtins.int
     LOCATION_FIELD_NUMBER: builtins.int
     operation: builtins.str
-    """Overload name, for instance "aten.add_.Tensor". Must be on the allow-list."""
-    location: builtins.str
-    """"file.py:12" in the client's source, for messages. Not part of the digest by
-    which servers cache programs.
+    """Overload name, for instance "aten.add_.Tensor", or "scalar.mul" and the like
+    for numbers, with Python's meaning. Must be on the allow-list.
     """
+    location: builtins.str
+    """"file.py:12" in the client's source, for messages. Not part of the digest."""
     @property
     def arguments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GraphArgument]:
         """Positional arguments in the order of the ATen schema."""
 
     @property
     def keywords(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___GraphArgument]:
-        """Keyword arguments of the ATen schema."""
+        """Keyword arguments of the ATen schema. Where tensors are kept (`device`,
+        `layout`, `pin_memory`) is the server's choice and never given.
+        """
 
     def __init__(
         self,
@@ -333,8 +335,8 @@ class GraphArgument(google.protobuf.message.Message):
     number: builtins.float
     dtype: stratagem_proto.v1.tensor_pb2.DataType.ValueType
     text: builtins.str
-    """One of the few string options on the allow-list, for instance
-    rounding_mode="floor".
+    """One of the few string options on the allow-list, for instance "floor" for
+    `rounding_mode`, or a memory format: "contiguous_format".
     """
     @property
     def list(self) -> global___GraphArgumentList: ...
@@ -357,7 +359,7 @@ global___GraphArgument = GraphArgument
 
 @typing.final
 class GraphArgumentList(google.protobuf.message.Message):
-    """A list argument, for instance the dimensions of a sum."""
+    """A list argument, for instance the dimensions of a sum. Its items are no lists."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
