@@ -1,0 +1,1 @@
+"""The parameter servers as the client sees them: sessions, requests, answers."""

@@ -1,0 +1,223 @@
+"""One parameter server: a channel, a session, and requests that are applied once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+
+from stratagem._servers.pending import Pending
+from stratagem._servers.request import Request, Result, sole
+from stratagem._servers.session import Identity, Session, opened, opening
+from stratagem_proto.channel import Deadlines, open_channel
+from stratagem_proto.errors import (
+    CancelledError,
+    ForkedProcessError,
+    SessionLostError,
+    StratagemError,
+)
+from stratagem_proto.protocol import CHUNK_BYTES
+from stratagem_proto.v1.session_pb2 import (
+    CloseSessionRequest,
+    CloseSessionResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+)
+
+_FAREWELL_SECONDS = 1.0
+
+
+class Cancellable(Protocol):
+    """A call that can be given up."""
+
+    def cancel(self) -> object:
+        """Gives the call up, if it has not ended."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A request on its way: the responses as they come, and how to give it up."""
+
+    responses: Iterator[bytes]
+    call: Cancellable
+
+
+class Connection:
+    """All dealings of this process with one server. Thread-safe.
+
+    Nothing is sent before the first request. Mutations are numbered and go one at a
+    time; other requests may overlap them.
+    """
+
+    def __init__(
+        self,
+        task: int,
+        address: str,
+        identity: Identity,
+        deadlines: Deadlines,
+    ) -> None:
+        """Describes the server; does not connect.
+
+        Args:
+            task: Index of the server in the ps job.
+            address: Its "host:port".
+            identity: What to tell it about this process.
+            deadlines: How long its calls may take.
+        """
+        self.peer = f"/job:ps/task:{task} at {address}"
+        self.deadlines = deadlines
+        self.closed = threading.Event()
+        self._address = address
+        self._identity = identity
+        self._process = os.getpid()
+        self._channel: grpc.Channel | None = None
+        self._session: Session | None = None
+        self._restarted = False
+        self._opening = threading.Lock()
+        self._mutating = threading.Lock()
+
+    @property
+    def lease_seconds(self) -> float | None:
+        """The lease of the session; None while there is none."""
+        return self._session.lease_seconds if self._session else None
+
+    def call(self, request: Request[Result]) -> Result:
+        """Sends a request and waits for its result; raises as `start` and `result`."""
+        return self.start(request).result()
+
+    def start(self, request: Request[Result]) -> Pending[Result]:
+        """Sends a request. Waits while another mutation is under way, if it is one.
+
+        Raises:
+            StratagemError: The server could not be reached, or refused the handshake.
+            SessionLostError: The server was restarted since the first request.
+            ForkedProcessError: This process was forked from the one that connected.
+            CancelledError: The connection is closed.
+        """
+        if not request.mutates:
+            request.stamp(self.open().key())
+            return Pending(self, request, self.deadlines)
+        self._mutating.acquire()
+        try:
+            request.stamp(self.open().next_key())
+            return Pending(self, request, self.deadlines, self._mutating.release)
+        except BaseException:
+            self._mutating.release()
+            raise
+
+    def open(self) -> Session:
+        """Returns the session, after the handshake if there is none; as `start`."""
+        self._require_usable()
+        return self._session or self._open_after(None)
+
+    def attempt(self, request: Request[Result], deadlines: Deadlines) -> Attempt:
+        """Sends a stamped request once."""
+        nbytes = request.request_nbytes + request.response_nbytes
+        timeout = deadlines.attempt(nbytes, request.wait)
+        channel = self._open_channel()
+        if request.request_nbytes > CHUNK_BYTES:
+            return _upload(channel, request, timeout)
+        # A stream of one message is a unary call on the wire, which needs no thread
+        # to feed it.
+        method: grpc.UnaryStreamMultiCallable[bytes, bytes]
+        method = channel.unary_stream(request.path)
+        (message,) = request.encoded()
+        call = method(message, timeout=timeout)
+        return Attempt(iter(call), call)
+
+    def lost(self, error: SessionLostError, session_id: bytes) -> SessionLostError:
+        """Opens a new session in place of a lost one; explains what that means."""
+        session = self._session
+        if session is not None and session.identifier == session_id:
+            self._open_after(session)
+        self._require_usable()
+        return SessionLostError(
+            f"{self.peer} has ended the session of this process: {error.message}. Its "
+            "variables are still there, but whether the last request was applied is "
+            "not known; read them before repeating it"
+        )
+
+    def renew_lease(self) -> None:
+        """Tells the server that this process lives, if there is a session.
+
+        Failures are left to the next request, which reports them.
+        """
+        session = self._session
+        if session is None or self._restarted:
+            return
+        heartbeat = Request(
+            "Heartbeat",
+            HeartbeatRequest(session_id=session.identifier),
+            sole(HeartbeatResponse),
+        )
+        deadlines = Deadlines(call=session.lease_seconds / 3, connect=0)
+        with suppress(StratagemError):
+            Pending(self, heartbeat, deadlines).result()
+
+    def close(self) -> None:
+        """Ends the session; requests under way fail. May be called again."""
+        if os.getpid() != self._process or self.closed.is_set():
+            return
+        with suppress(StratagemError):
+            self._say_goodbye()
+        self.closed.set()
+        if self._channel is not None:
+            self._channel.close()
+
+    def _say_goodbye(self) -> None:
+        if self._session is None or self._restarted:
+            return
+        farewell = Request(
+            "CloseSession",
+            CloseSessionRequest(session_id=self._session.identifier),
+            sole(CloseSessionResponse),
+        )
+        Pending(self, farewell, Deadlines(_FAREWELL_SECONDS, connect=0)).result()
+
+    def _open_after(self, lost: Session | None) -> Session:
+        with self._opening:
+            if self._session is None or self._session is lost:
+                request = opening(self._identity)
+                answer = Pending(self, request, self.deadlines).result()
+                session = opened(request, answer, self.peer)
+                self._restarted = (
+                    lost is not None and lost.incarnation != session.incarnation
+                )
+                self._session = session
+            return self._session
+
+    def _open_channel(self) -> grpc.Channel:
+        if self.closed.is_set():
+            raise CancelledError(
+                f"the connection to {self.peer} is closed; make a new strategy"
+            )
+        if self._channel is None:
+            self._channel = open_channel(self._address)
+        return self._channel
+
+    def _require_usable(self) -> None:
+        if os.getpid() != self._process:
+            raise ForkedProcessError(
+                f"the connection to {self.peer} belongs to process {self._process}, "
+                f"but process {os.getpid()} was forked from it and uses it; gRPC does "
+                "not survive a fork. Keep strategies and variables out of the child, "
+                "or start it otherwise, for instance by DataLoader(multiprocessing_"
+                'context="forkserver")'
+            )
+        if self._restarted:
+            raise SessionLostError(
+                f"{self.peer} was restarted, and the variables that it hosted are "
+                "gone. Start the program again, or restore a checkpoint"
+            )
+
+
+def _upload(channel: grpc.Channel, request: Request[Result], timeout: float) -> Attempt:
+    method: grpc.StreamUnaryMultiCallable[bytes, bytes]
+    method = channel.stream_unary(request.path)
+    call = method.future(request.encoded(), timeout=timeout)
+    return Attempt((call.result() for _ in range(1)), call)

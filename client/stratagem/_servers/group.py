@@ -1,0 +1,132 @@
+"""All parameter servers of a cluster."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+
+from stratagem._servers.connection import Connection
+from stratagem._servers.pending import Pending
+from stratagem._servers.request import Request, Result
+from stratagem._servers.session import Identity
+from stratagem_proto.channel import Deadlines
+from stratagem_proto.errors import StratagemError
+
+# Between looks at a group that has not met its servers yet.
+_EARLY_SECONDS = 0.2
+
+
+class ServerGroup:
+    """The servers of the ps job, by task index. Thread-safe.
+
+    Connects at the first request and keeps the sessions alive until `close`, the end
+    of the program, or until nobody uses it any more.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        identity: Identity,
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        """Describes the servers; does not connect.
+
+        Args:
+            addresses: "host:port" by task index.
+            identity: What to tell them about this process.
+            deadlines: How long calls may take.
+        """
+        connections = tuple(
+            Connection(task, address, identity, deadlines or Deadlines())
+            for task, address in enumerate(addresses)
+        )
+        self._connections = connections
+        self._pulse = _Pulse(connections)
+        self._finalizer = weakref.finalize(self, _close, connections, self._pulse)
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def call(self, task: int, request: Request[Result]) -> Result:
+        """Sends a request to one server; raises as `Connection.call`."""
+        return self.together({task: request})[task]
+
+    def together(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
+        """Sends a request to each of several servers, all in flight at once.
+
+        Returns:
+            The results by task index.
+
+        Raises:
+            StratagemError: Of the first server, by index, that failed; the others'
+                requests were carried out all the same.
+        """
+        self._pulse.start()
+        pending: dict[int, Pending[Result]] = {}
+        try:
+            # One order for all threads, since mutations wait for each other.
+            for task in sorted(requests):
+                pending[task] = self._connections[task].start(requests[task])
+            return _results(pending)
+        finally:
+            for request in pending.values():
+                request.abandon()
+
+    def close(self) -> None:
+        """Ends the sessions. May be called again."""
+        self._finalizer()
+
+
+def _results(pending: Mapping[int, Pending[Result]]) -> dict[int, Result]:
+    results: dict[int, Result] = {}
+    failures: list[StratagemError] = []
+    for task, request in pending.items():
+        try:
+            results[task] = request.result()
+        except StratagemError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return results
+
+
+def _close(connections: Sequence[Connection], pulse: _Pulse) -> None:
+    pulse.stop()
+    for connection in connections:
+        connection.close()
+
+
+class _Pulse:
+    """The thread that renews the leases of a group's sessions."""
+
+    def __init__(self, connections: Sequence[Connection]) -> None:
+        self._connections = connections
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def start(self) -> None:
+        """Starts it, unless it runs."""
+        if self._thread is not None:
+            return
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="stratagem-heartbeat", daemon=True
+                )
+                self._thread.start()
+
+    def stop(self) -> None:
+        """Stops it; does not wait for a heartbeat under way."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._interval()):
+            for connection in self._connections:
+                connection.renew_lease()
+
+    def _interval(self) -> float:
+        """Seconds to the next heartbeat; short before the first lease is known."""
+        leases = [connection.lease_seconds for connection in self._connections]
+        return min((lease / 3 for lease in leases if lease), default=_EARLY_SECONDS)

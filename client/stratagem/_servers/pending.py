@@ -1,0 +1,127 @@
+"""A request under way, repeated under the same number until there is an answer."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Generic
+
+import grpc
+
+from stratagem._servers.request import Request, Result
+from stratagem_proto.channel import Deadlines
+from stratagem_proto.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    SessionLostError,
+    StratagemError,
+    UnavailableError,
+)
+from stratagem_proto.status import is_transient, translated
+
+if TYPE_CHECKING:
+    from stratagem._servers.connection import Connection
+
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 1.0
+
+
+class Pending(Generic[Result]):
+    """A request that was sent. Ask for its `result`, or `abandon` it; once."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        request: Request[Result],
+        deadlines: Deadlines,
+        settled: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Sends the request for the first time.
+
+        Args:
+            connection: To the server.
+            request: Stamped with its session, and with its number if it has one.
+            deadlines: For each attempt, and for repeating it.
+            settled: Called when the request is answered or given up.
+        """
+        self._connection = connection
+        self._request = request
+        self._deadlines = deadlines
+        self._settled: Callable[[], None] | None = settled
+        self._give_up_at = time.monotonic() + deadlines.connect
+        self._attempt = connection.attempt(request, deadlines)
+
+    def result(self) -> Result:
+        """Waits for the result; repeats the request where connections fail.
+
+        Raises:
+            StratagemError: The server's answer.
+            UnavailableError: It could not be reached for as long as requests are
+                repeated; of a mutation it is then unknown whether it was applied.
+            DeadlineExceededError: It was reached, but did not answer in that time.
+            CancelledError: The connection was closed meanwhile.
+        """
+        try:
+            return self._repeated()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Gives the request up, if it is not settled.
+
+        Of a mutation it is then unknown whether it was applied.
+        """
+        if self._settled is not None:
+            self._attempt.call.cancel()
+            self._settled()
+            self._settled = None
+
+    def _repeated(self) -> Result:
+        for pause in _pauses():
+            try:
+                with translated(self._connection.peer, self._request.method):
+                    return self._request.receive(self._attempt.responses)
+            except StratagemError as error:
+                self._require_repeatable(error)
+            self._connection.closed.wait(pause)
+            self._attempt = self._connection.attempt(self._request, self._deadlines)
+        raise AssertionError("pauses never end")
+
+    def _require_repeatable(self, error: StratagemError) -> None:
+        if isinstance(error, SessionLostError):
+            raise self._connection.lost(error, self._request.session_id) from error
+        cause = error.__cause__
+        if not isinstance(cause, grpc.RpcError) or not is_transient(cause):
+            raise error
+        if self._connection.closed.is_set():
+            raise CancelledError(
+                f"{self._request.method} on {self._connection.peer}: the strategy was "
+                f"closed before the answer came{self._doubt}"
+            ) from error
+        if time.monotonic() >= self._give_up_at:
+            raise self._unanswered(error) from error
+
+    def _unanswered(self, error: StratagemError) -> StratagemError:
+        cls: type[StratagemError] = UnavailableError
+        if isinstance(error, DeadlineExceededError):
+            cls = DeadlineExceededError
+        return cls(
+            f"{error.message}; tried for {self._deadlines.connect:g} s. Check that the "
+            f"server runs and that its address is right{self._doubt}"
+        )
+
+    @property
+    def _doubt(self) -> str:
+        if not self._request.mutates:
+            return ""
+        return (
+            ". It is not known whether the request was applied; it will not be sent "
+            "again, so read the variables before repeating it"
+        )
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds between attempts, doubling up to the longest."""
+    for count in itertools.count():
+        yield min(_FIRST_PAUSE_SECONDS * 2 ** min(count, 10), _LONGEST_PAUSE_SECONDS)

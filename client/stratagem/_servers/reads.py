@@ -1,0 +1,148 @@
+"""Reading variables from a server, into tensors that the caller has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from stratagem._servers.request import Request
+from stratagem_proto.codec import Assembler
+from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
+from stratagem_proto.frames import Frame, decoder
+from stratagem_proto.tensors import as_bytes, spec_of
+from stratagem_proto.v1.parameter_server_pb2 import (
+    ReadHeader,
+    ReadRequest,
+    Rows,
+    Selection,
+    StepMark,
+)
+
+_decode = decoder(ReadHeader)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What to read of one variable.
+
+    Attributes:
+        variable: Its name.
+        into: Receives the value; of the variable's dtype and of the shape of what is
+            read. It keeps its memory, and counts as written for autograd.
+        newer_than: Leave `into` as it is unless the version is higher.
+        rows: Indices of the rows to read, int64; None for the whole variable.
+    """
+
+    variable: str
+    into: torch.Tensor
+    newer_than: int | None = None
+    rows: torch.Tensor | None = None
+
+
+def read(
+    readings: Sequence[Reading], after: StepMark | None = None, wait: float = 0.0
+) -> Request[list[int]]:
+    """The request that fills the readings' tensors.
+
+    Args:
+        readings: What to read, of one server.
+        after: Wait until this step is applied.
+        wait: For how long, in seconds.
+
+    Returns:
+        A request whose result are the versions read, one for each reading.
+    """
+    message = ReadRequest(
+        selections=[_selection(reading) for reading in readings],
+        after=after,
+        wait_seconds=wait,
+    )
+    nbytes = sum(reading.into.nbytes for reading in readings)
+    receive = _receiver(readings)
+    return Request("Read", message, receive, response_nbytes=nbytes, wait=wait)
+
+
+def _selection(reading: Reading) -> Selection:
+    rows = None
+    if reading.rows is not None:
+        rows = Rows(indices=bytes(as_bytes(reading.rows)))
+    return Selection(
+        variable=reading.variable, newer_than=reading.newer_than, rows=rows
+    )
+
+
+def _receiver(readings: Sequence[Reading]) -> Callable[[Iterator[bytes]], list[int]]:
+    def receive(responses: Iterator[bytes]) -> list[int]:
+        frames = map(_decode, responses)
+        first = next(frames, Frame())
+        if first.header is None or len(first.header.values) != len(readings):
+            raise MalformedStreamError(
+                f"a Read of {len(readings)} variables was answered without a header, "
+                "or by one for another number of them"
+            )
+        _fill(readings, first.header, first, frames)
+        return [value.version for value in first.header.values]
+
+    return receive
+
+
+def _fill(
+    readings: Sequence[Reading],
+    header: ReadHeader,
+    first: Frame[ReadHeader],
+    rest: Iterator[Frame[ReadHeader]],
+) -> None:
+    targets = _targets(readings, header)
+    landings = [_landing(target) for target in targets]
+    assembler = Assembler(header.tensors, landings)
+    assembler.add(first.chunks)
+    for frame in rest:
+        assembler.add(frame.chunks)
+    assembler.finish()
+    _land(targets, landings)
+
+
+def _targets(readings: Sequence[Reading], header: ReadHeader) -> list[torch.Tensor]:
+    """The tensors to fill, in the order in which the stream brings them."""
+    targets: dict[int, torch.Tensor] = {}
+    for reading, value in zip(readings, header.values, strict=True):
+        if value.HasField("tensor"):
+            _require_same(reading, header, value.tensor)
+            targets[value.tensor] = reading.into
+    if sorted(targets) != list(range(len(header.tensors))):
+        raise MalformedStreamError(
+            f"a Read announced {len(header.tensors)} tensors, but its values point to "
+            f"{len(targets)}"
+        )
+    return [targets[index] for index in range(len(targets))]
+
+
+def _require_same(reading: Reading, header: ReadHeader, index: int) -> None:
+    if index >= len(header.tensors):
+        return
+    theirs, ours = header.tensors[index], spec_of(reading.into)
+    if theirs != ours:
+        raise FailedPreconditionError(
+            f"variable {reading.variable!r} has shape {tuple(theirs.shape)} and dtype "
+            f"number {theirs.dtype} on its server, but {tuple(ours.shape)} and number "
+            f"{ours.dtype} here; it was deleted and created anew",
+            variable=reading.variable,
+        )
+
+
+def _landing(target: torch.Tensor) -> torch.Tensor:
+    """Memory for the bytes: the target's own, where it is plain CPU memory."""
+    if target.device.type == "cpu" and target.is_contiguous():
+        return target
+    return torch.empty(target.shape, dtype=target.dtype)
+
+
+def _land(targets: Sequence[torch.Tensor], landings: Sequence[torch.Tensor]) -> None:
+    for target, landing in zip(targets, landings, strict=True):
+        if landing is target:
+            torch.autograd.graph.increment_version(target)
+        else:
+            with torch.no_grad():
+                target.copy_(landing)

@@ -1,0 +1,107 @@
+"""What is asked of a server, as a value that can be sent more than once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar, cast
+
+import torch
+from google.protobuf.message import Message
+
+from stratagem_proto.codec import split
+from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.frames import encode_frame
+from stratagem_proto.protocol import CHUNK_BYTES
+from stratagem_proto.v1.parameter_server_pb2 import DESCRIPTOR
+from stratagem_proto.v1.session_pb2 import RequestKey
+
+_SERVICE = DESCRIPTOR.services_by_name["ParameterServerService"]
+
+Result = TypeVar("Result")
+Response = TypeVar("Response", bound=Message)
+
+
+@dataclass(frozen=True)
+class Request(Generic[Result]):
+    """One request to one server.
+
+    Attributes:
+        method: Name of the RPC.
+        message: The header of a stream, or the whole request.
+        receive: Makes the result of the encoded responses; called once for each
+            attempt.
+        tensors: What the stream carries. They must not change before the request
+            ends.
+        response_nbytes: Tensor bytes that may come back.
+        wait: Time that the server is asked to wait at most, in seconds.
+    """
+
+    method: str
+    message: Message
+    receive: Callable[[Iterator[bytes]], Result]
+    tensors: Sequence[torch.Tensor] = ()
+    response_nbytes: int = 0
+    wait: float = 0.0
+
+    @property
+    def path(self) -> str:
+        """The RPC as gRPC calls it."""
+        return f"/{_SERVICE.full_name}/{self.method}"
+
+    @property
+    def mutates(self) -> bool:
+        """Whether the request is numbered, to be applied once."""
+        return "key" in self.message.DESCRIPTOR.fields_by_name
+
+    @property
+    def request_nbytes(self) -> int:
+        """Tensor bytes that the stream carries."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def stamp(self, key: RequestKey) -> None:
+        """Writes into the message which session sends it, and under which number."""
+        if self.mutates:
+            cast(_Numbered, self.message).key.CopyFrom(key)
+        else:
+            cast(_Anonymous, self.message).session_id = key.session_id
+
+    @property
+    def session_id(self) -> bytes:
+        """The session that sends it, once it is stamped."""
+        if self.mutates:
+            return cast(_Numbered, self.message).key.session_id
+        return cast(_Anonymous, self.message).session_id
+
+    def encoded(self) -> Iterator[bytes]:
+        """The messages to send; a small request is a single one."""
+        if not _SERVICE.methods_by_name[self.method].client_streaming:
+            yield self.message.SerializeToString()
+            return
+        for frame in split(self.message, self.tensors, CHUNK_BYTES):
+            yield encode_frame(frame)
+
+
+class _Numbered(Protocol):
+    @property
+    def key(self) -> RequestKey: ...
+
+
+class _Anonymous(Protocol):
+    session_id: bytes
+
+
+def sole(response_type: type[Response]) -> Callable[[Iterator[bytes]], Response]:
+    """A receiver of exactly one message."""
+
+    def receive(responses: Iterator[bytes]) -> Response:
+        # The status comes after the message, so the stream is read to its end.
+        messages = list(responses)
+        if len(messages) != 1:
+            raise MalformedStreamError(
+                f"the server sent {len(messages)} messages where one "
+                f"{response_type.__name__} was expected"
+            )
+        return response_type.FromString(messages[0])
+
+    return receive

@@ -1,0 +1,103 @@
+"""Who this process is to the servers, and its session with one of them."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+from stratagem._servers.request import Request, sole
+from stratagem_proto.errors import FailedPreconditionError
+from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
+from stratagem_proto.v1.session_pb2 import (
+    OpenSessionRequest,
+    OpenSessionResponse,
+    RequestKey,
+    Role,
+    Task,
+)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a client tells each server about itself.
+
+    Attributes:
+        role: What it is to the cluster.
+        job: Its job, for instance "worker"; "" for a program without a task.
+        index: Its index within the job.
+        token: The secret of the cluster.
+    """
+
+    role: Role.ValueType
+    job: str = ""
+    index: int = 0
+    token: str = field(default="", repr=False)
+
+
+@dataclass
+class Session:
+    """One session with one server.
+
+    Attributes:
+        identifier: Random bytes that the server knows it by.
+        incarnation: The run of the server process that it belongs to.
+        lease_seconds: Silence after which the server takes this client for dead.
+        sequence: The last number given to a request.
+    """
+
+    identifier: bytes
+    incarnation: bytes
+    lease_seconds: float
+    sequence: int = 0
+
+    def key(self) -> RequestKey:
+        """Identifies a request that changes nothing."""
+        return RequestKey(session_id=self.identifier)
+
+    def next_key(self) -> RequestKey:
+        """Numbers the next mutation.
+
+        Mutations are sent one at a time, so all before are settled: answered, or
+        given up and by this closed for ever.
+        """
+        self.sequence += 1
+        return RequestKey(
+            session_id=self.identifier,
+            sequence=self.sequence,
+            acknowledged=self.sequence - 1,
+        )
+
+
+def opening(identity: Identity) -> Request[OpenSessionResponse]:
+    """The handshake of a new session."""
+    message = OpenSessionRequest(
+        protocol_version=PROTOCOL_VERSION,
+        cluster_token=identity.token,
+        session_id=secrets.token_bytes(SESSION_ID_BYTES),
+        role=identity.role,
+        task=Task(job=identity.job, index=identity.index),
+    )
+    return Request("OpenSession", message, sole(OpenSessionResponse))
+
+
+def opened(
+    request: Request[OpenSessionResponse], answer: OpenSessionResponse, server: str
+) -> Session:
+    """The session that a handshake gave.
+
+    Args:
+        request: What was asked.
+        answer: What the server said.
+        server: The task that the cluster has at this address, and the address.
+
+    Raises:
+        FailedPreconditionError: The address is another server's.
+    """
+    task = f"/job:{answer.task.job}/task:{answer.task.index}"
+    if not server.startswith(f"{task} "):
+        raise FailedPreconditionError(
+            f"the cluster has {server}, but {task} answers there; correct the "
+            "addresses of the ps job",
+            task=task,
+        )
+    return Session(request.session_id, answer.incarnation, answer.lease_seconds)

@@ -1,0 +1,124 @@
+"""Running update programs on a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from stratagem._servers.request import Request, sole
+from stratagem._servers.writes import Cargo
+from stratagem_proto.v1.parameter_server_pb2 import (
+    CommitContributionRequest,
+    CommitContributionResponse,
+    Contribution,
+    GradientRef,
+    InputBinding,
+    StepMark,
+    UpdateHeader,
+    UpdateNonSlotResponse,
+    UpdateResponse,
+)
+from stratagem_proto.v1.update_program_pb2 import (
+    GraphProgram,
+    OptimizerProgram,
+    UpdateProgram,
+)
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of one variable.
+
+    Attributes:
+        variable: Its name.
+        value: Of the variable's shape and dtype, or of the rows'.
+        group: Number of the param group whose hyperparameters apply.
+        rows: Indices of the rows that `value` has, int64; None for all.
+    """
+
+    variable: str
+    value: torch.Tensor
+    group: int
+    rows: torch.Tensor | None = None
+
+
+def step(
+    program: OptimizerProgram,
+    gradients: Sequence[Gradient],
+    contribution: Contribution | None = None,
+) -> Request[list[int]]:
+    """The request that steps an optimizer over variables.
+
+    Args:
+        program: The optimizer, with the hyperparameters of this step.
+        gradients: One for each variable to step.
+        contribution: Present when the gradients are this worker's part of a
+            synchronous step, which the server only keeps until `commit`.
+
+    Returns:
+        A request whose result are the variables' versions after it, in the order of
+        the gradients; nothing for a contribution.
+    """
+    cargo = Cargo()
+    refs = [
+        GradientRef(
+            variable=gradient.variable,
+            tensor=cargo.add(gradient.value),
+            group=gradient.group,
+            rows=cargo.add_optional(gradient.rows),
+        )
+        for gradient in gradients
+    ]
+    header = UpdateHeader(
+        program=UpdateProgram(optimizer=program),
+        gradients=refs,
+        tensors=cargo.specs,
+        contribution=contribution,
+    )
+    return Request("Update", header, _updated, tensors=cargo.tensors)
+
+
+def run(
+    program: GraphProgram,
+    bindings: Sequence[InputBinding],
+    cargo: Cargo,
+    non_slot: bool = False,
+) -> Request[list[int]]:
+    """The request that runs a graph program.
+
+    Args:
+        program: The program.
+        bindings: What its inputs stand for, in order.
+        cargo: The tensors that the bindings point to.
+        non_slot: Whether it writes variables that belong to no one variable.
+
+    Returns:
+        A request whose result are the versions of the written variables after it.
+    """
+    header = UpdateHeader(
+        program=UpdateProgram(graph=program), bindings=bindings, tensors=cargo.specs
+    )
+    if non_slot:
+        return Request(
+            "UpdateNonSlot", header, _updated_non_slot, tensors=cargo.tensors
+        )
+    return Request("Update", header, _updated, tensors=cargo.tensors)
+
+
+def commit(mark: StepMark) -> Request[CommitContributionResponse]:
+    """The request that makes this worker's staged part of a step count."""
+    return Request(
+        "CommitContribution",
+        CommitContributionRequest(step=mark),
+        sole(CommitContributionResponse),
+    )
+
+
+def _updated(responses: Iterator[bytes]) -> list[int]:
+    return list(sole(UpdateResponse)(responses).versions)
+
+
+def _updated_non_slot(responses: Iterator[bytes]) -> list[int]:
+    return list(sole(UpdateNonSlotResponse)(responses).versions)
