@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from types import TracebackType
@@ -193,10 +194,8 @@ class _Link:
     def cut(self) -> None:
         """Resets both connections, without a farewell of HTTP/2."""
         for end in (self._client, self._server):
-            try:
+            with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
             end.close()
 
     def _forward(self, direction: Direction) -> None:

@@ -113,7 +113,7 @@ class Connection:
     def open(self) -> Session:
         """Returns the session, after the handshake if there is none; as `start`."""
         self._require_usable()
-        return self._session or self._open_after(None)
+        return self._session or self._first_opened()
 
     def attempt(self, request: Request[Result], deadlines: Deadlines) -> Attempt:
         """Sends a stamped request once."""
@@ -130,17 +130,18 @@ class Connection:
         call = method(message, timeout=timeout)
         return Attempt(iter(call), call)
 
-    def lost(self, error: SessionLostError, session_id: bytes) -> SessionLostError:
-        """Opens a new session in place of a lost one; explains what that means."""
+    def resume(self) -> None:
+        """Opens the session again after the server has ended it.
+
+        Raises:
+            SessionLostError: It cannot go on, because the server was restarted.
+        """
         session = self._session
-        if session is not None and session.identifier == session_id:
-            self._open_after(session)
+        if session is not None:
+            request = opening(self._identity, session.identifier)
+            answer = Pending(self, request, self.deadlines).result()
+            self._restarted = not session.goes_on(answer)
         self._require_usable()
-        return SessionLostError(
-            f"{self.peer} has ended the session of this process: {error.message}. Its "
-            "variables are still there, but whether the last request was applied is "
-            "not known; read them before repeating it"
-        )
 
     def renew_lease(self) -> None:
         """Tells the server that this process lives, if there is a session.
@@ -179,16 +180,12 @@ class Connection:
         )
         Pending(self, farewell, Deadlines(_FAREWELL_SECONDS, connect=0)).result()
 
-    def _open_after(self, lost: Session | None) -> Session:
+    def _first_opened(self) -> Session:
         with self._opening:
-            if self._session is None or self._session is lost:
+            if self._session is None:
                 request = opening(self._identity)
                 answer = Pending(self, request, self.deadlines).result()
-                session = opened(request, answer, self.peer)
-                self._restarted = (
-                    lost is not None and lost.incarnation != session.incarnation
-                )
-                self._session = session
+                self._session = opened(request, answer, self.peer)
             return self._session
 
     def _open_channel(self) -> grpc.Channel:

@@ -89,10 +89,10 @@ class Pending(Generic[Result]):
         raise AssertionError("pauses never end")
 
     def _require_repeatable(self, error: StratagemError) -> None:
-        if isinstance(error, SessionLostError):
-            raise self._connection.lost(error, self._request.session_id) from error
         cause = error.__cause__
-        if not isinstance(cause, grpc.RpcError) or not is_transient(cause):
+        if isinstance(error, SessionLostError):
+            self._connection.resume()
+        elif not isinstance(cause, grpc.RpcError) or not is_transient(cause):
             raise error
         if self._connection.closed.is_set():
             raise CancelledError(

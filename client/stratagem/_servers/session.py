@@ -67,13 +67,20 @@ class Session:
             acknowledged=self.sequence - 1,
         )
 
+    def goes_on(self, answer: OpenSessionResponse) -> bool:
+        """Whether a second handshake found the server as the first one left it."""
+        forgotten = answer.last_sequence == 0 and self.sequence > 1
+        return answer.incarnation == self.incarnation and not forgotten
 
-def opening(identity: Identity) -> Request[OpenSessionResponse]:
-    """The handshake of a new session."""
+
+def opening(
+    identity: Identity, identifier: bytes | None = None
+) -> Request[OpenSessionResponse]:
+    """The handshake of a new session, or of the one with that identifier again."""
     message = OpenSessionRequest(
         protocol_version=PROTOCOL_VERSION,
         cluster_token=identity.token,
-        session_id=secrets.token_bytes(SESSION_ID_BYTES),
+        session_id=identifier or secrets.token_bytes(SESSION_ID_BYTES),
         role=identity.role,
         task=Task(job=identity.job, index=identity.index),
     )
