@@ -1,0 +1,1 @@
+"""Measurements as ratios, side by side in one run: `python -m benchmarks`."""

@@ -1,0 +1,1 @@
+"""Programs to start from; each is short, and a test runs it."""

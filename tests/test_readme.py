@@ -1,0 +1,17 @@
+"""What the README shows, works."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def test_the_thirty_lines_run_and_the_loss_falls() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert block.count("\n") <= 36
+    printed: list[list[float]] = []
+    exec(compile(block, "README.md", "exec"), {"print": printed.append})
+    assert len(printed[0]) == 2
+    assert max(printed[0]) < 1e-3
