@@ -1,0 +1,63 @@
+"""The bytes that a server lets requests occupy."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from stratagem_proto.errors import ResourceExhaustedError
+
+
+class Budget:
+    """Counts bytes that are staged or waiting, before they are allocated."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    @property
+    def available(self) -> int:
+        return self.limit - self.used
+
+    def reserve(self, nbytes: int, purpose: str) -> Reservation:
+        """Takes bytes for as long as the reservation is not released.
+
+        Raises:
+            ResourceExhaustedError: The limit would be passed.
+        """
+        if nbytes > self.available:
+            raise ResourceExhaustedError(
+                f"{purpose} needs {nbytes} bytes; {self.used} of the budget of "
+                f"{self.limit} bytes for staged and waiting data are in use. Send "
+                "less at a time, or start the server with a larger --staged-bytes"
+            )
+        return Reservation(self, nbytes)
+
+
+class Reservation:
+    """Bytes of a budget; a context manager that gives them back at its end."""
+
+    def __init__(self, budget: Budget, nbytes: int) -> None:
+        self._budget, self._nbytes = budget, nbytes
+        budget.used += nbytes
+
+    def release(self) -> None:
+        """Gives the bytes back; a second time does nothing."""
+        self._budget.used -= self._nbytes
+        self._nbytes = 0
+
+    def hand_over(self) -> Reservation:
+        """A new reservation of the same bytes, which this one then no longer has."""
+        heir = Reservation(self._budget, self._nbytes)
+        self.release()
+        return heir
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()

@@ -1,0 +1,111 @@
+"""The command line of one parameter server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stratagem_proto.errors import StratagemError
+from stratagem_psserver import log
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings, half_of_memory
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def serve(  # noqa: PLR0913  # one parameter for each option
+    bind: Annotated[
+        str, typer.Option(help="host:port to serve on; port 0 takes a free one.")
+    ] = "127.0.0.1:0",
+    health_bind: Annotated[
+        str, typer.Option(help="host:port of health checks and reflection.")
+    ] = "127.0.0.1:0",
+    job: Annotated[str, typer.Option(help="Job name of this task.")] = "ps",
+    task: Annotated[int, typer.Option(min=0, help="Index within the job.")] = 0,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="STRATAGEM_TOKEN_FILE", help="File with the cluster's secret."
+        ),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Serve other machines unencrypted.")
+    ] = False,
+    lease_seconds: Annotated[
+        float, typer.Option(min=0.1, help="Silence after which a client is dead.")
+    ] = 30.0,
+    staged_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most bytes that requests may occupy; half of the memory if not "
+            "given.",
+            show_default=False,
+        ),
+    ] = None,
+    drain_seconds: Annotated[
+        float, typer.Option(min=0, help="Time for running calls to end on SIGTERM.")
+    ] = 10.0,
+    ready_file: Annotated[
+        Path | None, typer.Option(help="Written with the addresses once serving.")
+    ] = None,
+) -> None:
+    """Host variables and update them for the workers of a cluster."""
+    try:
+        settings = ServerSettings(
+            bind=bind,
+            health_bind=health_bind,
+            job=job,
+            task=task,
+            token=read_token(token_file),
+            insecure=insecure,
+            lease_seconds=lease_seconds,
+            staged_bytes=staged_bytes or half_of_memory(),
+            drain_seconds=drain_seconds,
+        )
+        run(settings, ready_file)
+    except (StratagemError, OSError) as error:
+        typer.echo(f"parameter server: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+def read_token(path: Path | None) -> str:
+    return path.read_text(encoding="utf-8").strip() if path else ""
+
+
+def run(settings: ServerSettings, ready_file: Path | None) -> None:
+    """Serves until SIGTERM or SIGINT, then drains."""
+    log.to_stderr()
+    asked_to_stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked_to_stop.set())
+    with ParameterServer(settings) as server:
+        if ready_file is not None:
+            announce(server, ready_file)
+        asked_to_stop.wait()
+
+
+def announce(server: ParameterServer, ready_file: Path) -> None:
+    """Writes the addresses so that a reader sees all of the file or none."""
+    facts = {
+        "address": server.address,
+        "health_address": server.health_address,
+        "pid": os.getpid(),
+    }
+    with tempfile.NamedTemporaryFile(
+        "w", dir=ready_file.parent, delete=False, encoding="utf-8"
+    ) as file:
+        json.dump(facts, file)
+    os.replace(file.name, ready_file)
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,34 @@
+"""Where the server's arithmetic runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+# Below this a thread switch costs more than the arithmetic.
+_INLINE_BYTES = 64 << 10
+_MOST_THREADS = 4
+
+
+class Compute:
+    """Runs small work on the event loop and large work beside it."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(
+            min(_MOST_THREADS, os.cpu_count() or 1), thread_name_prefix="compute"
+        )
+
+    async def run(self, work: Callable[[], Result], nbytes: int) -> Result:
+        """The result of work that goes through that many bytes."""
+        if nbytes < _INLINE_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def close(self) -> None:
+        """Waits for running work and ends the threads."""
+        self._threads.shutdown()

@@ -1,0 +1,88 @@
+"""Gradients as they arrive with a request, checked against the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.v1.parameter_server_pb2 import GradientRef
+from stratagem_psserver.assignments import check_fit, tensor_at
+from stratagem_psserver.selections import check_rows
+from stratagem_psserver.store import Variable, VariableStore
+
+
+@dataclass
+class Gradient:
+    """The gradient of one variable, owned by the request.
+
+    Attributes:
+        variable: Name of the variable.
+        group: Index of the param group that the variable belongs to.
+        value: Tensor of the variable's shape, or that of `rows` of it.
+        rows: int64 vector of the rows of a row-sparse gradient; None if dense.
+    """
+
+    variable: str
+    group: int
+    value: torch.Tensor
+    rows: torch.Tensor | None = None
+
+    def as_grad(self, variable: Variable) -> torch.Tensor:
+        """What `torch.optim` finds in `.grad`."""
+        if self.rows is None:
+            return self.value
+        return torch.sparse_coo_tensor(
+            self.rows.unsqueeze(0),
+            self.value,
+            size=variable.value.shape,
+            check_invariants=False,
+        )
+
+
+def gather(
+    store: VariableStore,
+    references: Sequence[GradientRef],
+    tensors: Sequence[torch.Tensor],
+) -> list[Gradient]:
+    """The gradients of a request, checked without touching a variable.
+
+    Raises:
+        VariableNotFoundError: With the nearest name.
+        InvalidArgumentError: A variable is named twice, or a shape or an index does
+            not fit.
+        InvalidTypeError: A dtype is not the variable's.
+        OutOfRangeError: A row lies outside of the variable.
+    """
+    seen: set[str] = set()
+    for reference in references:
+        if reference.variable in seen:
+            raise InvalidArgumentError(
+                f"the request has two gradients of {reference.variable!r}; add them up",
+                variable=reference.variable,
+            )
+        seen.add(reference.variable)
+    return [_gather_one(store, reference, tensors) for reference in references]
+
+
+def _gather_one(
+    store: VariableStore, reference: GradientRef, tensors: Sequence[torch.Tensor]
+) -> Gradient:
+    variable = store.get(reference.variable)
+    value = tensor_at(tensors, reference.tensor, variable)
+    rows = None
+    if reference.HasField("rows"):
+        rows = tensor_at(tensors, reference.rows, variable)
+    gradient = Gradient(variable.name, reference.group, value, rows)
+    check_gradient(store, gradient)
+    return gradient
+
+
+def check_gradient(store: VariableStore, gradient: Gradient) -> None:
+    """Checks a gradient against the variable as it is now; errors as of `gather`."""
+    variable = store.get(gradient.variable)
+    if gradient.rows is not None:
+        check_rows(variable, gradient.rows)
+    check_fit(variable, gradient.value, gradient.rows, "the gradient")

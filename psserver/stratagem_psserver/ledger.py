@@ -1,0 +1,224 @@
+"""Sessions, their leases, and which requests of theirs were applied.
+
+Pure: the time of the lease comes in as an argument, in seconds of a monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    SessionLostError,
+    StratagemError,
+)
+from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.v1.parameter_server_pb2 import RecordedReply
+from stratagem_proto.v1.session_pb2 import RequestKey, Role, Task
+
+# A client has a handful of requests in flight; one that never acknowledges would
+# otherwise fill the memory.
+MAX_UNACKNOWLEDGED = 65_536
+
+# Sessions that ended and may be resumed with their numbering.
+MAX_REMEMBERED = 10_000
+
+
+@dataclass(frozen=True)
+class Apply:
+    """It is this request's turn; `settle` must follow."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The request was applied before; this was its reply."""
+
+    reply: RecordedReply
+
+
+@dataclass(frozen=True)
+class WaitForEarlier:
+    """An earlier request, or this one itself elsewhere, is not settled yet."""
+
+    sequence: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The request can never be applied."""
+
+    error: StratagemError
+
+
+Outcome = Replay | Refused
+Admission = Apply | Replay | WaitForEarlier | Refused
+
+
+@dataclass
+class Numbering:
+    """The exactly-once rule of one session.
+
+    For each arrival of a request call `admit`; on `Apply` do its work and call
+    `settle`. At any time at most one request is being applied, and requests are
+    applied in the order of their numbers.
+    """
+
+    acknowledged: int = 0
+    last: int = 0
+    _applying: int | None = None
+    _replies: dict[int, RecordedReply] = field(default_factory=dict)
+
+    def outcome(self, key: RequestKey) -> Outcome | None:
+        """What is known of a request already; takes note of its acknowledgement."""
+        if key.sequence <= key.acknowledged:
+            return Refused(
+                InvalidArgumentError(
+                    f"request {key.sequence} acknowledges {key.acknowledged}; a "
+                    "request is numbered from 1, above all that it acknowledges"
+                )
+            )
+        self._acknowledge(key.acknowledged)
+        if key.sequence <= self.acknowledged:
+            return Refused(
+                FailedPreconditionError(
+                    f"request {key.sequence} was settled by its own client, which "
+                    f"acknowledged all up to {self.acknowledged}; it will not be "
+                    "applied again"
+                )
+            )
+        reply = self._replies.get(key.sequence)
+        return Replay(reply) if reply is not None else None
+
+    def admit(self, key: RequestKey) -> Admission:
+        """Decides on one arrival of a request."""
+        known = self.outcome(key)
+        if known is not None:
+            return known
+        if self._applying is not None:
+            return WaitForEarlier(self._applying)
+        following = max(self.last, self.acknowledged) + 1
+        if key.sequence > following:
+            return WaitForEarlier(following)
+        if len(self._replies) >= MAX_UNACKNOWLEDGED:
+            return Refused(
+                ResourceExhaustedError(
+                    f"{len(self._replies)} replies of this session await their "
+                    "acknowledgement; raise `acknowledged` in the requests"
+                )
+            )
+        self._applying = key.sequence
+        return Apply()
+
+    def settle(self, reply: RecordedReply | None) -> None:
+        """Ends what `Apply` began.
+
+        Args:
+            reply: To repeat on a repetition; None if the request may come again
+                because its failure was a passing one.
+        """
+        sequence, self._applying = self._applying, None
+        if reply is None or sequence is None:
+            return
+        self.last = sequence
+        if sequence > self.acknowledged:
+            self._replies[sequence] = reply
+
+    def _acknowledge(self, sequence: int) -> None:
+        if sequence <= self.acknowledged:
+            return
+        self.acknowledged = sequence
+        for settled in [number for number in self._replies if number <= sequence]:
+            del self._replies[settled]
+
+
+@dataclass
+class Session:
+    """A client as the server knows it."""
+
+    id: bytes
+    role: Role.ValueType
+    task: Task
+    expires: float
+    numbering: Numbering = field(default_factory=Numbering)
+
+    @property
+    def label(self) -> str:
+        """How messages name the client, for instance "/job:worker/task:1"."""
+        if self.task.job:
+            return f"/job:{self.task.job}/task:{self.task.index}"
+        return f"session {self.id.hex()[:8]}"
+
+
+class SessionLedger:
+    """All sessions of a server."""
+
+    def __init__(self, lease_seconds: float) -> None:
+        self._lease = lease_seconds
+        self._open: dict[bytes, Session] = {}
+        self._ended: OrderedDict[bytes, Session] = OrderedDict()
+
+    def open(
+        self, session_id: bytes, role: Role.ValueType, task: Task, now: float
+    ) -> Session:
+        """Begins a session, or resumes the one of that id with its numbering.
+
+        Raises:
+            InvalidArgumentError: The id is not 16 bytes long.
+        """
+        if len(session_id) != SESSION_ID_BYTES:
+            raise InvalidArgumentError(
+                f"a session id has {SESSION_ID_BYTES} bytes; this one has "
+                f"{len(session_id)}"
+            )
+        known = self._open.get(session_id) or self._ended.pop(session_id, None)
+        session = Session(session_id, role, task, now + self._lease)
+        if known is not None:
+            session.numbering = known.numbering
+        self._open[session_id] = session
+        return session
+
+    def session(self, session_id: bytes, now: float) -> Session:
+        """The open session of that id, with its lease renewed.
+
+        Raises:
+            SessionLostError: There is none, with what to do.
+        """
+        session = self._open.get(session_id)
+        if session is None:
+            raise SessionLostError(_lost(session_id, session_id in self._ended))
+        session.expires = now + self._lease
+        return session
+
+    def close(self, session_id: bytes) -> Session | None:
+        """Ends a session; None if it was not open."""
+        session = self._open.pop(session_id, None)
+        if session is not None:
+            self._remember(session)
+        return session
+
+    def expire(self, now: float) -> list[Session]:
+        """Ends the sessions whose lease has run out and returns them."""
+        ended = [session for session in self._open.values() if session.expires <= now]
+        for session in ended:
+            self.close(session.id)
+        return ended
+
+    def _remember(self, session: Session) -> None:
+        self._ended[session.id] = session
+        while len(self._ended) > MAX_REMEMBERED:
+            self._ended.popitem(last=False)
+
+
+def _lost(session_id: bytes, ended: bool) -> str:
+    if not session_id:
+        return "the request has no session id; open a session first"
+    reason = (
+        "its lease ran out or it was closed; open it again to go on"
+        if ended
+        else "the server may have restarted without its state; open a session and "
+        "attach again, or restore a checkpoint"
+    )
+    return f"session {session_id.hex()[:8]} is not known: {reason}"

@@ -1,0 +1,50 @@
+"""What a server writes about itself.
+
+A program that runs a server inside itself hears nothing unless it gives the logger
+"stratagem_psserver" a handler; the command line does.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+
+_PLAIN = logging.getLogger("stratagem_psserver")
+_PLAIN.addHandler(logging.NullHandler())
+
+LOG: structlog.stdlib.BoundLogger = structlog.wrap_logger(
+    _PLAIN,
+    processors=[
+        structlog.stdlib.filter_by_level,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso"),
+        structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+    ],
+    wrapper_class=structlog.stdlib.BoundLogger,
+)
+
+
+def to_stderr() -> None:
+    """Sends the log to stderr: one JSON object a line, or colours on a terminal."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *_rendering(sys.stderr.isatty()),
+            ]
+        )
+    )
+    _PLAIN.addHandler(handler)
+    _PLAIN.setLevel(logging.INFO)
+
+
+def _rendering(terminal: bool) -> list[structlog.typing.Processor]:
+    if terminal:
+        return [structlog.dev.ConsoleRenderer()]
+    return [
+        structlog.processors.format_exc_info,
+        structlog.processors.JSONRenderer(),
+    ]

@@ -1,0 +1,52 @@
+"""The thread with the event loop that the servers of this process run on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import ClassVar, TypeVar
+
+Result = TypeVar("Result")
+
+
+class LoopThread:
+    """One event loop, shared by all servers of the process while there is any.
+
+    gRPC wakes all loops of a process for each event, so several would disturb each
+    other.
+    """
+
+    _guard: ClassVar[threading.Lock] = threading.Lock()
+    _shared: ClassVar[LoopThread | None] = None
+    _users: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="parameter-server", daemon=True
+        )
+        self._thread.start()
+
+    @classmethod
+    def acquire(cls) -> LoopThread:
+        """The shared thread; `release` it when done."""
+        with cls._guard:
+            cls._shared = cls._shared or cls()
+            cls._users += 1
+            return cls._shared
+
+    def release(self) -> None:
+        """Gives the thread back; it ends with its last user."""
+        with LoopThread._guard:
+            LoopThread._users -= 1
+            if LoopThread._users:
+                return
+            LoopThread._shared = None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def run(self, work: Coroutine[object, object, Result]) -> Result:
+        """The result of a coroutine, run on the loop and waited for here."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -1,0 +1,183 @@
+"""Requests that change variables: staged whole, then applied once and in order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn
+
+import torch
+from google.protobuf.message import Message
+
+from stratagem_proto.codec import Assembler
+from stratagem_proto.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    StratagemError,
+    UnavailableError,
+)
+from stratagem_proto.frames import ChunkView
+from stratagem_proto.protocol import MAX_TENSORS
+from stratagem_proto.status import from_record, to_record
+from stratagem_proto.tensors import total_nbytes
+from stratagem_proto.v1.parameter_server_pb2 import RecordedReply
+from stratagem_proto.v1.session_pb2 import RequestKey
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_psserver.budget import Budget, Reservation
+from stratagem_psserver.ledger import (
+    Admission,
+    Refused,
+    Replay,
+    Session,
+    SessionLedger,
+    WaitForEarlier,
+)
+from stratagem_psserver.waits import Waits
+
+# A repetition may fare better, so a request that ends so is not settled.
+_PASSING = (
+    CancelledError,
+    DeadlineExceededError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+
+# Requests of a session overtake each other by no more than the network's delays.
+_TURN_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Staged:
+    """The tensors of one request and the bytes of the budget that they occupy."""
+
+    session: Session
+    tensors: list[torch.Tensor]
+    reservation: Reservation
+
+
+Chunks = AsyncIterator[Sequence[ChunkView]]
+Work = Callable[[], Awaitable[Message]]
+
+
+class Mutations:
+    """Applies each request of each session once."""
+
+    def __init__(self, ledger: SessionLedger, budget: Budget, waits: Waits) -> None:
+        self._ledger, self._budget, self._waits = ledger, budget, waits
+
+    async def once(
+        self, key: RequestKey, apply: Callable[[Session], Awaitable[Message]]
+    ) -> bytes:
+        """Applies a request without tensors, or repeats its reply."""
+        session = self._ledger.session(key.session_id, time.monotonic())
+        return await self._in_turn(session, key, partial(apply, session))
+
+    async def once_staged(
+        self,
+        key: RequestKey,
+        specs: Sequence[TensorSpec],
+        chunks: Chunks,
+        apply: Callable[[Staged], Awaitable[Message]],
+    ) -> bytes:
+        """Receives a request's tensors and applies it, or repeats its reply.
+
+        Args:
+            key: Which request it is.
+            specs: Descriptions of its tensors.
+            chunks: Their bytes as they arrive.
+            apply: Checks the request, then changes variables. Once begun it runs to
+                its end, even if the client goes away.
+
+        Returns:
+            The serialised response.
+        """
+        session = self._ledger.session(key.session_id, time.monotonic())
+        if known := session.numbering.outcome(key):
+            return _answer(known)
+        with ExitStack() as held:
+            try:
+                nbytes = _size(specs)
+                purpose = f"request {key.sequence} of {session.label}"
+                reservation = held.enter_context(self._budget.reserve(nbytes, purpose))
+                tensors = await _receive(specs, chunks)
+            except _PASSING:
+                raise
+            except StratagemError as error:
+                # What can never succeed uses up its number like anything else.
+                work: Work = partial(_refuse, error)
+            else:
+                work = partial(apply, Staged(session, tensors, reservation))
+            return await self._in_turn(session, key, work)
+
+    async def _in_turn(self, session: Session, key: RequestKey, work: Work) -> bytes:
+        def admission() -> Admission | None:
+            decided = session.numbering.admit(key)
+            return None if isinstance(decided, WaitForEarlier) else decided
+
+        decided = await self._waits.until(session.id, admission, _TURN_SECONDS)
+        if decided is None:
+            raise UnavailableError(
+                f"request {key.sequence} of {session.label} waits for an earlier one "
+                f"that has not come in {_TURN_SECONDS:g} s; send that one again first"
+            )
+        if isinstance(decided, (Replay, Refused)):
+            return _answer(decided)
+        return await _to_its_end(self._settle(session, key, work))
+
+    async def _settle(self, session: Session, key: RequestKey, work: Work) -> bytes:
+        reply: RecordedReply | None = None
+        try:
+            response = (await work()).SerializeToString()
+            reply = RecordedReply(sequence=key.sequence, response=response)
+            return response
+        except _PASSING:
+            raise
+        except Exception as error:
+            reply = RecordedReply(sequence=key.sequence, status=to_record(error))
+            raise
+        finally:
+            session.numbering.settle(reply)
+            self._waits.changed(session.id)
+
+
+def _size(specs: Sequence[TensorSpec]) -> int:
+    if len(specs) > MAX_TENSORS:
+        raise InvalidArgumentError(
+            f"the request has {len(specs)} tensors; at most {MAX_TENSORS} are allowed"
+        )
+    return total_nbytes(specs)
+
+
+async def _receive(specs: Sequence[TensorSpec], chunks: Chunks) -> list[torch.Tensor]:
+    assembler = Assembler(specs)
+    async for some in chunks:
+        assembler.add(some)
+    return assembler.finish()
+
+
+async def _refuse(error: StratagemError) -> NoReturn:
+    raise error
+
+
+def _answer(known: Replay | Refused) -> bytes:
+    if isinstance(known, Refused):
+        raise known.error
+    if known.reply.status.code:
+        raise from_record(known.reply.status)
+    return known.reply.response
+
+
+async def _to_its_end(work: Awaitable[bytes]) -> bytes:
+    """Awaits work that goes on even if the caller is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

@@ -1,0 +1,1 @@
+"""The RPCs, each a translation: decode, one call, encode."""

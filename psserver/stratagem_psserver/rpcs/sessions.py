@@ -1,0 +1,58 @@
+"""Opening, keeping and closing sessions."""
+
+from __future__ import annotations
+
+import hmac
+import time
+
+from stratagem_proto.errors import UnauthenticatedError
+from stratagem_proto.protocol import (
+    MAX_CHUNK_BYTES,
+    PROTOCOL_VERSION,
+    check_version,
+)
+from stratagem_proto.v1 import session_pb2 as pb
+from stratagem_psserver.state import ServerState
+
+
+class SessionRpcs:
+    """OpenSession, Heartbeat and CloseSession."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def open(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
+        check_version(request.protocol_version)
+        self._check_token(request.cluster_token)
+        session = self._state.ledger.open(
+            request.session_id, request.role, request.task, time.monotonic()
+        )
+        settings = self._state.settings
+        return pb.OpenSessionResponse(
+            protocol_version=PROTOCOL_VERSION,
+            incarnation=self._state.incarnation,
+            task=pb.Task(job=settings.job, index=settings.task),
+            capabilities=pb.Capabilities(),
+            lease_seconds=settings.lease_seconds,
+            max_chunk_bytes=MAX_CHUNK_BYTES,
+            max_request_bytes=settings.staged_bytes,
+            last_sequence=session.numbering.last,
+        )
+
+    def _check_token(self, token: str) -> None:
+        expected = self._state.settings.token
+        if not hmac.compare_digest(token.encode(), expected.encode()):
+            given = "a wrong" if token else "no"
+            raise UnauthenticatedError(
+                f"{self._state.settings.label} was shown {given} cluster token; give "
+                "client and server the same file, by STRATAGEM_TOKEN_FILE or "
+                "--token-file"
+            )
+
+    async def heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
+        self._state.session(request.session_id)
+        return pb.HeartbeatResponse(incarnation=self._state.incarnation)
+
+    async def close(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:
+        self._state.ledger.close(request.session_id)
+        return pb.CloseSessionResponse()

@@ -1,0 +1,85 @@
+"""Reading and assigning values."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+
+import torch
+
+from stratagem_proto.codec import split
+from stratagem_proto.frames import encode_frame
+from stratagem_proto.tensors import spec_of
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_psserver.assignments import Write, prepare
+from stratagem_psserver.mutations import Chunks, Staged
+from stratagem_psserver.selections import is_wanted, select
+from stratagem_psserver.state import ServerState
+
+
+class ValueRpcs:
+    """Read and Assign."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def read(self, request: pb.ReadRequest) -> AsyncIterator[bytes]:
+        state = self._state
+        state.session(request.session_id)
+        names = [selection.variable for selection in request.selections]
+        async with state.locks.holding(state.owners(names)):
+            header, tensors = self._select(request.selections)
+            nbytes = sum(tensor.nbytes for tensor in tensors)
+            reservation = state.budget.reserve(nbytes, "a read")
+            with reservation:
+                # Frames are copies, so this is the snapshot that the locks are for.
+                encode = partial(_encode, header, tensors)
+                frames = await state.compute.run(encode, nbytes)
+                reservation = reservation.hand_over()
+        with reservation:
+            for frame in frames:
+                yield frame
+
+    def _select(
+        self, selections: Sequence[pb.Selection]
+    ) -> tuple[pb.ReadHeader, list[torch.Tensor]]:
+        header = pb.ReadHeader()
+        tensors: list[torch.Tensor] = []
+        for selection in selections:
+            variable = self._state.store.get(selection.variable)
+            value = header.values.add(version=variable.version)
+            if is_wanted(variable, selection):
+                value.tensor = len(tensors)
+                tensors.append(select(variable, selection))
+                header.tensors.append(spec_of(tensors[-1]))
+        return header, tensors
+
+    async def assign(self, header: pb.AssignHeader, chunks: Chunks) -> bytes:
+        return await self._state.mutations.once_staged(
+            header.key, header.tensors, chunks, partial(self._assign, header)
+        )
+
+    async def _assign(
+        self, header: pb.AssignHeader, staged: Staged
+    ) -> pb.AssignResponse:
+        state = self._state
+        names = [assignment.variable for assignment in header.assignments]
+        async with state.locks.holding(state.owners(names)):
+            writes = prepare(state.store, header.assignments, staged.tensors)
+            nbytes = sum(write.value.nbytes for write in writes)
+            await state.compute.run(partial(_run, writes), nbytes)
+            return pb.AssignResponse(versions=[_counted(write) for write in writes])
+
+
+def _encode(header: pb.ReadHeader, tensors: list[torch.Tensor]) -> list[bytes]:
+    return [encode_frame(frame) for frame in split(header, tensors)]
+
+
+def _run(writes: list[Write]) -> None:
+    for write in writes:
+        write.run()
+
+
+def _counted(write: Write) -> int:
+    write.variable.version += 1
+    return write.variable.version

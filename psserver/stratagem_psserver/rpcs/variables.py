@@ -1,0 +1,53 @@
+"""Creating, describing and deleting variables."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_psserver.ledger import Session
+from stratagem_psserver.mutations import Chunks, Staged
+from stratagem_psserver.state import ServerState
+
+
+class VariableRpcs:
+    """CreateVariables, DescribeVariables, ListVariables and DeleteVariables."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def create(self, header: pb.CreateVariablesHeader, chunks: Chunks) -> bytes:
+        specs = [variable.tensor for variable in header.variables]
+        return await self._state.mutations.once_staged(
+            header.key, specs, chunks, partial(self._create, header)
+        )
+
+    async def _create(
+        self, header: pb.CreateVariablesHeader, staged: Staged
+    ) -> pb.CreateVariablesResponse:
+        created = self._state.store.create(header.variables, staged.tensors)
+        return pb.CreateVariablesResponse(variables=created)
+
+    async def describe(
+        self, request: pb.DescribeVariablesRequest
+    ) -> pb.DescribeVariablesResponse:
+        self._state.session(request.session_id)
+        described = self._state.store.describe(request.names)
+        return pb.DescribeVariablesResponse(variables=described)
+
+    async def list(self, request: pb.ListVariablesRequest) -> pb.ListVariablesResponse:
+        self._state.session(request.session_id)
+        listed = self._state.store.listing(request.kinds)
+        return pb.ListVariablesResponse(variables=listed)
+
+    async def delete(self, request: pb.DeleteVariablesRequest) -> bytes:
+        return await self._state.mutations.once(
+            request.key, partial(self._delete, request)
+        )
+
+    async def _delete(
+        self, request: pb.DeleteVariablesRequest, session: Session
+    ) -> pb.DeleteVariablesResponse:
+        names = list(request.names)
+        async with self._state.locks.holding(self._state.owners(names)):
+            return pb.DeleteVariablesResponse(names=self._state.store.delete(names))

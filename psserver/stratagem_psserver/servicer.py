@@ -1,0 +1,154 @@
+"""The service as gRPC sees it: each method's handler by its name.
+
+The handlers take and give bytes. What is decoded here fails inside the border, so
+that a malformed message gets a status of ours, and streams are read frame by frame
+without the copies of the generated classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.frames import ChunkView, Header, decode_frame
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1 import session_pb2
+from stratagem_psserver.border import Border, Context
+from stratagem_psserver.mutations import Chunks
+from stratagem_psserver.rpcs.sessions import SessionRpcs
+from stratagem_psserver.rpcs.updates import UpdateRpcs
+from stratagem_psserver.rpcs.values import ValueRpcs
+from stratagem_psserver.rpcs.variables import VariableRpcs
+from stratagem_psserver.state import ServerState
+
+SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerService"].full_name
+
+Request = TypeVar("Request", bound=Message)
+Response = Message | bytes
+Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
+Handlers = Mapping[str, "grpc.RpcMethodHandler[bytes, bytes]"]
+
+
+def service_handler(state: ServerState) -> grpc.GenericRpcHandler:
+    """The parameter-server service over some state."""
+    methods = Methods(Border(state.settings.label))
+    handlers = {
+        **_session_methods(methods, SessionRpcs(state)),
+        **_variable_methods(methods, VariableRpcs(state)),
+        **_value_methods(methods, ValueRpcs(state)),
+        **_update_methods(methods, UpdateRpcs(state)),
+    }
+    return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+
+def _session_methods(methods: Methods, rpcs: SessionRpcs) -> Handlers:
+    return {
+        "OpenSession": methods.unary(session_pb2.OpenSessionRequest, rpcs.open),
+        "Heartbeat": methods.unary(session_pb2.HeartbeatRequest, rpcs.heartbeat),
+        "CloseSession": methods.unary(session_pb2.CloseSessionRequest, rpcs.close),
+    }
+
+
+def _variable_methods(methods: Methods, rpcs: VariableRpcs) -> Handlers:
+    return {
+        "CreateVariables": methods.staged(pb.CreateVariablesHeader, rpcs.create),
+        "DescribeVariables": methods.unary(pb.DescribeVariablesRequest, rpcs.describe),
+        "ListVariables": methods.unary(pb.ListVariablesRequest, rpcs.list),
+        "DeleteVariables": methods.unary(pb.DeleteVariablesRequest, rpcs.delete),
+    }
+
+
+def _value_methods(methods: Methods, rpcs: ValueRpcs) -> Handlers:
+    return {
+        "Read": methods.streamed(pb.ReadRequest, rpcs.read),
+        "Assign": methods.staged(pb.AssignHeader, rpcs.assign),
+    }
+
+
+def _update_methods(methods: Methods, rpcs: UpdateRpcs) -> Handlers:
+    return {"Update": methods.staged(pb.UpdateHeader, rpcs.update)}
+
+
+class Methods:
+    """Makes handlers of the three shapes that the service has."""
+
+    def __init__(self, border: Border) -> None:
+        self._border = border
+
+    def unary(
+        self,
+        request_type: type[Request],
+        method: Callable[[Request], Awaitable[Response]],
+    ) -> Handler:
+        """A message in, a message out."""
+
+        async def handle(data: bytes, context: Context) -> bytes:
+            async with self._border.crossing(context, request_type.__name__):
+                return _serialised(await method(request_type.FromString(data)))
+            raise AssertionError("the border ends a call that fails")
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+    def staged(
+        self,
+        header_type: type[Header],
+        method: Callable[[Header, Chunks], Awaitable[bytes]],
+    ) -> Handler:
+        """A stream of frames in, a message out."""
+
+        async def handle(messages: AsyncIterator[bytes], context: Context) -> bytes:
+            async with self._border.crossing(context, header_type.__name__):
+                header, chunks = await _opened(messages, header_type)
+                return await method(header, chunks)
+            raise AssertionError("the border ends a call that fails")
+
+        return grpc.stream_unary_rpc_method_handler(handle)
+
+    def streamed(
+        self,
+        request_type: type[Request],
+        method: Callable[[Request], AsyncIterator[bytes]],
+    ) -> Handler:
+        """A message in, a stream of frames out."""
+
+        async def handle(data: bytes, context: Context) -> AsyncIterator[bytes]:
+            async with self._border.crossing(context, request_type.__name__):
+                async for frame in method(request_type.FromString(data)):
+                    yield frame
+
+        return grpc.unary_stream_rpc_method_handler(handle)
+
+
+def _serialised(response: Response) -> bytes:
+    return response if isinstance(response, bytes) else response.SerializeToString()
+
+
+async def _opened(
+    messages: AsyncIterator[bytes], header_type: type[Header]
+) -> tuple[Header, Chunks]:
+    async for data in messages:
+        frame = decode_frame(data, header_type)
+        if frame.header is None:
+            break
+        return frame.header, _chunks(frame.chunks, messages, header_type)
+    raise MalformedStreamError(
+        f"the stream does not begin with a {header_type.__name__}; its first message "
+        "must have one"
+    )
+
+
+async def _chunks(
+    first: Sequence[ChunkView],
+    messages: AsyncIterator[bytes],
+    header_type: type[Header],
+) -> Chunks:
+    yield first
+    async for data in messages:
+        frame = decode_frame(data, header_type)
+        if frame.header is not None:
+            raise MalformedStreamError("the stream has a second header")
+        yield frame.chunks

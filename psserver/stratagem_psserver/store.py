@@ -1,0 +1,229 @@
+"""The variables of one server: descriptions, values, versions and slots."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from stratagem_proto.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    VariableNotFoundError,
+)
+from stratagem_proto.protocol import check_name
+from stratagem_proto.tensors import decode_dtype, nbytes_of, spec_of
+from stratagem_proto.v1.variable_pb2 import (
+    VARIABLE_KIND_SLOT,
+    VARIABLE_KIND_UNSPECIFIED,
+    VariableInfo,
+    VariableKind,
+    VariableSpec,
+)
+
+
+@dataclass
+class Variable:
+    """A hosted variable.
+
+    Attributes:
+        spec: What its creator said of it.
+        value: CPU tensor of the spec's dtype and shape.
+        version: +1 with each applied change, 1 after creation.
+    """
+
+    spec: VariableSpec
+    value: torch.Tensor
+    version: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def info(self) -> VariableInfo:
+        return VariableInfo(spec=self.spec, version=self.version)
+
+
+class VariableStore:
+    """All variables of a server by name, in order of creation.
+
+    It has no locks: whoever changes a value holds that variable's lock, and only one
+    thread adds and removes variables.
+    """
+
+    def __init__(self) -> None:
+        self._variables: dict[str, Variable] = {}
+        self._slots: dict[str, list[str]] = {}
+
+    def get(self, name: str) -> Variable:
+        """The variable of that name.
+
+        Raises:
+            VariableNotFoundError: With the nearest name that exists.
+        """
+        try:
+            return self._variables[name]
+        except KeyError:
+            raise VariableNotFoundError(
+                f"this server hosts no variable {name!r}; {self._advice(name)}",
+                variable=name,
+            ) from None
+
+    def find(self, name: str) -> Variable | None:
+        return self._variables.get(name)
+
+    def _advice(self, name: str) -> str:
+        if not self._variables:
+            return "it hosts none yet; create it first"
+        near = difflib.get_close_matches(name, self._variables, n=1, cutoff=0.5)
+        if near:
+            return f"did you mean {near[0]!r}?"
+        return f"it hosts {len(self._variables)}, none with a similar name"
+
+    def describe(self, names: Iterable[str]) -> list[VariableInfo]:
+        """Descriptions in the order of the names."""
+        return [self.get(name).info() for name in names]
+
+    def listing(
+        self, kinds: Sequence[VariableKind.ValueType] = ()
+    ) -> list[VariableInfo]:
+        """Descriptions of the variables of some kinds, or of all."""
+        return [
+            variable.info()
+            for variable in self._variables.values()
+            if not kinds or variable.spec.kind in kinds
+        ]
+
+    def owner(self, name: str) -> str:
+        """The variable with which that one is locked and deleted; itself if none."""
+        variable = self._variables.get(name)
+        return (variable.spec.slot_of or name) if variable else name
+
+    def slots(self, name: str) -> list[str]:
+        """Names of a variable's slot variables, in order of creation."""
+        return list(self._slots.get(name, ()))
+
+    def create(
+        self, specs: Sequence[VariableSpec], values: Sequence[torch.Tensor]
+    ) -> list[VariableInfo]:
+        """Adds variables, all or none; the values become theirs without a copy.
+
+        Raises:
+            AlreadyExistsError: A name is taken, or given twice.
+            VariableNotFoundError: A slot variable's owner does not exist.
+            InvalidArgumentError: A description contradicts itself.
+        """
+        known: dict[str, VariableSpec] = {}
+        for spec, value in zip(specs, values, strict=True):
+            self._check_new(spec, value, known)
+            known[spec.name] = spec
+        return [
+            self._add(spec, value).info()
+            for spec, value in zip(specs, values, strict=True)
+        ]
+
+    def _check_new(
+        self, spec: VariableSpec, value: torch.Tensor, known: dict[str, VariableSpec]
+    ) -> None:
+        check_name(spec.name)
+        if spec.name in self._variables or spec.name in known:
+            raise AlreadyExistsError(
+                f"a variable {spec.name!r} exists already on this server; attach to "
+                "it, choose another name or delete it first",
+                variable=spec.name,
+            )
+        _check_value(spec, value)
+        _check_partition(spec)
+        self._check_ownership(spec, known)
+
+    def _check_ownership(
+        self, spec: VariableSpec, known: dict[str, VariableSpec]
+    ) -> None:
+        if (spec.kind == VARIABLE_KIND_SLOT) != bool(spec.slot_of):
+            raise InvalidArgumentError(
+                f"variable {spec.name!r} must have the kind SLOT and an owner, or "
+                "neither",
+                variable=spec.name,
+            )
+        if not spec.slot_of:
+            return
+        owner = known.get(spec.slot_of) or self.get(spec.slot_of).spec
+        if owner.slot_of:
+            raise InvalidArgumentError(
+                f"variable {spec.name!r} cannot be a slot of {owner.name!r}, which is "
+                f"a slot of {owner.slot_of!r} itself",
+                variable=spec.name,
+            )
+
+    def _add(self, spec: VariableSpec, value: torch.Tensor) -> Variable:
+        variable = self._variables[spec.name] = Variable(spec, value)
+        if spec.slot_of:
+            self._slots.setdefault(spec.slot_of, []).append(spec.name)
+        return variable
+
+    def put_slot(self, name: str, owner: str, value: torch.Tensor) -> None:
+        """Gives a slot variable that value as its storage, creating it if needed."""
+        variable = self._variables.get(name)
+        if variable is not None:
+            variable.value = value
+            variable.version += 1
+            return
+        spec = VariableSpec(
+            name=name, tensor=spec_of(value), kind=VARIABLE_KIND_SLOT, slot_of=owner
+        )
+        self._add(spec, value)
+
+    def delete(self, names: Sequence[str]) -> list[str]:
+        """Removes variables and their slots, all or none; returns all removed names.
+
+        Raises:
+            VariableNotFoundError: A name does not exist.
+        """
+        doomed: dict[str, None] = {}
+        for name in names:
+            self.get(name)
+            doomed.update(dict.fromkeys((name, *self.slots(name))))
+        for name in doomed:
+            self._remove(name)
+        return list(doomed)
+
+    def _remove(self, name: str) -> None:
+        owner = self._variables.pop(name).spec.slot_of
+        self._slots.pop(name, None)
+        if owner in self._slots:
+            self._slots[owner].remove(name)
+
+
+def _check_value(spec: VariableSpec, value: torch.Tensor) -> None:
+    nbytes_of(spec.tensor)
+    expected = (decode_dtype(spec.tensor.dtype), tuple(spec.tensor.shape))
+    if expected != (value.dtype, tuple(value.shape)):
+        raise InvalidArgumentError(
+            f"the initial value of {spec.name!r} is {value.dtype} of shape "
+            f"{list(value.shape)}; its description says {expected[0]} of shape "
+            f"{list(expected[1])}",
+            variable=spec.name,
+        )
+    if spec.kind == VARIABLE_KIND_UNSPECIFIED:
+        raise InvalidArgumentError(
+            f"variable {spec.name!r} has no kind; say MODEL, SLOT or NON_SLOT",
+            variable=spec.name,
+        )
+
+
+def _check_partition(spec: VariableSpec) -> None:
+    if not spec.HasField("partition"):
+        return
+    part, shape = spec.partition, spec.tensor.shape
+    fits = len(part.full_shape) == len(part.offset) == len(shape) and all(
+        0 <= offset <= full - size
+        for full, offset, size in zip(part.full_shape, part.offset, shape, strict=True)
+    )
+    if not fits:
+        raise InvalidArgumentError(
+            f"variable {spec.name!r} of shape {list(shape)} at {list(part.offset)} "
+            f"is no part of a variable of shape {list(part.full_shape)}",
+            variable=spec.name,
+        )

@@ -1,0 +1,19 @@
+"""What tests of more than one folder need: running servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+
+TOKEN = "the cluster's secret"
+
+
+@pytest.fixture
+def server() -> Iterator[ParameterServer]:
+    """A parameter server in this process, on free ports, that expects TOKEN."""
+    with ParameterServer(ServerSettings(token=TOKEN)) as running:
+        yield running

@@ -1,0 +1,215 @@
+"""A client of the bare contract: it sends whatever frames a test wants to send."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
+
+import grpc
+import torch
+from google.protobuf.message import Message
+
+from stratagem_proto.channel import open_channel
+from stratagem_proto.codec import Assembler, split
+from stratagem_proto.frames import Header, decode_frame, encode_frame
+from stratagem_proto.optimizers import OPTIMIZERS, encode_group
+from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.status import translated
+from stratagem_proto.tensors import spec_of
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1 import session_pb2
+from stratagem_proto.v1.update_program_pb2 import OptimizerProgram, UpdateProgram
+from stratagem_proto.v1.variable_pb2 import (
+    VARIABLE_KIND_MODEL,
+    VARIABLE_KIND_SLOT,
+    VariableSpec,
+)
+
+SERVICE = "stratagem_proto.v1.ParameterServerService"
+SECONDS = 30.0
+
+Response = TypeVar("Response", bound=Message)
+
+
+class RawClient:
+    """One session with one server, numbered by hand."""
+
+    def __init__(
+        self, address: str, token: str, task: session_pb2.Task | None = None
+    ) -> None:
+        self.channel = open_channel(address)
+        self.session_id = os.urandom(16)
+        self.sequence = 0
+        self.acknowledged = 0
+        self._token = token
+        self._task = task or session_pb2.Task(job="worker", index=0)
+
+    def open(self, version: int = PROTOCOL_VERSION) -> session_pb2.OpenSessionResponse:
+        request = session_pb2.OpenSessionRequest(
+            protocol_version=version,
+            cluster_token=self._token,
+            session_id=self.session_id,
+            role=session_pb2.ROLE_WORKER,
+            task=self._task,
+        )
+        return self.unary("OpenSession", request, session_pb2.OpenSessionResponse)
+
+    def key(self) -> session_pb2.RequestKey:
+        """The next request's key; it acknowledges all requests before."""
+        self.sequence += 1
+        return session_pb2.RequestKey(
+            session_id=self.session_id,
+            sequence=self.sequence,
+            acknowledged=self.sequence - 1,
+        )
+
+    def unary(
+        self,
+        method: str,
+        request: Message,
+        response_type: type[Response],
+        seconds: float = SECONDS,
+    ) -> Response:
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+        call = self.channel.unary_unary(f"/{SERVICE}/{method}")
+        with translated("the server", method):
+            data = call(request.SerializeToString(), timeout=seconds)
+        return response_type.FromString(data)
+
+    def upload(
+        self,
+        method: str,
+        messages: Iterable[bytes],
+        response_type: type[Response],
+        seconds: float = SECONDS,
+    ) -> Response:
+        """Sends the messages as they are."""
+        call: grpc.StreamUnaryMultiCallable[bytes, bytes]
+        call = self.channel.stream_unary(f"/{SERVICE}/{method}")
+        with translated("the server", method):
+            data = call(iter(messages), timeout=seconds)
+        return response_type.FromString(data)
+
+    def download(self, request: pb.ReadRequest) -> Iterator[bytes]:
+        call: grpc.UnaryStreamMultiCallable[bytes, bytes]
+        call = self.channel.unary_stream(f"/{SERVICE}/Read")
+        with translated("the server", "Read"):
+            yield from call(request.SerializeToString(), timeout=SECONDS)
+
+    def create(self, **values: torch.Tensor) -> None:
+        specs = [model_spec(name, value) for name, value in values.items()]
+        self.create_as(specs, list(values.values()))
+
+    def create_as(
+        self, specs: Sequence[VariableSpec], values: Sequence[torch.Tensor]
+    ) -> pb.CreateVariablesResponse:
+        header = pb.CreateVariablesHeader(key=self.key(), variables=specs)
+        return self.upload(
+            "CreateVariables", encoded(header, values), pb.CreateVariablesResponse
+        )
+
+    def listing(self) -> dict[str, int]:
+        """Versions of all variables by name."""
+        request = pb.ListVariablesRequest(session_id=self.session_id)
+        response = self.unary("ListVariables", request, pb.ListVariablesResponse)
+        return {info.spec.name: info.version for info in response.variables}
+
+    def read(self, *names: str) -> list[torch.Tensor]:
+        selections = [pb.Selection(variable=name) for name in names]
+        return self.select(pb.ReadRequest(selections=selections))[1]
+
+    def select(
+        self, request: pb.ReadRequest
+    ) -> tuple[pb.ReadHeader, list[torch.Tensor]]:
+        request.session_id = self.session_id
+        messages = self.download(request)
+        first = decode_frame(next(messages), pb.ReadHeader)
+        assert first.header is not None
+        assembler = Assembler(first.header.tensors)
+        assembler.add(first.chunks)
+        for message in messages:
+            assembler.add(decode_frame(message, pb.ReadHeader).chunks)
+        return first.header, assembler.finish()
+
+    def everything(self) -> dict[str, tuple[int, bytes]]:
+        """Version and bytes of every variable: the server's state, for comparison."""
+        listed = self.listing()
+        values = self.read(*listed)
+        return {
+            name: (version, value.reshape(-1).view(torch.uint8).numpy().tobytes())
+            for (name, version), value in zip(listed.items(), values, strict=True)
+        }
+
+    def assign(
+        self,
+        name: str,
+        value: torch.Tensor,
+        mode: pb.AssignMode.ValueType = pb.ASSIGN_MODE_SET,
+        rows: torch.Tensor | None = None,
+    ) -> pb.AssignResponse:
+        tensors = [value] if rows is None else [value, rows]
+        item = pb.Assignment(variable=name, mode=mode, value=0)
+        if rows is not None:
+            item.rows = 1
+        header = pb.AssignHeader(
+            key=self.key(), assignments=[item], tensors=map(spec_of, tensors)
+        )
+        return self.upload("Assign", encoded(header, tensors), pb.AssignResponse)
+
+    def update(
+        self, program: OptimizerProgram, gradients: Mapping[str, torch.Tensor]
+    ) -> pb.UpdateResponse:
+        header = update_header(self.key(), program, gradients)
+        return self.upload(
+            "Update", encoded(header, list(gradients.values())), pb.UpdateResponse
+        )
+
+
+def encoded(header: Header, tensors: Sequence[torch.Tensor]) -> list[bytes]:
+    return [encode_frame(frame) for frame in split(header, tensors)]
+
+
+def model_spec(name: str, value: torch.Tensor) -> VariableSpec:
+    return VariableSpec(name=name, tensor=spec_of(value), kind=VARIABLE_KIND_MODEL)
+
+
+def slot_spec(name: str, owner: str, value: torch.Tensor) -> VariableSpec:
+    return VariableSpec(
+        name=name, tensor=spec_of(value), kind=VARIABLE_KIND_SLOT, slot_of=owner
+    )
+
+
+def optimizer_program(
+    optimizer: torch.optim.Optimizer, name: str = ""
+) -> OptimizerProgram:
+    """The program of a local optimizer, as its hyperparameters are now."""
+    class_name = type(optimizer).__name__
+    rule = OPTIMIZERS[class_name]
+    return OptimizerProgram(
+        name=name or class_name,
+        class_name=class_name,
+        groups=[encode_group(rule, group) for group in optimizer.param_groups],
+    )
+
+
+def sgd(lr: float = 1.0) -> OptimizerProgram:
+    return optimizer_program(torch.optim.SGD([torch.empty(0)], lr=lr))
+
+
+def update_header(
+    key: session_pb2.RequestKey,
+    program: OptimizerProgram,
+    gradients: Mapping[str, torch.Tensor],
+    group: int = 0,
+) -> pb.UpdateHeader:
+    references = [
+        pb.GradientRef(variable=name, tensor=index, group=group)
+        for index, name in enumerate(gradients)
+    ]
+    return pb.UpdateHeader(
+        key=key,
+        program=UpdateProgram(optimizer=program),
+        gradients=references,
+        tensors=map(spec_of, gradients.values()),
+    )
