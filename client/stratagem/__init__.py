@@ -1,0 +1,125 @@
+"""Parameter servers and the tf.distribute Strategy API for PyTorch.
+
+Everything public is here; modules whose names start with `_` are not.
+"""
+
+from __future__ import annotations
+
+from stratagem import _default_strategy, cluster_resolver, config
+from stratagem._cluster import ClusterSpec
+from stratagem._context import (
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from stratagem._devices import device
+from stratagem._enums import ReduceOp, VariableAggregation, VariableSynchronization
+from stratagem._extended import StrategyExtended
+from stratagem._indexed_slices import IndexedSlices
+from stratagem._options import (
+    CommunicationOptions,
+    InputContext,
+    RunOptions,
+    ValueContext,
+)
+from stratagem._replica_context import ReplicaContext
+from stratagem._strategy import Strategy
+from stratagem._values import DistributedValues, Mirrored, PerReplica
+from stratagem._variable import Variable
+from stratagem._version import __version__
+from stratagem_proto.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    AttachmentError,
+    CancelledError,
+    ContextError,
+    DataLossError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    ForkedProcessError,
+    InternalError,
+    InvalidArgumentError,
+    InvalidNameError,
+    InvalidTypeError,
+    MalformedStreamError,
+    NotFoundError,
+    OutOfRangeError,
+    PermissionDeniedError,
+    ProtocolVersionError,
+    ResourceExhaustedError,
+    SessionLostError,
+    StratagemError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnimplementedError,
+    UpdateFunctionError,
+    VariableNotFoundError,
+)
+
+# Alphabetical; each name that is added is imported above.
+__all__ = [
+    "AbortedError",
+    "AlreadyExistsError",
+    "AttachmentError",
+    "CancelledError",
+    "ClusterSpec",
+    "CommunicationOptions",
+    "ContextError",
+    "DataLossError",
+    "DeadlineExceededError",
+    "DistributedValues",
+    "FailedPreconditionError",
+    "ForkedProcessError",
+    "IndexedSlices",
+    "InputContext",
+    "InternalError",
+    "InvalidArgumentError",
+    "InvalidNameError",
+    "InvalidTypeError",
+    "MalformedStreamError",
+    "Mirrored",
+    "NotFoundError",
+    "OutOfRangeError",
+    "PerReplica",
+    "PermissionDeniedError",
+    "ProtocolVersionError",
+    "ReduceOp",
+    "ReplicaContext",
+    "ResourceExhaustedError",
+    "RunOptions",
+    "SessionLostError",
+    "StratagemError",
+    "Strategy",
+    "StrategyExtended",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "UnimplementedError",
+    "UpdateFunctionError",
+    "ValueContext",
+    "Variable",
+    "VariableAggregation",
+    "VariableNotFoundError",
+    "VariableSynchronization",
+    "__version__",
+    "cluster_resolver",
+    "config",
+    "device",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+]
+
+
+_default_strategy.install()
+
+
+def _show_public_names() -> None:
+    """Let tracebacks, `help` and pickles say `stratagem.X`, not where X is kept."""
+    for name in __all__:
+        if hasattr(globals()[name], "__qualname__"):
+            globals()[name].__module__ = __name__
+
+
+_show_public_names()

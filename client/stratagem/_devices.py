@@ -1,0 +1,234 @@
+"""Device names, and the scope that says which device is current."""
+
+from __future__ import annotations
+
+import re
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
+from types import TracebackType
+
+import torch
+
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+
+_PARTS = re.compile(
+    r"(?:/job:(?P<job>[a-zA-Z]\w*))?"
+    r"(?:/replica:(?P<replica>\d+))?"
+    r"(?:/task:(?P<task>\d+))?"
+    r"(?:/device:(?P<kind>[A-Z]\w*):(?P<index>\d+))?"
+)
+_SHORT = re.compile(r"/?(?P<kind>cpu|gpu|cuda)(?::(?P<index>\d+))?", re.IGNORECASE)
+
+_ACCELERATOR = "GPU"
+
+
+@dataclass(frozen=True)
+class DeviceName:
+    """A device name in its parts; None where the name leaves one open.
+
+    The full form is `/job:worker/replica:0/task:3/device:GPU:1`. Spec: DEV-1.
+    """
+
+    job: str | None = None
+    replica: int | None = None
+    task: int | None = None
+    kind: str | None = None
+    index: int | None = None
+
+    @classmethod
+    def parse(cls, device: str | torch.device) -> DeviceName:
+        """Read a device string of either convention, or a `torch.device`.
+
+        Raises:
+            InvalidArgumentError: The string names no device.
+            InvalidTypeError: `device` is neither a string nor a `torch.device`.
+        """
+        if isinstance(device, torch.device):
+            return cls(kind=_kind_of(device.type), index=device.index or 0)
+        if not isinstance(device, str):
+            raise InvalidTypeError(
+                f"A device is a string or a torch.device, not {device!r}"
+            )
+        short = _SHORT.fullmatch(device)
+        if short:
+            index = int(short["index"] or 0)
+            return cls(kind=_kind_of(short["kind"].lower()), index=index)
+        return cls._parse_full(device)
+
+    @classmethod
+    def _parse_full(cls, device: str) -> DeviceName:
+        parts = _PARTS.fullmatch(device)
+        if parts is None:
+            raise InvalidArgumentError(
+                f"{device!r} is not a device name; write for instance 'GPU:0', "
+                "'cuda:0' or '/job:worker/task:0/device:CPU:0'"
+            )
+        number = {
+            name: None if parts[name] is None else int(parts[name])
+            for name in ("replica", "task", "index")
+        }
+        return cls(job=parts["job"], kind=parts["kind"], **number)
+
+    def completed_by(self, other: DeviceName) -> DeviceName:
+        """Return this name with open parts taken from `other`."""
+        return DeviceName(
+            **{
+                f.name: getattr(other, f.name)
+                if getattr(self, f.name) is None
+                else getattr(self, f.name)
+                for f in fields(self)
+            }
+        )
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device of torch; every logical CPU is its one CPU."""
+        if self.kind == _ACCELERATOR:
+            return torch.device("cuda", self.index or 0)
+        return torch.device("cpu")
+
+    def __str__(self) -> str:
+        parts = [
+            f"/{name}:{getattr(self, name)}"
+            for name in ("job", "replica", "task")
+            if getattr(self, name) is not None
+        ]
+        if self.kind is not None:
+            parts.append(f"/device:{self.kind}:{self.index}")
+        return "".join(parts)
+
+
+_LOCAL_CPU = DeviceName(job="localhost", replica=0, task=0, kind="CPU", index=0)
+
+
+def _kind_of(torch_type: str) -> str:
+    return "CPU" if torch_type == "cpu" else _ACCELERATOR
+
+
+def canonicalize(
+    device: str | torch.device, default: str | torch.device | None = None
+) -> str:
+    """Return the full name of `device`.
+
+    Args:
+        device: A device name, possibly partial.
+        default: Name whose parts fill the gaps before `/job:localhost/
+            replica:0/task:0/device:CPU:0` does.
+
+    Raises:
+        InvalidArgumentError: One of them names no device. Spec: DEV-1, DEV-2.
+    """
+    name = DeviceName.parse(device)
+    if default is not None:
+        name = name.completed_by(DeviceName.parse(default))
+    return str(name.completed_by(_LOCAL_CPU))
+
+
+def resolve(device: str | torch.device) -> str:
+    """Return the full name of `device`, seen from the current device.
+
+    Spec: DEV-3.
+    """
+    return canonicalize(device, current() or None)
+
+
+def current() -> str:
+    """Return the device of the innermost `device` scope, or "". Spec: DEV-4."""
+    return _scopes.names[-1] if _scopes.names else ""
+
+
+def depth() -> int:
+    """Return how many `device` scopes are open in this thread."""
+    return len(_scopes.names)
+
+
+def torch_device(device: str | torch.device) -> torch.device:
+    """Return the `torch.device` that carries out the work of `device`."""
+    if isinstance(device, torch.device):
+        return device
+    return DeviceName.parse(device).torch_device
+
+
+class _Scopes(threading.local):
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+
+_scopes = _Scopes()
+
+
+class device:
+    """Scope in which `name` is the current device of this thread.
+
+    Variables and reduced values go there, and torch makes new tensors on it.
+
+    Args:
+        name: A device name; parts it leaves open come from the enclosing scope.
+
+    Raises:
+        InvalidArgumentError: `name` names no device.
+    """
+
+    def __init__(self, name: str | torch.device) -> None:
+        self._name = name
+        self._entered: list[AbstractContextManager[object]] = []
+
+    def __enter__(self) -> None:
+        name = resolve(self._name)
+        placement = _placement(torch_device(name))
+        placement.__enter__()
+        self._entered.append(placement)
+        _scopes.names.append(name)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _scopes.names.pop()
+        self._entered.pop().__exit__(kind, error, trace)
+
+
+def _placement(target: torch.device) -> AbstractContextManager[object]:
+    # Entering a torch.device slows every torch call down, so only where needed.
+    return nullcontext() if target == torch.get_default_device() else target
+
+
+class _LogicalDevices:
+    """How many logical CPUs this process has configured."""
+
+    def __init__(self) -> None:
+        self.cpus = 1
+
+
+_logical = _LogicalDevices()
+
+
+def set_logical_cpus(count: int) -> None:
+    """Divide the CPU into `count` logical devices, `CPU:0` to `CPU:<count-1>`.
+
+    They share torch's one CPU; several replicas can thus be tried anywhere.
+
+    Raises:
+        InvalidArgumentError: `count` is less than 1.
+    """
+    if count < 1:
+        raise InvalidArgumentError(f"There must be at least 1 logical CPU, not {count}")
+    _logical.cpus = count
+
+
+def list_logical_devices(kind: str | None = None) -> tuple[str, ...]:
+    """Return the full names of this process's devices.
+
+    Args:
+        kind: "CPU" or "GPU" to list only those.
+    """
+    counts = {"CPU": _logical.cpus, _ACCELERATOR: torch.cuda.device_count()}
+    return tuple(
+        canonicalize(f"{name}:{index}")
+        for name, count in counts.items()
+        for index in range(count)
+        if kind in (None, name)
+    )

@@ -1,0 +1,87 @@
+"""Values for some rows of a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from stratagem_proto.errors import InvalidArgumentError
+
+
+class IndexedSlices:
+    """Rows of a larger tensor, for instance the gradient of an embedding.
+
+    Attributes:
+        values: Tensor of shape `[n, ...]`; row `i` belongs to `indices[i]`.
+        indices: Integer tensor of shape `[n]`; repeated indices add up.
+        dense_shape: Shape of the whole tensor, or None where it is not known.
+
+    Raises:
+        InvalidArgumentError: The shapes do not fit together.
+    """
+
+    def __init__(
+        self,
+        values: torch.Tensor,
+        indices: torch.Tensor,
+        dense_shape: Sequence[int] | None = None,
+    ) -> None:
+        if indices.dim() != 1 or values.shape[:1] != indices.shape:
+            raise InvalidArgumentError(
+                "IndexedSlices need one row of values for each index, but values have "
+                f"shape {tuple(values.shape)} and indices {tuple(indices.shape)}"
+            )
+        self.values = values
+        self.indices = indices
+        self.dense_shape = None if dense_shape is None else torch.Size(dense_shape)
+
+    @classmethod
+    def from_sparse(cls, tensor: torch.Tensor) -> IndexedSlices:
+        """Return the rows of a `torch.sparse_coo` tensor with one sparse dimension.
+
+        Raises:
+            InvalidArgumentError: The tensor is of another kind.
+        """
+        if tensor.layout is not torch.sparse_coo or tensor.sparse_dim() != 1:
+            raise InvalidArgumentError(
+                "Only a torch.sparse_coo tensor with exactly one sparse dimension has "
+                f"rows; this one has layout {tensor.layout}"
+            )
+        return cls(tensor._values(), tensor._indices()[0], tensor.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the values."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the values live."""
+        return self.values.device
+
+    def to(self, device: torch.device) -> IndexedSlices:
+        """Return these rows on `device`."""
+        values, indices = self.values.to(device), self.indices.to(device)
+        return IndexedSlices(values, indices, self.dense_shape)
+
+    def to_dense(self) -> torch.Tensor:
+        """Return the whole tensor, zero where there is no row.
+
+        Raises:
+            InvalidArgumentError: `dense_shape` is not known.
+        """
+        if self.dense_shape is None:
+            raise InvalidArgumentError(
+                "IndexedSlices without dense_shape cannot become a dense tensor; pass "
+                "dense_shape when you make them"
+            )
+        dense = self.values.new_zeros(self.dense_shape)
+        return dense.index_add_(0, self.indices, self.values)
+
+    def __repr__(self) -> str:
+        shape = None if self.dense_shape is None else tuple(self.dense_shape)
+        return (
+            f"IndexedSlices(values={self.values!r}, indices={self.indices!r}, "
+            f"dense_shape={shape})"
+        )

@@ -1,0 +1,188 @@
+"""What stands in for a tensor: torch functions and Python's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+class TensorStandIn:
+    """An object that torch functions take in place of a tensor.
+
+    A subclass says by `_operand` which tensor it stands for at the moment, and
+    by `_target` which one a torch function that writes may write to.
+    """
+
+    def _operand(self) -> Any:
+        raise NotImplementedError
+
+    def _target(self, function: str) -> Any:
+        """Return the tensor that the in-place torch function may change."""
+        return self._operand()
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        name = func.__name__
+        rest = {key: _opened(value) for key, value in (kwargs or {}).items()}
+        if _writes(name) and args and isinstance(args[0], TensorStandIn):
+            return func(args[0]._target(name), *_opened(args[1:]), **rest)
+        return func(*_opened(args), **rest)
+
+
+def _writes(function: str) -> bool:
+    return function.endswith("_") and not function.endswith("__")
+
+
+def _opened(value: Any) -> Any:
+    if isinstance(value, TensorStandIn):
+        return value._operand()
+    if type(value) in (tuple, list):
+        return type(value)(_opened(item) for item in value)
+    return value
+
+
+class Operators(TensorStandIn):
+    """Python's operators, applied to the tensor that the object stands for."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._operand()[_opened(index)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._operand())
+
+    def __len__(self) -> int:
+        return len(self._operand())
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self._operand()
+
+    def __bool__(self) -> bool:
+        return bool(self._operand())
+
+    def __int__(self) -> int:
+        return int(self._operand())
+
+    def __float__(self) -> float:
+        return float(self._operand())
+
+    def __complex__(self) -> complex:
+        return complex(self._operand())
+
+    def __index__(self) -> int:
+        return int(self._operand().__index__())
+
+    def __array__(
+        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
+    ) -> npt.NDArray[Any]:
+        value = self._operand()
+        if isinstance(value, torch.Tensor):
+            value = value.detach().cpu().numpy()
+        return np.array(value, dtype=dtype)
+
+    def __neg__(self) -> Any:
+        return -self._operand()
+
+    def __pos__(self) -> Any:
+        return +self._operand()
+
+    def __abs__(self) -> Any:
+        return abs(self._operand())
+
+    def __invert__(self) -> Any:
+        return ~self._operand()
+
+    def __add__(self, other: Any) -> Any:
+        return self._operand() + other
+
+    def __radd__(self, other: Any) -> Any:
+        return other + self._operand()
+
+    def __sub__(self, other: Any) -> Any:
+        return self._operand() - other
+
+    def __rsub__(self, other: Any) -> Any:
+        return other - self._operand()
+
+    def __mul__(self, other: Any) -> Any:
+        return self._operand() * other
+
+    def __rmul__(self, other: Any) -> Any:
+        return other * self._operand()
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._operand() / other
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return other / self._operand()
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._operand() // other
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return other // self._operand()
+
+    def __mod__(self, other: Any) -> Any:
+        return self._operand() % other
+
+    def __rmod__(self, other: Any) -> Any:
+        return other % self._operand()
+
+    def __pow__(self, other: Any) -> Any:
+        return self._operand() ** other
+
+    def __rpow__(self, other: Any) -> Any:
+        return other ** self._operand()
+
+    def __matmul__(self, other: Any) -> Any:
+        return self._operand() @ other
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return other @ self._operand()
+
+    def __and__(self, other: Any) -> Any:
+        return self._operand() & other
+
+    def __rand__(self, other: Any) -> Any:
+        return other & self._operand()
+
+    def __or__(self, other: Any) -> Any:
+        return self._operand() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self._operand()
+
+    def __xor__(self, other: Any) -> Any:
+        return self._operand() ^ other
+
+    def __rxor__(self, other: Any) -> Any:
+        return other ^ self._operand()
+
+    def __lt__(self, other: Any) -> Any:
+        return self._operand() < other
+
+    def __le__(self, other: Any) -> Any:
+        return self._operand() <= other
+
+    def __gt__(self, other: Any) -> Any:
+        return self._operand() > other
+
+    def __ge__(self, other: Any) -> Any:
+        return self._operand() >= other
+
+    def __eq__(self, other: object) -> Any:
+        return self._operand() == other
+
+    def __ne__(self, other: object) -> Any:
+        return self._operand() != other
+
+    __hash__ = object.__hash__

@@ -1,0 +1,5 @@
+"""The devices that strategies of this process may use."""
+
+from stratagem._devices import list_logical_devices, set_logical_cpus
+
+__all__ = ["list_logical_devices", "set_logical_cpus"]

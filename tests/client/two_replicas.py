@@ -1,0 +1,84 @@
+"""A strategy written by a user: one copy of each variable, two logical CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import stratagem
+from stratagem._aggregating_variable import AggregatingVariable
+from stratagem._creators import NextCreator
+from stratagem._options import CommunicationOptions
+from stratagem._reduction import place, reduce_nest
+from stratagem._replica_threads import run_replicas
+from stratagem._updating import run_update, smallest_by_name
+from stratagem._variable import Variable
+
+HOME = "/job:localhost/replica:0/task:0/device:CPU:0"
+
+
+class TwoReplicas(stratagem.Strategy):
+    """Variables on CPU:0, replicas on CPU:0 and CPU:1."""
+
+    def __init__(self, replicas: int = 2) -> None:
+        super().__init__(_Extended(self, replicas))
+
+
+class _Extended(stratagem.StrategyExtended):
+    def __init__(self, strategy: stratagem.Strategy, replicas: int) -> None:
+        super().__init__(strategy)
+        self._replicas = replicas
+
+    @property
+    def worker_devices(self) -> Sequence[str]:
+        return tuple(HOME[:-1] + str(index) for index in range(self._replicas))
+
+    @property
+    def parameter_devices(self) -> Sequence[str]:
+        return (HOME,)
+
+    def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
+        variable = next_creator(device=HOME, **kwargs)
+        if self._replicas == 1:
+            return variable
+        return AggregatingVariable(self._container_strategy(), variable)
+
+    def _call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        strategy, devices = self._container_strategy(), self.worker_devices
+        return run_replicas(strategy, devices, fn, args, kwargs)
+
+    def _reduce_to(
+        self,
+        reduce_op: stratagem.ReduceOp,
+        value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None,
+    ) -> Any:
+        return place(reduce_nest(reduce_op, value, self._replicas), destinations)
+
+    def _update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        return self._update_non_slot(var, partial(fn, var), args, kwargs, group)
+
+    def _update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        strategy, device = self._container_strategy(), colocate_with.device_name
+        return run_update(strategy, device, fn, args, kwargs, group)
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Variable:
+        return smallest_by_name(var_list)
