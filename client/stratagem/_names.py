@@ -31,3 +31,7 @@ class UniqueNames:
     def record(self, name: str, owner: object) -> None:
         """Note that `owner` has `name`."""
         self._owners[name] = owner
+
+    def owners(self) -> list[object]:
+        """Return the living objects, in the order of their recording."""
+        return list(self._owners.values())
