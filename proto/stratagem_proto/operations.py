@@ -84,9 +84,9 @@ addbmm_.default addmm_.default addmv_.default addr_.default baddbmm_.default
 """
 
 _VIEW = """
-_unsafe_view.default alias.default detach.default diagonal.default expand.default
-permute.default select.int slice.Tensor squeeze.default squeeze.dim squeeze.dims
-t.default transpose.int unsqueeze.default view.default
+_unsafe_view.default diagonal.default expand.default permute.default select.int
+slice.Tensor squeeze.default squeeze.dim squeeze.dims t.default transpose.int
+unsqueeze.default view.default
 """
 
 _SHAPE = """
@@ -250,7 +250,8 @@ TEXTS = frozenset(
 
 Number = int | float
 
-_INT64 = range(-(1 << 63), 1 << 63)
+# What an integer on the wire can be.
+INT64 = range(-(1 << 63), 1 << 63)
 
 
 def _bounded_power(base: Number, exponent: Number) -> Number:
@@ -292,6 +293,6 @@ def evaluate_scalar(name: str, *operands: Number) -> Number:
     result = SCALAR_OPERATIONS[name](*operands)
     if isinstance(result, complex):
         raise ValueError(f"the result of {name} is complex")
-    if isinstance(result, int) and result not in _INT64:
+    if isinstance(result, int) and result not in INT64:
         raise OverflowError(f"the result of {name} does not fit 64 bits")
     return result

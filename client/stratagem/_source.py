@@ -1,0 +1,60 @@
+"""Where in the user's source something happens, for messages."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import torch
+
+from stratagem_proto.errors import UpdateFunctionError
+
+# Frames of these packages are how the user's line is carried out, not the line.
+_OURS = tuple(
+    os.path.dirname(os.path.abspath(path)) + os.sep
+    for path in (__file__, torch.__file__)
+)
+
+
+class Location(NamedTuple):
+    """A line of a source file."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    @property
+    def short(self) -> str:
+        """Without the folder, as servers get to know it: "file.py:12"."""
+        return f"{os.path.basename(self.file)}:{self.line}"
+
+
+def here() -> Location:
+    """The innermost line that belongs neither to Stratagem nor to PyTorch."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return Location(frame.f_code.co_filename, frame.f_lineno)
+
+
+def definition_of(fn: Callable[..., Any]) -> Location:
+    """The first line of a function, or of the class of a callable object."""
+    fn = getattr(fn, "func", fn)
+    fn = getattr(fn, "__func__", fn)
+    if not isinstance(fn, FunctionType):
+        fn = getattr(type(fn).__call__, "__func__", type(fn).__call__)
+    code = getattr(fn, "__code__", None)
+    return Location(code.co_filename, code.co_firstlineno) if code else here()
+
+
+def refused(
+    what: str, cure: str, location: Location | None = None
+) -> UpdateFunctionError:
+    """The error for what an update function cannot do on a server."""
+    location = location or here()
+    return UpdateFunctionError(f"{location}: {what}; {cure}", location=str(location))
