@@ -13,10 +13,12 @@ from stratagem._context import (
     has_strategy,
     in_cross_replica_context,
 )
+from stratagem._device_filters import ClusterDeviceFilters
 from stratagem._devices import device
 from stratagem._enums import ReduceOp, VariableAggregation, VariableSynchronization
 from stratagem._extended import StrategyExtended
 from stratagem._indexed_slices import IndexedSlices
+from stratagem._optimizer import DistributedOptimizer
 from stratagem._options import (
     CommunicationOptions,
     InputContext,
@@ -56,6 +58,7 @@ from stratagem_proto.errors import (
     UpdateFunctionError,
     VariableNotFoundError,
 )
+from stratagem_proto.v1.cluster_pb2 import ClusterDef, ConfigProto, ServerDef
 
 # Alphabetical; each name that is added is imported above.
 __all__ = [
@@ -63,11 +66,15 @@ __all__ = [
     "AlreadyExistsError",
     "AttachmentError",
     "CancelledError",
+    "ClusterDef",
+    "ClusterDeviceFilters",
     "ClusterSpec",
     "CommunicationOptions",
+    "ConfigProto",
     "ContextError",
     "DataLossError",
     "DeadlineExceededError",
+    "DistributedOptimizer",
     "DistributedValues",
     "FailedPreconditionError",
     "ForkedProcessError",
@@ -88,6 +95,7 @@ __all__ = [
     "ReplicaContext",
     "ResourceExhaustedError",
     "RunOptions",
+    "ServerDef",
     "SessionLostError",
     "StratagemError",
     "Strategy",

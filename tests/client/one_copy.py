@@ -1,0 +1,90 @@
+"""A strategy that hosts modules: one copy of each value, apart from the modules.
+
+The copies and the optimizers are torch's own, in this process, so that what it
+computes can be compared with plain torch, and errors are not those of a wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+import stratagem
+from stratagem._adoption import Adoption
+from stratagem._hosting_extended import HostingExtended
+from stratagem._local_variable import LocalVariable
+from stratagem._optimizer_step import OptimizerStep
+from stratagem._variable import Variable
+from stratagem_proto.optimizers import OPTIMIZERS
+from tests.client import two_replicas
+
+
+class OneCopy(stratagem.Strategy):
+    """Replicas on the first logical CPUs."""
+
+    def __init__(self, replicas: int = 1) -> None:
+        super().__init__(OneCopyExtended(self, replicas))
+
+
+class OneCopyExtended(two_replicas._Extended, HostingExtended):
+    def __init__(self, strategy: stratagem.Strategy, replicas: int) -> None:
+        super().__init__(strategy, replicas)
+        self.adopted: list[Adoption] = []
+        self.steps: list[OptimizerStep] = []
+        self._engines: dict[tuple[str, str], torch.optim.Optimizer] = {}
+
+    def _host(self, adoptions: Sequence[Adoption]) -> None:
+        for adoption in adoptions:
+            variable = LocalVariable(adoption.parameter, name=adoption.name)
+            variable._strategy = self._container_strategy()
+            self._parameters.add(adoption.parameter, variable, adoption.owners)
+            self.adopted.append(adoption)
+
+    def _before_replicas(self) -> None:
+        super()._before_replicas()
+        for hosted in self._parameters.written_locally():
+            hosted.variable.assign(hosted.parameter.detach())
+            hosted.settle()
+        for hosted in self._parameters:
+            hosted.write(hosted.variable.value())
+
+    def _apply_gradients(self, step: OptimizerStep) -> None:
+        self.steps.append(step)
+        for group in step.groups:
+            for update in group.updates:
+                engine = self._engine(step.optimizer, step.class_name, update.variable)
+                engine.param_groups[0] |= group.hyperparameters
+                update.variable.value().grad = step.reduced(update)
+                engine.step()
+
+    def _engine(
+        self, optimizer: str, class_name: str, variable: Variable
+    ) -> torch.optim.Optimizer:
+        key = optimizer, variable.name
+        if key not in self._engines:
+            self._engines[key] = OPTIMIZERS[class_name].cls([variable.value()])  # type: ignore[call-arg]
+        return self._engines[key]
+
+    def _slots(self, optimizer: str, variable: Variable) -> Mapping[str, Tensor]:
+        engine = self._engines.get((optimizer, variable.name))
+        state = {} if engine is None else engine.state[variable.value()]
+        return {key: value.clone() for key, value in state.items()}
+
+    def _set_slots(
+        self, optimizer: str, variable: Variable, slots: Mapping[str, Tensor]
+    ) -> None:
+        engine = self._engine(optimizer, "Adam", variable)
+        engine.state[variable.value()] = dict(slots)
+
+
+def extended_of(strategy: stratagem.Strategy) -> OneCopyExtended:
+    extended = strategy.extended
+    assert isinstance(extended, OneCopyExtended)
+    return extended
+
+
+def names_in(strategy: stratagem.Strategy) -> list[str]:
+    """The names of the hosted parameters, in the order of their adoption."""
+    return [hosted.name for hosted in extended_of(strategy)._parameters]
