@@ -20,9 +20,12 @@ class ClusterResolver(ABC):
     Attributes:
         rpc_layer: Protocol in front of the addresses that `master` returns, for
             instance "grpc"; None for bare addresses.
+        cluster_token: Secret that proves to servers that this process belongs to
+            the cluster; None for that in the file `STRATAGEM_TOKEN_FILE` names.
     """
 
     rpc_layer: str | None = None
+    cluster_token: str | None = None
 
     def __init__(
         self,
