@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from stratagem._servers.connection import Connection
 from stratagem._servers.pending import Pending
@@ -72,6 +72,10 @@ class ServerGroup:
         finally:
             for request in pending.values():
                 request.abandon()
+
+    def on_all(self, request: Callable[[], Request[Result]]) -> dict[int, Result]:
+        """Sends a request of its own, made by `request`, to each server."""
+        return self.together({task: request() for task in range(len(self))})
 
     def close(self) -> None:
         """Ends the sessions. May be called again."""

@@ -1,0 +1,269 @@
+"""What a strategy with parameter servers is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stratagem import _remote_slots, _remote_steps, _remote_updates
+from stratagem._adoption import Adoption
+from stratagem._aggregating_variable import AggregatingVariable
+from stratagem._creators import NextCreator
+from stratagem._devices import DeviceName, torch_device
+from stratagem._enums import ReduceOp
+from stratagem._hosting_extended import HostingExtended
+from stratagem._local_writes import carry_local_writes, refuse_writes_in_replicas
+from stratagem._membership import Membership
+from stratagem._optimizer_step import OptimizerStep
+from stratagem._options import CommunicationOptions
+from stratagem._reduction import place, reduce_nest
+from stratagem._remote_creation import RemoteCreation
+from stratagem._remote_steps import Contributor
+from stratagem._remote_store import RemoteStore
+from stratagem._remote_variable import RemoteVariable, remote_of
+from stratagem._replica_threads import run_replicas
+from stratagem._servers.barriers import barrier
+from stratagem._updating import run_update, smallest_by_name
+from stratagem._variable import Variable, VariableTraits
+from stratagem._variable_placement import VariablePlacement, placements
+from stratagem._variable_values import initial_tensor
+from stratagem_proto.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from stratagem._strategy import Strategy
+    from stratagem.cluster_resolver import ClusterResolver
+
+
+class ParameterServerExtended(HostingExtended):
+    """The `extended` of a `ParameterServerStrategy` with a cluster.
+
+    Args:
+        container_strategy: The strategy.
+        membership: Which task of the cluster this process is.
+        store: The variables on the servers.
+        devices: Full names of the devices of this worker's replicas.
+        synchronous: Whether the workers take their steps together.
+
+    Spec: PS1-4 to PS1-12.
+    """
+
+    def __init__(
+        self,
+        container_strategy: Strategy,
+        membership: Membership,
+        store: RemoteStore,
+        devices: Sequence[str],
+        synchronous: bool,
+    ) -> None:
+        super().__init__(container_strategy)
+        self._cluster_resolver: ClusterResolver | None = None
+        self._default_device = membership.name
+        self._membership = membership
+        self._store = store
+        self._creation = RemoteCreation(store, membership)
+        self._devices = tuple(devices)
+        self._synchronous = synchronous
+        self._variables: list[RemoteVariable] = []
+
+    # Who runs what.
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        return self._devices
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The servers. Spec: PS1-6."""
+        return tuple(f"/job:ps/task:{i}" for i in range(len(self._store.servers)))
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return True
+
+    @property
+    def experimental_should_init(self) -> bool:
+        return self._membership.is_chief
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return self._membership.is_chief
+
+    @property
+    def should_save_summary(self) -> bool:
+        return self._membership.is_chief
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        workers = self._membership.num_workers if self._synchronous else 1
+        return workers * self._num_local_replicas
+
+    @property
+    def _num_local_replicas(self) -> int:
+        return len(self._devices)
+
+    @property
+    def _first_replica_id(self) -> int:
+        number = self._membership.number if self._synchronous else 0
+        return number * self._num_local_replicas
+
+    # Variables.
+
+    def variable_placements(self) -> list[VariablePlacement]:
+        """Ask the servers where each variable lives, those of optimizers included.
+
+        Returns:
+            One entry for each variable, by server and in order of creation.
+
+        Raises:
+            UnavailableError: A server cannot be reached.
+        """
+        return placements(self._store.listing())
+
+    def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
+        traits = VariableTraits(
+            *(kwargs[key] for key in VariableTraits.__dataclass_fields__)
+        )
+        initial = initial_tensor(
+            kwargs["initial_value"], kwargs.get("dtype"), kwargs.get("shape")
+        )
+        value = initial.detach().to(torch_device(self._devices[0]), copy=True)
+        differentiable = value.is_floating_point() or value.is_complex()
+        value.requires_grad_(traits.trainable and differentiable)
+        colocated = self._required_remote(kwargs.get("colocate_with"))
+        variable = self._creation.placed(traits, value, colocated=colocated)
+        self._establish([variable])
+        if self._num_local_replicas > 1:
+            return AggregatingVariable(self._container_strategy(), variable)
+        return variable
+
+    def _establish(self, variables: Sequence[RemoteVariable]) -> None:
+        self._creation.establish(variables)
+        self._variables += variables
+
+    def _host(self, adoptions: Sequence[Adoption]) -> None:
+        variables = [self._placed(adoption) for adoption in adoptions]
+        self._establish(variables)
+        for variable, adoption in zip(variables, adoptions, strict=True):
+            variable._strategy = self._container_strategy()
+            hosted = self._parameters.add(adoption.parameter, variable, adoption.owners)
+            variable.show_in(hosted)
+
+    def _placed(self, adoption: Adoption) -> RemoteVariable:
+        parameter = adoption.parameter
+        traits = VariableTraits.of(adoption.name, parameter.requires_grad)
+        return self._creation.placed(traits, parameter, adoption.module_path)
+
+    def _required_remote(self, variable: Any) -> RemoteVariable | None:
+        return None if variable is None else _remote(variable)
+
+    # Life.
+
+    def _barrier(self, name: str, passed: int, timeout: float | None) -> None:
+        wait = self._store.peer_seconds if timeout is None else timeout
+        request = barrier(name, passed, self._membership.num_workers, wait)
+        # One server is enough to meet at.
+        self._store.servers.call(0, request)
+
+    def _close(self) -> None:
+        self._store.servers.close()
+
+    # Steps.
+
+    def _before_replicas(self) -> None:
+        super()._before_replicas()
+        carry_local_writes(self._store, self._parameters, self._membership)
+        self._store.refresh(self._variables)
+
+    def _call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        strategy = self._container_strategy()
+        result = run_replicas(strategy, self._devices, fn, args, kwargs)
+        refuse_writes_in_replicas(self._parameters)
+        return result
+
+    def _apply_gradients(self, step: OptimizerStep) -> None:
+        if not self._synchronous:
+            _remote_steps.push(self._store, step)
+            return
+        contributor = Contributor(self._membership.number, self._membership.num_workers)
+        _remote_steps.contribute(self._store, step, contributor)
+
+    def _slots(self, optimizer: str, variable: Variable) -> Mapping[str, torch.Tensor]:
+        return _remote_slots.read_slots(self._store, optimizer, _remote(variable))
+
+    def _set_slots(
+        self, optimizer: str, variable: Variable, slots: Mapping[str, torch.Tensor]
+    ) -> None:
+        self._membership.require_creator(f"the state of optimizer {optimizer!r}")
+        _remote_slots.replace_slots(self._store, optimizer, _remote(variable), slots)
+
+    # Values of all replicas become one.
+
+    def _reduce_to(
+        self,
+        reduce_op: ReduceOp,
+        value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None,
+    ) -> Any:
+        self._require_own(destinations)
+        reduced = reduce_nest(reduce_op, value, self._num_local_replicas)
+        return place(reduced, destinations)
+
+    def _require_own(self, destinations: Any) -> None:
+        if not isinstance(destinations, str):
+            return
+        device, own = DeviceName.parse(destinations), self._membership
+        if device.job == own.task_type and device.task not in (None, own.task_id):
+            raise InvalidArgumentError(
+                f"Cannot reduce to another worker: {destinations!r} is not a device of "
+                f"{own.name}; reduce to a device of this worker, and share the result "
+                "by a variable"
+            )
+
+    # Functions run where variables are.
+
+    def _update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        remote = _remote(var)
+        call = partial(
+            _remote_updates.run, self._store, remote.place.server, fn, [remote]
+        )
+        strategy = self._container_strategy()
+        return run_update(strategy, remote.device_name, call, args, kwargs, group)
+
+    def _update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        remote = _remote(colocate_with)
+        call = partial(_remote_updates.run, self._store, remote.place.server, fn, ())
+        strategy = self._container_strategy()
+        return run_update(strategy, remote.device_name, call, args, kwargs, group)
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Variable:
+        return smallest_by_name(var_list)
+
+
+def _remote(variable: Any) -> RemoteVariable:
+    remote = remote_of(variable)
+    if remote is None:
+        raise InvalidArgumentError(
+            f"this must be a Variable on a parameter server, not {variable!r}; pass "
+            "one that was created in this strategy's scope"
+        )
+    return remote
