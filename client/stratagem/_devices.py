@@ -6,6 +6,7 @@ import re
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
+from functools import cache
 from types import TracebackType
 
 import torch
@@ -106,6 +107,7 @@ def _kind_of(torch_type: str) -> str:
     return "CPU" if torch_type == "cpu" else _ACCELERATOR
 
 
+@cache
 def canonicalize(
     device: str | torch.device, default: str | torch.device | None = None
 ) -> str:
@@ -143,6 +145,7 @@ def depth() -> int:
     return len(_scopes.names)
 
 
+@cache
 def torch_device(device: str | torch.device) -> torch.device:
     """Return the `torch.device` that carries out the work of `device`."""
     if isinstance(device, torch.device):

@@ -66,27 +66,32 @@ class Operators(TensorStandIn):
     def __contains__(self, item: Any) -> bool:
         return item in self._operand()
 
+    def _detached(self) -> Any:
+        # torch warns where a number is taken out of what records gradients.
+        value = self._operand()
+        return value.detach() if isinstance(value, torch.Tensor) else value
+
     def __bool__(self) -> bool:
-        return bool(self._operand())
+        return bool(self._detached())
 
     def __int__(self) -> int:
-        return int(self._operand())
+        return int(self._detached())
 
     def __float__(self) -> float:
-        return float(self._operand())
+        return float(self._detached())
 
     def __complex__(self) -> complex:
-        return complex(self._operand())
+        return complex(self._detached())
 
     def __index__(self) -> int:
-        return int(self._operand().__index__())
+        return int(self._detached().__index__())
 
     def __array__(
         self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
     ) -> npt.NDArray[Any]:
-        value = self._operand()
+        value = self._detached()
         if isinstance(value, torch.Tensor):
-            value = value.detach().cpu().numpy()
+            value = value.cpu().numpy()
         return np.array(value, dtype=dtype)
 
     def __neg__(self) -> Any:

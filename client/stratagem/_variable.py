@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABCMeta, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,7 +84,7 @@ def _require_member(enumeration: type[Enum], mode: object, name: str) -> None:
         )
 
 
-class VariableType(ABCMeta):
+class VariableType(type):
     """Sends the call `Variable(...)` through the creators of the thread."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -94,20 +94,8 @@ class VariableType(ABCMeta):
         # The plain variable is a subclass of this module's class.
         from stratagem._local_variable import LocalVariable
 
-        if args:
-            kwargs |= zip(_PARAMETERS, args, strict=False)
-        return create(LocalVariable, **kwargs)
-
-
-_PARAMETERS = (
-    "initial_value",
-    "trainable",
-    "name",
-    "dtype",
-    "shape",
-    "synchronization",
-    "aggregation",
-)
+        given = _SIGNATURE.bind(*args, **kwargs).arguments
+        return create(LocalVariable, **given)
 
 
 class Variable(Operators, metaclass=VariableType):
@@ -149,36 +137,34 @@ class Variable(Operators, metaclass=VariableType):
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
     ) -> None:
-        raise UnimplementedError(
-            f"{type(self).__name__}.__init__ must be implemented in descendants"
-        )
+        raise self._missing("__init__")
 
-    # What a kind of variable has to provide.
+    # What a kind of variable has to provide. Not marked as abstract: for a type
+    # checker, too, the call `Variable(...)` has to make one.
 
     @property
-    @abstractmethod
     def dtype(self) -> torch.dtype:
         """The type of the elements."""
+        raise self._missing("dtype")
 
     @property
-    @abstractmethod
     def shape(self) -> torch.Size:
         """The shape."""
+        raise self._missing("shape")
 
     @property
-    @abstractmethod
     def device_name(self) -> str:
         """Full name of the device, maybe a remote one, on which it lives."""
+        raise self._missing("device_name")
 
-    @abstractmethod
     def value(self) -> torch.Tensor:
         """Return the tensor through which this thread sees the variable.
 
         It is a leaf of autograd that requires gradients if the variable is
         trainable, and is not a copy: treat it as read-only.
         """
+        raise self._missing("value")
 
-    @abstractmethod
     def _write(self, write: Write, value: Any) -> None:
         """Carry out `write`.
 
@@ -186,6 +172,12 @@ class Variable(Operators, metaclass=VariableType):
         with `IndexedSlices`; once this returns, reads in the same thread see
         the new value.
         """
+        raise self._missing("_write")
+
+    def _missing(self, member: str) -> UnimplementedError:
+        return UnimplementedError(
+            f"{type(self).__name__}.{member} must be implemented in descendants"
+        )
 
     # What follows from it.
 
@@ -374,3 +366,7 @@ class Variable(Operators, metaclass=VariableType):
             f"<Variable {self.name!r} shape={tuple(self.shape)} dtype={self.dtype}, "
             f"value={self.value().detach()!r}>"
         )
+
+
+_INIT = signature(Variable.__init__)
+_SIGNATURE = _INIT.replace(parameters=list(_INIT.parameters.values())[1:])

@@ -1,0 +1,83 @@
+"""Device names, and the scope that says which device is current."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import stratagem
+from stratagem import _devices
+from stratagem._devices import canonicalize
+
+LOCAL = "/job:localhost/replica:0/task:0/device:"
+
+
+@pytest.mark.parametrize(
+    ("device", "full"),
+    [
+        ("", LOCAL + "CPU:0"),
+        ("/cpu:0", LOCAL + "CPU:0"),
+        ("cpu", LOCAL + "CPU:0"),
+        ("CPU:3", LOCAL + "CPU:3"),
+        ("/device:GPU:1", LOCAL + "GPU:1"),
+        ("cuda:1", LOCAL + "GPU:1"),
+        (torch.device("cuda", 1), LOCAL + "GPU:1"),
+        (torch.device("cuda"), LOCAL + "GPU:0"),
+        (torch.device("cpu"), LOCAL + "CPU:0"),
+        ("/job:ps/task:1", "/job:ps/replica:0/task:1/device:CPU:0"),
+    ],
+)
+def test_names_are_completed(device: str | torch.device, full: str) -> None:
+    """DEV-1, DEV-2."""
+    assert canonicalize(device) == full
+    assert canonicalize(full) == full
+
+
+def test_a_default_fills_the_gaps_first() -> None:
+    """DEV-1: parts from `default` win over these."""
+    worker = "/job:worker/task:2/device:GPU:0"
+    expected = "/job:worker/replica:0/task:2/device:CPU:1"
+    assert canonicalize("CPU:1", worker) == expected
+    assert canonicalize("/job:ps", worker).startswith("/job:ps/replica:0/task:2")
+
+
+@pytest.mark.parametrize("name", ["/device:cpu:0", "CPU:x", "/task:0/job:a", "TPU"])
+def test_what_names_no_device_is_refused(name: str) -> None:
+    """DEV-2."""
+    with pytest.raises(stratagem.InvalidArgumentError, match="is not a device name"):
+        canonicalize(name)
+    with pytest.raises(stratagem.InvalidTypeError):
+        canonicalize(0)
+
+
+def test_scopes_nest_and_complete_each_other() -> None:
+    """DEV-3, DEV-4."""
+    assert _devices.current() == ""
+    with stratagem.device("/job:worker/task:1"):
+        with stratagem.device("CPU:2"):
+            assert _devices.current() == ("/job:worker/replica:0/task:1/device:CPU:2")
+            assert _devices.resolve("CPU:0").startswith("/job:worker/replica:0/task:1")
+        assert _devices.current().endswith("/task:1/device:CPU:0")
+    assert _devices.current() == ""
+
+
+def test_every_cpu_is_the_one_that_torch_has() -> None:
+    assert _devices.torch_device("/job:ps/task:1/device:CPU:3") == torch.device("cpu")
+    assert _devices.torch_device("GPU:1") == torch.device("cuda", 1)
+
+
+def test_new_tensors_go_to_the_current_device() -> None:
+    with torch.device("meta"), stratagem.device("CPU:0"):
+        assert torch.ones(1).device == torch.device("cpu")
+
+
+def test_the_cpu_can_be_divided() -> None:
+    assert stratagem.config.list_logical_devices("CPU") == (LOCAL + "CPU:0",)
+    stratagem.config.set_logical_cpus(3)
+    try:
+        names = stratagem.config.list_logical_devices("CPU")
+        assert names == tuple(f"{LOCAL}CPU:{index}" for index in range(3))
+    finally:
+        stratagem.config.set_logical_cpus(1)
+    with pytest.raises(stratagem.InvalidArgumentError, match="at least 1"):
+        stratagem.config.set_logical_cpus(0)
