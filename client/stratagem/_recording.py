@@ -12,7 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stratagem._source import Location, here, refused
 from stratagem._traced_numbers import example_of, is_traced, node_of
 from stratagem._variable import Variable
-from stratagem_proto.operations import OPERATIONS, Effect, Operation
+from stratagem_proto.operations import (
+    OPERATIONS,
+    Effect,
+    Operation,
+    check_index_types,
+)
 
 Source = Variable | torch.Tensor | int | float
 
@@ -199,8 +204,10 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         keywords = {key: self._concrete(one) for key, one in kwargs.items()}
         if operation.takes_device:
             keywords["device"] = "meta"
+        concrete = [self._concrete(one) for one in args]
         try:
-            return operation.overload(*map(self._concrete, args), **keywords)
+            check_index_types(operation, concrete)
+            return operation.overload(*concrete, **keywords)
         except (RuntimeError, LookupError, TypeError, ValueError) as error:
             raise refused(
                 f"{operation.name} fails: {str(error).splitlines()[0]}",

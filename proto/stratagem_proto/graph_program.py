@@ -85,8 +85,7 @@ def check_graph(program: GraphProgram) -> list[Value]:
             to what is not to be written, or a variable that should be written and is
             not. The message names the place in the client's source.
     """
-    _check_size("nodes", len(program.nodes), MAX_NODES)
-    _check_size("inputs", len(program.inputs), MAX_INPUTS)
+    check_size(program)
     values = [_input_value(number, one) for number, one in enumerate(program.inputs)]
     written = set()
     for node in program.nodes:
@@ -100,7 +99,17 @@ def check_graph(program: GraphProgram) -> list[Value]:
     return values
 
 
-def _check_size(what: str, size: int, limit: int) -> None:
+def check_size(program: GraphProgram) -> None:
+    """Checks how long a program is, before anything else is done with it.
+
+    Raises:
+        ResourceExhaustedError: It has more nodes or inputs than allowed.
+    """
+    _check_count("nodes", len(program.nodes), MAX_NODES)
+    _check_count("inputs", len(program.inputs), MAX_INPUTS)
+
+
+def _check_count(what: str, size: int, limit: int) -> None:
     if size > limit:
         raise ResourceExhaustedError(
             f"the update program has {size} {what}; at most {limit} are allowed. "
@@ -188,7 +197,7 @@ def _check_argument(
         return _check_item(parameter, type_, argument, values)
     if argument.WhichOneof("kind") != "list":
         raise InvalidArgumentError(f"argument {parameter.name!r} must be a list")
-    _check_size(
+    _check_count(
         f"items in {parameter.name!r}", len(argument.list.items), MAX_LIST_ITEMS
     )
     item, optional = _unwrapped(item, "Optional")

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
 import torch
+
+from stratagem_proto.errors import InvalidArgumentError
 
 _ELEMENTWISE = """
 abs.default acos.default acosh.default add.Scalar add.Tensor addcdiv.default
@@ -214,6 +216,28 @@ class Operation:
     def takes_device(self) -> bool:
         """Whether a call makes a tensor where its `device` argument says."""
         return any(argument.name == "device" for argument in self.schema.arguments)
+
+
+def check_index_types(operation: Operation, arguments: Iterable[object]) -> None:
+    """Refuses masks as indices: how much they select depends on their contents.
+
+    Args:
+        operation: The operation that is called.
+        arguments: Its positional arguments.
+
+    Raises:
+        InvalidArgumentError: One of its indices is a mask.
+    """
+    lists = (one for one in arguments if isinstance(one, list | tuple))
+    tensors = (one for items in lists for one in items)
+    if operation.indexed and any(
+        isinstance(one, torch.Tensor) and one.dtype in (torch.bool, torch.uint8)
+        for one in tensors
+    ):
+        raise InvalidArgumentError(
+            "a mask is used as an index, so that the size of what it selects would "
+            "depend on its contents; use torch.where or masked_fill instead"
+        )
 
 
 PLACEMENT = frozenset({"device", "layout", "pin_memory", "non_blocking"})

@@ -1,0 +1,280 @@
+"""Graph programs made ready to run, and the cache that keeps them so."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from stratagem_proto.errors import (
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    StratagemError,
+)
+from stratagem_proto.graph_program import Value, check_graph, check_size, digest
+from stratagem_proto.operations import (
+    OPERATIONS,
+    Effect,
+    Operation,
+    check_index_types,
+    evaluate_scalar,
+)
+from stratagem_proto.tensors import decode_dtype
+from stratagem_proto.v1.update_program_pb2 import (
+    GraphArgument,
+    GraphInput,
+    GraphNode,
+    GraphProgram,
+)
+
+Binding = torch.Tensor | int | float
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Stands for a numbered value among the arguments of a step."""
+
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One node of a program, decoded.
+
+    Attributes:
+        name: Of the operation.
+        operation: None for arithmetic on numbers.
+        arguments: With `Reference`s for values.
+        keywords: Likewise.
+        results: The numbers of its results.
+        writes: Root of the memory that it writes, if any.
+        released: Values that no later step uses.
+        location: In the client's source.
+    """
+
+    name: str
+    operation: Operation | None
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    results: range
+    writes: int | None
+    released: tuple[int, ...]
+    location: str
+
+    def run(
+        self, arguments: Sequence[Any], keywords: Mapping[str, Any], device: str
+    ) -> Sequence[Any]:
+        """The results of the step for arguments without references."""
+        if self.operation is None:
+            return [evaluate_scalar(self.name, *arguments)]
+        check_index_types(self.operation, arguments)
+        placement = {"device": device} if self.operation.takes_device else {}
+        outcome: Any = self.operation.overload(*arguments, **keywords, **placement)
+        return outcome if isinstance(outcome, tuple) else [outcome]
+
+    @contextmanager
+    def located(self) -> Iterator[None]:
+        """Turns what torch and Python raise into errors that name the source.
+
+        Raises:
+            InvalidArgumentError: The arguments do not fit.
+            ResourceExhaustedError: There is not enough memory.
+        """
+        try:
+            yield
+        except (RuntimeError, ArithmeticError, LookupError, TypeError, ValueError) as e:
+            raise self._located(e) from e
+
+    def _located(self, error: Exception) -> StratagemError:
+        where = f"{self.location}: " if self.location else ""
+        if "can't allocate memory" in str(error):
+            return ResourceExhaustedError(
+                f"{where}{self.name}: the server has not enough memory for the result; "
+                "update fewer or smaller variables at a time",
+                location=self.location,
+            )
+        return InvalidArgumentError(
+            f"{where}{self.name}: {str(error).splitlines()[0]}", location=self.location
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledGraph:
+    """A checked program, ready to be run any number of times.
+
+    Attributes:
+        digest: Equal for programs that do the same.
+        inputs: As in the program.
+        values: What is known about each numbered value.
+        steps: In order.
+    """
+
+    digest: bytes
+    inputs: Sequence[GraphInput]
+    values: Sequence[Value]
+    steps: Sequence[Step]
+    # Bytes that a run takes, by the shapes that are bound.
+    footprints: dict[Hashable, int] = field(default_factory=dict)
+
+    @cached_property
+    def written(self) -> tuple[int, ...]:
+        """The numbers of the inputs that it writes, in order."""
+        return tuple(
+            number
+            for number, source in enumerate(self.inputs)
+            if source.kind == GraphInput.KIND_WRITE
+        )
+
+    def check_bindings(self, bindings: Sequence[Binding]) -> None:
+        """Checks what is to be bound to the inputs.
+
+        Raises:
+            InvalidArgumentError: The number, kinds or dtypes differ from the inputs',
+                or something written is bound twice.
+        """
+        if len(bindings) != len(self.inputs):
+            raise InvalidArgumentError(
+                f"the update program has {len(self.inputs)} inputs, but "
+                f"{len(bindings)} were bound"
+            )
+        for number, (source, binding) in enumerate(
+            zip(self.inputs, bindings, strict=True)
+        ):
+            _check_binding(number, source, binding)
+        for number in self.written:
+            if sum(one is bindings[number] for one in bindings) > 1:
+                raise InvalidArgumentError(
+                    f"what input {number} ({self.inputs[number].label}) writes is "
+                    "bound to another input as well; bind each variable once"
+                )
+
+
+def _check_binding(number: int, source: GraphInput, binding: Binding) -> None:
+    dtype = decode_dtype(source.dtype)
+    if source.kind != GraphInput.KIND_NUMBER:
+        fits = isinstance(binding, torch.Tensor) and binding.dtype == dtype
+    else:
+        fits = type(binding) is _NUMBER_TYPES[dtype]
+    if not fits:
+        given = getattr(binding, "dtype", type(binding).__name__)
+        kind = GraphInput.Kind.Name(source.kind).removeprefix("KIND_").lower()
+        raise InvalidArgumentError(
+            f"input {number} ({source.label}) of the update program is a {kind} of "
+            f"{dtype}, but {given} was bound to it"
+        )
+
+
+_NUMBER_TYPES = {torch.float64: float, torch.int64: int, torch.bool: bool}
+
+
+def compile_graph(program: GraphProgram) -> CompiledGraph:
+    """Checks and decodes a program.
+
+    Raises:
+        ResourceExhaustedError: It has too many nodes.
+        InvalidArgumentError: As `check_graph`.
+    """
+    values = check_graph(program)
+    steps: list[Step] = []
+    used: set[int] = set(range(len(program.inputs)))
+    end = len(values)
+    for node in reversed(program.nodes):
+        results = range(end - _num_results(node), end)
+        end = results.start
+        steps.append(_step(node, results, values, used))
+        used.update(steps[-1].released)
+    return CompiledGraph(digest(program), program.inputs, values, steps[::-1])
+
+
+def _num_results(node: GraphNode) -> int:
+    operation = OPERATIONS.get(node.operation)
+    return operation.num_results if operation else 1
+
+
+def _step(
+    node: GraphNode, results: range, values: Sequence[Value], used: set[int]
+) -> Step:
+    operation = OPERATIONS.get(node.operation)
+    types = {one.name: one.type for one in operation.parameters} if operation else {}
+    arguments = tuple(
+        _decode(argument, type_)
+        for argument, type_ in zip(
+            node.arguments, types.values() or ["number"] * 2, strict=False
+        )
+    )
+    keywords = {name: _decode(one, types[name]) for name, one in node.keywords.items()}
+    touched = {*references((*arguments, *keywords.values())), *results}
+    writes = operation is not None and operation.effect is Effect.WRITE
+    return Step(
+        name=node.operation,
+        operation=operation,
+        arguments=arguments,
+        keywords=keywords,
+        results=results,
+        writes=values[results[0]].root if writes else None,
+        released=tuple(touched - used),
+        location=node.location,
+    )
+
+
+def _decode(argument: GraphArgument, type_: str) -> Any:
+    match argument.WhichOneof("kind"):
+        case None:
+            return None
+        case "value":
+            return Reference(argument.value)
+        case "list":
+            return [_decode(item, type_) for item in argument.list.items]
+        case "dtype":
+            return decode_dtype(argument.dtype)
+        case "text" if "MemoryFormat" in type_:
+            return getattr(torch, argument.text)
+        case kind:
+            return getattr(argument, kind)
+
+
+def references(arguments: Iterable[Any]) -> Iterator[int]:
+    """The numbers of the values that arguments refer to."""
+    for argument in arguments:
+        if isinstance(argument, Reference):
+            yield argument.number
+        elif isinstance(argument, list):
+            yield from references(argument)
+
+
+class GraphCache:
+    """The most recently used programs, compiled.
+
+    Attributes:
+        compilations: How many programs were compiled so far.
+    """
+
+    def __init__(self, size: int = 256) -> None:
+        self.compilations = 0
+        self._size = size
+        self._graphs: OrderedDict[bytes, CompiledGraph] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compiled(self, program: GraphProgram) -> CompiledGraph:
+        """The program, compiled now or before.
+
+        Raises:
+            ResourceExhaustedError: As `compile_graph`.
+            InvalidArgumentError: As `compile_graph`.
+        """
+        check_size(program)
+        key = digest(program)
+        with self._lock:
+            if key not in self._graphs:
+                self._graphs[key] = compile_graph(program)
+                self.compilations += 1
+            self._graphs.move_to_end(key)
+            if len(self._graphs) > self._size:
+                self._graphs.popitem(last=False)
+            return self._graphs[key]
