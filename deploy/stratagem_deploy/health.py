@@ -1,0 +1,73 @@
+"""The health of one server, asked for over the standard gRPC health service."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from stratagem_proto.channel import open_channel
+
+_CHECK = "/grpc.health.v1.Health/Check"
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+class Health(IntEnum):
+    """How a server is; the values are exit codes."""
+
+    SERVING = 0
+    NOT_SERVING = 1
+    UNREACHABLE = 2
+
+
+@dataclass(frozen=True)
+class HealthReport:
+    """What a health check found.
+
+    Attributes:
+        address: Address of the health service, "host:port".
+        health: How the server is.
+        seconds: How long the answer took.
+        detail: Why it cannot be reached, or "".
+    """
+
+    address: str
+    health: Health
+    seconds: float
+    detail: str = ""
+
+    def __str__(self) -> str:
+        if self.health is Health.UNREACHABLE:
+            return f"{self.address} cannot be reached: {self.detail}"
+        word = "serves" if self.health is Health.SERVING else "does not serve"
+        return f"{self.address} {word} ({1000 * self.seconds:.0f} ms)"
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self) | {"health": self.health.name})
+
+
+def check_health(address: str, timeout: float) -> HealthReport:
+    """Asks a server how it is, waiting at most `timeout` seconds for its answer."""
+    began = time.monotonic()
+    health, detail = _ask(address, timeout)
+    return HealthReport(address, health, time.monotonic() - began, detail)
+
+
+def _ask(address: str, timeout: float) -> tuple[Health, str]:
+    with open_channel(address) as channel:
+        check = channel.unary_unary(
+            _CHECK,
+            health_pb2.HealthCheckRequest.SerializeToString,
+            health_pb2.HealthCheckResponse.FromString,
+        )
+        try:
+            answer = check(health_pb2.HealthCheckRequest(), timeout=timeout)
+        except grpc.RpcError as error:
+            return Health.UNREACHABLE, str(error.details())
+    if answer.status == _SERVING:
+        return Health.SERVING, ""
+    return Health.NOT_SERVING, ""

@@ -1,0 +1,101 @@
+"""The terminal that several processes write to, one line at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import termios
+import threading
+import tty
+from collections.abc import Callable
+from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from stratagem_deploy.transcript import Transcript
+
+_COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
+_ERASE_LINE = b"\r\x1b[K"
+_LONGEST_OPEN_LINE = 4_096  # bytes
+
+
+class Screen:
+    """Keeps the lines of the other processes apart from the main program's output.
+
+    The main program may have left its line open, for instance for a progress bar;
+    the line of another process is then put above it.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._console = Console(file=stream, highlight=False, soft_wrap=True)
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._open_line = b""
+
+    def copy(self, data: bytes) -> None:
+        """Writes output of the main program as it is."""
+        with self._lock:
+            self._write(data)
+            line = (self._open_line + data).rpartition(b"\n")[2]
+            line = line.rstrip(b"\r").rpartition(b"\r")[2]
+            self._open_line = line[-_LONGEST_OPEN_LINE:]
+
+    def labelled(self, name: str, index: int) -> Callable[[str], None]:
+        """Returns what prints a line behind a process's name, in its colour."""
+        label = (f"{name} | ", _COLOURS[index % len(_COLOURS)])
+        return lambda line: self._print(Text.assemble(label, Text.from_ansi(line)))
+
+    def say(self, message: str, style: str = "") -> None:
+        """Prints a message of our own."""
+        self._print(Text(message, style))
+
+    def _print(self, text: Text) -> None:
+        with self._lock:
+            if not self._open_line:
+                self._console.print(text)
+            elif self._console.is_terminal:
+                self._write(_ERASE_LINE)
+                self._console.print(text)
+                self._write(self._open_line)
+            else:
+                self._write(b"\n")
+                self._console.print(text)
+                self._open_line = b""
+
+    def _write(self, data: bytes) -> None:
+        write_all(self._stream.fileno(), data)
+
+
+class Copied(Transcript):
+    """A transcript whose bytes are written on as they come, to a file or terminal."""
+
+    def __init__(self, descriptor: int, copy: Callable[[bytes], None]) -> None:
+        """Starts empty.
+
+        Args:
+            descriptor: Where the copy goes; the process sees a terminal if it is one.
+            copy: Writes there.
+        """
+        super().__init__()
+        self._descriptor = descriptor
+        self._copy = copy
+
+    def pipe(self) -> tuple[int, int]:
+        if not os.isatty(self._descriptor):
+            return os.pipe()
+        reader, writer = pty.openpty()
+        tty.setraw(writer)  # the real terminal translates the line ends
+        size = fcntl.ioctl(self._descriptor, termios.TIOCGWINSZ, bytes(8))
+        fcntl.ioctl(writer, termios.TIOCSWINSZ, size)
+        return reader, writer
+
+    def feed(self, data: bytes) -> None:
+        self._copy(data)
+        super().feed(data)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]

@@ -1,0 +1,204 @@
+"""A training script, run once per worker beside its own parameter servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import FrameType
+
+from stratagem_deploy.addresses import ReservedAddress
+from stratagem_deploy.private_directory import PrivateDirectory
+from stratagem_deploy.process import Process, describe_exit
+from stratagem_deploy.screen import Copied, Screen, write_all
+from stratagem_deploy.server_log import is_routine
+from stratagem_deploy.server_process import ServerCommand, ServerProcess
+from stratagem_deploy.servers import serving
+from stratagem_deploy.supervision import Supervision
+from stratagem_deploy.transcript import Transcript
+
+_SERVER_START_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class ScriptSettings:
+    """What to run, and how.
+
+    Attributes:
+        command: The script and its arguments.
+        ps: Number of parameter servers.
+        workers: Number of workers; worker 0 is the chief.
+        grace: Seconds that processes get to end when they are told to.
+        verbose: Whether servers may tell what they do, and not only what is wrong.
+    """
+
+    command: tuple[str, ...]
+    ps: int = 1
+    workers: int = 1
+    grace: float = 10.0
+    verbose: bool = False
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal came before there was a worker to pass it on to."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__()
+        self.signum = signum
+
+
+class ScriptRun:
+    """One run of a script on a cluster of local processes.
+
+    Everything that happens, happens in the main thread, one event after the other:
+    signals, and the ends of processes.
+    """
+
+    def __init__(self, settings: ScriptSettings) -> None:
+        self._settings = settings
+        self._screen = Screen(sys.stderr)
+        self._events: SimpleQueue[Process | int] = SimpleQueue()
+        self._workers: list[Process] = []
+
+    def exit_code(self) -> int:
+        """Runs the script; returns its exit code, that of the first worker to fail.
+
+        Raises:
+            UnavailableError: A server ended instead of serving.
+            DeadlineExceededError: A server did not start in time.
+        """
+        with ExitStack() as resources:
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                before = signal.signal(signum, self._on_signal)
+                resources.callback(signal.signal, signum, before)
+            try:
+                self._start(resources)
+            except Interrupted as interrupted:
+                return 128 + interrupted.signum
+            return self._supervise()
+
+    def _start(self, resources: ExitStack) -> None:
+        cluster = {
+            "ps": [_reserved(resources) for _ in range(self._settings.ps)],
+            "worker": [_reserved(resources) for _ in range(self._settings.workers)],
+        }
+        directory = PrivateDirectory()
+        resources.callback(directory.close)
+        token_file = directory.write_secret("token", secrets.token_urlsafe(32))
+        servers = [
+            ServerProcess(
+                ServerCommand(index, address, token_file),
+                show=self._shown_log(index),
+                on_end=self._events.put,
+            )
+            for index, address in enumerate(cluster["ps"])
+        ]
+        resources.enter_context(serving(servers, _SERVER_START_SECONDS))
+        resources.callback(self._end_workers)
+        for index in range(self._settings.workers):
+            self._start_worker(index, worker_environment(cluster, index, token_file))
+
+    def _start_worker(self, index: int, environment: dict[str, str]) -> None:
+        output, errors = self._chief_outputs() if index == 0 else self._outputs(index)
+        worker = Process(
+            f"worker:{index}",
+            [sys.executable, *self._settings.command],
+            environment=environment,
+            output=output,
+            errors=errors,
+            on_end=self._events.put,
+        )
+        self._workers.append(worker)
+
+    def _chief_outputs(self) -> tuple[Transcript, Transcript]:
+        """The chief is the main program: what it writes is the run's own output."""
+        errors = Copied(2, self._screen.copy)
+        # One pipe for both keeps their order where a reader could see it.
+        if os.path.sameopenfile(1, 2):
+            return errors, errors
+        return Copied(1, partial(write_all, 1)), errors
+
+    def _outputs(self, index: int) -> tuple[Transcript, Transcript]:
+        both = Transcript(self._screen.labelled(f"worker:{index}", index))
+        return both, both
+
+    def _shown_log(self, index: int) -> Callable[[str], None]:
+        show = self._screen.labelled(f"ps:{index}", index)
+        if self._settings.verbose:
+            return show
+        return lambda line: None if is_routine(line) else show(line)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if not self._workers:
+            raise Interrupted(signum)
+        self._events.put(signum)
+
+    def _supervise(self) -> int:
+        supervision = Supervision(worker.name for worker in self._workers)
+        deadline: float | None = None
+        while supervision.running:
+            signum = self._next_reaction(supervision, deadline)
+            for worker in self._workers if signum else ():
+                worker.send(signum)
+            if signum:
+                deadline = time.monotonic() + self._settings.grace
+        return supervision.exit_code
+
+    def _next_reaction(self, supervision: Supervision, deadline: float | None) -> int:
+        """Waits for the next event; returns the signal that it calls for, or 0."""
+        patience = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            event = self._events.get(timeout=patience)
+        except Empty:
+            return signal.SIGKILL
+        if isinstance(event, int):
+            return supervision.signalled(event)
+        signum = supervision.ended(event.name, event.exit_code or 0)
+        if signum:
+            self._report(event)
+        return signum
+
+    def _report(self, process: Process) -> None:
+        ended = describe_exit(process.exit_code or 0)
+        message = f"stratagem: {process.name} failed first, with {ended}"
+        tail = process.tail()
+        end = "; the end of its log:" if tail else " and without a word"
+        self._screen.say(message + end, "bold red")
+        show = self._screen.labelled(process.name, 0)
+        for line in tail.splitlines():
+            show(line)
+
+    def _end_workers(self) -> None:
+        for worker in self._workers:
+            worker.end(grace=0)
+
+
+def worker_environment(
+    cluster: dict[str, list[str]], index: int, token_file: Path
+) -> dict[str, str]:
+    """What a worker's script finds in its environment, besides our own."""
+    task = {"type": "worker", "index": index}
+    share = max(1, (os.cpu_count() or 1) // len(cluster["worker"]))
+    return {
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
+        "STRATAGEM_TOKEN_FILE": str(token_file),
+        # Through a pipe, Python would keep its words back until it ends.
+        "PYTHONUNBUFFERED": "1",
+        # Each worker would start as many threads as there are cores.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)),
+    }
+
+
+def _reserved(resources: ExitStack) -> str:
+    address = ReservedAddress()
+    resources.callback(address.close)
+    return str(address)

@@ -1,0 +1,102 @@
+"""The parameter servers of a local cluster, and those that live in this process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stratagem_psserver.server import ParameterServer
+    from stratagem_psserver.settings import ServerSettings
+
+_EXIT_SECONDS = 1.0
+
+
+class Server(ABC):
+    """One parameter server that may be stopped and started again where it was.
+
+    A start has two halves, so that several servers can start at the same time, and
+    so has a stop.
+    """
+
+    @abstractmethod
+    def start(self) -> None:
+        """Starts it unless it runs."""
+
+    @abstractmethod
+    def await_serving(self, timeout: float) -> str:
+        """Waits until it answers calls; returns the address of its health checks.
+
+        Raises:
+            UnavailableError: It ended instead.
+            DeadlineExceededError: It needs more than `timeout` seconds.
+        """
+
+    @abstractmethod
+    def begin_stop(self) -> None:
+        """Asks it to drain and stop."""
+
+    @abstractmethod
+    def stop(self, grace: float) -> None:
+        """Stops it, at the latest after about `grace` seconds."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Stops it without any grace."""
+
+    def restart(self, timeout: float) -> None:
+        """Stops it if it runs, and starts it at the same address."""
+        self.stop(timeout)
+        self.start()
+        self.await_serving(timeout)
+
+
+class ServerThread(Server):
+    """A parameter server in this process, on its event-loop thread."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._server: ParameterServer | None = None
+
+    def start(self) -> None:
+        from stratagem_psserver.server import ParameterServer
+
+        if self._server is None:
+            server = ParameterServer(self._settings)
+            server.start()
+            self._server = server
+
+    def await_serving(self, timeout: float) -> str:
+        return self._server.health_address if self._server else ""
+
+    def begin_stop(self) -> None:
+        """Nothing: a server in this process stops quickly enough."""
+
+    def stop(self, grace: float) -> None:
+        server, self._server = self._server, None
+        if server:
+            server.stop(grace)
+
+    def kill(self) -> None:
+        self.stop(grace=0)
+
+
+@contextmanager
+def serving(servers: Sequence[Server], timeout: float) -> Iterator[None]:
+    """Starts servers together, and stops them together at the end of the block.
+
+    Raises:
+        UnavailableError: A server ended instead of serving.
+        DeadlineExceededError: One needs more than `timeout` seconds.
+    """
+    with ExitStack() as stops:
+        for server in servers:
+            stops.callback(server.stop, _EXIT_SECONDS)
+            server.start()
+        for server in servers:
+            stops.callback(server.begin_stop)
+        for server in servers:
+            server.await_serving(timeout)
+        yield
