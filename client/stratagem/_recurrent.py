@@ -15,13 +15,13 @@ def follow_replica(module: nn.Module) -> None:
     lists where they differ from the parameters. Several replicas would do so at
     each turn, and in each other's forward when they run concurrently.
     """
-    if isinstance(module, nn.RNNBase) and not isinstance(module, _Following):
+    if isinstance(module, nn.RNNBase) and not isinstance(module, Following):
         for cache_name in ("_flat_weights", "_flat_weight_refs"):
             del module.__dict__[cache_name]
         module.__class__ = _following(type(module))
 
 
-class _Following:
+class Following:
     """Mixin that computes what `nn.RNNBase` caches."""
 
     _flat_weights_names: list[str]
@@ -57,5 +57,5 @@ _kinds: dict[type[nn.RNNBase], type[nn.RNNBase]] = {}
 def _following(kind: type[nn.RNNBase]) -> type[nn.RNNBase]:
     if kind not in _kinds:
         names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-        _kinds[kind] = type(kind.__name__, (_Following, kind), names)
+        _kinds[kind] = type(kind.__name__, (Following, kind), names)
     return _kinds[kind]

@@ -56,7 +56,7 @@ class OneCopyExtended(two_replicas._Extended, HostingExtended):
             for update in group.updates:
                 engine = self._engine(step.optimizer, step.class_name, update.variable)
                 engine.param_groups[0] |= group.hyperparameters
-                update.variable.value().grad = step.reduced(update)
+                _copy_in(engine).grad = step.reduced(update)
                 engine.step()
 
     def _engine(
@@ -64,19 +64,27 @@ class OneCopyExtended(two_replicas._Extended, HostingExtended):
     ) -> torch.optim.Optimizer:
         key = optimizer, variable.name
         if key not in self._engines:
-            self._engines[key] = OPTIMIZERS[class_name].cls([variable.value()])  # type: ignore[call-arg]
+            # Not the leaf that the first replica differentiates with respect to.
+            copy = variable.value().detach()
+            self._engines[key] = OPTIMIZERS[class_name].cls([copy])  # type: ignore[call-arg]
         return self._engines[key]
 
     def _slots(self, optimizer: str, variable: Variable) -> Mapping[str, Tensor]:
         engine = self._engines.get((optimizer, variable.name))
-        state = {} if engine is None else engine.state[variable.value()]
+        state = {} if engine is None else engine.state[_copy_in(engine)]
         return {key: value.clone() for key, value in state.items()}
 
     def _set_slots(
         self, optimizer: str, variable: Variable, slots: Mapping[str, Tensor]
     ) -> None:
         engine = self._engine(optimizer, "Adam", variable)
-        engine.state[variable.value()] = dict(slots)
+        copies = {key: value.clone() for key, value in slots.items()}
+        engine.state[_copy_in(engine)] = copies
+
+
+def _copy_in(engine: torch.optim.Optimizer) -> Tensor:
+    copy: Tensor = engine.param_groups[0]["params"][0]
+    return copy
 
 
 def extended_of(strategy: stratagem.Strategy) -> OneCopyExtended:

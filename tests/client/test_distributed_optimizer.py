@@ -1,0 +1,475 @@
+"""A DistributedOptimizer against the torch optimizer that it wraps."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import stratagem
+from stratagem import DistributedOptimizer, PerReplica, ReduceOp
+from tests.client.one_copy import OneCopy, extended_of
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": partial(torch.optim.SGD, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "Adam": partial(torch.optim.Adam, weight_decay=0.01),
+    "AdamW": partial(torch.optim.AdamW, amsgrad=True),
+    "Adagrad": torch.optim.Adagrad,
+    "RMSprop": partial(torch.optim.RMSprop, centered=True),
+    "fused Adam": partial(torch.optim.Adam, fused=True),
+}
+STEPS = 12
+BATCHES = torch.randn(STEPS, 6, 3, generator=torch.Generator().manual_seed(1))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 5), nn.Linear(5, 1)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, features: Tensor) -> Tensor:
+        output: Tensor = self.second(self.first(features).tanh())
+        return output
+
+
+def seeded_model() -> Any:
+    torch.manual_seed(3)
+    return Model()
+
+
+def loss_of(model: Any, features: Tensor) -> Any:
+    return (model(features) - features.sum(1, keepdim=True)).square().mean()
+
+
+def hosted_model(replicas: int = 1) -> tuple[OneCopy, Any]:
+    stratagem.config.set_logical_cpus(2)
+    strategy = OneCopy(replicas)
+    with strategy.scope():
+        model = seeded_model()
+    return strategy, model
+
+
+def current(strategy: OneCopy, model: nn.Module) -> list[Tensor]:
+    """The parameters after the last step."""
+    strategy.run(lambda: None)
+    return [parameter.clone() for parameter in parameters_of(model)]
+
+
+def parameters_of(model: nn.Module) -> list[Tensor]:
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def assert_same_bytes(mine: Any, theirs: Any) -> None:
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
+def in_two_groups(model: nn.Module) -> list[dict[str, Any]]:
+    weights = [p for p in model.parameters() if p.ndim > 1]
+    rest = [p for p in model.parameters() if p.ndim <= 1]
+    return [{"params": weights}, {"params": rest, "lr": 0.003}]
+
+
+Run = Callable[..., Any]
+
+
+def train(
+    model: Any, optimizer: torch.optim.Optimizer, scheduled: Any, run: Run
+) -> None:
+    """Trains with accumulation, clipping and a schedule of the rate."""
+    schedule = torch.optim.lr_scheduler.StepLR(scheduled, 4, gamma=0.5)
+
+    def step(number: int, features: Tensor) -> None:
+        loss_of(model, features).backward()
+        if number % 2:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    for number in range(STEPS):
+        run(step, args=(number, BATCHES[number]))
+        if number % 2:
+            schedule.step()
+
+
+def locally(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    return fn(*args)
+
+
+@pytest.mark.parametrize("scheduled", ["the wrapper", "the wrapped"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_training_equals_plain_torch_to_the_byte(kind: str, scheduled: str) -> None:
+    plain = seeded_model()
+    theirs = OPTIMIZERS[kind](in_two_groups(plain), lr=0.05)
+    train(plain, theirs, theirs, locally)
+
+    strategy, model = hosted_model()
+    wrapped = OPTIMIZERS[kind](in_two_groups(model), lr=0.05)
+    mine = DistributedOptimizer(wrapped)
+    of_schedule = {"the wrapper": mine, "the wrapped": wrapped}[scheduled]
+    train(model, mine, of_schedule, strategy.run)
+
+    assert_same_bytes(current(strategy, model), parameters_of(plain))
+    assert_same_bytes(mine.state_dict(), theirs.state_dict())
+
+
+def test_two_replicas_on_halves_equal_one_on_the_whole() -> None:
+    plain = seeded_model()
+    theirs = torch.optim.Adam(plain.parameters())
+    strategy, model = hosted_model(replicas=2)
+    mine = DistributedOptimizer(torch.optim.Adam(model.parameters()))
+
+    def step(model: Any, optimizer: torch.optim.Optimizer, features: Tensor) -> None:
+        optimizer.zero_grad()
+        loss_of(model, features).backward()
+        optimizer.step()
+
+    for batch in BATCHES:
+        step(plain, theirs, batch)
+        strategy.run(step, args=(model, mine, PerReplica(batch.chunk(2))))
+    torch.testing.assert_close(current(strategy, model), parameters_of(plain))
+
+
+@pytest.mark.parametrize(
+    ("reduce_op", "change"), [(ReduceOp.MEAN, 1.5), ("sum", 3.0), ("MEAN", 1.5)]
+)
+def test_gradients_of_replicas_are_averaged_or_added(
+    reduce_op: Any, change: float
+) -> None:
+    strategy, model = hosted_model(replicas=2)
+    before = model.second.bias.detach().clone()
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1.0), reduce_op
+    )
+
+    def step(factor: float) -> None:
+        (model.second.bias * factor).sum().backward()
+        optimizer.step()
+
+    strategy.run(step, args=(PerReplica([1.0, 2.0]),))
+    current(strategy, model)
+    assert torch.equal(model.second.bias, before - change)
+
+
+def test_a_replica_without_any_gradient_does_not_count_in_the_mean() -> None:
+    strategy, model = hosted_model(replicas=2)
+    before = model.second.bias.detach().clone()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+
+    def step(has_data: bool) -> None:
+        if has_data:
+            (model.second.bias * 3).sum().backward()
+        optimizer.step()
+
+    strategy.run(step, args=(PerReplica([False, True]),))
+    (made,) = extended_of(strategy).steps
+    assert made.replicas == 1
+    current(strategy, model)
+    assert torch.equal(model.second.bias, before - 3)
+
+
+def test_a_gradient_that_one_taking_part_lacks_is_zero_in_the_mean() -> None:
+    strategy, model = hosted_model(replicas=2)
+    before = model.second.bias.detach().clone()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+
+    def step(first: bool) -> None:
+        parameter = model.second.bias if first else model.first.bias
+        parameter.sum().backward()
+        optimizer.step()
+
+    strategy.run(step, args=(PerReplica([True, False]),))
+    current(strategy, model)
+    assert torch.equal(model.second.bias, before - 0.5)
+
+
+def test_a_step_without_gradients_is_told_to_the_strategy_all_the_same() -> None:
+    strategy, model = hosted_model()
+    before = current(strategy, model)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    strategy.run(lambda: optimizer.step())
+    (made,) = extended_of(strategy).steps
+    assert (made.replicas, list(made.updates())) == (0, [])
+    assert_same_bytes(current(strategy, model), before)
+
+
+def test_a_closure_computes_the_loss_of_its_replica() -> None:
+    strategy, model = hosted_model(replicas=2)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def step(features: Tensor) -> Any:
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = loss_of(model, features)
+            loss.backward()
+            return loss
+
+        with torch.no_grad():
+            return optimizer.step(closure)
+
+    losses = strategy.run(step, args=(PerReplica(BATCHES[0].chunk(2)),))
+    reference = seeded_model()
+    for mine, half in zip(losses.values, BATCHES[0].chunk(2), strict=True):
+        assert torch.equal(mine, loss_of(reference, half))
+
+
+def test_zero_grad_clears_the_running_replica_only() -> None:
+    strategy, model = hosted_model(replicas=2)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def gradients_left(clear: bool) -> bool:
+        model.second.bias.sum().backward()
+        if clear:
+            optimizer.zero_grad()
+        return model.second.bias.grad is not None
+
+    left = strategy.run(gradients_left, args=(PerReplica([True, False]),))
+    assert left.values == (False, True)
+    optimizer.zero_grad(set_to_none=False)
+    grads = strategy.run(lambda: model.second.bias.grad)
+    assert [None if g is None else g.item() for g in grads.values] == [None, 0.0]
+    optimizer.zero_grad()
+    assert strategy.run(lambda: model.second.bias.grad) is None
+
+
+def test_param_groups_show_each_replica_its_own_leaves() -> None:
+    strategy, model = hosted_model(replicas=2)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def same() -> list[bool]:
+        (group,) = optimizer.param_groups
+        seen = group["params"]
+        pairs = zip(seen, model.parameters(), strict=True)
+        every = all(a is b for a, b in pairs)
+        return [every, seen[-1] is model.unused.bias, seen[:1][0] is model.first.weight]
+
+    assert strategy.run(same) == [True, True, True]
+    assert type(copy.deepcopy(optimizer.param_groups[0]["params"])) is list
+
+
+def test_a_changed_hyperparameter_is_part_of_the_next_step() -> None:
+    strategy, model = hosted_model()
+    wrapped = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = DistributedOptimizer(wrapped)
+    optimizer.param_groups[0]["lr"] = 0.2
+    assert wrapped.param_groups[0]["lr"] == 0.2
+    strategy.run(lambda: optimizer.step())
+    wrapped.param_groups[0]["momentum"] = 0.5
+    strategy.run(lambda: optimizer.step())
+    first, second = (s.groups[0].hyperparameters for s in extended_of(strategy).steps)
+    assert (first["lr"], first["momentum"]) == (0.2, 0)
+    assert (second["lr"], second["momentum"]) == (0.2, 0.5)
+
+
+def test_a_state_dict_moves_between_plain_torch_and_a_strategy() -> None:
+    plain = seeded_model()
+    theirs = torch.optim.Adam(plain.parameters(), lr=0.05)
+    for batch in BATCHES[:3]:
+        theirs.zero_grad()
+        loss_of(plain, batch).backward()
+        theirs.step()
+
+    strategy, model = hosted_model()
+    mine = DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.9))
+    model.load_state_dict(plain.state_dict())
+    mine.load_state_dict(theirs.state_dict())
+    assert mine.param_groups[0]["lr"] == 0.05
+    assert_same_bytes(mine.state_dict(), theirs.state_dict())
+    assert not mine.state
+
+    def step(batch: Tensor) -> None:
+        mine.zero_grad()
+        loss_of(model, batch).backward()
+        mine.step()
+
+    for batch in BATCHES[3:6]:
+        strategy.run(step, args=(batch,))
+        theirs.zero_grad()
+        loss_of(plain, batch).backward()
+        theirs.step()
+    assert_same_bytes(current(strategy, model), parameters_of(plain))
+
+    back = torch.optim.Adam(seeded_model().parameters())
+    back.load_state_dict(mine.state_dict())
+    assert_same_bytes(back.state_dict(), theirs.state_dict())
+
+
+def test_loading_a_state_without_entries_forgets_the_old_ones() -> None:
+    strategy, model = hosted_model()
+    optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters()))
+    fresh = optimizer.state_dict()
+
+    def step() -> None:
+        loss_of(model, BATCHES[0]).backward()
+        optimizer.step()
+
+    strategy.run(step)
+    assert optimizer.state_dict()["state"]
+    optimizer.load_state_dict(fresh)
+    assert optimizer.state_dict()["state"] == {}
+
+
+def test_the_state_of_a_fresh_adagrad_is_that_of_torch() -> None:
+    _, model = hosted_model()
+    mine = DistributedOptimizer(torch.optim.Adagrad(model.parameters()))
+    theirs = torch.optim.Adagrad(seeded_model().parameters())
+    assert_same_bytes(mine.state_dict(), theirs.state_dict())
+
+
+def test_optimizers_are_named_by_class_and_order() -> None:
+    strategy, model = hosted_model()
+    makers = [torch.optim.Adam, torch.optim.SGD, torch.optim.Adam]
+    optimizers = [DistributedOptimizer(m(model.parameters())) for m in makers]
+    for optimizer in optimizers:
+        strategy.run(optimizer.step)
+    names = [step.optimizer for step in extended_of(strategy).steps]
+    assert names == ["Adam", "SGD", "Adam_1"]
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_variable_is_optimized_by_its_value(replicas: int) -> None:
+    strategy, model = hosted_model(replicas)
+    with strategy.scope():
+        bias = stratagem.Variable([1.0, 2.0], name="free")
+        optimizer = DistributedOptimizer(
+            torch.optim.SGD([*model.parameters(), bias.value()], lr=1.0)
+        )
+
+    def step(factor: float) -> float:
+        optimizer.zero_grad()
+        (bias * factor).sum().backward()
+        optimizer.step()
+        assert bias.grad is not None
+        return bias.grad[0].item()
+
+    factors = PerReplica([1.0, 3.0][:replicas])
+    gradients = strategy.run(step, args=(factors,))
+    assert strategy.experimental_local_results(gradients) == (1.0, 3.0)[:replicas]
+    mean = sum(factors.values) / replicas
+    assert bias.numpy().tolist() == [1.0 - mean, 2.0 - mean]
+
+
+def test_schedulers_and_hooks_see_an_ordinary_optimizer() -> None:
+    strategy, model = hosted_model()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.4))
+    seen: list[object] = []
+    optimizer.register_step_post_hook(lambda opt, args, kwargs: seen.append(opt))
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    strategy.run(lambda: optimizer.step())
+    schedule.step(1.0)
+    schedule.step(2.0)
+    assert seen == [optimizer]
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.04)
+    assert "lr: 0.04" in repr(optimizer)
+
+
+def test_a_group_added_later_is_trained() -> None:
+    strategy, model = hosted_model()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.first.parameters(), lr=1.0))
+    optimizer.add_param_group({"params": model.second.parameters(), "lr": 0.5})
+    before = model.second.bias.detach().clone()
+
+    def step() -> None:
+        model.second.bias.sum().backward()
+        optimizer.step()
+
+    strategy.run(step)
+    current(strategy, model)
+    assert torch.equal(model.second.bias, before - 0.5)
+    with pytest.raises(stratagem.InvalidArgumentError, match="param group 2"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    assert len(optimizer.param_groups) == 2
+
+
+def test_a_parameter_of_no_strategy_is_refused_with_the_fix() -> None:
+    model = nn.Linear(2, 3)
+    with pytest.raises(
+        stratagem.InvalidArgumentError,
+        match=r"parameter 0 of param group 0, of shape \(3, 2\).*strategy\.scope\(\)",
+    ):
+        DistributedOptimizer(torch.optim.SGD(model.parameters()))
+
+
+def test_parameters_of_two_strategies_are_refused() -> None:
+    (_, one), (_, other) = hosted_model(), hosted_model()
+    both = [*one.parameters(), *other.parameters()]
+    with pytest.raises(stratagem.ContextError, match="Mixing different"):
+        DistributedOptimizer(torch.optim.SGD(both))
+
+
+class Adam(torch.optim.Adam):
+    """Somebody's own optimizer, of a known name."""
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (torch.optim.LBFGS, r"do not run the optimizer 'LBFGS'.*extended\.update"),
+        (Adam, r"Adam is not torch\.optim\.Adam.*extended\.update"),
+        (partial(torch.optim.Adam, capturable=True), "leave capturable out"),
+    ],
+)
+def test_what_servers_cannot_run_is_refused_at_once(make: Any, message: str) -> None:
+    _, model = hosted_model()
+    with pytest.raises(stratagem.InvalidArgumentError, match=message):
+        DistributedOptimizer(make(model.parameters()))
+
+
+def test_what_is_no_optimizer_is_refused() -> None:
+    with pytest.raises(TypeError, match="wraps a torch"):
+        DistributedOptimizer([torch.zeros(1)])  # type: ignore[arg-type]
+
+
+def test_an_optimizer_that_has_state_is_refused() -> None:
+    _, model = hosted_model()
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    loss_of(model, BATCHES[0]).backward()
+    optimizer.step()
+    with pytest.raises(stratagem.FailedPreconditionError, match="load_state_dict"):
+        DistributedOptimizer(optimizer)
+
+
+def test_a_step_outside_of_a_replica_is_refused() -> None:
+    strategy, model = hosted_model()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()))
+    with pytest.raises(stratagem.ContextError, match=r"strategy\.run\(\)"):
+        optimizer.step()
+    with strategy.scope(), pytest.raises(stratagem.ContextError, match="in a replica"):
+        optimizer.step()
+    with pytest.raises(stratagem.ContextError, match="cross-replica"):
+        strategy.run(optimizer.state_dict)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_is_refused(duplicate: Callable[[Any], Any]) -> None:
+    _, model = hosted_model()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()))
+    with pytest.raises(stratagem.InvalidTypeError, match=r"state_dict\(\)"):
+        duplicate(optimizer)
+
+
+def test_sparse_gradients_stay_sparse() -> None:
+    stratagem.config.set_logical_cpus(2)
+    strategy = OneCopy(2)
+    with strategy.scope():
+        table = nn.Embedding(6, 2, sparse=True)
+        optimizer = DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0))
+    before = table.weight.detach().clone()
+
+    def step(ids: Tensor) -> None:
+        table(ids).sum().backward()
+        optimizer.step()
+
+    strategy.run(step, args=(PerReplica([torch.tensor([1, 2]), torch.tensor([2])]),))
+    (update,) = extended_of(strategy).steps[0].updates()
+    assert update.total().is_sparse
+    strategy.run(lambda: None)
+    changed = (before - table.weight)[:, 0]
+    torch.testing.assert_close(changed, torch.tensor([0, 0.5, 1, 0, 0, 0]))
