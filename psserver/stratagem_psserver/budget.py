@@ -37,17 +37,17 @@ class Reservation:
     """Bytes of a budget; a context manager that gives them back at its end."""
 
     def __init__(self, budget: Budget, nbytes: int) -> None:
-        self._budget, self._nbytes = budget, nbytes
+        self._budget, self.nbytes = budget, nbytes
         budget.used += nbytes
 
     def release(self) -> None:
         """Gives the bytes back; a second time does nothing."""
-        self._budget.used -= self._nbytes
-        self._nbytes = 0
+        self._budget.used -= self.nbytes
+        self.nbytes = 0
 
     def hand_over(self) -> Reservation:
         """A new reservation of the same bytes, which this one then no longer has."""
-        heir = Reservation(self._budget, self._nbytes)
+        heir = Reservation(self._budget, self.nbytes)
         self.release()
         return heir
 

@@ -34,12 +34,14 @@ class Gradient:
         """What `torch.optim` finds in `.grad`."""
         if self.rows is None:
             return self.value
-        return torch.sparse_coo_tensor(
-            self.rows.unsqueeze(0),
-            self.value,
-            size=variable.value.shape,
-            check_invariants=False,
-        )
+        return as_sparse(self.rows.unsqueeze(0), self.value, variable.value.shape)
+
+
+def as_sparse(
+    indices: torch.Tensor, values: torch.Tensor, shape: torch.Size
+) -> torch.Tensor:
+    """The uncoalesced sparse tensor of some rows that were checked before."""
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
 
 
 def gather(

@@ -26,6 +26,7 @@ from stratagem_psserver.rehearsal import (
     hyperparameters_of,
     make_optimizer,
     rehearse,
+    take_step,
 )
 from stratagem_psserver.store import Variable, VariableStore
 
@@ -55,7 +56,7 @@ class _Group:
             tensor.grad = each.gradient
             if each.state:
                 optimizer.state[tensor] = each.state
-        optimizer.step()
+        take_step(optimizer)
         for tensor, each in lent.items():
             tensor.grad = None
             each.state = dict(optimizer.state.get(tensor, {}))

@@ -12,6 +12,7 @@ import torch
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.optimizers import OptimizerRule, Value
+from stratagem_psserver.gradients import as_sparse
 
 Hyperparameters = tuple[tuple[str, Value], ...]
 
@@ -48,6 +49,15 @@ def make_optimizer(
     # AdamW has hyperparameters that its constructor does not take.
     optimizer.param_groups[0].update(values)
     return optimizer
+
+
+def take_step(optimizer: torch.optim.Optimizer) -> None:
+    """Steps, without the checks of sparse tensors that torch would warn about.
+
+    The rows of a sparse gradient have been checked when it came.
+    """
+    with torch.sparse.check_sparse_tensor_invariants(False):
+        optimizer.step()
 
 
 @cache
@@ -117,11 +127,13 @@ def _step_once(
     rule: OptimizerRule, values: Mapping[str, Value], dtype: torch.dtype, sparse: bool
 ) -> dict[str, torch.Tensor]:
     parameter = torch.zeros(1, 1, dtype=dtype)
-    gradient = torch.zeros(1, 1, dtype=dtype)
-    parameter.grad = gradient.to_sparse(1) if sparse else gradient
+    parameter.grad = torch.zeros(1, 1, dtype=dtype)
+    if sparse:
+        row = torch.zeros(1, 1, dtype=torch.int64)
+        parameter.grad = as_sparse(row, parameter.grad, parameter.shape)
     optimizer = make_optimizer(rule, values, [parameter])
     optimizer.param_groups[0]["params"] = [parameter]
-    optimizer.step()
+    take_step(optimizer)
     return dict(optimizer.state[parameter])
 
 

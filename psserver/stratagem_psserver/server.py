@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from types import TracebackType
 
 import grpc
@@ -70,7 +69,7 @@ class ParameterServer:
     async def _end_leases(self) -> None:
         while True:
             await asyncio.sleep(self.settings.lease_seconds / _LEASE_CHECKS)
-            for session in self._state.ledger.expire(time.monotonic()):
+            for session in self._state.end_leases():
                 self._log.warning("lease ended", peer=session.label)
 
     def stop(self, grace: float | None = None) -> None:

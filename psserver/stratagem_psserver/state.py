@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
 
 from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.v1.session_pb2 import Role, Task
+from stratagem_psserver.barrier import Barriers
 from stratagem_psserver.budget import Budget
 from stratagem_psserver.compute import Compute
 from stratagem_psserver.ledger import Session, SessionLedger
 from stratagem_psserver.locks import VariableLocks
 from stratagem_psserver.mutations import Mutations
 from stratagem_psserver.optimizers import Optimizers
+from stratagem_psserver.rounds import Rounds
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.store import VariableStore
 from stratagem_psserver.waits import Waits
@@ -30,6 +35,8 @@ class ServerState:
         self.store = VariableStore()
         self.ledger = SessionLedger(settings.lease_seconds)
         self.budget = Budget(settings.staged_bytes)
+        self.rounds = Rounds()
+        self.barriers = Barriers()
         self.optimizers = Optimizers(self.store)
         self.locks = VariableLocks()
         self.waits = Waits()
@@ -44,6 +51,35 @@ class ServerState:
         """
         return self.ledger.session(session_id, time.monotonic())
 
-    def owners(self, names: list[str]) -> list[str]:
-        """Names under which those variables are locked: slots with their owners."""
-        return [self.store.owner(name) for name in names]
+    def open_session(
+        self, session_id: bytes, role: Role.ValueType, task: Task
+    ) -> Session:
+        """Begins or resumes a session."""
+        session = self.ledger.open(session_id, role, task, time.monotonic())
+        self._groups_changed(self.rounds.session_opened(session.id, session.label))
+        return session
+
+    def close_session(self, session_id: bytes) -> None:
+        """Ends a session at its client's wish."""
+        session = self.ledger.close(session_id)
+        if session is not None:
+            self._ended(session, f"{session.label} left")
+
+    def end_leases(self) -> list[Session]:
+        """Ends the sessions of clients that were silent for too long."""
+        ended = self.ledger.expire(time.monotonic())
+        for session in ended:
+            self._ended(session, f"the lease of {session.label} ran out")
+        return ended
+
+    def _ended(self, session: Session, why: str) -> None:
+        self.barriers.session_ended(session.id)
+        self._groups_changed(self.rounds.session_ended(session.id, why))
+
+    def _groups_changed(self, groups: list[str]) -> None:
+        for group in groups:
+            self.waits.changed(("group", group))
+
+    def locked(self, names: Iterable[str]) -> AbstractAsyncContextManager[None]:
+        """Holds the locks of variables; slots share those of their owners."""
+        return self.locks.holding(map(self.store.owner, names))

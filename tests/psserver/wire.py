@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import TypeVar
 
 import grpc
@@ -44,6 +45,17 @@ class RawClient:
         self.acknowledged = 0
         self._token = token
         self._task = task or session_pb2.Task(job="worker", index=0)
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.channel.close()
 
     def open(self, version: int = PROTOCOL_VERSION) -> session_pb2.OpenSessionResponse:
         request = session_pb2.OpenSessionRequest(

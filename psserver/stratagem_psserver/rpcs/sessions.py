@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import time
 
 from stratagem_proto.errors import UnauthenticatedError
 from stratagem_proto.protocol import (
@@ -24,8 +23,8 @@ class SessionRpcs:
     async def open(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
         check_version(request.protocol_version)
         self._check_token(request.cluster_token)
-        session = self._state.ledger.open(
-            request.session_id, request.role, request.task, time.monotonic()
+        session = self._state.open_session(
+            request.session_id, request.role, request.task
         )
         settings = self._state.settings
         return pb.OpenSessionResponse(
@@ -54,5 +53,5 @@ class SessionRpcs:
         return pb.HeartbeatResponse(incarnation=self._state.incarnation)
 
     async def close(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:
-        self._state.ledger.close(request.session_id)
+        self._state.close_session(request.session_id)
         return pb.CloseSessionResponse()

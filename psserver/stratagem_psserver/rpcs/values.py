@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from stratagem_proto.codec import split
+from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.frames import encode_frame
 from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
@@ -26,8 +27,10 @@ class ValueRpcs:
     async def read(self, request: pb.ReadRequest) -> AsyncIterator[bytes]:
         state = self._state
         state.session(request.session_id)
+        if request.HasField("after"):
+            await self._wait(request.after, request.wait_seconds)
         names = [selection.variable for selection in request.selections]
-        async with state.locks.holding(state.owners(names)):
+        async with state.locked(names):
             header, tensors = self._select(request.selections)
             nbytes = sum(tensor.nbytes for tensor in tensors)
             reservation = state.budget.reserve(nbytes, "a read")
@@ -39,6 +42,15 @@ class ValueRpcs:
         with reservation:
             for frame in frames:
                 yield frame
+
+    async def _wait(self, mark: pb.StepMark, seconds: float) -> None:
+        state = self._state
+        applied = partial(state.rounds.is_applied, mark)
+        if not await state.waits.until(("group", mark.group), applied, seconds):
+            raise DeadlineExceededError(
+                f"step {mark.step} of {mark.group!r} was not applied in {seconds:g} s: "
+                f"{state.rounds.missing(mark)}"
+            )
 
     def _select(
         self, selections: Sequence[pb.Selection]
@@ -64,7 +76,7 @@ class ValueRpcs:
     ) -> pb.AssignResponse:
         state = self._state
         names = [assignment.variable for assignment in header.assignments]
-        async with state.locks.holding(state.owners(names)):
+        async with state.locked(names):
             writes = prepare(state.store, header.assignments, staged.tensors)
             nbytes = sum(write.value.nbytes for write in writes)
             await state.compute.run(partial(_run, writes), nbytes)

@@ -25,8 +25,11 @@ class VariableRpcs:
     async def _create(
         self, header: pb.CreateVariablesHeader, staged: Staged
     ) -> pb.CreateVariablesResponse:
-        created = self._state.store.create(header.variables, staged.tensors)
-        return pb.CreateVariablesResponse(variables=created)
+        # A slot must not appear while its owner is being stepped.
+        names = [variable.slot_of or variable.name for variable in header.variables]
+        async with self._state.locked(names):
+            created = self._state.store.create(header.variables, staged.tensors)
+            return pb.CreateVariablesResponse(variables=created)
 
     async def describe(
         self, request: pb.DescribeVariablesRequest
@@ -49,5 +52,5 @@ class VariableRpcs:
         self, request: pb.DeleteVariablesRequest, session: Session
     ) -> pb.DeleteVariablesResponse:
         names = list(request.names)
-        async with self._state.locks.holding(self._state.owners(names)):
+        async with self._state.locked(names):
             return pb.DeleteVariablesResponse(names=self._state.store.delete(names))

@@ -1,0 +1,120 @@
+"""What workers contribute to a synchronous step, and its sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.v1.parameter_server_pb2 import (
+    REDUCTION_MEAN,
+    Contribution,
+    Reduction,
+)
+from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_psserver.budget import Reservation
+from stratagem_psserver.gradients import Gradient
+
+
+@dataclass
+class Part:
+    """One worker's contribution to one step.
+
+    Attributes:
+        session_id: The session that staged it.
+        task: The worker, for messages.
+        contribution: Which step and how to add it.
+        program: What the step runs on the sum.
+        gradients: Sums over the worker's replicas by variable; owned by the part.
+        reservation: The bytes that they occupy.
+        committed: Whether it counts.
+        orphaned: Whether its session has ended since.
+    """
+
+    session_id: bytes
+    task: str
+    contribution: Contribution
+    program: OptimizerProgram
+    gradients: Mapping[str, Gradient]
+    reservation: Reservation
+    committed: bool = False
+    orphaned: bool = False
+
+
+def total(parts: Sequence[Part]) -> list[Gradient]:
+    """The reduced gradients of a step; consumes the parts' tensors.
+
+    Args:
+        parts: In worker order. The sum starts from the first part that has a
+            gradient of the variable, so that it has the same bytes in whatever order
+            the parts arrived.
+    """
+    sums: dict[str, Gradient] = {}
+    for part in parts:
+        for name, gradient in part.gradients.items():
+            if name in sums:
+                _add(sums[name], gradient)
+            else:
+                sums[name] = gradient
+    replicas = sum(part.contribution.replicas for part in parts)
+    if parts[0].contribution.reduction == REDUCTION_MEAN and replicas > 1:
+        for gradient in sums.values():
+            gradient.value.div_(replicas)
+    return list(sums.values())
+
+
+def _add(target: Gradient, other: Gradient) -> None:
+    if target.rows is None or other.rows is None:
+        target.value.add_(other.value)
+        return
+    target.rows = torch.cat((target.rows, other.rows))
+    target.value = torch.cat((target.value, other.value))
+
+
+def check_agreement(part: Part, other: Part) -> None:
+    """Checks that two workers mean the same step.
+
+    Raises:
+        InvalidArgumentError: Naming both workers and what differs.
+    """
+    mine, theirs = _terms(part), _terms(other)
+    for variable in part.gradients.keys() & other.gradients.keys():
+        mine |= _gradient_terms(part.gradients[variable])
+        theirs |= _gradient_terms(other.gradients[variable])
+    if mine == theirs:
+        return
+    term = min(term for term in mine | theirs if mine.get(term) != theirs.get(term))
+    mark = part.contribution.step
+    raise InvalidArgumentError(
+        f"{part.task} and {other.task} differ in the {term} of step {mark.step} of "
+        f"{mark.group!r}: {mine.get(term, 'none')} against "
+        f"{theirs.get(term, 'none')}; run the same program on all workers"
+    )
+
+
+def _terms(part: Part) -> dict[str, str]:
+    """All in which the parts of a step must agree, by how messages name it."""
+    contribution, program = part.contribution, part.program
+    terms = {
+        "number of workers": str(contribution.num_workers),
+        "reduction": Reduction.Name(contribution.reduction),
+        "optimizer": f"{program.class_name} {program.name!r}",
+        "number of param groups": str(len(program.groups)),
+    }
+    for index, group in enumerate(program.groups):
+        for key, value in group.values.items():
+            kind = value.WhichOneof("kind")
+            shown = str(getattr(value, kind)).strip() if kind else "None"
+            terms[f"hyperparameter {key!r} of param group {index}"] = shown
+    return terms
+
+
+def _gradient_terms(gradient: Gradient) -> dict[str, str]:
+    return {
+        f"param group of {gradient.variable!r}": str(gradient.group),
+        f"kind of gradient of {gradient.variable!r}": (
+            "dense" if gradient.rows is None else "row-sparse"
+        ),
+    }

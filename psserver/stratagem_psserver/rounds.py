@@ -1,0 +1,243 @@
+"""Synchronous steps: one contribution of each worker, added in worker order.
+
+A contribution is staged by one request and counts once a second one commits it, so
+that a worker can stage its parts on all servers before any of them counts. When all
+are committed the step closes: the server adds them up and applies the sum.
+
+When a session ends, what it had only staged is dropped and what it had committed
+still counts. Its worker is then gone: waiting for a step that lacks a contribution of
+it fails by name, until the same task opens a session again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stratagem_proto.errors import (
+    AbortedError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+)
+from stratagem_proto.protocol import check_name
+from stratagem_proto.v1.parameter_server_pb2 import StepMark
+from stratagem_psserver.contributions import Part, check_agreement
+
+
+@dataclass
+class _Member:
+    """A worker of a group as its latest contribution showed it."""
+
+    session_id: bytes
+    task: str
+    gone: str = ""
+
+
+@dataclass
+class _Group:
+    """The steps of one group.
+
+    Attributes:
+        closed: Newest step that takes no more contributions.
+        applied: Newest step whose sum the variables contain.
+        num_workers: As the latest contribution said.
+        failed: Newest step that could not be applied, and why.
+    """
+
+    closed: int = 0
+    applied: int = 0
+    num_workers: int = 0
+    failed: tuple[int, str] = (0, "")
+    parts: dict[int, dict[int, Part]] = field(default_factory=dict)
+    members: dict[int, _Member] = field(default_factory=dict)
+
+    def lacking(self, step: int) -> list[int]:
+        """Workers whose contribution to a step is not committed."""
+        parts = self.parts.get(step, {})
+        return [
+            worker
+            for worker in range(self.num_workers)
+            if worker not in parts or not parts[worker].committed
+        ]
+
+    def label(self, worker: int) -> str:
+        member = self.members.get(worker)
+        return member.task if member else f"worker {worker}"
+
+    def drop(self, step: int) -> None:
+        for part in self.parts.pop(step, {}).values():
+            part.reservation.release()
+
+
+class Rounds:
+    """The synchronous groups of a server."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, _Group] = {}
+
+    def stage(self, part: Part) -> None:
+        """Keeps a contribution, in place of an uncommitted one of the same session.
+
+        Raises:
+            InvalidArgumentError: It contradicts another worker's or itself.
+            FailedPreconditionError: The step is closed, or the worker's part is
+                committed or belongs to another session.
+        """
+        contribution = part.contribution
+        mark = contribution.step
+        _check_numbers(part)
+        group = self._groups.setdefault(mark.group, _Group())
+        _check_open(group, mark, part.task)
+        parts = group.parts.setdefault(mark.step, {})
+        previous = parts.get(contribution.worker)
+        # All that are there agree with each other.
+        for other in [each for each in parts.values() if each is not previous][:1]:
+            check_agreement(part, other)
+        if previous is not None:
+            _check_replaceable(previous, part)
+            previous.reservation.release()
+        parts[contribution.worker] = part
+        group.num_workers = contribution.num_workers
+        group.members[contribution.worker] = _Member(part.session_id, part.task)
+
+    def commit(self, session_id: bytes, task: str, mark: StepMark) -> list[Part]:
+        """Makes a staged contribution count.
+
+        Returns:
+            All contributions in worker order if this was the last one: add them up,
+            apply the sum and call `finish`. Else nothing.
+
+        Raises:
+            FailedPreconditionError: Nothing of the session is staged for the step.
+        """
+        group = self._groups.get(mark.group, _Group())
+        _check_open(group, mark, task)
+        parts = group.parts.get(mark.step, {})
+        mine = [part for part in parts.values() if part.session_id == session_id]
+        if not mine:
+            raise FailedPreconditionError(
+                f"{task} has nothing staged for step {mark.step} of {mark.group!r}; "
+                "if its session had ended, what it had staged is gone: send it again"
+            )
+        mine[0].committed = True
+        if group.lacking(mark.step):
+            return []
+        group.closed = mark.step
+        del group.parts[mark.step]
+        return [parts[worker] for worker in sorted(parts)]
+
+    def finish(self, mark: StepMark, failure: str = "") -> None:
+        """Ends a closed step: its sum is applied, or could not be."""
+        group = self._groups[mark.group]
+        if failure:
+            group.failed = (mark.step, failure)
+        else:
+            group.applied = mark.step
+        for late in [step for step in group.parts if step <= group.closed]:
+            group.drop(late)
+
+    def is_applied(self, mark: StepMark) -> bool | None:
+        """True once the variables contain a step, None while that may still happen.
+
+        Raises:
+            AbortedError: It cannot happen any more.
+        """
+        group = self._groups.get(mark.group, _Group())
+        if group.applied >= mark.step:
+            return True
+        failed_step, failure = group.failed
+        if failed_step == mark.step:
+            raise AbortedError(
+                f"step {mark.step} of {mark.group!r} could not be applied: {failure}"
+            )
+        for worker in group.lacking(mark.step):
+            member = group.members.get(worker)
+            if mark.step > group.closed and member is not None and member.gone:
+                raise AbortedError(
+                    f"step {mark.step} of {mark.group!r} cannot be completed: "
+                    f"{member.gone} before {member.task} contributed to it; start "
+                    "that task again"
+                )
+        return None
+
+    def missing(self, mark: StepMark) -> str:
+        """Whose contributions a step still lacks, for a message."""
+        group = self._groups.get(mark.group)
+        if group is None or not group.num_workers:
+            return f"no worker has contributed to {mark.group!r} yet"
+        if mark.step <= group.closed:
+            return "all contributions are there and are being applied"
+        names = ", ".join(group.label(worker) for worker in group.lacking(mark.step))
+        return f"the contributions of {names} are missing"
+
+    def session_opened(self, session_id: bytes, task: str) -> list[str]:
+        """Takes note that a client is there (again); returns the groups it is in."""
+        return self._mark(session_id, task, "")
+
+    def session_ended(self, session_id: bytes, why: str) -> list[str]:
+        """Drops what a session had staged; returns the groups it is in.
+
+        Args:
+            session_id: The session.
+            why: A clause that says how it ended, for messages.
+        """
+        for group in self._groups.values():
+            for parts in group.parts.values():
+                _orphan(parts, session_id)
+        return self._mark(session_id, None, why)
+
+    def _mark(self, session_id: bytes, task: str | None, gone: str) -> list[str]:
+        touched = []
+        for name, group in self._groups.items():
+            for member in group.members.values():
+                if member.session_id == session_id or member.task == task:
+                    member.gone = gone
+                    touched.append(name)
+        return touched
+
+
+def _orphan(parts: dict[int, Part], session_id: bytes) -> None:
+    mine = {w: part for w, part in parts.items() if part.session_id == session_id}
+    for worker, part in mine.items():
+        part.orphaned = True
+        if not part.committed:
+            parts.pop(worker).reservation.release()
+
+
+def _check_numbers(part: Part) -> None:
+    contribution = part.contribution
+    check_name(contribution.step.group, "group")
+    if not contribution.step.step:
+        raise InvalidArgumentError("steps of a synchronous group are numbered from 1")
+    if contribution.worker >= contribution.num_workers:
+        raise InvalidArgumentError(
+            f"{part.task} contributes as worker {contribution.worker} of "
+            f"{contribution.num_workers}; workers are numbered from 0"
+        )
+    if not contribution.reduction:
+        raise InvalidArgumentError(
+            f"the contribution of {part.task} has no reduction; say SUM or MEAN"
+        )
+
+
+def _check_open(group: _Group, mark: StepMark, task: str) -> None:
+    if mark.step <= group.closed:
+        raise FailedPreconditionError(
+            f"{task} comes too late for step {mark.step} of {mark.group!r}: step "
+            f"{group.closed} is complete; go on with step {group.closed + 1}"
+        )
+
+
+def _check_replaceable(previous: Part, part: Part) -> None:
+    if previous.orphaned:
+        return
+    if previous.session_id != part.session_id:
+        raise FailedPreconditionError(
+            f"{part.task} and {previous.task} both contribute as worker "
+            f"{part.contribution.worker}; give each worker a task index of its own. If "
+            "one of them has crashed, repeat the step once its lease has ended"
+        )
+    if previous.committed:
+        raise FailedPreconditionError(
+            f"{part.task} has committed its contribution to step "
+            f"{part.contribution.step.step} already; it cannot be replaced"
+        )

@@ -1,0 +1,81 @@
+"""Who may pass a barrier, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from stratagem_proto.errors import InvalidArgumentError, InvalidNameError
+from stratagem_psserver.barrier import Barriers
+
+FIRST, SECOND, LATER = b"first", b"second", b"later"
+
+
+def arrive(barriers: Barriers, session: bytes, generation: int = 0) -> None:
+    barriers.arrive("b", generation, 2, f"/job:worker/task:{session!r}", session)
+
+
+def test_the_last_task_opens_the_barrier_for_all() -> None:
+    barriers = Barriers()
+    arrive(barriers, FIRST)
+    assert barriers.is_passed("b", 0, FIRST) is None
+    assert len(barriers.arrived("b", 0)) == 1
+    arrive(barriers, SECOND)
+    assert barriers.is_passed("b", 0, FIRST) and barriers.is_passed("b", 0, SECOND)
+
+
+def test_a_task_that_arrives_again_counts_once() -> None:
+    barriers = Barriers()
+    arrive(barriers, FIRST)
+    arrive(barriers, FIRST)
+    assert barriers.is_passed("b", 0, FIRST) is None
+
+
+def test_a_repetition_of_an_earlier_passage_is_recognised() -> None:
+    barriers = Barriers()
+    for generation in range(2):
+        arrive(barriers, FIRST, generation)
+        arrive(barriers, SECOND, generation)
+    arrive(barriers, FIRST, 0)
+    assert barriers.is_passed("b", 0, FIRST)
+    assert barriers.is_passed("b", 2, FIRST) is None
+
+
+def test_another_run_of_the_program_must_gather_again() -> None:
+    barriers = Barriers()
+    arrive(barriers, FIRST)
+    arrive(barriers, SECOND)
+    arrive(barriers, LATER)
+    assert barriers.is_passed("b", 0, LATER) is None
+
+
+def test_a_task_that_started_again_takes_its_own_place() -> None:
+    barriers = Barriers()
+    barriers.arrive("b", 0, 2, "/job:worker/task:0", FIRST)
+    barriers.arrive("b", 0, 2, "/job:worker/task:0", LATER)
+    assert barriers.is_passed("b", 0, LATER) is None
+
+
+def test_a_session_that_ends_waits_no_longer_but_has_passed_what_it_passed() -> None:
+    barriers = Barriers()
+    arrive(barriers, FIRST)
+    arrive(barriers, SECOND)
+    arrive(barriers, FIRST, 1)
+    barriers.session_ended(FIRST)
+    assert barriers.is_passed("b", 0, FIRST)
+    arrive(barriers, SECOND, 1)
+    assert barriers.is_passed("b", 1, SECOND) is None
+    assert len(barriers.arrived("b", 1)) == 1
+
+
+def test_tasks_that_disagree_on_the_number_are_both_named() -> None:
+    barriers = Barriers()
+    barriers.arrive("b", 0, 2, "/job:worker/task:0", FIRST)
+    with pytest.raises(InvalidArgumentError, match=r"task:1 .* 3 .*task:0 for 2"):
+        barriers.arrive("b", 0, 3, "/job:worker/task:1", SECOND)
+
+
+def test_a_barrier_has_a_name_and_waits_for_somebody() -> None:
+    with pytest.raises(InvalidNameError):
+        Barriers().arrive("", 0, 1, "t", FIRST)
+    with pytest.raises(InvalidArgumentError):
+        Barriers().arrive("b", 0, 0, "t", FIRST)

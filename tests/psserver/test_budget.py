@@ -1,0 +1,33 @@
+"""The bytes that requests may occupy."""
+
+from __future__ import annotations
+
+import pytest
+
+from stratagem_proto.errors import ResourceExhaustedError
+from stratagem_psserver.budget import Budget
+
+
+def test_a_reservation_is_given_back_at_its_end() -> None:
+    budget = Budget(10)
+    with budget.reserve(7, "a request"):
+        assert budget.available == 3
+    assert budget.available == 10
+
+
+def test_a_reservation_beyond_the_limit_names_what_is_wanted_and_used() -> None:
+    budget = Budget(10)
+    budget.reserve(7, "a request")
+    with pytest.raises(ResourceExhaustedError, match=r"a read needs 4 .*; 7 .* 10"):
+        budget.reserve(4, "a read")
+    assert budget.used == 7
+
+
+def test_bytes_are_given_back_once_by_whoever_has_them() -> None:
+    budget = Budget(10)
+    with budget.reserve(7, "a request") as first:
+        heir = first.hand_over()
+    assert budget.used == 7
+    heir.release()
+    heir.release()
+    assert budget.used == 0

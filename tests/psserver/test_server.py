@@ -1,0 +1,470 @@
+"""A running server, spoken to by frames written by hand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import grpc
+import pytest
+import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from stratagem_proto.channel import open_channel
+from stratagem_proto.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidNameError,
+    InvalidTypeError,
+    MalformedStreamError,
+    NotFoundError,
+    OutOfRangeError,
+    ProtocolVersionError,
+    ResourceExhaustedError,
+    SessionLostError,
+    StratagemError,
+    UnauthenticatedError,
+    UnavailableError,
+    VariableNotFoundError,
+)
+from stratagem_proto.frames import ChunkView, Frame, encode_frame
+from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.tensors import as_bytes, spec_of
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1 import session_pb2
+from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32, TensorSpec
+from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from tests.conftest import TOKEN
+from tests.psserver.wire import (
+    SERVICE,
+    RawClient,
+    encoded,
+    optimizer_program,
+    sgd,
+    slot_spec,
+)
+
+LARGE = 300_000  # elements; more than what is applied inline
+
+
+@pytest.fixture
+def client(server: ParameterServer) -> Iterator[RawClient]:
+    """A session on a server that hosts "dense.weight" and "big"."""
+    with RawClient(server.address, TOKEN) as client:
+        client.open()
+        client.create(**{"dense.weight": torch.ones(2, 3), "big": torch.ones(LARGE)})
+        yield client
+
+
+# --- What it is for ----------------------------------------------------------
+
+
+def test_the_handshake_tells_the_clients_terms(server: ParameterServer) -> None:
+    with RawClient(server.address, TOKEN) as client:
+        response = client.open()
+    assert response.protocol_version == PROTOCOL_VERSION
+    assert response.task == session_pb2.Task(job="ps", index=0)
+    assert response.lease_seconds == server.settings.lease_seconds
+    assert len(response.incarnation) == 16
+
+
+def test_variables_are_created_read_and_deleted(client: RawClient) -> None:
+    values = {"a": torch.randn(3, 5), "b": torch.randn(LARGE), "c": torch.tensor(7)}
+    client.create(**values)
+    for value, read in zip(values.values(), client.read(*values), strict=True):
+        assert torch.equal(value, read)
+    request = pb.DeleteVariablesRequest(key=client.key(), names=["a"])
+    deleted = client.unary("DeleteVariables", request, pb.DeleteVariablesResponse)
+    assert deleted.names == ["a"]
+    assert "a" not in client.listing()
+
+
+def test_variables_are_described_by_name(client: RawClient) -> None:
+    request = pb.DescribeVariablesRequest(
+        session_id=client.session_id, names=["big", "dense.weight"]
+    )
+    response = client.unary("DescribeVariables", request, pb.DescribeVariablesResponse)
+    assert [info.spec.tensor.shape for info in response.variables] == [[LARGE], [2, 3]]
+    assert [info.version for info in response.variables] == [1, 1]
+
+
+def test_only_newer_versions_and_parts_are_sent(client: RawClient) -> None:
+    selections = [
+        pb.Selection(variable="big", newer_than=1),
+        pb.Selection(variable="big", newer_than=0, slice=pb.Slice(start=[3], size=[2])),
+        pb.Selection(variable="dense.weight", rows=pb.Rows(indices=bytes(8))),
+    ]
+    header, tensors = client.select(pb.ReadRequest(selections=selections))
+    assert [value.HasField("tensor") for value in header.values] == [False, True, True]
+    assert [list(tensor.shape) for tensor in tensors] == [[2], [1, 3]]
+
+
+@pytest.mark.parametrize("name", ["dense.weight", "big"])
+def test_assignments_and_steps_change_values_and_versions(
+    client: RawClient, name: str
+) -> None:
+    (ones,) = client.read(name)
+    assert client.assign(name, ones, pb.ASSIGN_MODE_ADD).versions == [2]
+    assert client.update(sgd(lr=0.5), {name: ones}).versions == [3]
+    assert torch.equal(client.read(name)[0], 1.5 * ones)
+
+
+def test_optimizer_state_is_read_and_restored_as_slot_variables(
+    client: RawClient,
+) -> None:
+    adam = optimizer_program(torch.optim.Adam([torch.empty(0)]))
+    gradients = {"dense.weight": torch.ones(2, 3)}
+    client.update(adam, gradients)
+    saved = client.read("dense.weight", "dense.weight/Adam/exp_avg")
+    client.update(adam, gradients)
+    after = client.everything()
+    for name, value in zip(
+        ["dense.weight", "dense.weight/Adam/exp_avg"], saved, strict=True
+    ):
+        client.assign(name, value)
+    client.assign("dense.weight/Adam/step", torch.tensor(1.0))
+    (squares,) = client.read("dense.weight/Adam/exp_avg_sq")
+    client.assign("dense.weight/Adam/exp_avg_sq", squares - squares + 0.001)
+    client.update(adam, gradients)
+    again = client.everything()
+    assert again["dense.weight/Adam/step"][1] == after["dense.weight/Adam/step"][1]
+    assert (
+        again["dense.weight/Adam/exp_avg"][1] == after["dense.weight/Adam/exp_avg"][1]
+    )
+
+
+# --- Bad input: a typed error, and the state is what it was ------------------
+
+
+def mutation(
+    method: str, build: Callable[[session_pb2.RequestKey], list[bytes]]
+) -> Callable[[RawClient], object]:
+    response_types = {
+        "Assign": pb.AssignResponse,
+        "Update": pb.UpdateResponse,
+        "CreateVariables": pb.CreateVariablesResponse,
+    }
+
+    def send(client: RawClient) -> object:
+        return client.upload(method, build(client.key()), response_types[method])
+
+    return send
+
+
+def assignment(
+    key: session_pb2.RequestKey, value: torch.Tensor, name: str = "big"
+) -> pb.AssignHeader:
+    item = pb.Assignment(variable=name, mode=pb.ASSIGN_MODE_SET, value=0)
+    return pb.AssignHeader(key=key, assignments=[item], tensors=[spec_of(value)])
+
+
+def chunked(header: pb.AssignHeader, *chunks: ChunkView) -> list[bytes]:
+    """A stream whose chunks are what the test says."""
+    return [encode_frame(Frame(header)), encode_frame(Frame(None, list(chunks)))]
+
+
+BIG = torch.zeros(LARGE)
+BYTES = as_bytes(BIG)
+SMALL = torch.zeros(2, 3)
+
+BAD_STREAMS: dict[str, Callable[[session_pb2.RequestKey], list[bytes]]] = {
+    "truncated": lambda key: encoded(assignment(key, BIG), [BIG])[:1],
+    "without data": lambda key: [encode_frame(Frame(assignment(key, BIG)))],
+    "with a gap": lambda key: chunked(assignment(key, BIG), ChunkView(0, 4, BYTES[:8])),
+    "with an overlap": lambda key: chunked(
+        assignment(key, BIG), ChunkView(0, 0, BYTES[:8]), ChunkView(0, 4, BYTES[:8])
+    ),
+    "too long": lambda key: chunked(
+        assignment(key, SMALL, "dense.weight"), ChunkView(0, 0, BYTES[:100])
+    ),
+    "for a tensor that is not announced": lambda key: chunked(
+        assignment(key, BIG), ChunkView(1, 0, BYTES[:8])
+    ),
+    "with a second header": lambda key: [
+        encode_frame(Frame(assignment(key, BIG))) for _ in range(2)
+    ],
+    "of garbage after the header": lambda key: [
+        encode_frame(Frame(assignment(key, BIG))),
+        b"\xff\xff\xff",
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", BAD_STREAMS)
+def test_a_malformed_stream_changes_nothing(client: RawClient, kind: str) -> None:
+    before = client.everything()
+    with pytest.raises(MalformedStreamError) as caught:
+        mutation("Assign", BAD_STREAMS[kind])(client)
+    assert caught.value.task == "/job:ps/task:0"
+    assert client.everything() == before
+    client.assign("big", BIG)
+
+
+@pytest.mark.parametrize("messages", [[], [b""], [b"\xff\xff"], [b"\x0a\x05abc"]])
+def test_a_stream_without_a_readable_header_is_refused(
+    client: RawClient, messages: list[bytes]
+) -> None:
+    with pytest.raises(MalformedStreamError):
+        client.upload("Assign", messages, pb.AssignResponse)
+
+
+def step(
+    gradients: dict[str, torch.Tensor], program: OptimizerProgram | None = None
+) -> Callable[[RawClient], object]:
+    return lambda client: client.update(program or sgd(), gradients)
+
+
+def created(name: str, value: torch.Tensor) -> Callable[[RawClient], object]:
+    return lambda client: client.create(**{name: value})
+
+
+BAD_REQUESTS: dict[str, tuple[Callable[[RawClient], object], type[StratagemError]]] = {
+    "shape of a gradient": (
+        step({"big": torch.zeros(2), "dense.weight": SMALL}),
+        InvalidArgumentError,
+    ),
+    "dtype of a gradient": (
+        step({"dense.weight": SMALL, "big": BIG.double()}),
+        InvalidTypeError,
+    ),
+    "unknown variable among known ones": (
+        step({"dense.weight": SMALL + 1, "dense.wieght": SMALL}),
+        VariableNotFoundError,
+    ),
+    "optimizer": (
+        step({"big": BIG}, OptimizerProgram(name="o", class_name="Muon")),
+        InvalidArgumentError,
+    ),
+    "shape of a value": (
+        lambda client: client.assign("big", SMALL),
+        InvalidArgumentError,
+    ),
+    "row": (
+        lambda client: client.assign("dense.weight", SMALL[:1], rows=torch.tensor([2])),
+        OutOfRangeError,
+    ),
+    "duplicate name": (created("big", SMALL), AlreadyExistsError),
+    "empty name": (created("", SMALL), InvalidNameError),
+    "long name": (created("n" * 513, SMALL), InvalidNameError),
+    "characters of a name": (created("näme", SMALL), InvalidNameError),
+    "owner of a slot": (
+        lambda client: client.create_as([slot_spec("s", "nobody", SMALL)], [SMALL]),
+        NotFoundError,
+    ),
+    "name to delete": (
+        lambda client: client.unary(
+            "DeleteVariables",
+            pb.DeleteVariablesRequest(key=client.key(), names=["big", "nobody"]),
+            pb.DeleteVariablesResponse,
+        ),
+        VariableNotFoundError,
+    ),
+    "step to commit": (
+        lambda client: client.unary(
+            "CommitContribution",
+            pb.CommitContributionRequest(
+                key=client.key(), step=pb.StepMark(group="g", step=1)
+            ),
+            pb.CommitContributionResponse,
+        ),
+        FailedPreconditionError,
+    ),
+    "rank": (
+        mutation(
+            "Assign",
+            lambda key: [
+                encode_frame(
+                    Frame(
+                        pb.AssignHeader(
+                            key=key,
+                            tensors=[
+                                TensorSpec(dtype=DATA_TYPE_FLOAT32, shape=[1] * 33)
+                            ],
+                        )
+                    )
+                )
+            ],
+        ),
+        InvalidArgumentError,
+    ),
+    "update without a program": (
+        mutation("Update", lambda key: [encode_frame(Frame(pb.UpdateHeader(key=key)))]),
+        InvalidArgumentError,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD_REQUESTS)
+def test_a_bad_request_gets_a_typed_error_and_changes_nothing(
+    client: RawClient, what: str
+) -> None:
+    """The server "validates it whole, and only then applies it"."""
+    send, error = BAD_REQUESTS[what]
+    client.update(sgd(), {"big": BIG})
+    before = client.everything()
+    with pytest.raises(error):
+        send(client)
+    assert client.everything() == before
+    client.update(sgd(), {"big": BIG})
+
+
+def test_an_unknown_variable_comes_with_the_nearest_name(client: RawClient) -> None:
+    with pytest.raises(VariableNotFoundError, match="'dense.weight'") as e:
+        client.read("dense.wieght")
+    assert e.value.variable == "dense.wieght"
+
+
+def test_a_request_beyond_the_budget_is_refused_before_its_data_comes() -> None:
+    with (
+        ParameterServer(ServerSettings(staged_bytes=1 << 20)) as server,
+        RawClient(server.address, "") as client,
+    ):
+        client.open()
+        client.create(w=SMALL)
+        before = client.everything()
+        for size in (1 << 20, 1 << 40):
+            spec = TensorSpec(dtype=DATA_TYPE_FLOAT32, shape=[size])
+            header = pb.AssignHeader(key=client.key(), tensors=[spec])
+            with pytest.raises(ResourceExhaustedError, match="budget of 1048576"):
+                client.upload(
+                    "Assign", [encode_frame(Frame(header))], pb.AssignResponse
+                )
+        assert client.everything() == before
+
+
+# --- Who may speak -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", ["", "another secret"])
+def test_a_wrong_token_is_refused_with_where_to_look(
+    server: ParameterServer, token: str
+) -> None:
+    with (
+        RawClient(server.address, token) as client,
+        pytest.raises(UnauthenticatedError, match="STRATAGEM_TOKEN_FILE"),
+    ):
+        client.open()
+
+
+def test_another_protocol_version_is_refused_by_naming_both(
+    server: ParameterServer,
+) -> None:
+    other = PROTOCOL_VERSION + 1
+    with (
+        RawClient(server.address, TOKEN) as client,
+        pytest.raises(ProtocolVersionError, match=f"{other}.*{PROTOCOL_VERSION}"),
+    ):
+        client.open(version=other)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.create(w=SMALL),
+        lambda client: client.assign("w", SMALL),
+        lambda client: client.update(sgd(), {"w": SMALL}),
+        lambda client: client.read("w"),
+        lambda client: client.listing(),
+    ],
+)
+def test_nothing_is_done_without_a_session(
+    server: ParameterServer, call: Callable[[RawClient], object]
+) -> None:
+    with (
+        RawClient(server.address, TOKEN) as client,
+        pytest.raises(SessionLostError, match="open a session"),
+    ):
+        call(client)
+
+
+def test_a_closed_session_is_lost(client: RawClient) -> None:
+    request = session_pb2.CloseSessionRequest(session_id=client.session_id)
+    client.unary("CloseSession", request, session_pb2.CloseSessionResponse)
+    with pytest.raises(SessionLostError, match="open it again"):
+        client.listing()
+
+
+# --- Health and reflection ---------------------------------------------------
+
+
+@pytest.mark.parametrize("service", ["", SERVICE])
+def test_health_is_served_on_a_port_of_its_own(
+    server: ParameterServer, service: str
+) -> None:
+    with open_channel(server.health_address) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        response = health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
+    assert response.status == health_pb2.HealthCheckResponse.SERVING
+    assert server.health_address != server.address
+
+
+def test_reflection_names_the_service(server: ParameterServer) -> None:
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    with open_channel(server.health_address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        (response,) = stub.ServerReflectionInfo(iter([request]), timeout=10)
+    assert SERVICE in {each.name for each in response.list_services_response.service}
+
+
+def test_every_method_of_the_contract_is_served(client: RawClient) -> None:
+    for method in pb.DESCRIPTOR.services_by_name["ParameterServerService"].methods:
+        call: grpc.StreamStreamMultiCallable[bytes, bytes]
+        call = client.channel.stream_stream(f"/{SERVICE}/{method.name}")
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call(iter([b"\xff"]), timeout=10))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+# --- Life --------------------------------------------------------------------
+
+
+def test_two_servers_share_a_process_and_end_without_leaving_threads() -> None:
+    before = set(threading.enumerate())
+    with (
+        ParameterServer(ServerSettings(task=0)) as first,
+        ParameterServer(ServerSettings(task=1)) as second,
+    ):
+        for index, server in enumerate((first, second)):
+            with RawClient(server.address, "") as client:
+                assert client.open().task.index == index
+    # gRPC keeps its own poller for the life of the process.
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert {name for name in left if "_poll_wrapper" not in name} == set()
+
+
+def test_a_server_that_has_stopped_can_be_stopped_and_joined_again() -> None:
+    server = ParameterServer(ServerSettings())
+    server.start()
+    server.stop()
+    server.stop()
+    server.join()
+
+
+def test_a_port_that_is_taken_is_named(server: ParameterServer) -> None:
+    second = ParameterServer(ServerSettings(bind=server.address))
+    with pytest.raises(UnavailableError, match=server.address):
+        second.start()
+
+
+@pytest.mark.parametrize(
+    ("bind", "insecure", "token", "says"),
+    [
+        ("0.0.0.0:0", False, TOKEN, "--insecure"),
+        ("[::]:0", False, TOKEN, "--insecure"),
+        ("0.0.0.0:0", True, "", "--token-file"),
+    ],
+)
+def test_an_exposed_server_must_be_wanted_and_have_a_token(
+    bind: str, insecure: bool, token: str, says: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=says):
+        ServerSettings(bind=bind, insecure=insecure, token=token)
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1:0", "localhost:0", "[::1]:0"])
+def test_loopback_needs_neither(bind: str) -> None:
+    assert ServerSettings(bind=bind).bind == bind
