@@ -105,7 +105,15 @@ def run_replicas(
         return _Rounds(strategy, devices, fn, args, kwargs).run()
     first = strategy.extended._first_replica_id
     with ReplicaContext(strategy, first), _devices.device(devices[0]):
-        return fn(*select_replica(0, tuple(args)), **select_replica(0, kwargs))
+        return _bound(0, fn, args, kwargs)()
+
+
+def _bound(
+    index: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> Callable[[], Any]:
+    """Return `fn` with what the replica `index` gets as arguments."""
+    mine = {key: select_replica(index, value) for key, value in kwargs.items()}
+    return partial(fn, *(select_replica(index, value) for value in args), **mine)
 
 
 class _Rounds:
@@ -126,11 +134,7 @@ class _Rounds:
         self._replicas = [
             _Replica(
                 partial(surroundings.entered, index),
-                partial(
-                    fn,
-                    *select_replica(index, tuple(args)),
-                    **select_replica(index, kwargs),
-                ),
+                _bound(index, fn, args, kwargs),
             )
             for index in range(len(devices))
         ]
