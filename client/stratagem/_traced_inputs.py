@@ -33,9 +33,9 @@ class TracedInputs:
         self.signature: list[Hashable] = []
         self.recording = recording
         self._is_hosted = is_hosted
-        # By name, for a variable may be reached through several objects; and
-        # tensors by identity.
-        self._variables: dict[str, tuple[int, TracedVariable]] = {}
+        # Hosted variables by name, for several objects may stand for one; all else
+        # by identity.
+        self._variables: dict[str | int, tuple[int, TracedVariable]] = {}
         self._tensors: dict[int, int] = {}
 
     def number(self, number: int | float, label: str) -> Any:
@@ -47,16 +47,18 @@ class TracedInputs:
         """The stand-in for a variable."""
         if isinstance(variable, TracedVariable):
             return variable
-        if variable.name not in self._variables:
-            self._variables[variable.name] = self._new_variable(variable, label)
-        order, stand_in = self._variables[variable.name]
+        hosted = self._is_hosted(variable)
+        key = variable.name if hosted else id(variable)
+        if key not in self._variables:
+            self._variables[key] = self._new_variable(variable, label, hosted)
+        order, stand_in = self._variables[key]
         self.signature.append(order)
         return stand_in
 
     def _new_variable(
-        self, variable: Variable, label: str
+        self, variable: Variable, label: str, hosted: bool
     ) -> tuple[int, TracedVariable]:
-        hosted, order = self._is_hosted(variable), len(self.values)
+        order = len(self.values)
         meta = torch.empty(variable.shape, dtype=variable.dtype, device="meta")
         value = Value(variable, label, writable=hosted)
         self._add(value, (variable.dtype, variable.shape, hosted))
