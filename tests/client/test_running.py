@@ -12,7 +12,7 @@ import torch
 
 import stratagem
 from stratagem import IndexedSlices, PerReplica, RunOptions
-from tests.client.two_replicas import TwoReplicas
+from tests.client.two_replicas import TwoReplicas, number
 
 STRUCTURE = "make every replica return, or pass on, values of the same structure"
 
@@ -26,10 +26,6 @@ def replica() -> stratagem.ReplicaContext:
     found = stratagem.get_replica_context()
     assert found is not None
     return found
-
-
-def number() -> int:
-    return int(replica().replica_id_in_sync_group or 0)
 
 
 def test_replicas_take_turns_from_one_merge_call_to_the_next(

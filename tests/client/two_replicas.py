@@ -18,6 +18,23 @@ from stratagem._variable import Variable
 HOME = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
+def number() -> int:
+    """Return the number of the running replica."""
+    replica = stratagem.get_replica_context()
+    assert replica is not None
+    return int(replica.replica_id_in_sync_group or 0)
+
+
+def shared(
+    strategy: stratagem.Strategy,
+    value: Any,
+    aggregation: stratagem.VariableAggregation = stratagem.VariableAggregation.NONE,
+) -> Variable:
+    """Return a variable of `strategy`."""
+    with strategy.scope():
+        return Variable(value, aggregation=aggregation)
+
+
 class TwoReplicas(stratagem.Strategy):
     """Variables on CPU:0, replicas on CPU:0 and CPU:1."""
 
