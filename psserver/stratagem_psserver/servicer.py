@@ -20,6 +20,7 @@ from stratagem_proto.v1 import session_pb2
 from stratagem_psserver.border import Border, Context
 from stratagem_psserver.mutations import Chunks
 from stratagem_psserver.rpcs.barriers import BarrierRpcs
+from stratagem_psserver.rpcs.contributions import ContributionRpcs
 from stratagem_psserver.rpcs.sessions import SessionRpcs
 from stratagem_psserver.rpcs.updates import UpdateRpcs
 from stratagem_psserver.rpcs.values import ValueRpcs
@@ -42,7 +43,7 @@ def service_handler(state: ServerState) -> grpc.GenericRpcHandler:
         **_variable_methods(methods, VariableRpcs(state)),
         **_value_methods(methods, ValueRpcs(state)),
         **_update_methods(methods, UpdateRpcs(state)),
-        "Barrier": methods.unary(pb.BarrierRequest, BarrierRpcs(state).wait),
+        **_synchronous_methods(methods, state),
     }
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
@@ -74,7 +75,15 @@ def _value_methods(methods: Methods, rpcs: ValueRpcs) -> Handlers:
 def _update_methods(methods: Methods, rpcs: UpdateRpcs) -> Handlers:
     return {
         "Update": methods.staged(pb.UpdateHeader, rpcs.update),
-        "CommitContribution": methods.unary(pb.CommitContributionRequest, rpcs.commit),
+        "UpdateNonSlot": methods.staged(pb.UpdateHeader, rpcs.update_non_slot),
+    }
+
+
+def _synchronous_methods(methods: Methods, state: ServerState) -> Handlers:
+    commit, wait = ContributionRpcs(state).commit, BarrierRpcs(state).wait
+    return {
+        "CommitContribution": methods.unary(pb.CommitContributionRequest, commit),
+        "Barrier": methods.unary(pb.BarrierRequest, wait),
     }
 
 

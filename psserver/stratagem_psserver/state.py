@@ -12,6 +12,7 @@ from stratagem_proto.v1.session_pb2 import Role, Task
 from stratagem_psserver.barrier import Barriers
 from stratagem_psserver.budget import Budget
 from stratagem_psserver.compute import Compute
+from stratagem_psserver.graphs import GraphCache
 from stratagem_psserver.ledger import Session, SessionLedger
 from stratagem_psserver.locks import VariableLocks
 from stratagem_psserver.mutations import Mutations
@@ -38,6 +39,7 @@ class ServerState:
         self.rounds = Rounds()
         self.barriers = Barriers()
         self.optimizers = Optimizers(self.store)
+        self.graphs = GraphCache()
         self.locks = VariableLocks()
         self.waits = Waits()
         self.compute = Compute()
@@ -56,7 +58,7 @@ class ServerState:
     ) -> Session:
         """Begins or resumes a session."""
         session = self.ledger.open(session_id, role, task, time.monotonic())
-        self._groups_changed(self.rounds.session_opened(session.id, session.label))
+        self.groups_changed(self.rounds.session_opened(session.id, session.label))
         return session
 
     def close_session(self, session_id: bytes) -> None:
@@ -74,9 +76,10 @@ class ServerState:
 
     def _ended(self, session: Session, why: str) -> None:
         self.barriers.session_ended(session.id)
-        self._groups_changed(self.rounds.session_ended(session.id, why))
+        self.groups_changed(self.rounds.session_ended(session.id, why))
 
-    def _groups_changed(self, groups: list[str]) -> None:
+    def groups_changed(self, groups: Iterable[str]) -> None:
+        """Lets those who wait for a step of these groups look again."""
         for group in groups:
             self.waits.changed(("group", group))
 

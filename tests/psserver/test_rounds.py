@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -50,18 +51,18 @@ class Cluster:
         step: int = 1,
         gradients: Mapping[str, Gradient] | None = None,
         program: OptimizerProgram | None = None,
-        **fields: int,
+        **fields: Any,
     ) -> Part:
-        terms = {
+        terms: dict[str, Any] = {
             "worker": task,
             "num_workers": self.num_workers,
             "replicas": 1,
             "reduction": REDUCTION_SUM,
-        } | fields
+        }
         return Part(
             session_id=session(task),
             task=f"/job:worker/task:{task}",
-            contribution=Contribution(step=mark(step), **terms),
+            contribution=Contribution(step=mark(step), **terms | fields),
             program=program or sgd(),
             gradients=gradients or {},
             reservation=self.budget.reserve(PART_BYTES, "a part"),
@@ -156,7 +157,7 @@ def test_parts_of_an_abandoned_step_are_dropped_once_a_later_one_is_applied() ->
         ({"reduction": REDUCTION_MEAN}, "REDUCTION_MEAN against REDUCTION_SUM"),
     ],
 )
-def test_workers_that_differ_are_both_named(fields: dict[str, int], says: str) -> None:
+def test_workers_that_differ_are_both_named(fields: dict[str, Any], says: str) -> None:
     cluster = Cluster()
     cluster.stage(0)
     with pytest.raises(InvalidArgumentError, match=says) as caught:
@@ -184,7 +185,7 @@ def test_workers_must_send_the_same_kind_of_gradient() -> None:
     ("step", "fields"),
     [(0, {}), (1, {"worker": 2}), (1, {"reduction": 0})],
 )
-def test_a_contribution_must_be_possible(step: int, fields: dict[str, int]) -> None:
+def test_a_contribution_must_be_possible(step: int, fields: dict[str, Any]) -> None:
     cluster = Cluster()
     with pytest.raises(InvalidArgumentError):
         cluster.rounds.stage(cluster.part(0, step, **fields))

@@ -54,7 +54,9 @@ def test_a_new_variable_has_version_1(store: VariableStore) -> None:
 def test_an_unknown_variable_is_named_with_the_nearest_one(
     store: VariableStore,
 ) -> None:
-    with pytest.raises(VariableNotFoundError, match="'dense.weight'") as e:
+    with pytest.raises(
+        VariableNotFoundError, match=r"did you mean 'dense\.weight'"
+    ) as e:
         store.describe(["dense.bias", "dense.wieght"])
     assert e.value.variable == "dense.wieght"
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -19,7 +22,7 @@ from stratagem_psserver.selections import is_wanted, select
 from stratagem_psserver.store import Variable, VariableStore
 from tests.psserver.wire import model_spec
 
-MODES = {
+MODES: dict[pb.AssignMode.ValueType, Callable[[Any, Any], Any]] = {
     pb.ASSIGN_MODE_SET: lambda old, new: new,
     pb.ASSIGN_MODE_ADD: lambda old, new: old + new,
     pb.ASSIGN_MODE_SUBTRACT: lambda old, new: old - new,

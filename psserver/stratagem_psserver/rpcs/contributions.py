@@ -1,0 +1,75 @@
+"""Contributing to synchronous steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_psserver.contributions import Part, total
+from stratagem_psserver.gradients import gather
+from stratagem_psserver.ledger import Session
+from stratagem_psserver.mutations import Staged
+from stratagem_psserver.rpcs.steps import step_optimizer
+from stratagem_psserver.state import ServerState
+
+
+def stage_contribution(
+    state: ServerState, header: pb.UpdateHeader, staged: Staged
+) -> None:
+    """Keeps one worker's part of a step; changes no variable."""
+    program = header.program.optimizer
+    gradients = gather(state.store, header.gradients, staged.tensors)
+    # What cannot be stepped is the contributor's mistake: let it hear of it.
+    state.optimizers.prepare(program, gradients)
+    part = Part(
+        session_id=staged.session.id,
+        task=staged.session.label,
+        contribution=header.contribution,
+        program=program,
+        gradients={gradient.variable: gradient for gradient in gradients},
+        reservation=staged.reservation.hand_over(),
+    )
+    try:
+        state.rounds.stage(part)
+    except Exception:
+        part.reservation.release()
+        raise
+
+
+class ContributionRpcs:
+    """CommitContribution."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def commit(self, request: pb.CommitContributionRequest) -> bytes:
+        return await self._state.mutations.once(
+            request.key, partial(self._commit, request.step)
+        )
+
+    async def _commit(
+        self, mark: pb.StepMark, session: Session
+    ) -> pb.CommitContributionResponse:
+        parts = self._state.rounds.commit(session.id, session.label, mark)
+        if parts:
+            await self._close(mark, parts)
+        return pb.CommitContributionResponse()
+
+    async def _close(self, mark: pb.StepMark, parts: Sequence[Part]) -> None:
+        """Applies the sum of a step whose contributions are all there."""
+        state, failure = self._state, ""
+        names = [name for part in parts for name in part.gradients]
+        try:
+            async with state.locked(names):
+                nbytes = sum(part.reservation.nbytes for part in parts)
+                gradients = await state.compute.run(partial(total, parts), nbytes)
+                await step_optimizer(state, parts[0].program, gradients)
+        except Exception as error:
+            failure = str(error)
+            raise
+        finally:
+            for part in parts:
+                part.reservation.release()
+            state.rounds.finish(mark, failure)
+            state.groups_changed([mark.group])

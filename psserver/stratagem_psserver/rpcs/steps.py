@@ -1,0 +1,79 @@
+"""Applying update programs to variables whose locks are held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_psserver.gradients import Gradient
+from stratagem_psserver.graph_run import prepare
+from stratagem_psserver.graphs import Binding, CompiledGraph
+from stratagem_psserver.mutations import Staged
+from stratagem_psserver.state import ServerState
+from stratagem_psserver.store import Variable, VariableStore
+
+# A node with little data takes about as long as going through so many bytes.
+_NODE_BYTES = 4 << 10
+
+
+async def step_optimizer(
+    state: ServerState, program: OptimizerProgram, gradients: Sequence[Gradient]
+) -> list[int]:
+    """Steps an optimizer; returns the versions of the gradients' variables."""
+    step = state.optimizers.prepare(program, gradients)
+    await state.compute.run(step.run, step.nbytes)
+    return state.optimizers.commit(step)
+
+
+async def run_graph(
+    state: ServerState,
+    graph: CompiledGraph,
+    bindings: Sequence[pb.InputBinding],
+    staged: Staged,
+) -> list[int]:
+    """Runs a graph program; returns the versions of the variables that it wrote."""
+    written = _written(state.store, graph, bindings)
+    values = [_bound(state.store, binding, staged) for binding in bindings]
+    nodes = len(graph.steps) * _NODE_BYTES
+    prepared = await state.compute.run(lambda: prepare(graph, values), nodes)
+    with state.budget.reserve(prepared.nbytes, "the update program"):
+        size = nodes + prepared.nbytes + sum(each.value.nbytes for each in written)
+        await state.compute.run(prepared.run, size)
+    for variable in written:
+        variable.version += 1
+    return [variable.version for variable in written]
+
+
+def _written(
+    store: VariableStore, graph: CompiledGraph, bindings: Sequence[pb.InputBinding]
+) -> list[Variable]:
+    names = [
+        bindings[number].variable for number in graph.written if number < len(bindings)
+    ]
+    if not all(names):
+        raise InvalidArgumentError(
+            "what an update program writes must be a variable of this server; bind "
+            "tensors and numbers to inputs that it only reads"
+        )
+    return [store.get(name) for name in names]
+
+
+def _bound(store: VariableStore, binding: pb.InputBinding, staged: Staged) -> Binding:
+    match binding.WhichOneof("kind"):
+        case "variable":
+            return store.get(binding.variable).value
+        case "tensor":
+            if binding.tensor < len(staged.tensors):
+                return staged.tensors[binding.tensor]
+            raise InvalidArgumentError(
+                f"the update binds tensor {binding.tensor} of {len(staged.tensors)}"
+            )
+        case "flag":
+            return binding.flag
+        case "integer":
+            return binding.integer
+        case "number":
+            return binding.number
+    raise InvalidArgumentError("an input of the update program is bound to nothing")
