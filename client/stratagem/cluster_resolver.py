@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
 from stratagem._cluster import ClusterSpec
-from stratagem._tf_config import read_tf_config
 from stratagem_proto.errors import InvalidTypeError
+
+if TYPE_CHECKING:
+    from stratagem._tf_config import TFConfig
 
 __all__ = ["ClusterResolver", "SimpleClusterResolver", "TFConfigClusterResolver"]
 
@@ -199,7 +202,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
     def cluster_spec(self) -> ClusterSpec:
         """Return the cluster of `TF_CONFIG`."""
-        return ClusterSpec(read_tf_config().cluster)
+        return ClusterSpec(_tf_config().cluster)
 
     def master(
         self,
@@ -215,7 +218,7 @@ class TFConfigClusterResolver(ClusterResolver):
         Raises:
             InvalidArgumentError: The cluster has no such task.
         """
-        if session_master := read_tf_config().session_master:
+        if session_master := _tf_config().session_master:
             return self._formatted(session_master, rpc_layer)
         cluster = self.cluster_spec()
         if sum(cluster.num_tasks(job) for job in cluster.jobs) <= 1:
@@ -228,7 +231,7 @@ class TFConfigClusterResolver(ClusterResolver):
     def task_type(self) -> str | None:
         """Job of this process, None if unknown."""
         own = self._task_type
-        return read_tf_config().task.type if own is None else own
+        return _tf_config().task.type if own is None else own
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
@@ -238,7 +241,7 @@ class TFConfigClusterResolver(ClusterResolver):
     def task_id(self) -> int | None:
         """Index of this process in its job, None if unknown."""
         own = self._task_id
-        return read_tf_config().task.index if own is None else own
+        return _tf_config().task.index if own is None else own
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
@@ -248,14 +251,21 @@ class TFConfigClusterResolver(ClusterResolver):
     def environment(self) -> str | None:
         """Free text about where the cluster runs, None if unknown."""
         own = self._environment
-        return read_tf_config().environment if own is None else own
+        return _tf_config().environment if own is None else own
 
     @property
     def rpc_layer(self) -> str | None:
         """Protocol in front of addresses, None for bare ones."""
         own = self._rpc_layer
-        return read_tf_config().rpc_layer if own is None else own
+        return _tf_config().rpc_layer if own is None else own
 
     @rpc_layer.setter
     def rpc_layer(self, rpc_layer: str | None) -> None:
         self._rpc_layer = rpc_layer
+
+
+def _tf_config() -> TFConfig:
+    # Checking takes pydantic, which takes long to load; few processes need it.
+    from stratagem._tf_config import read_tf_config
+
+    return read_tf_config()
