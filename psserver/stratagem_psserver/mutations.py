@@ -105,13 +105,16 @@ class Mutations:
                 nbytes = _size(specs)
                 purpose = f"request {key.sequence} of {session.label}"
                 reservation = held.enter_context(self._budget.reserve(nbytes, purpose))
-                tensors = await _receive(specs, chunks)
+                assembler = await _receive(specs, chunks)
             except _PASSING:
                 raise
             except StratagemError as error:
                 # What can never succeed uses up its number like anything else.
                 work: Work = partial(_refuse, error)
             else:
+                # A cut connection looks like the end of the stream. The request may
+                # come again whole, so one that is cut short leaves its number unused.
+                tensors = assembler.finish()
                 work = partial(apply, Staged(session, tensors, reservation))
             return await self._in_turn(session, key, work)
 
@@ -154,11 +157,11 @@ def _size(specs: Sequence[TensorSpec]) -> int:
     return total_nbytes(specs)
 
 
-async def _receive(specs: Sequence[TensorSpec], chunks: Chunks) -> list[torch.Tensor]:
+async def _receive(specs: Sequence[TensorSpec], chunks: Chunks) -> Assembler:
     assembler = Assembler(specs)
     async for some in chunks:
         assembler.add(some)
-    return assembler.finish()
+    return assembler
 
 
 async def _refuse(error: StratagemError) -> NoReturn:
