@@ -87,7 +87,7 @@ def train(resolver: ClusterResolver, folder: Path, seed: int = 0) -> float:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return loss.item()
 
     strategy.barrier("start")
     losses = []

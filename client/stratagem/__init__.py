@@ -25,6 +25,7 @@ from stratagem._options import (
     RunOptions,
     ValueContext,
 )
+from stratagem._parameter_server_strategy import ParameterServerStrategy
 from stratagem._replica_context import ReplicaContext
 from stratagem._strategy import Strategy
 from stratagem._values import DistributedValues, Mirrored, PerReplica
@@ -88,6 +89,7 @@ __all__ = [
     "Mirrored",
     "NotFoundError",
     "OutOfRangeError",
+    "ParameterServerStrategy",
     "PerReplica",
     "PermissionDeniedError",
     "ProtocolVersionError",
