@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,6 +14,16 @@ from torch import Tensor, nn
 import stratagem
 from stratagem import DistributedOptimizer, PerReplica, ReduceOp
 from tests.client.one_copy import OneCopy, extended_of
+from tests.client.small_model import (
+    BATCHES,
+    STEPS,
+    assert_same_bytes,
+    current,
+    hosted_model,
+    loss_of,
+    parameters_of,
+    seeded_model,
+)
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": partial(torch.optim.SGD, momentum=0.9, nesterov=True, weight_decay=0.01),
@@ -24,50 +33,6 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "RMSprop": partial(torch.optim.RMSprop, centered=True),
     "fused Adam": partial(torch.optim.Adam, fused=True),
 }
-STEPS = 12
-BATCHES = torch.randn(STEPS, 6, 3, generator=torch.Generator().manual_seed(1))
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(3, 5), nn.Linear(5, 1)
-        self.unused = nn.Linear(2, 2)
-
-    def forward(self, features: Tensor) -> Tensor:
-        output: Tensor = self.second(self.first(features).tanh())
-        return output
-
-
-def seeded_model() -> Any:
-    torch.manual_seed(3)
-    return Model()
-
-
-def loss_of(model: Any, features: Tensor) -> Any:
-    return (model(features) - features.sum(1, keepdim=True)).square().mean()
-
-
-def hosted_model(replicas: int = 1) -> tuple[OneCopy, Any]:
-    stratagem.config.set_logical_cpus(2)
-    strategy = OneCopy(replicas)
-    with strategy.scope():
-        model = seeded_model()
-    return strategy, model
-
-
-def current(strategy: OneCopy, model: nn.Module) -> list[Tensor]:
-    """The parameters after the last step."""
-    strategy.run(lambda: None)
-    return [parameter.clone() for parameter in parameters_of(model)]
-
-
-def parameters_of(model: nn.Module) -> list[Tensor]:
-    return [parameter.detach() for parameter in model.parameters()]
-
-
-def assert_same_bytes(mine: Any, theirs: Any) -> None:
-    torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
 
 def in_two_groups(model: nn.Module) -> list[dict[str, Any]]:
@@ -267,71 +232,6 @@ def test_a_changed_hyperparameter_is_part_of_the_next_step() -> None:
     assert (second["lr"], second["momentum"]) == (0.2, 0.5)
 
 
-def test_a_state_dict_moves_between_plain_torch_and_a_strategy() -> None:
-    plain = seeded_model()
-    theirs = torch.optim.Adam(plain.parameters(), lr=0.05)
-    for batch in BATCHES[:3]:
-        theirs.zero_grad()
-        loss_of(plain, batch).backward()
-        theirs.step()
-
-    strategy, model = hosted_model()
-    mine = DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=0.9))
-    model.load_state_dict(plain.state_dict())
-    mine.load_state_dict(theirs.state_dict())
-    assert mine.param_groups[0]["lr"] == 0.05
-    assert_same_bytes(mine.state_dict(), theirs.state_dict())
-    assert not mine.state
-
-    def step(batch: Tensor) -> None:
-        mine.zero_grad()
-        loss_of(model, batch).backward()
-        mine.step()
-
-    for batch in BATCHES[3:6]:
-        strategy.run(step, args=(batch,))
-        theirs.zero_grad()
-        loss_of(plain, batch).backward()
-        theirs.step()
-    assert_same_bytes(current(strategy, model), parameters_of(plain))
-
-    back = torch.optim.Adam(seeded_model().parameters())
-    back.load_state_dict(mine.state_dict())
-    assert_same_bytes(back.state_dict(), theirs.state_dict())
-
-
-def test_loading_a_state_without_entries_forgets_the_old_ones() -> None:
-    strategy, model = hosted_model()
-    optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters()))
-    fresh = optimizer.state_dict()
-
-    def step() -> None:
-        loss_of(model, BATCHES[0]).backward()
-        optimizer.step()
-
-    strategy.run(step)
-    assert optimizer.state_dict()["state"]
-    optimizer.load_state_dict(fresh)
-    assert optimizer.state_dict()["state"] == {}
-
-
-def test_the_state_of_a_fresh_adagrad_is_that_of_torch() -> None:
-    _, model = hosted_model()
-    mine = DistributedOptimizer(torch.optim.Adagrad(model.parameters()))
-    theirs = torch.optim.Adagrad(seeded_model().parameters())
-    assert_same_bytes(mine.state_dict(), theirs.state_dict())
-
-
-def test_optimizers_are_named_by_class_and_order() -> None:
-    strategy, model = hosted_model()
-    makers = [torch.optim.Adam, torch.optim.SGD, torch.optim.Adam]
-    optimizers = [DistributedOptimizer(m(model.parameters())) for m in makers]
-    for optimizer in optimizers:
-        strategy.run(optimizer.step)
-    names = [step.optimizer for step in extended_of(strategy).steps]
-    assert names == ["Adam", "SGD", "Adam_1"]
-
-
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_variable_is_optimized_by_its_value(replicas: int) -> None:
     strategy, model = hosted_model(replicas)
@@ -388,75 +288,7 @@ def test_a_group_added_later_is_trained() -> None:
     assert len(optimizer.param_groups) == 2
 
 
-def test_a_parameter_of_no_strategy_is_refused_with_the_fix() -> None:
-    model = nn.Linear(2, 3)
-    with pytest.raises(
-        stratagem.InvalidArgumentError,
-        match=r"parameter 0 of param group 0, of shape \(3, 2\).*strategy\.scope\(\)",
-    ):
-        DistributedOptimizer(torch.optim.SGD(model.parameters()))
-
-
-def test_parameters_of_two_strategies_are_refused() -> None:
-    (_, one), (_, other) = hosted_model(), hosted_model()
-    both = [*one.parameters(), *other.parameters()]
-    with pytest.raises(stratagem.ContextError, match="Mixing different"):
-        DistributedOptimizer(torch.optim.SGD(both))
-
-
-class Adam(torch.optim.Adam):
-    """Somebody's own optimizer, of a known name."""
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (torch.optim.LBFGS, r"do not run the optimizer 'LBFGS'.*extended\.update"),
-        (Adam, r"Adam is not torch\.optim\.Adam.*extended\.update"),
-        (partial(torch.optim.Adam, capturable=True), "leave capturable out"),
-    ],
-)
-def test_what_servers_cannot_run_is_refused_at_once(make: Any, message: str) -> None:
-    _, model = hosted_model()
-    with pytest.raises(stratagem.InvalidArgumentError, match=message):
-        DistributedOptimizer(make(model.parameters()))
-
-
-def test_what_is_no_optimizer_is_refused() -> None:
-    with pytest.raises(TypeError, match="wraps a torch"):
-        DistributedOptimizer([torch.zeros(1)])  # type: ignore[arg-type]
-
-
-def test_an_optimizer_that_has_state_is_refused() -> None:
-    _, model = hosted_model()
-    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
-    loss_of(model, BATCHES[0]).backward()
-    optimizer.step()
-    with pytest.raises(stratagem.FailedPreconditionError, match="load_state_dict"):
-        DistributedOptimizer(optimizer)
-
-
-def test_a_step_outside_of_a_replica_is_refused() -> None:
-    strategy, model = hosted_model()
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()))
-    with pytest.raises(stratagem.ContextError, match=r"strategy\.run\(\)"):
-        optimizer.step()
-    with strategy.scope(), pytest.raises(stratagem.ContextError, match="in a replica"):
-        optimizer.step()
-    with pytest.raises(stratagem.ContextError, match="cross-replica"):
-        strategy.run(optimizer.state_dict)
-
-
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_copy_is_refused(duplicate: Callable[[Any], Any]) -> None:
-    _, model = hosted_model()
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()))
-    with pytest.raises(stratagem.InvalidTypeError, match=r"state_dict\(\)"):
-        duplicate(optimizer)
-
-
 def test_sparse_gradients_stay_sparse() -> None:
-    stratagem.config.set_logical_cpus(2)
     strategy = OneCopy(2)
     with strategy.scope():
         table = nn.Embedding(6, 2, sparse=True)

@@ -59,7 +59,6 @@ def gradients_of(model: nn.Module) -> list[Tensor]:
 
 @pytest.fixture
 def strategy() -> OneCopy:
-    stratagem.config.set_logical_cpus(2)
     return OneCopy(replicas=2)
 
 
@@ -187,7 +186,6 @@ def test_a_loaded_state_reaches_the_variable_and_every_replica(
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_parameter_put_in_place_of_a_hosted_one_is_hosted(replicas: int) -> None:
-    stratagem.config.set_logical_cpus(2)
     strategy = OneCopy(replicas)
     model, _ = built(strategy, Mlp)
     optimizer = stratagem.DistributedOptimizer(

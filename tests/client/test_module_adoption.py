@@ -232,7 +232,6 @@ def test_a_module_of_one_strategy_cannot_join_another(strategy: OneCopy) -> None
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_lazy_module_is_hosted_at_its_first_forward(replicas: int) -> None:
-    stratagem.config.set_logical_cpus(2)
     strategy = OneCopy(replicas)
     with strategy.scope():
         lazy, eager = nn.LazyLinear(3), nn.Linear(3, 1)

@@ -1,0 +1,88 @@
+"""What a DistributedOptimizer cannot do, and what it says then."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stratagem
+from stratagem import DistributedOptimizer
+from tests.client.small_model import (
+    BATCHES,
+    hosted_model,
+    loss_of,
+)
+
+
+def test_a_parameter_of_no_strategy_is_refused_with_the_fix() -> None:
+    model = nn.Linear(2, 3)
+    with pytest.raises(
+        stratagem.InvalidArgumentError,
+        match=r"parameter 0 of param group 0, of shape \(3, 2\).*strategy\.scope\(\)",
+    ):
+        DistributedOptimizer(torch.optim.SGD(model.parameters()))
+
+
+def test_parameters_of_two_strategies_are_refused() -> None:
+    (_, one), (_, other) = hosted_model(), hosted_model()
+    both = [*one.parameters(), *other.parameters()]
+    with pytest.raises(stratagem.ContextError, match="Mixing different"):
+        DistributedOptimizer(torch.optim.SGD(both))
+
+
+class Adam(torch.optim.Adam):
+    """Somebody's own optimizer, of a known name."""
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (torch.optim.LBFGS, r"do not run the optimizer 'LBFGS'.*extended\.update"),
+        (Adam, r"Adam is not torch\.optim\.Adam.*extended\.update"),
+        (partial(torch.optim.Adam, capturable=True), "leave capturable out"),
+    ],
+)
+def test_what_servers_cannot_run_is_refused_at_once(make: Any, message: str) -> None:
+    _, model = hosted_model()
+    with pytest.raises(stratagem.InvalidArgumentError, match=message):
+        DistributedOptimizer(make(model.parameters()))
+
+
+def test_what_is_no_optimizer_is_refused() -> None:
+    with pytest.raises(TypeError, match="wraps a torch"):
+        DistributedOptimizer([torch.zeros(1)])  # type: ignore[arg-type]
+
+
+def test_an_optimizer_that_has_state_is_refused() -> None:
+    _, model = hosted_model()
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    loss_of(model, BATCHES[0]).backward()
+    optimizer.step()
+    with pytest.raises(stratagem.FailedPreconditionError, match="load_state_dict"):
+        DistributedOptimizer(optimizer)
+
+
+def test_a_step_outside_of_a_replica_is_refused() -> None:
+    strategy, model = hosted_model()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()))
+    with pytest.raises(stratagem.ContextError, match=r"strategy\.run\(\)"):
+        optimizer.step()
+    with strategy.scope(), pytest.raises(stratagem.ContextError, match="in a replica"):
+        optimizer.step()
+    with pytest.raises(stratagem.ContextError, match="cross-replica"):
+        strategy.run(optimizer.state_dict)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_is_refused(duplicate: Callable[[Any], Any]) -> None:
+    _, model = hosted_model()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()))
+    with pytest.raises(stratagem.InvalidTypeError, match=r"state_dict\(\)"):
+        duplicate(optimizer)
