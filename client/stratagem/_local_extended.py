@@ -21,6 +21,7 @@ from stratagem._reduction import place, reduce_nest
 from stratagem._replica_threads import run_replicas
 from stratagem._updating import run_update, smallest_by_name
 from stratagem._variable import Variable
+from stratagem._variable_placement import VariablePlacement
 from stratagem_proto.optimizers import rule_named
 
 if TYPE_CHECKING:
@@ -68,6 +69,21 @@ class LocalExtended(HostingExtended):
     @property
     def should_save_summary(self) -> bool:
         return True
+
+    def variable_placements(self) -> list[VariablePlacement]:
+        """Return where each variable lives: in this process."""
+        owners = [hosted.variable for hosted in self._parameters]
+        owners += [one for one in self._names.owners() if isinstance(one, Variable)]
+        return [
+            VariablePlacement(
+                variable.name,
+                tuple(variable.shape),
+                variable.dtype,
+                "/job:localhost/task:0",
+                variable.shape.numel() * variable.dtype.itemsize,
+            )
+            for variable in owners
+        ]
 
     def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
         variable = next_creator(**{"device": self._home, **kwargs})

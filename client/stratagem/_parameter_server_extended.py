@@ -66,7 +66,9 @@ class ParameterServerExtended(HostingExtended):
         self._creation = RemoteCreation(store, membership)
         self._devices = tuple(devices)
         self._synchronous = synchronous
+        # Kept alive, since what was created on a server keeps its name there.
         self._variables: list[RemoteVariable] = []
+        self._shared: list[AggregatingVariable] = []
 
     # Who runs what.
 
@@ -120,7 +122,13 @@ class ParameterServerExtended(HostingExtended):
         Raises:
             UnavailableError: A server cannot be reached.
         """
-        return placements(self._store.listing())
+        listing = self._store.listing()
+        return placements(
+            {
+                f"/job:ps/task:{server}": [info.spec for info in infos]
+                for server, infos in listing.items()
+            }
+        )
 
     def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
         traits = VariableTraits(
@@ -135,9 +143,11 @@ class ParameterServerExtended(HostingExtended):
         colocated = self._required_remote(kwargs.get("colocate_with"))
         variable = self._creation.placed(traits, value, colocated=colocated)
         self._establish([variable])
-        if self._num_local_replicas > 1:
-            return AggregatingVariable(self._container_strategy(), variable)
-        return variable
+        if self._num_local_replicas == 1:
+            return variable
+        shared = AggregatingVariable(self._container_strategy(), variable)
+        self._shared.append(shared)
+        return shared
 
     def _establish(self, variables: Sequence[RemoteVariable]) -> None:
         self._creation.establish(variables)

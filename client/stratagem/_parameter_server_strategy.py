@@ -110,6 +110,12 @@ class ParameterServerStrategy(Strategy):
         extended._cluster_resolver = resolver
         super().__init__(extended)
 
+    @property
+    def extended(self) -> ParameterServerExtended | LocalExtended:
+        """Methods for libraries and for authors of strategies. Spec: STR-2."""
+        assert isinstance(self._extended, ParameterServerExtended | LocalExtended)
+        return self._extended
+
     def refresh(self) -> None:
         """Bring parameters and servers together, as each `run` does at its start.
 
@@ -124,7 +130,7 @@ class ParameterServerStrategy(Strategy):
         """
         require_cross_replica_or_default(self.extended, "refresh")
         with entered(self):
-            self._own_extended._before_replicas()
+            self.extended._before_replicas()
 
     def barrier(self, name: str = "barrier", timeout: float | None = None) -> None:
         """Wait until every worker of the cluster has come here.
@@ -142,7 +148,7 @@ class ParameterServerStrategy(Strategy):
         """
         require_cross_replica_or_default(self.extended, "barrier")
         check_name(name, "barrier")
-        self._own_extended._barrier(name, self._passages[name], timeout)
+        self.extended._barrier(name, self._passages[name], timeout)
         self._passages[name] += 1
         self.refresh()
 
@@ -151,7 +157,7 @@ class ParameterServerStrategy(Strategy):
 
         Done by itself at the end of the program or of a `with` block.
         """
-        self._own_extended._close()
+        self.extended._close()
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -163,12 +169,6 @@ class ParameterServerStrategy(Strategy):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    @property
-    def _own_extended(self) -> LocalExtended | ParameterServerExtended:
-        extended = self.extended
-        assert isinstance(extended, LocalExtended | ParameterServerExtended)
-        return extended
 
 
 def _check(consistency: str, variable_partitioner: object) -> None:

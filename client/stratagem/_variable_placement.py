@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from stratagem_proto.tensors import decode_dtype, nbytes_of
-from stratagem_proto.v1.variable_pb2 import VariableInfo
+from stratagem_proto.v1.variable_pb2 import VariableSpec
 
 
 @dataclass(frozen=True)
@@ -30,22 +30,22 @@ class VariablePlacement:
     dtype: torch.dtype
     server: str
     nbytes: int
-    slot_of: str
+    slot_of: str = ""
 
 
 def placements(
-    listing: Mapping[int, Sequence[VariableInfo]],
+    listing: Mapping[str, Sequence[VariableSpec]],
 ) -> list[VariablePlacement]:
-    """Return an entry for each variable of each server."""
+    """Return an entry for each variable of each task, in their order."""
     return [
         VariablePlacement(
-            info.spec.name,
-            tuple(info.spec.tensor.shape),
-            decode_dtype(info.spec.tensor.dtype),
-            f"/job:ps/task:{server}",
-            nbytes_of(info.spec.tensor),
-            info.spec.slot_of,
+            spec.name,
+            tuple(spec.tensor.shape),
+            decode_dtype(spec.tensor.dtype),
+            task,
+            nbytes_of(spec.tensor),
+            spec.slot_of,
         )
-        for server, infos in sorted(listing.items())
-        for info in infos
+        for task, specs in listing.items()
+        for spec in specs
     ]

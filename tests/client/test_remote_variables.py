@@ -1,0 +1,211 @@
+"""Variables on parameter servers, as users of `Variable` see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import stratagem
+from stratagem import (
+    IndexedSlices,
+    InvalidArgumentError,
+    Variable,
+    VariableAggregation,
+    config,
+)
+from stratagem._parameter_server_strategy import ParameterServerStrategy
+from tests.client.clusters import Cluster, running
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with running(num_servers=2, num_workers=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def chief(cluster: Cluster) -> Iterator[ParameterServerStrategy]:
+    with cluster.strategy(0) as strategy:
+        yield strategy
+
+
+@pytest.fixture
+def other(cluster: Cluster) -> Iterator[ParameterServerStrategy]:
+    with cluster.strategy(1) as strategy:
+        yield strategy
+
+
+def task_of(variable: Variable) -> str:
+    return variable.device_name.split("/replica")[1]
+
+
+def test_variables_go_to_the_servers_in_turn(chief: ParameterServerStrategy) -> None:
+    with chief.scope():
+        variables = [Variable(float(index)) for index in range(5)]
+    tasks = [variable.device_name for variable in variables]
+    first, second = (f"/job:ps/replica:0/task:{task}/device:CPU:0" for task in (0, 1))
+    assert tasks == [first, second, first, second, first]
+
+
+def test_colocated_variables_follow_and_do_not_take_a_turn(
+    chief: ParameterServerStrategy,
+) -> None:
+    with chief.scope():
+        first = Variable(0.0)
+        with chief.extended.colocate_vars_with(first):
+            slots = [Variable(0.0), Variable(0.0)]
+        second = Variable(0.0)
+    assert [v.device_name for v in slots] == [first.device_name] * 2
+    assert second.device_name != first.device_name
+
+
+def test_a_device_scope_does_not_change_the_server(
+    chief: ParameterServerStrategy,
+) -> None:
+    with chief.scope(), stratagem.device("/job:ps/task:1"):
+        assert "/job:ps/replica:0/task:0/" in Variable(0.0).device_name
+
+
+def test_a_worker_sees_what_another_one_writes(
+    chief: ParameterServerStrategy, other: ParameterServerStrategy
+) -> None:
+    with chief.scope():
+        written = Variable([1.0, 2.0], name="w")
+    with other.scope():
+        seen = Variable([8.0, 9.0], name="w")
+    assert seen.numpy().tolist() == [1.0, 2.0]
+    written.assign([3.0, 4.0])
+    assert seen.numpy().tolist() == [3.0, 4.0]
+    seen.assign_add([1.0, 1.0])
+    written.assign_sub([0.5, 0.0])
+    assert (seen + 0).tolist() == [3.5, 5.0]
+    assert written[0].item() == 3.5
+
+
+def test_traits_are_those_given(chief: ParameterServerStrategy) -> None:
+    with chief.scope():
+        v = Variable([1, 2], trainable=False, name="steps", dtype=torch.int32)
+        again = Variable(0.0, name="steps")
+    assert (v.name, v.dtype, v.shape, v.trainable) == (
+        "steps",
+        torch.int32,
+        torch.Size([2]),
+        False,
+    )
+    assert v.device == torch.device("cpu")
+    assert v.distribute_strategy is chief
+    assert again.name == "steps_1"
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("scatter_add", [2.0, 9.0, 5.0]),
+        ("scatter_sub", [2.0, -5.0, 1.0]),
+        ("scatter_mul", [2.0, 24.0, 6.0]),
+        ("scatter_div", [2.0, 2.0 / 12.0, 1.5]),
+        ("scatter_min", [2.0, 2.0, 2.0]),
+        ("scatter_max", [2.0, 4.0, 3.0]),
+    ],
+)
+def test_rows_are_written_on_the_server(
+    chief: ParameterServerStrategy, method: str, expected: list[float]
+) -> None:
+    with chief.scope():
+        v = Variable([2.0, 2.0, 3.0])
+    rows = IndexedSlices(torch.tensor([3.0, 2.0, 4.0]), torch.tensor([1, 2, 1]))
+    getattr(v, method)(rows)
+    assert v.numpy().tolist() == pytest.approx(expected)
+
+
+def test_a_value_of_another_shape_or_dtype_is_refused_and_changes_nothing(
+    chief: ParameterServerStrategy,
+) -> None:
+    with chief.scope():
+        v = Variable([1.0, 2.0], name="w")
+    with pytest.raises(InvalidArgumentError, match="'w' has shape"):
+        v.assign(torch.zeros(3))
+    with pytest.raises(InvalidArgumentError, match="'w' has dtype"):
+        v.assign(torch.zeros(2, dtype=torch.float64))
+    with pytest.raises(stratagem.StratagemError, match="w"):
+        v.scatter_add(IndexedSlices(torch.zeros(1), torch.tensor([7])))
+    assert v.numpy().tolist() == [1.0, 2.0]
+
+
+def test_a_replica_sees_one_value_from_start_to_end(
+    chief: ParameterServerStrategy, other: ParameterServerStrategy
+) -> None:
+    with chief.scope():
+        v = Variable(1.0, name="w")
+    with other.scope():
+        same = Variable(1.0, name="w")
+
+    def step() -> tuple[float, float]:
+        before = v.read_value().item()
+        same.assign(before + 1)
+        return before, v.read_value().item()
+
+    assert chief.run(step) == (1.0, 1.0)
+    assert chief.run(step) == (2.0, 2.0)
+    assert v.value().item() == 3.0
+
+
+def test_a_replica_sees_its_own_write(chief: ParameterServerStrategy) -> None:
+    with chief.scope():
+        v = Variable(1.0, aggregation=VariableAggregation.SUM)
+
+    def step() -> float:
+        v.assign_add(torch.tensor(2.0))
+        return v.value().item()
+
+    assert chief.run(step) == 3.0
+
+
+def test_gradients_reach_the_leaf(chief: ParameterServerStrategy) -> None:
+    with chief.scope():
+        v = Variable([1.0, 2.0])
+
+    def step() -> torch.Tensor | None:
+        (v * v).sum().backward()
+        return v.grad
+
+    gradient = chief.run(step)
+    assert gradient is not None
+    assert gradient.tolist() == [2.0, 4.0]
+
+
+@pytest.fixture
+def two_cpus() -> Iterator[None]:
+    config.set_logical_cpus(2)
+    yield
+    config.set_logical_cpus(1)
+
+
+def test_writes_of_several_replicas_are_combined_and_written_once(
+    cluster: Cluster, two_cpus: None
+) -> None:
+    with cluster.strategy(0, num_replicas_per_worker=2) as strategy:
+        with strategy.scope():
+            v = Variable(10.0, aggregation=VariableAggregation.MEAN)
+
+        def step() -> float:
+            replica = stratagem.get_replica_context()
+            assert replica is not None
+            number = int(replica.replica_id_in_sync_group or 0)
+            v.assign_add(torch.tensor(2.0 * number))
+            return v.value().item()
+
+        results = strategy.experimental_local_results(strategy.run(step))
+        assert set(results) == {11.0}
+        assert strategy.extended.value_container(v._variable) is v
+
+
+def test_a_variable_created_in_a_replica_is_one_for_all_replicas(
+    cluster: Cluster, two_cpus: None
+) -> None:
+    with cluster.strategy(0, num_replicas_per_worker=2) as strategy:
+        created = strategy.run(lambda: Variable(1.0, name="late"))
+        assert isinstance(created, Variable)
+        assert len(strategy.extended.variable_placements()) == 1
