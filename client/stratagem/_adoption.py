@@ -18,6 +18,7 @@ from stratagem._hosting import hosted_parameter
 from stratagem._modules import ModuleWatch
 from stratagem._names import UniqueNames
 from stratagem._parameter_registry import Owner, ParameterRegistry
+from stratagem._state_dicts import keep_fresh
 from stratagem_proto.errors import ContextError
 
 
@@ -110,7 +111,9 @@ class ModuleAdopter:
         # Which roots there are must not depend on when cycles are collected: all
         # workers have to come to the same names.
         gc.collect()
-        return [self._named(prefix, one) for one in self._new(watch.drain())]
+        roots = watch.drain()
+        keep_fresh(roots)
+        return [self._named(prefix, one) for one in self._new(roots)]
 
     def _new(self, roots: Iterable[nn.Module]) -> list[Adoption]:
         fresh = []

@@ -17,7 +17,7 @@ from stratagem_deploy import LocalCluster
 
 STEPS = 200
 
-DEFAULT_KERNELS = {
+DEFAULT_KERNELS: dict[str, Any] = {
     "SGD": partial(torch.optim.SGD, momentum=0.9, nesterov=True, weight_decay=0.01),
     "Adam": partial(torch.optim.Adam, weight_decay=0.01),
     "AdamW": partial(torch.optim.AdamW, amsgrad=True),
