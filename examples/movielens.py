@@ -122,7 +122,9 @@ def show_placement(strategy: stratagem.ParameterServerStrategy) -> None:
     """Prints where each variable lives."""
     table = Table("variable", "shape", "server", "bytes")
     for place in strategy.extended.variable_placements():
-        table.add_row(place.name, str(place.shape), place.device, str(place.nbytes))
+        table.add_row(
+            place.name, str(list(place.shape)), place.server, f"{place.nbytes:,}"
+        )
     Console().print(table)
 
 
