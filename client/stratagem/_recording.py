@@ -143,6 +143,8 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = str(func)
         if name in _IDENTITIES:
             return self._same(args[0])
+        if name in _ABOUT_DTYPES:
+            return func(*args)
         if name not in OPERATIONS:
             raise refused(*_REFUSALS.get(name, _not_allowed(name)))
         return self._call(OPERATIONS[name], args, kwargs or {})
@@ -239,6 +241,9 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _IDENTITIES = frozenset(
     {"aten.alias.default", "aten.detach.default", "aten.lift_fresh.default"}
 )
+
+# Questions that are answered at once.
+_ABOUT_DTYPES = frozenset({"aten.can_cast.default", "aten.promote_types.default"})
 
 _REFUSALS = {
     "aten._local_scalar_dense.default": (

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from stratagem_proto.errors import UpdateFunctionError
@@ -15,8 +17,9 @@ from stratagem_proto.errors import UpdateFunctionError
 # Frames of these packages are how the user's line is carried out, not the line.
 _OURS = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
-    for path in (__file__, torch.__file__)
+    for path in (__file__, torch.__file__, np.__file__)
 )
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 
 class Location(NamedTuple):
@@ -35,11 +38,17 @@ class Location(NamedTuple):
 
 
 def here() -> Location:
-    """The innermost line that belongs neither to Stratagem nor to PyTorch."""
+    """The innermost line that belongs to no library that it calls."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+    while frame.f_back is not None and not _is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return Location(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _is_users(file: str) -> bool:
+    if file.startswith(_STANDARD_LIBRARY) and "site-packages" not in file:
+        return False
+    return not file.startswith(_OURS)
 
 
 def definition_of(fn: Callable[..., Any]) -> Location:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +22,8 @@ class PreparedRun:
     Attributes:
         graph: The program.
         bindings: What is bound to its inputs. Variables are written in place.
-        nbytes: At most this many bytes are allocated at a time, and no tensor on the
-            way, not even a view, has more elements than they hold.
+        nbytes: At most this many bytes are allocated at a time, and no view is larger
+            unless there is memory behind it.
     """
 
     graph: CompiledGraph
@@ -68,8 +69,8 @@ def prepare(graph: CompiledGraph, bindings: Sequence[Binding]) -> PreparedRun:
 
 
 def _footprint(graph: CompiledGraph, bindings: Sequence[Binding]) -> int:
-    journal, memory = Journal(graph), _Memory(graph)
     shapes = [_without_contents(binding) for binding in bindings]
+    journal, memory = Journal(graph), _Memory(graph, shapes)
     most = 0
     with torch.no_grad():
         for step, values in _executed(graph, shapes, "meta", journal):
@@ -118,32 +119,43 @@ def _without_contents(binding: Binding) -> Binding:
 class _Memory:
     """Counts the bytes of results whose memory some later step still uses."""
 
-    def __init__(self, graph: CompiledGraph) -> None:
+    def __init__(self, graph: CompiledGraph, bindings: Sequence[Binding]) -> None:
         self.nbytes = 0
         self._values = graph.values
-        self._sizes: dict[int, int] = {}
-        self._users: dict[int, int] = {}
+        self._num_inputs = len(bindings)
+        # By root: the size of its memory, and how many results use it.
+        self._sizes = dict(enumerate(map(_nbytes, bindings)))
+        self._users: Counter[int] = Counter()
 
     def allocate(self, step: Step, values: Sequence[Any]) -> int:
-        """Counts a step's results; returns the size of the largest of them."""
+        """Counts a step's results.
+
+        Returns:
+            Size of the largest result that is larger than the memory behind it, as
+            an expanded view is. Whatever goes through it takes that long.
+        """
         largest = 0
         for number in step.results:
-            root, result = self._values[number].root, values[number]
-            if not isinstance(result, torch.Tensor):
-                continue
-            size = result.numel() * result.itemsize
-            largest = max(largest, size)
-            self._users[root] = self._users.get(root, 0) + 1
+            root, size = self._values[number].root, _nbytes(values[number])
+            self._users[root] += 1
             if root == number:
                 self._sizes[root] = size
                 self.nbytes += size
+            elif size > self._sizes[root]:
+                largest = max(largest, size)
         return largest
 
     def release(self, step: Step) -> None:
         """Drops memory that no later step uses."""
         for number in step.released:
             root = self._values[number].root
-            if root in self._users:
-                self._users[root] -= 1
-                if not self._users[root]:
-                    self.nbytes -= self._sizes.pop(root, 0)
+            self._users[root] -= 1
+            if not self._users[root] and root >= self._num_inputs:
+                self.nbytes -= self._sizes[root]
+
+
+def _nbytes(value: Any) -> int:
+    """Bytes of all elements, whether or not they share memory."""
+    if not isinstance(value, torch.Tensor):
+        return 0
+    return value.numel() * value.itemsize

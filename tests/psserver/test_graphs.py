@@ -2,15 +2,12 @@ from __future__ import annotations
 
 import math
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
-from stratagem_proto.operations import OPERATIONS, Effect, Operation
 from stratagem_proto.v1.update_program_pb2 import GraphInput, GraphNode
 from stratagem_psserver.graph_run import PreparedRun, prepare
 from stratagem_psserver.graphs import Binding, GraphCache, compile_graph
@@ -249,64 +246,3 @@ def test_nothing_of_a_run_requires_gradients() -> None:
     weight = torch.zeros(3)
     prepared([written()], [weight], ADD_TO_INPUT).run()
     assert not weight.requires_grad
-
-
-# --- every operation ----------------------------------------------------------
-
-# What an argument is when its type alone does not say.
-SPECIAL: dict[str, object] = {
-    "index": torch.tensor([[0, 1], [1, 0]]),
-    "indices": [torch.tensor([1, 0])],
-    "condition": torch.tensor([[True, False], [False, True]]),
-    "mask": torch.tensor([[True, False], [False, True]]),
-    "size": [2, 2],
-    "repeats": [2, 1],
-    "pad": [1, 1],
-    "reduce": "sum",
-    "rounding_mode": "floor",
-    "half_to_float": False,
-    "dims": [1, 0],
-    "self_is_result": False,
-    "dim0": 0,
-    "dim1": 1,
-    "ord": 2.0,
-    "steps": 3,
-    "n": 2,
-    "k": 1,
-    "shifts": [1],
-}
-BY_TYPE: dict[str, Callable[[], object]] = {
-    "Tensor": lambda: torch.tensor([[0.5, 0.25], [0.75, 1.0]]),
-    "List[Tensor]": lambda: [torch.ones(2, 2), torch.zeros(2, 2)],
-    "number": lambda: 0.5,
-    "int": lambda: 0,
-    "List[int]": lambda: [0],
-    "Optional[List[int]]": lambda: [0],
-    "bool": lambda: False,
-    "Optional[bool]": lambda: True,
-    "Optional[number]": lambda: 0.5,
-    "Optional[ScalarType]": lambda: None,
-    "float": lambda: 0.5,
-    "Optional[float]": lambda: 0.5,
-}
-
-
-def sample(operation: Operation) -> dict[str, object]:
-    arguments = {
-        parameter.name: SPECIAL.get(parameter.name, BY_TYPE.get(parameter.type, str)())
-        if parameter.name not in SPECIAL
-        else SPECIAL[parameter.name]
-        for parameter in operation.parameters
-        if parameter.required or parameter.name in {"min", "max", "dim"}
-    }
-    return arguments | OWN_ARGUMENTS.get(operation.name.removeprefix("aten."), {})
-
-
-row, vector = torch.tensor([1, 0]), torch.tensor([0.5, 0.25])
-OWN_ARGUMENTS: dict[str, dict[str, object]] = {
-    "permute.default": {"dims": [1, 0]},
-}
-
-
-def test_every_operation_has_the_size_and_dtype_that_are_foreseen() -> None:
-    del row, vector
