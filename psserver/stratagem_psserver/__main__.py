@@ -1,5 +1,9 @@
 """`python -m stratagem_psserver`."""
 
-from stratagem_psserver.cli import main
+from stratagem_psserver import process
+
+process.tune()
+
+from stratagem_psserver.cli import main  # noqa: E402  # it imports torch
 
 main()
