@@ -87,6 +87,9 @@ class Rounds:
         _check_numbers(part)
         group = self._groups.setdefault(mark.group, _Group())
         _check_open(group, mark, part.task)
+        # Also if the part is refused: who waits for it must hear when the worker goes.
+        member = _Member(part.session_id, part.task)
+        group.members.setdefault(contribution.worker, member)
         parts = group.parts.setdefault(mark.step, {})
         previous = parts.get(contribution.worker)
         # All that are there agree with each other.
@@ -97,7 +100,7 @@ class Rounds:
             previous.reservation.release()
         parts[contribution.worker] = part
         group.num_workers = contribution.num_workers
-        group.members[contribution.worker] = _Member(part.session_id, part.task)
+        group.members[contribution.worker] = member
 
     def commit(self, session_id: bytes, task: str, mark: StepMark) -> list[Part]:
         """Makes a staged contribution count.
