@@ -27,6 +27,7 @@ class Cluster:
     """
 
     def __init__(self, addresses: Sequence[str], num_workers: int) -> None:
+        self.servers = list(addresses)
         workers = [f"worker{index}.test:1" for index in range(num_workers)]
         self.spec = ClusterSpec({"ps": list(addresses), "worker": workers})
         self.num_workers = num_workers

@@ -99,6 +99,18 @@ def test_a_write_is_applied_once_wherever_its_connection_is_cut(
         assert value_of(connection, "v", ones).eq(len(places) + 1).all()
 
 
+def test_a_request_that_arrives_twice_is_applied_once_and_answered_alike(
+    server: ParameterServer,
+) -> None:
+    with connected(server.address) as connection:
+        make(connection, "v", torch.zeros(3))
+        request = assign([Writing("v", ASSIGN_MODE_ADD, torch.ones(3))])
+        request.stamp(connection.open().next_key())
+        attempts = [connection.attempt(request, Deadlines()) for _ in range(3)]
+        assert [request.receive(one.responses) for one in attempts] == [[2]] * 3
+        assert value_of(connection, "v", torch.ones(3)).eq(1).all()
+
+
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.value)
 def test_a_read_comes_whole_wherever_its_connection_is_cut(
     server: ParameterServer, cut: Verdict
