@@ -50,6 +50,9 @@ class Gate(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         _check(func)
+        if getattr(func, "__self__", None) is torch.Tensor.grad:
+            # Another tensor, which the stand-in does not have.
+            return func(*args)
         keywords = {name: self._opened(one) for name, one in (kwargs or {}).items()}
         if func in (torch.tensor, torch.as_tensor) and args and is_traced(args[0]):
             return torch.full((), args[0], dtype=keywords.get("dtype"))

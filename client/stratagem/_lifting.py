@@ -104,7 +104,7 @@ class Lifter:
             return self._inputs.tensor(value, label)
         if id(value) in self._visited:
             order, _, replacement = self._visited[id(value)]
-            self._signature.append(order)
+            self._signature.append(("again", order))
             return replacement
         return self._lift_object(value, label)
 
@@ -133,7 +133,7 @@ class Lifter:
 
     def _lift_object(self, value: Any, label: str) -> Any:
         if id(value) in MATH_STAND_INS:
-            self._signature.append(id(value))
+            self._signature.append(("math", id(value)))
             return MATH_STAND_INS[id(value)]
         lift = _LIFTS.get(_form_of(value))
         if lift is None or len(self._visited) > _MAX_OBJECTS:
@@ -143,7 +143,8 @@ class Lifter:
     def _constant(self, value: Any) -> Any:
         """Leave a value as it is, whatever it may hold."""
         if isinstance(value, _NAMED) and _root_of(value) in _CONSTANT_MODULES:
-            self._signature.append(id(value))
+            # Itself, so that no other object can come to have its identity.
+            self._signature.append(value)
         else:
             self.predictable = False
         return self._remember(value, value)
@@ -208,6 +209,7 @@ class Lifter:
     def _fill_attributes(self, copy: Any, original: Any, label: str) -> None:
         held = vars(copy)
         for name, attribute in vars(original).items():
+            self._signature.append(("attribute", name))
             held[name] = self.lift(attribute, f"{label}.{name}")
         self._watched.append(lambda: {f"{label}.{k}": v for k, v in held.items()})
 
@@ -223,7 +225,7 @@ class Lifter:
         copy.__kwdefaults__ = self.lift(value.__kwdefaults__, label)
         self._fill_attributes(copy, value, label)
         self._fill_cells(value, cells)
-        if value.__globals__.get("__name__", "").split(".")[0] not in _LIBRARIES:
+        if _top(value.__globals__.get("__name__")) not in _LIBRARIES:
             self._fill_namespace(namespace, value.__globals__, names)
         return copy
 
@@ -255,7 +257,7 @@ class Lifter:
     ) -> None:
         for name in names:
             if name in original:
-                self._signature.append(name)
+                self._signature.append(("global", name))
                 namespace[name] = self.lift(original[name], name)
 
 
@@ -294,7 +296,7 @@ def _plain_object_form(kind: type) -> object:
     """`object` if a copy of an instance can be made without running its code."""
     if kind is SimpleNamespace:
         return object
-    root = kind.__module__.split(".")[0]
+    root = _top(kind.__module__)
     make: object = kind.__new__
     plain = (
         make is object.__new__
@@ -310,9 +312,17 @@ def _plain_object_form(kind: type) -> object:
 def _root_of(value: Any) -> str:
     """The top-level package that a module is, or that a value's definition is in."""
     if isinstance(value, ModuleType):
-        return value.__name__.split(".")[0]
+        return _top(value.__name__)
     definition = value if isinstance(value, _NAMED) else type(value)
-    return (definition.__module__ or "").split(".")[0]
+    root = _top(definition.__module__)
+    if isinstance(value, FunctionType) and root in _LIBRARIES:
+        # A wrapper says that it is of the module of what it wraps.
+        return _top(value.__globals__.get("__name__"))
+    return root
+
+
+def _top(module: str | None) -> str:
+    return (module or "").split(".")[0]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,24 +87,46 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.reproducible = True
+        self._is_paused = False
         # By identity. Keeping the tensors keeps their identities from being reused.
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor, Value]] = {}
 
-    def input_tensor(self, like: torch.Tensor, value: Value) -> torch.Tensor:
-        """The tensor without contents that stands for an input like another one."""
-        meta = torch.empty_strided(
-            like.shape, like.stride(), dtype=like.dtype, device="meta"
-        )
-        self._known[id(like)] = self._known[id(meta)] = (like, meta, value)
+    def new_input(
+        self,
+        value: Value,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        stride: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Make the tensor without contents that stands for an input."""
+        with self._paused():
+            if stride is None:
+                stride = torch.empty(shape, device="meta").stride()
+            meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        self._known[id(meta)] = (meta, meta, value)
         return meta
+
+    def adopt(self, tensor: torch.Tensor, value: Value) -> None:
+        """Take a real tensor for an input."""
+        meta = self.new_input(value, tensor.shape, tensor.dtype, tensor.stride())
+        self._known[id(tensor)] = (tensor, meta, value)
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
 
     def value_of(self, tensor: torch.Tensor) -> Value:
         """The value behind a tensor; a real tensor becomes an input on first use."""
         return self._lookup(tensor)[1]
 
     def without_contents(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor on the meta device that stands for a tensor."""
-        return self._lookup(tensor)[0]
+        """What stands for a tensor; one that did not come up yet is left as it is."""
+        known = self._known.get(id(tensor))
+        return tensor if known is None else known[1]
 
     def is_input(self, tensor: torch.Tensor, value: Value) -> bool:
         """Whether a tensor stands for the whole of an input."""
@@ -117,9 +140,15 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     "no contents",
                     "make it on the CPU",
                 )
+            if tensor.layout is not torch.strided:
+                raise refused(
+                    f"the update function uses a tensor of layout {tensor.layout}",
+                    "pass stratagem.IndexedSlices.from_sparse(gradient), or a dense "
+                    "tensor",
+                )
             self.reproducible = False
             label = f"the tensor of {here().short}"
-            self.input_tensor(tensor, Value(tensor, label, writable=False))
+            self.adopt(tensor, Value(tensor, label, writable=False))
         return self._known[id(tensor)][1:]
 
     def fix(self) -> None:
@@ -141,10 +170,10 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         name = str(func)
+        if self._is_paused or name in _ABOUT_DTYPES:
+            return func(*args, **(kwargs or {}))
         if name in _IDENTITIES:
             return self._same(args[0])
-        if name in _ABOUT_DTYPES:
-            return func(*args)
         if name not in OPERATIONS:
             raise refused(*_REFUSALS.get(name, _not_allowed(name)))
         return self._call(OPERATIONS[name], args, kwargs or {})

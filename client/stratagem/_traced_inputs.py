@@ -23,7 +23,7 @@ class TracedInputs:
     Attributes:
         recording: As given.
         values: The inputs in the order in which they were found.
-        signature: Describes them by all but their values and names.
+        signature: Describes them by all but their values.
     """
 
     def __init__(
@@ -40,7 +40,9 @@ class TracedInputs:
 
     def number(self, number: int | float, label: str) -> Any:
         """The stand-in for a number."""
-        value = self._add(Value(number, label, writable=False), type(number).__name__)
+        value = self._add(
+            Value(number, label, writable=False), ("number", type(number).__name__)
+        )
         return traced(NumberNode(self.recording, value, number, label))
 
     def variable(self, variable: Variable, label: str) -> TracedVariable:
@@ -52,18 +54,19 @@ class TracedInputs:
         if key not in self._variables:
             self._variables[key] = self._new_variable(variable, label, hosted)
         order, stand_in = self._variables[key]
-        self.signature.append(order)
+        self.signature.append(("input", order))
         return stand_in
 
     def _new_variable(
         self, variable: Variable, label: str, hosted: bool
     ) -> tuple[int, TracedVariable]:
         order = len(self.values)
-        meta = torch.empty(variable.shape, dtype=variable.dtype, device="meta")
         value = Value(variable, label, writable=hosted)
-        self._add(value, (variable.dtype, variable.shape, hosted))
-        stand_in = TracedVariable(variable, self.recording.input_tensor(meta, value))
-        return order, stand_in
+        # A function may ask for these, for instance leave biases out by name.
+        traits = (variable.name, variable.trainable, variable.device_name)
+        self._add(value, (variable.dtype, variable.shape, hosted, *traits))
+        tensor = self.recording.new_input(value, variable.shape, variable.dtype)
+        return order, TracedVariable(variable, tensor)
 
     def tensor(self, tensor: torch.Tensor, label: str) -> torch.Tensor:
         """Take note of a tensor; what is done to itself will be recorded."""
@@ -72,9 +75,9 @@ class TracedInputs:
             value = Value(tensor, label, writable=False)
             self._add(value, (tensor.dtype, tensor.shape, tensor.layout))
             if tensor.layout is torch.strided and not tensor.is_meta:
-                self.recording.input_tensor(tensor, value)
+                self.recording.adopt(tensor, value)
                 self.signature.append(tensor.stride())
-        self.signature.append(self._tensors[id(tensor)])
+        self.signature.append(("input", self._tensors[id(tensor)]))
         return tensor
 
     def _add(self, value: Value, description: Hashable) -> Value:

@@ -123,7 +123,7 @@ def trace(
     """
     inputs = TracedInputs(Recording(), is_hosted)
     call = _Call.lifted(inputs, fn, variables, args, kwargs or {})
-    found = _TRACES.get(call.key)
+    found = _TRACES.get(call.key) if call.lifter.predictable else None
     if found is None:
         found = _traced(call, inputs)
         if call.lifter.predictable and inputs.recording.reproducible:
@@ -243,4 +243,5 @@ class _TraceCache:
                 self._traces.popitem(last=False)
 
 
-_TRACES = _TraceCache(size=1024)
+# Models have some hundred variables, each with its own.
+_TRACES = _TraceCache(size=4096)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from stratagem_proto.operations import Operation
 from stratagem_psserver.graphs import CompiledGraph, Reference, Step, references
 
 
@@ -31,10 +32,12 @@ class Journal:
         self, step: Step, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> None:
         """Saves what a step will overwrite."""
-        if step.operation is None or step.writes is None or self._is_safe(step):
+        if step.operation is None or step.writes not in self._graph.written:
             return
         names = [argument.name for argument in step.operation.schema.arguments]
         given = dict(zip(names, arguments, strict=False)) | dict(keywords)
+        if self._is_safe(step, step.operation, given["self"]):
+            return
         if step.operation.indexed and not self._indices_change(step):
             self._save(*_TOUCHED[step.operation.name.split(".")[1]](given))
             return
@@ -55,12 +58,13 @@ class Journal:
         self.nbytes += saved.numel() * saved.itemsize
         self._restores.append(lambda: restore(saved))
 
-    def _is_safe(self, step: Step) -> bool:
+    def _is_safe(self, step: Step, operation: Operation, target: torch.Tensor) -> bool:
         """Whether a failure from this step on leaves variables as they were."""
-        if step.writes in self._saved_whole or step.writes not in self._graph.written:
+        if step.writes in self._saved_whole:
             return True
-        # Kernels that use no index find out what is wrong before they write.
-        whole = step.operation is not None and not step.operation.indexed
+        # Floating-point kernels without an index find out what is wrong before they
+        # write; integer ones may meet a division by zero on the way.
+        whole = target.is_floating_point() and not operation.indexed
         return whole and step is self._graph.steps[-1]
 
     def _indices_change(self, step: Step) -> bool:

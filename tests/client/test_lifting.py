@@ -152,6 +152,26 @@ def test_captured_tensors_and_variables_are_inputs() -> None:
     assert second.bindings[0].tolist() == [2.0] * 4
 
 
+class Opaque(torch.nn.Module):
+    """A module, which is not looked into beforehand."""
+
+    def __init__(self, v: Any, factor: torch.Tensor) -> None:
+        super().__init__()
+        self.v, self.factor = v, factor
+
+
+def test_what_an_opaque_object_holds_is_found_when_it_is_used() -> None:
+    v, factor = variable(), ones()
+    holder = Opaque(v, factor)
+
+    def fn(first: Any) -> None:
+        first.add_(torch.mul(holder.v, holder.factor))
+
+    update = trace(fn, [v])
+    assert kinds(update) == ["WRITE", "TENSOR"]
+    assert update.bindings[1] is factor
+
+
 def test_a_tensor_made_in_the_function_is_sent_along() -> None:
     update = trace(lambda v: v.add_(torch.tensor([1.0, 2.0, 3.0, 4.0])), [variable()])
     assert kinds(update) == ["WRITE", "TENSOR"]

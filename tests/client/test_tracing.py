@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -81,6 +82,21 @@ def test_what_has_no_effect_is_left_out() -> None:
     assert numbers(update) == []
 
 
+def test_the_gradient_of_a_captured_parameter_is_sent() -> None:
+    parameter = torch.nn.Parameter(ones())
+    parameter.grad = 2 * ones()
+    update = trace(lambda v: v.sub_(parameter.grad), [variable()])
+    assert update.bindings[1] is parameter.grad
+
+
+def test_variables_in_lists_are_operands() -> None:
+    def fn(v: Any, m: Any) -> None:
+        v.add_(torch.stack([v, m]).sum(0))
+
+    update = trace(fn, [variable("v")], [variable("m")])
+    assert operations(update) == ["stack", "sum", "add_"]
+
+
 def test_rows_are_added_where_they_belong() -> None:
     rows = IndexedSlices(torch.ones(2, 4), torch.tensor([0, 2]))
     update = trace(lambda v, g: v.scatter_sub(g), [variable()], [rows])
@@ -142,6 +158,14 @@ def test_a_function_is_traced_again_for_other_types(arguments: list[Any]) -> Non
 
     first = trace(fn, [variable()], [ones(), 0.5])
     assert trace(fn, [variable()], arguments).trace is not first.trace
+
+
+def test_a_function_may_tell_variables_apart_by_name() -> None:
+    def fn(v: Any, g: torch.Tensor) -> None:
+        v.sub_(g if v.name.endswith("bias") else g + 0.1 * v)
+
+    for name, length in [("weight", 3), ("bias", 1), ("weight", 3)]:
+        assert len(trace(fn, [variable(name)], [ones()]).program.nodes) == length
 
 
 def test_the_same_tensor_twice_is_another_case_than_two() -> None:
@@ -228,3 +252,17 @@ def test_the_stand_in_is_a_variable_to_isinstance() -> None:
         v.add_(1)
 
     trace(fn, [variable()])
+
+
+def test_a_wrapper_of_a_torch_function_is_looked_into() -> None:
+    def scaling(factor: float) -> Callable[..., torch.Tensor]:
+        @functools.wraps(torch.nn.functional.relu)
+        def scaled(x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.relu(x) * factor
+
+        return scaled
+
+    for factor in (2.0, 3.0):
+        scaled = scaling(factor)
+        update = trace(lambda v, scaled=scaled: v.copy_(scaled(v)), [variable()])
+        assert numbers(update) == [factor]

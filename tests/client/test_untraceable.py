@@ -165,6 +165,12 @@ def test_what_a_server_cannot_do_is_refused_by_file_and_line(
     assert "; " in str(caught.value)  # what happened; what to do
 
 
+def test_a_sparse_tensor_is_refused_with_the_way_to_pass_its_rows() -> None:
+    gradient = torch.eye(3, 4).to_sparse(1)
+    with pytest.raises(UpdateFunctionError, match="from_sparse"):
+        trace(lambda v, g: v.add_(g), [variable()], [gradient])
+
+
 def test_a_captured_tensor_keeps_its_contents_to_itself() -> None:
     mask = torch.tensor([1.0, 0.0, 1.0, 0.0])
     for reveal in (torch.Tensor.tolist, torch.Tensor.numpy, lambda one: one[0].item()):

@@ -199,6 +199,18 @@ def test_a_program_that_fails_leaves_every_byte_as_it_was(failing: GraphNode) ->
     assert weight.numpy().tobytes() == before.numpy().tobytes()
 
 
+def test_a_division_by_zero_half_way_leaves_integers_as_they_were() -> None:
+    count = torch.full((1000,), 6)
+    run = prepared(
+        [written(torch.int64), tensor(torch.int64)],
+        [count, torch.tensor([2] * 999 + [0])],
+        node("aten.floor_divide_.Tensor", Ref(0), Ref(1)),
+    )
+    with pytest.raises(InvalidArgumentError, match=r"^train\.py:7: "):
+        run.run()
+    assert count.tolist() == [6] * 1000
+
+
 def test_a_sparse_update_keeps_aside_only_the_rows_it_touches() -> None:
     table, rows = torch.zeros(100_000, 16), torch.tensor([5, 9, 5])
     update = node("aten.index_add_.default", Ref(0), 0, Ref(1), Ref(2))
