@@ -10,6 +10,7 @@ what the user and the film add, plus the product of their two vectors.
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -129,9 +130,10 @@ def show_placement(strategy: stratagem.ParameterServerStrategy) -> None:
 
 
 def main() -> None:
-    """Runs the worker that TF_CONFIG describes."""
+    """Runs the worker that TF_CONFIG describes; takes a seed as its argument."""
+    seed = int(sys.argv[1]) if sys.argv[1:] else 0
     resolver = TFConfigClusterResolver()
-    error = train(resolver, Path("runs/movielens"))
+    error = train(resolver, Path("runs/movielens"), seed)
     if resolver.task_id == 0:
         print(f"demo: test RMSE {error:.4f}")
 
