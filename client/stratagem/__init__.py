@@ -30,6 +30,7 @@ from stratagem._replica_context import ReplicaContext
 from stratagem._strategy import Strategy
 from stratagem._values import DistributedValues, Mirrored, PerReplica
 from stratagem._variable import Variable
+from stratagem._variable_placement import VariablePlacement
 from stratagem._version import __version__
 from stratagem_proto.errors import (
     AbortedError,
@@ -110,6 +111,7 @@ __all__ = [
     "Variable",
     "VariableAggregation",
     "VariableNotFoundError",
+    "VariablePlacement",
     "VariableSynchronization",
     "__version__",
     "cluster_resolver",

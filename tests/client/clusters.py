@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
-from stratagem import ClusterSpec
-from stratagem._parameter_server_strategy import ParameterServerStrategy
+from stratagem import ClusterSpec, ParameterServerStrategy
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings

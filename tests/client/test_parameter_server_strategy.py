@@ -16,15 +16,15 @@ from stratagem import (
     AttachmentError,
     ContextError,
     DeadlineExceededError,
+    DistributedOptimizer,
     FailedPreconditionError,
     InvalidArgumentError,
+    ParameterServerStrategy,
     UnauthenticatedError,
     UpdateFunctionError,
     Variable,
     config,
 )
-from stratagem._optimizer import DistributedOptimizer
-from stratagem._parameter_server_strategy import ParameterServerStrategy
 from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.clusters import TOKEN, Cluster, running
 

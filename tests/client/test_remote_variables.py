@@ -11,11 +11,11 @@ import stratagem
 from stratagem import (
     IndexedSlices,
     InvalidArgumentError,
+    ParameterServerStrategy,
     Variable,
     VariableAggregation,
     config,
 )
-from stratagem._parameter_server_strategy import ParameterServerStrategy
 from tests.client.clusters import Cluster, running
 
 

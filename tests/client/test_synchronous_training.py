@@ -12,8 +12,12 @@ import torch
 from torch import nn
 
 import stratagem
-from stratagem import DeadlineExceededError, DistributedOptimizer, InvalidArgumentError
-from stratagem._parameter_server_strategy import ParameterServerStrategy
+from stratagem import (
+    DeadlineExceededError,
+    DistributedOptimizer,
+    InvalidArgumentError,
+    ParameterServerStrategy,
+)
 from tests.client.clusters import Cluster, running
 from tests.faults import FaultyProxy, Passing, Verdict
 
