@@ -40,9 +40,8 @@ class TracedInputs:
 
     def number(self, number: int | float, label: str) -> Any:
         """The stand-in for a number."""
-        value = self._add(
-            Value(number, label, writable=False), ("number", type(number).__name__)
-        )
+        value = Value(number, label, writable=False)
+        self._add(value, ("number", type(number).__name__))
         return traced(NumberNode(self.recording, value, number, label))
 
     def variable(self, variable: Variable, label: str) -> TracedVariable:
@@ -80,10 +79,9 @@ class TracedInputs:
         self.signature.append(("input", self._tensors[id(tensor)]))
         return tensor
 
-    def _add(self, value: Value, description: Hashable) -> Value:
+    def _add(self, value: Value, description: Hashable) -> None:
         self.values.append(value)
         self.signature.append(description)
-        return value
 
     def replacement(self, argument: Any) -> Any:
         """What takes the place of an argument of a torch function."""
