@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 
 
@@ -20,7 +19,7 @@ class Place:
 
 
 class RoundRobin:
-    """Deals variables to servers in the order of their creation. Thread-safe.
+    """Deals variables to servers in the order of their creation.
 
     All workers create in the same order and so come to the same places.
     Spec: PS1-5.
@@ -30,7 +29,6 @@ class RoundRobin:
         self._num_servers = num_servers
         self._dealt = 0
         self._created = 0
-        self._lock = threading.Lock()
 
     def next(self, colocated: int | None = None) -> Place:
         """Return the place of the next variable.
@@ -38,12 +36,11 @@ class RoundRobin:
         Args:
             colocated: Server to which it has to go; it is then nobody's turn.
         """
-        with self._lock:
-            ordinal, server = self._created, colocated
-            self._created += 1
-            if server is None:
-                server = self._dealt % self._num_servers
-                self._dealt += 1
+        ordinal, server = self._created, colocated
+        self._created += 1
+        if server is None:
+            server = self._dealt % self._num_servers
+            self._dealt += 1
         return Place(server, ordinal)
 
 

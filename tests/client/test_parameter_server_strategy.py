@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,6 +151,18 @@ def test_the_token_comes_from_a_file(
                 continue
             with pytest.raises(UnauthenticatedError):
                 Variable(1.0)
+
+
+def test_a_deep_copy_is_another_strategy_for_the_same_cluster(
+    strategy: ParameterServerStrategy,
+) -> None:
+    other = copy.deepcopy(strategy)
+    with strategy.scope():
+        Variable(1.0, name="v")
+    with strategy.scope(), pytest.raises(ContextError, match="Mixing different"):
+        other.run(lambda: None)
+    assert [place.name for place in other.extended.variable_placements()] == ["v"]
+    other.close()
 
 
 # Without a cluster.
@@ -367,6 +380,51 @@ def test_rows_of_a_sparse_gradient_are_pushed_as_rows(
     plain(rows).pow(2).sum().backward()
     reference.step()
     torch.testing.assert_close(table.weight, plain.weight)
+
+
+def test_variables_are_trained_like_parameters(
+    strategy: ParameterServerStrategy,
+) -> None:
+    with strategy.scope():
+        v = Variable([1.0, 2.0])
+        optimizer = DistributedOptimizer(torch.optim.SGD([v.value()], lr=0.5))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        (v * v).sum().backward()
+        optimizer.step()
+
+    strategy.run(step)
+    assert v.numpy().tolist() == [0.0, 0.0]
+
+
+def test_a_lazy_module_is_hosted_once_it_knows_its_shape(
+    strategy: ParameterServerStrategy,
+) -> None:
+    with strategy.scope():
+        lazy = nn.LazyLinear(2)
+        optimizer = DistributedOptimizer(torch.optim.SGD(lazy.parameters(), lr=0.5))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        lazy(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+
+    strategy.run(step)
+    before = lazy.weight.detach().clone()
+    strategy.run(step)
+    strategy.refresh()
+    torch.testing.assert_close(lazy.weight.detach(), before - 1.0)
+
+
+def test_tied_weights_are_one_variable(strategy: ParameterServerStrategy) -> None:
+    with strategy.scope():
+        first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+        second.weight = first.weight
+        tied = nn.Sequential(first, second)
+    names = [place.name for place in strategy.extended.variable_placements()]
+    assert sorted(names) == ["0.bias", "0.weight", "1.bias"]
+    assert tied[0].weight is tied[1].weight
 
 
 # Update functions.

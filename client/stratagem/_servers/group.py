@@ -37,6 +37,7 @@ class ServerGroup:
             identity: What to tell them about this process.
             deadlines: How long calls may take.
         """
+        self._description = addresses, identity, deadlines
         connections = tuple(
             Connection(task, address, identity, deadlines or Deadlines())
             for task, address in enumerate(addresses)
@@ -44,6 +45,10 @@ class ServerGroup:
         self._connections = connections
         self._pulse = _Pulse(connections)
         self._finalizer = weakref.finalize(self, _close, connections, self._pulse)
+
+    def __deepcopy__(self, memo: object) -> ServerGroup:
+        # A copy talks to the same servers, in sessions of its own.
+        return ServerGroup(*self._description)
 
     def __len__(self) -> int:
         return len(self._connections)

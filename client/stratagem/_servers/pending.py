@@ -49,7 +49,7 @@ class Pending(Generic[Result]):
         self._request = request
         self._deadlines = deadlines
         self._settled: Callable[[], None] | None = settled
-        self._give_up_at = time.monotonic() + deadlines.connect
+        self._give_up_at: float | None = None
         self._attempt = connection.attempt(request, deadlines)
 
     def result(self) -> Result:
@@ -99,7 +99,10 @@ class Pending(Generic[Result]):
                 f"{self._request.method} on {self._connection.peer}: the strategy was "
                 f"closed before the answer came{self._doubt}"
             ) from error
-        if time.monotonic() >= self._give_up_at:
+        # From the first failure on: a large request may have taken longer already.
+        now = time.monotonic()
+        self._give_up_at = self._give_up_at or now + self._deadlines.connect
+        if now >= self._give_up_at:
             raise self._unanswered(error) from error
 
     def _unanswered(self, error: StratagemError) -> StratagemError:
