@@ -18,6 +18,7 @@ from stratagem_proto.errors import (
     CancelledError,
     DeadlineExceededError,
     InvalidArgumentError,
+    MalformedStreamError,
     ResourceExhaustedError,
     StratagemError,
     UnavailableError,
@@ -40,10 +41,12 @@ from stratagem_psserver.ledger import (
 )
 from stratagem_psserver.waits import Waits
 
-# A repetition may fare better, so a request that ends so is not settled.
+# A repetition may fare better, so a request that ends so is not settled. A stream
+# that was cut can look like one that its client ended too early.
 _PASSING = (
     CancelledError,
     DeadlineExceededError,
+    MalformedStreamError,
     ResourceExhaustedError,
     UnavailableError,
 )

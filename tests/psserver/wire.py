@@ -15,7 +15,7 @@ from stratagem_proto.channel import open_channel
 from stratagem_proto.codec import Assembler, split
 from stratagem_proto.frames import Header, decode_frame, encode_frame
 from stratagem_proto.optimizers import OPTIMIZERS, encode_group
-from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.protocol import CHUNK_BYTES, PROTOCOL_VERSION
 from stratagem_proto.status import translated
 from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
@@ -178,8 +178,10 @@ class RawClient:
         )
 
 
-def encoded(header: Header, tensors: Sequence[torch.Tensor]) -> list[bytes]:
-    return [encode_frame(frame) for frame in split(header, tensors)]
+def encoded(
+    header: Header, tensors: Sequence[torch.Tensor], chunk_bytes: int = CHUNK_BYTES
+) -> list[bytes]:
+    return [encode_frame(frame) for frame in split(header, tensors, chunk_bytes)]
 
 
 def model_spec(name: str, value: torch.Tensor) -> VariableSpec:
