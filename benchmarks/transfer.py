@@ -110,7 +110,7 @@ def _server() -> Iterator[ServerGroup]:
     with LocalCluster(ps=1, workers=1, processes=True) as cluster:
         resolver = cluster.cluster_resolver
         address = resolver.cluster_spec().task_address("ps", 0)
-        identity = Identity(ROLE_CHIEF, "worker", 0, resolver.cluster_token)
+        identity = Identity(ROLE_CHIEF, "chief", 0, resolver.cluster_token or "")
         servers = ServerGroup([address], identity)
         yield servers
         servers.close()

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn import functional
 from tqdm import tqdm
 
 import stratagem
@@ -46,7 +47,8 @@ class Recommender(nn.Module):
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
         affinity = (self.dropout(self.user(user)) * self.item(item)).sum(1)
         bias = self.user_bias(user) + self.item_bias(item)
-        return self.offset + bias.squeeze(1) + affinity
+        rating: Tensor = self.offset + bias.squeeze(1) + affinity
+        return rating
 
 
 def load_ratings() -> Tensor:
@@ -83,12 +85,12 @@ def train(resolver: ClusterResolver, folder: Path, seed: int = 0) -> float:
     steps = EPOCHS * (len(mine) // BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
-    def step(user: Tensor, item: Tensor, rating: Tensor) -> float:
-        loss = (model.train()(user, item) - rating).square().mean()
+    def step(user: Tensor, item: Tensor, rating: Tensor) -> Tensor:
+        loss = functional.mse_loss(model.train()(user, item), rating.float())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        return loss.item()
+        return loss.detach()
 
     strategy.barrier("start")
     losses = []
@@ -108,13 +110,13 @@ def train(resolver: ClusterResolver, folder: Path, seed: int = 0) -> float:
     return error
 
 
-def keep(model: Recommender, losses: list[float], folder: Path) -> None:
+def keep(model: Recommender, losses: list[Tensor], folder: Path) -> None:
     """Writes the trained model and a picture of its training."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(model.state_dict(), folder / "model.safetensors")
     figure, axes = pyplot.subplots(figsize=(6, 3.5), layout="constrained")
-    epochs = np.array(losses).reshape(EPOCHS, -1).mean(1) ** 0.5
-    axes.plot(range(1, EPOCHS + 1), epochs)
+    errors = torch.stack(losses).reshape(EPOCHS, -1).mean(1).sqrt()
+    axes.plot(range(1, EPOCHS + 1), errors)
     axes.set(xlabel="epoch", ylabel="training RMSE", title="MovieLens-100K")
     figure.savefig(folder / "curve.png", dpi=150)
 

@@ -25,8 +25,7 @@ def keep_fresh(roots: Iterable[nn.Module]) -> None:
     for root in roots:
         for module in root.modules():
             if refresh_first not in module._state_dict_pre_hooks.values():
-                register: Any = module.register_state_dict_pre_hook
-                register(refresh_first)
+                module.register_state_dict_pre_hook(refresh_first)
 
 
 def refresh_first(module: nn.Module, prefix: str, keep_vars: bool) -> None:

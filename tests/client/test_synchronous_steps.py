@@ -35,7 +35,7 @@ def made_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 def differentiate(model: nn.Module, features: Tensor) -> None:
     """Fills `.grad` with the gradients of the mean squared error."""
     errors = model(features) - features.sum(1, keepdim=True)
-    torch.autograd.backward(errors.square().mean())
+    errors.square().mean().backward()
 
 
 def trained_together(
