@@ -153,7 +153,7 @@ def test_autograd_notices_that_a_read_wrote_a_tensor(server: ParameterServer) ->
         loss = (leaf * leaf).sum()
         connection.call(read([Reading("v", leaf)]))
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
 
 
 def test_a_server_that_is_away_for_too_long_is_named_with_what_to_do() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -57,7 +57,7 @@ def train(
 
     def step(inputs: torch.Tensor) -> None:
         optimizer.zero_grad()
-        loss_of(module, inputs).backward()  # type: ignore[no-untyped-call]
+        loss_of(module, inputs).backward()
         optimizer.step()
 
     for number in range(steps):
@@ -71,7 +71,7 @@ def trained_locally() -> nn.Module:
     optimizer = torch.optim.Adam(module.parameters(), lr=0.02)
     for number in range(STEPS):
         optimizer.zero_grad()
-        loss_of(module, batch(number)).backward()  # type: ignore[no-untyped-call]
+        loss_of(module, batch(number)).backward()
         optimizer.step()
     return module
 
@@ -90,20 +90,15 @@ def behind_proxies(cluster: Cluster) -> Iterator[list[FaultyProxy]]:
         yield proxies
 
 
-def trained_together(delays: Callable[[], float] | None = None) -> list[nn.Module]:
-    with (
-        running(num_servers=2, num_workers=2) as cluster,
-        behind_proxies(cluster) as proxies,
-    ):
-        for proxy in proxies:
-            proxy.delay = delays or float
-        return cluster.run(
-            lambda strategy, worker: train(strategy, worker, 2), consistency="sync"
-        )
+def trained_together(cluster: Cluster) -> list[nn.Module]:
+    return cluster.run(
+        lambda strategy, worker: train(strategy, worker, 2), consistency="sync"
+    )
 
 
 def test_two_workers_equal_one_on_the_joined_batch() -> None:
-    first, second = trained_together()
+    with running(num_servers=2, num_workers=2) as cluster:
+        first, second = trained_together(cluster)
     assert bytes_of(first) == bytes_of(second)
     pairs = zip(first.parameters(), trained_locally().parameters(), strict=True)
     for ours, theirs in pairs:
@@ -114,7 +109,13 @@ def test_the_order_of_arrival_leaves_no_trace_in_the_result() -> None:
     results = []
     for seed in (1, 2):
         chance = random.Random(seed)
-        first, _ = trained_together(partial(chance.uniform, 0.0, 0.004))
+        with (
+            running(num_servers=2, num_workers=2) as cluster,
+            behind_proxies(cluster) as proxies,
+        ):
+            for proxy in proxies:
+                proxy.delay = partial(chance.uniform, 0.0, 0.004)
+            first, _ = trained_together(cluster)
         results.append(bytes_of(first))
     assert results[0] == results[1]
 
