@@ -12,32 +12,27 @@ from stratagem import _remote_slots, _remote_steps, _remote_updates
 from stratagem._adoption import Adoption
 from stratagem._aggregating_variable import AggregatingVariable
 from stratagem._creators import NextCreator
-from stratagem._devices import DeviceName, torch_device
-from stratagem._enums import ReduceOp
-from stratagem._hosting_extended import HostingExtended
+from stratagem._devices import torch_device
 from stratagem._local_writes import carry_local_writes, refuse_writes_in_replicas
 from stratagem._membership import Membership
 from stratagem._optimizer_step import OptimizerStep
-from stratagem._options import CommunicationOptions
-from stratagem._reduction import place, reduce_nest
 from stratagem._remote_creation import RemoteCreation
 from stratagem._remote_steps import Contributor
 from stratagem._remote_store import RemoteStore
 from stratagem._remote_variable import RemoteVariable, remote_of
-from stratagem._replica_threads import run_replicas
 from stratagem._servers.barriers import barrier
 from stratagem._updating import run_update, smallest_by_name
 from stratagem._variable import Variable, VariableTraits
 from stratagem._variable_placement import VariablePlacement, placements
 from stratagem._variable_values import initial_tensor
+from stratagem._worker_extended import WorkerExtended
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from stratagem._strategy import Strategy
-    from stratagem.cluster_resolver import ClusterResolver
 
 
-class ParameterServerExtended(HostingExtended):
+class ParameterServerExtended(WorkerExtended):
     """The `extended` of a `ParameterServerStrategy` with a cluster.
 
     Args:
@@ -47,7 +42,7 @@ class ParameterServerExtended(HostingExtended):
         devices: Full names of the devices of this worker's replicas.
         synchronous: Whether the workers take their steps together.
 
-    Spec: PS1-4 to PS1-12.
+    Spec: PS1-5, PS1-6, PS1-12.
     """
 
     def __init__(
@@ -58,60 +53,19 @@ class ParameterServerExtended(HostingExtended):
         devices: Sequence[str],
         synchronous: bool,
     ) -> None:
-        super().__init__(container_strategy)
-        self._cluster_resolver: ClusterResolver | None = None
-        self._default_device = membership.name
-        self._membership = membership
+        super().__init__(container_strategy, membership, devices, synchronous)
         self._store = store
         self._creation = RemoteCreation(store, membership)
-        self._devices = tuple(devices)
-        self._synchronous = synchronous
         # Kept alive, since what was created on a server keeps its name there.
         self._variables: list[RemoteVariable] = []
         self._shared: list[AggregatingVariable] = []
 
-    # Who runs what.
-
-    @property
-    def worker_devices(self) -> tuple[str, ...]:
-        return self._devices
+    # Variables.
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
         """The servers. Spec: PS1-6."""
         return tuple(f"/job:ps/task:{i}" for i in range(len(self._store.servers)))
-
-    @property
-    def experimental_between_graph(self) -> bool:
-        return True
-
-    @property
-    def experimental_should_init(self) -> bool:
-        return self._membership.is_chief
-
-    @property
-    def should_checkpoint(self) -> bool:
-        return self._membership.is_chief
-
-    @property
-    def should_save_summary(self) -> bool:
-        return self._membership.is_chief
-
-    @property
-    def _num_replicas_in_sync(self) -> int:
-        workers = self._membership.num_workers if self._synchronous else 1
-        return workers * self._num_local_replicas
-
-    @property
-    def _num_local_replicas(self) -> int:
-        return len(self._devices)
-
-    @property
-    def _first_replica_id(self) -> int:
-        number = self._membership.number if self._synchronous else 0
-        return number * self._num_local_replicas
-
-    # Variables.
 
     def variable_placements(self) -> list[VariablePlacement]:
         """Ask the servers where each variable lives, those of optimizers included.
@@ -190,8 +144,7 @@ class ParameterServerExtended(HostingExtended):
     def _call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        strategy = self._container_strategy()
-        result = run_replicas(strategy, self._devices, fn, args, kwargs)
+        result = super()._call_for_each_replica(fn, args, kwargs)
         refuse_writes_in_replicas(self._parameters)
         return result
 
@@ -210,30 +163,6 @@ class ParameterServerExtended(HostingExtended):
     ) -> None:
         self._membership.require_creator(f"the state of optimizer {optimizer!r}")
         _remote_slots.replace_slots(self._store, optimizer, _remote(variable), slots)
-
-    # Values of all replicas become one.
-
-    def _reduce_to(
-        self,
-        reduce_op: ReduceOp,
-        value: Any,
-        destinations: Any,
-        options: CommunicationOptions | None,
-    ) -> Any:
-        self._require_own(destinations)
-        reduced = reduce_nest(reduce_op, value, self._num_local_replicas)
-        return place(reduced, destinations)
-
-    def _require_own(self, destinations: Any) -> None:
-        if not isinstance(destinations, str):
-            return
-        device, own = DeviceName.parse(destinations), self._membership
-        if device.job == own.task_type and device.task not in (None, own.task_id):
-            raise InvalidArgumentError(
-                f"Cannot reduce to another worker: {destinations!r} is not a device of "
-                f"{own.name}; reduce to a device of this worker, and share the result "
-                "by a variable"
-            )
 
     # Functions run where variables are.
 

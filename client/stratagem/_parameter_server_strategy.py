@@ -86,18 +86,13 @@ class ParameterServerStrategy(Strategy):
         resolver = cluster_resolver or TFConfigClusterResolver()
         devices = _replica_devices(num_replicas_per_worker)
         self._passages: Counter[str] = Counter()
-        cluster = resolver.cluster_spec()
-        if not cluster:
+        if not resolver.cluster_spec():
             super().__init__(LocalExtended(self, [canonicalize(d) for d in devices]))
             return
-        member = Membership.of(cluster, resolver.task_type, resolver.task_id)
-        secret = token if token is not None else resolver.cluster_token
-        identity = Identity(
-            member.role,
-            member.task_type,
-            member.task_id,
-            token_from_environment() if secret is None else secret,
+        member = Membership.of(
+            resolver.cluster_spec(), resolver.task_type, resolver.task_id
         )
+        identity = _identity(member, resolver.cluster_token if token is None else token)
         deadlines = Deadlines(connect=connect_seconds)
         servers = ServerGroup(member.server_addresses, identity, deadlines)
         extended = ParameterServerExtended(
@@ -182,6 +177,11 @@ def _check(consistency: str, variable_partitioner: object) -> None:
             "ParameterServerStrategy does not split variables yet; leave "
             "variable_partitioner out"
         )
+
+
+def _identity(member: Membership, token: str | None) -> Identity:
+    secret = token_from_environment() if token is None else token
+    return Identity(member.role, member.task_type, member.task_id, secret)
 
 
 def _replica_devices(count: int | None) -> list[str]:
