@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 import torch
 
@@ -21,6 +21,7 @@ from stratagem_proto.v1 import session_pb2
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
+from tests.psserver.process import until
 from tests.psserver.wire import SERVICE, RawClient, encoded
 
 COUNT = 30_000  # int64s; enough to be applied beside the event loop
@@ -128,6 +129,7 @@ class Upload:
 
     def __init__(self, client: RawClient, messages: list[bytes]) -> None:
         self._rest = threading.Event()
+        call: grpc.StreamUnaryMultiCallable[bytes, bytes]
         call = client.channel.stream_unary(f"/{SERVICE}/Assign")
         self._call = call.future(self._frames(messages), timeout=PATIENCE)
 
@@ -139,13 +141,6 @@ class Upload:
     def vanish(self) -> None:
         self._call.cancel()
         self._rest.set()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "the condition was not met"
-        time.sleep(0.01)
 
 
 def test_a_client_that_vanishes_frees_its_staging_and_changes_nothing() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -13,52 +14,25 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from stratagem_proto.channel import open_channel
 from stratagem_proto.errors import (
-    AlreadyExistsError,
-    FailedPreconditionError,
     InvalidArgumentError,
-    InvalidNameError,
-    InvalidTypeError,
-    MalformedStreamError,
-    NotFoundError,
-    OutOfRangeError,
     ProtocolVersionError,
-    ResourceExhaustedError,
     SessionLostError,
-    StratagemError,
     UnauthenticatedError,
     UnavailableError,
-    VariableNotFoundError,
 )
-from stratagem_proto.frames import ChunkView, Frame, encode_frame
 from stratagem_proto.protocol import PROTOCOL_VERSION
-from stratagem_proto.tensors import as_bytes, spec_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
-from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32, TensorSpec
-from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
 from tests.psserver.wire import (
+    LARGE,
     SERVICE,
     RawClient,
-    encoded,
     optimizer_program,
     sgd,
-    slot_spec,
 )
-
-LARGE = 300_000  # elements; more than what is applied inline
-
-
-@pytest.fixture
-def client(server: ParameterServer) -> Iterator[RawClient]:
-    """A session on a server that hosts "dense.weight" and "big"."""
-    with RawClient(server.address, TOKEN) as client:
-        client.open()
-        client.create(**{"dense.weight": torch.ones(2, 3), "big": torch.ones(LARGE)})
-        yield client
-
 
 # --- What it is for ----------------------------------------------------------
 
@@ -137,205 +111,21 @@ def test_optimizer_state_is_read_and_restored_as_slot_variables(
     )
 
 
-# --- Bad input: a typed error, and the state is what it was ------------------
+def test_a_read_sees_all_of_a_request_or_nothing(client: RawClient) -> None:
+    names = ["big", "dense.weight"]
+    values = client.read(*names)
+    with RawClient(client.address, TOKEN) as writer, ThreadPoolExecutor(1) as threads:
+        writer.open()
 
+        def write() -> None:
+            for _ in range(50):
+                writer.update(sgd(), dict(zip(names, values, strict=True)))
 
-def mutation(
-    method: str, build: Callable[[session_pb2.RequestKey], list[bytes]]
-) -> Callable[[RawClient], object]:
-    response_types = {
-        "Assign": pb.AssignResponse,
-        "Update": pb.UpdateResponse,
-        "CreateVariables": pb.CreateVariablesResponse,
-    }
-
-    def send(client: RawClient) -> object:
-        return client.upload(method, build(client.key()), response_types[method])
-
-    return send
-
-
-def assignment(
-    key: session_pb2.RequestKey, value: torch.Tensor, name: str = "big"
-) -> pb.AssignHeader:
-    item = pb.Assignment(variable=name, mode=pb.ASSIGN_MODE_SET, value=0)
-    return pb.AssignHeader(key=key, assignments=[item], tensors=[spec_of(value)])
-
-
-def chunked(header: pb.AssignHeader, *chunks: ChunkView) -> list[bytes]:
-    """A stream whose chunks are what the test says."""
-    return [encode_frame(Frame(header)), encode_frame(Frame(None, list(chunks)))]
-
-
-BIG = torch.zeros(LARGE)
-BYTES = as_bytes(BIG)
-SMALL = torch.zeros(2, 3)
-
-BAD_STREAMS: dict[str, Callable[[session_pb2.RequestKey], list[bytes]]] = {
-    "truncated": lambda key: encoded(assignment(key, BIG), [BIG])[:1],
-    "without data": lambda key: [encode_frame(Frame(assignment(key, BIG)))],
-    "with a gap": lambda key: chunked(assignment(key, BIG), ChunkView(0, 4, BYTES[:8])),
-    "with an overlap": lambda key: chunked(
-        assignment(key, BIG), ChunkView(0, 0, BYTES[:8]), ChunkView(0, 4, BYTES[:8])
-    ),
-    "too long": lambda key: chunked(
-        assignment(key, SMALL, "dense.weight"), ChunkView(0, 0, BYTES[:100])
-    ),
-    "for a tensor that is not announced": lambda key: chunked(
-        assignment(key, BIG), ChunkView(1, 0, BYTES[:8])
-    ),
-    "with a second header": lambda key: [
-        encode_frame(Frame(assignment(key, BIG))) for _ in range(2)
-    ],
-    "of garbage after the header": lambda key: [
-        encode_frame(Frame(assignment(key, BIG))),
-        b"\xff\xff\xff",
-    ],
-}
-
-
-@pytest.mark.parametrize("kind", BAD_STREAMS)
-def test_a_malformed_stream_changes_nothing(client: RawClient, kind: str) -> None:
-    before = client.everything()
-    with pytest.raises(MalformedStreamError) as caught:
-        mutation("Assign", BAD_STREAMS[kind])(client)
-    assert caught.value.task == "/job:ps/task:0"
-    assert client.everything() == before
-    client.assign("big", BIG)
-
-
-@pytest.mark.parametrize("messages", [[], [b""], [b"\xff\xff"], [b"\x0a\x05abc"]])
-def test_a_stream_without_a_readable_header_is_refused(
-    client: RawClient, messages: list[bytes]
-) -> None:
-    with pytest.raises(MalformedStreamError):
-        client.upload("Assign", messages, pb.AssignResponse)
-
-
-def step(
-    gradients: dict[str, torch.Tensor], program: OptimizerProgram | None = None
-) -> Callable[[RawClient], object]:
-    return lambda client: client.update(program or sgd(), gradients)
-
-
-def created(name: str, value: torch.Tensor) -> Callable[[RawClient], object]:
-    return lambda client: client.create(**{name: value})
-
-
-BAD_REQUESTS: dict[str, tuple[Callable[[RawClient], object], type[StratagemError]]] = {
-    "shape of a gradient": (
-        step({"big": torch.zeros(2), "dense.weight": SMALL}),
-        InvalidArgumentError,
-    ),
-    "dtype of a gradient": (
-        step({"dense.weight": SMALL, "big": BIG.double()}),
-        InvalidTypeError,
-    ),
-    "unknown variable among known ones": (
-        step({"dense.weight": SMALL + 1, "dense.wieght": SMALL}),
-        VariableNotFoundError,
-    ),
-    "optimizer": (
-        step({"big": BIG}, OptimizerProgram(name="o", class_name="Muon")),
-        InvalidArgumentError,
-    ),
-    "shape of a value": (
-        lambda client: client.assign("big", SMALL),
-        InvalidArgumentError,
-    ),
-    "row": (
-        lambda client: client.assign("dense.weight", SMALL[:1], rows=torch.tensor([2])),
-        OutOfRangeError,
-    ),
-    "duplicate name": (created("big", SMALL), AlreadyExistsError),
-    "empty name": (created("", SMALL), InvalidNameError),
-    "long name": (created("n" * 513, SMALL), InvalidNameError),
-    "characters of a name": (created("näme", SMALL), InvalidNameError),
-    "owner of a slot": (
-        lambda client: client.create_as([slot_spec("s", "nobody", SMALL)], [SMALL]),
-        NotFoundError,
-    ),
-    "name to delete": (
-        lambda client: client.unary(
-            "DeleteVariables",
-            pb.DeleteVariablesRequest(key=client.key(), names=["big", "nobody"]),
-            pb.DeleteVariablesResponse,
-        ),
-        VariableNotFoundError,
-    ),
-    "step to commit": (
-        lambda client: client.unary(
-            "CommitContribution",
-            pb.CommitContributionRequest(
-                key=client.key(), step=pb.StepMark(group="g", step=1)
-            ),
-            pb.CommitContributionResponse,
-        ),
-        FailedPreconditionError,
-    ),
-    "rank": (
-        mutation(
-            "Assign",
-            lambda key: [
-                encode_frame(
-                    Frame(
-                        pb.AssignHeader(
-                            key=key,
-                            tensors=[
-                                TensorSpec(dtype=DATA_TYPE_FLOAT32, shape=[1] * 33)
-                            ],
-                        )
-                    )
-                )
-            ],
-        ),
-        InvalidArgumentError,
-    ),
-    "update without a program": (
-        mutation("Update", lambda key: [encode_frame(Frame(pb.UpdateHeader(key=key)))]),
-        InvalidArgumentError,
-    ),
-}
-
-
-@pytest.mark.parametrize("what", BAD_REQUESTS)
-def test_a_bad_request_gets_a_typed_error_and_changes_nothing(
-    client: RawClient, what: str
-) -> None:
-    """The server "validates it whole, and only then applies it"."""
-    send, error = BAD_REQUESTS[what]
-    client.update(sgd(), {"big": BIG})
-    before = client.everything()
-    with pytest.raises(error):
-        send(client)
-    assert client.everything() == before
-    client.update(sgd(), {"big": BIG})
-
-
-def test_an_unknown_variable_comes_with_the_nearest_name(client: RawClient) -> None:
-    with pytest.raises(
-        VariableNotFoundError, match=r"did you mean 'dense\.weight'"
-    ) as e:
-        client.read("dense.wieght")
-    assert e.value.variable == "dense.wieght"
-
-
-def test_a_request_beyond_the_budget_is_refused_before_its_data_comes() -> None:
-    with (
-        ParameterServer(ServerSettings(staged_bytes=1 << 20)) as server,
-        RawClient(server.address, "") as client,
-    ):
-        client.open()
-        client.create(w=SMALL)
-        before = client.everything()
-        for size in (1 << 20, 1 << 40):
-            spec = TensorSpec(dtype=DATA_TYPE_FLOAT32, shape=[size])
-            header = pb.AssignHeader(key=client.key(), tensors=[spec])
-            with pytest.raises(ResourceExhaustedError, match="budget of 1048576"):
-                client.upload(
-                    "Assign", [encode_frame(Frame(header))], pb.AssignResponse
-                )
-        assert client.everything() == before
+        writing = threads.submit(write)
+        while not writing.done():
+            big, weight = client.read(*names)
+            assert big.unique().tolist() == weight.unique().tolist()
+        writing.result()
 
 
 # --- Who may speak -----------------------------------------------------------
@@ -361,6 +151,9 @@ def test_another_protocol_version_is_refused_by_naming_both(
         pytest.raises(ProtocolVersionError, match=f"{other}.*{PROTOCOL_VERSION}"),
     ):
         client.open(version=other)
+
+
+SMALL = torch.zeros(2, 3)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from stratagem_proto.v1.variable_pb2 import (
 
 SERVICE = "stratagem_proto.v1.ParameterServerService"
 SECONDS = 30.0
+LARGE = 300_000  # elements; more than what is applied inline
 
 Response = TypeVar("Response", bound=Message)
 
@@ -39,12 +40,13 @@ class RawClient:
     def __init__(
         self, address: str, token: str, task: session_pb2.Task | None = None
     ) -> None:
+        self.address = address
         self.channel = open_channel(address)
         self.session_id = os.urandom(16)
         self.sequence = 0
         self.acknowledged = 0
         self._token = token
-        self._task = task or session_pb2.Task(job="worker", index=0)
+        self.task = task or session_pb2.Task(job="worker", index=0)
 
     def __enter__(self) -> RawClient:
         return self
@@ -63,9 +65,13 @@ class RawClient:
             cluster_token=self._token,
             session_id=self.session_id,
             role=session_pb2.ROLE_WORKER,
-            task=self._task,
+            task=self.task,
         )
         return self.unary("OpenSession", request, session_pb2.OpenSessionResponse)
+
+    def heartbeat(self) -> None:
+        request = session_pb2.HeartbeatRequest(session_id=self.session_id)
+        self.unary("Heartbeat", request, session_pb2.HeartbeatResponse)
 
     def key(self) -> session_pb2.RequestKey:
         """The next request's key; it acknowledges all requests before."""

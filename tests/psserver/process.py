@@ -1,0 +1,65 @@
+"""A parameter server as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+PATIENCE = 60.0
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """A running server."""
+
+    address: str
+    health_address: str
+    popen: subprocess.Popen[str]
+
+    def thread_count(self) -> int:
+        return len(os.listdir(f"/proc/{self.popen.pid}/task"))
+
+
+def launch(*arguments: str) -> subprocess.Popen[str]:
+    """Starts `python -m stratagem_psserver`."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "stratagem_psserver", *arguments],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@contextmanager
+def serving(directory: Path, *arguments: str) -> Iterator[ServerProcess]:
+    """Runs a server until the end of the body."""
+    ready = directory / "ready.json"
+    popen = launch("--ready-file", str(ready), *arguments)
+    try:
+        facts = json.loads(_content(ready, popen))
+        assert facts["pid"] == popen.pid
+        yield ServerProcess(facts["address"], facts["health_address"], popen)
+    finally:
+        popen.kill()
+        popen.communicate()
+
+
+def _content(ready: Path, popen: subprocess.Popen[str]) -> str:
+    until(lambda: ready.exists() or popen.poll() is not None)
+    assert popen.poll() is None, popen.communicate()[1]
+    return ready.read_text(encoding="utf-8")
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for a condition."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "the condition was not met"
+        time.sleep(0.01)

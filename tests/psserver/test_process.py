@@ -1,0 +1,131 @@
+"""The server as a process: its command line, its log and its end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from grpc_health.v1 import health_pb2
+
+from stratagem_proto.channel import open_channel
+from stratagem_proto.errors import UnauthenticatedError, UnavailableError
+from stratagem_proto.tensors import spec_of
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from tests.psserver.process import PATIENCE, launch, serving, until
+from tests.psserver.wire import SERVICE, RawClient, encoded
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def health(channel: grpc.Channel) -> int:
+    check = channel.unary_unary(
+        "/grpc.health.v1.Health/Check",
+        health_pb2.HealthCheckRequest.SerializeToString,
+        health_pb2.HealthCheckResponse.FromString,
+    )
+    status: int = check(health_pb2.HealthCheckRequest(), timeout=PATIENCE).status
+    return status
+
+
+def test_sigterm_lets_running_requests_end_and_refuses_new_ones(
+    tmp_path: Path,
+) -> None:
+    value = torch.ones(100_000)
+    with (
+        serving(tmp_path) as server,
+        RawClient(server.address, "") as client,
+        open_channel(server.health_address) as probe,
+    ):
+        client.open()
+        client.create(w=torch.zeros_like(value))
+        assert health(probe) == SERVING
+        begun, signalled = threading.Event(), threading.Event()
+
+        def frames() -> Iterator[bytes]:
+            item = pb.Assignment(variable="w", mode=pb.ASSIGN_MODE_SET, value=0)
+            header = pb.AssignHeader(
+                key=client.key(), assignments=[item], tensors=[spec_of(value)]
+            )
+            *first, last = encoded(header, [value], chunk_bytes=1 << 16)
+            yield from first
+            begun.set()
+            signalled.wait(PATIENCE)
+            until(lambda: health(probe) == NOT_SERVING)
+            yield last
+
+        assign: grpc.StreamUnaryMultiCallable[bytes, bytes]
+        assign = client.channel.stream_unary(f"/{SERVICE}/Assign")
+        call = assign.future(frames(), timeout=PATIENCE)
+        begun.wait(PATIENCE)
+        client.heartbeat()  # answered after what was sent before it has come
+        server.popen.send_signal(signal.SIGTERM)
+        signalled.set()
+        until(lambda: health(probe) == NOT_SERVING)
+        with RawClient(server.address, "") as late, pytest.raises(UnavailableError):
+            late.open()
+        assert list(pb.AssignResponse.FromString(call.result(PATIENCE)).versions) == [2]
+        assert server.popen.wait(PATIENCE) == 0
+
+
+def test_an_idle_server_exits_at_once_on_ctrl_c(tmp_path: Path) -> None:
+    with serving(tmp_path, "--drain-seconds", "3600") as server:
+        server.popen.send_signal(signal.SIGINT)
+        assert server.popen.wait(PATIENCE) == 0
+
+
+def test_the_log_is_one_json_object_a_line(tmp_path: Path) -> None:
+    with serving(tmp_path, "--task", "3") as server:
+        server.popen.terminate()
+        _, log = server.popen.communicate(timeout=PATIENCE)
+    entries = [json.loads(line) for line in log.splitlines()]
+    assert [entry["event"] for entry in entries] == ["serving", "stopped"]
+    assert entries[0]["address"] == server.address
+    assert entries[0]["task"] == "/job:ps/task:3"
+
+
+def test_the_token_comes_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    with serving(tmp_path, "--token-file", str(file)) as server:
+        with RawClient(server.address, "secret") as client:
+            client.open()
+        with (
+            RawClient(server.address, "guess") as client,
+            pytest.raises(UnauthenticatedError),
+        ):
+            client.open()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--bind", "0.0.0.0:0"], "--insecure"),
+        (["--bind", "0.0.0.0:0", "--insecure"], "--token-file"),
+        (["--bind", "127.0.0.1:none"], "127.0.0.1:none"),
+        (["--token-file", "no/such/file"], "no/such/file"),
+    ],
+)
+def test_what_it_cannot_serve_it_says_in_a_sentence(
+    arguments: list[str], says: str
+) -> None:
+    popen = launch(*arguments)
+    _, said = popen.communicate(timeout=PATIENCE)
+    assert popen.returncode == 2
+    assert says in said
+    assert "Traceback" not in said
+
+
+def test_a_killed_server_is_unavailable(tmp_path: Path) -> None:
+    with serving(tmp_path) as server, RawClient(server.address, "") as client:
+        client.open()
+        server.popen.send_signal(signal.SIGKILL)
+        assert server.popen.wait(PATIENCE) == -signal.SIGKILL
+        with pytest.raises(UnavailableError):
+            client.listing()

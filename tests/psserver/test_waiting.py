@@ -1,0 +1,280 @@
+"""Calls that wait for other workers, and those that do not."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+import torch
+from grpc_health.v1 import health_pb2
+
+from stratagem_proto.channel import open_channel
+from stratagem_proto.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    SessionLostError,
+    UnavailableError,
+)
+from stratagem_proto.frames import decode_frame
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1 import session_pb2
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from tests.conftest import TOKEN
+from tests.psserver.process import ServerProcess, serving, until
+from tests.psserver.wire import SERVICE, RawClient, encoded, sgd, update_header
+
+WAITERS = 1_000
+PATIENCE = 30.0
+Waiter = Iterator[bytes]
+
+
+def worker(address: str, index: int, token: str = TOKEN) -> RawClient:
+    client = RawClient(address, token, session_pb2.Task(job="worker", index=index))
+    client.open()
+    return client
+
+
+@pytest.fixture
+def workers(server: ParameterServer) -> Iterator[list[RawClient]]:
+    """Two workers on a server that hosts "w", two zeros."""
+    with worker(server.address, 0) as first, worker(server.address, 1) as second:
+        first.create(w=torch.zeros(2))
+        yield [first, second]
+
+
+def stage(
+    client: RawClient, gradient: list[float], step: int = 1, lr: float = 1.0
+) -> None:
+    index = client.task.index
+    gradients = {"w": torch.tensor(gradient)}
+    header = update_header(client.key(), sgd(lr), gradients)
+    header.contribution.CopyFrom(
+        pb.Contribution(
+            step=pb.StepMark(group="SGD", step=step),
+            worker=index,
+            num_workers=2,
+            replicas=1,
+            reduction=pb.REDUCTION_SUM,
+        )
+    )
+    messages = encoded(header, list(gradients.values()))
+    assert not client.upload("Update", messages, pb.UpdateResponse).versions
+
+
+def commit(client: RawClient, step: int = 1) -> None:
+    request = pb.CommitContributionRequest(
+        key=client.key(), step=pb.StepMark(group="SGD", step=step)
+    )
+    client.unary("CommitContribution", request, pb.CommitContributionResponse)
+
+
+def after(step: int, seconds: float = PATIENCE) -> pb.ReadRequest:
+    return pb.ReadRequest(
+        selections=[pb.Selection(variable="w")],
+        after=pb.StepMark(group="SGD", step=step),
+        wait_seconds=seconds,
+    )
+
+
+def waiting(client: RawClient, request: pb.ReadRequest) -> Waiter:
+    """A read that is under way."""
+    request.session_id = client.session_id
+    call: grpc.UnaryStreamMultiCallable[bytes, bytes]
+    call = client.channel.unary_stream(f"/{SERVICE}/Read")
+    return call(request.SerializeToString(), timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_step_is_applied_once_all_have_committed(
+    workers: list[RawClient], order: tuple[int, int]
+) -> None:
+    for index in order:
+        stage(workers[index], [1.0, 10.0 * (index + 1)])
+    commit(workers[order[0]])
+    assert workers[0].listing() == {"w": 1}
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(workers[0].select, after(1))
+        commit(workers[order[1]])
+        header, (value,) = reading.result(PATIENCE)
+    assert value.tolist() == [-2.0, -30.0]
+    assert header.values[0].version == 2
+
+
+def test_a_wait_that_ends_names_the_workers_that_are_missing(
+    workers: list[RawClient],
+) -> None:
+    stage(workers[0], [1.0, 1.0])
+    commit(workers[0])
+    stage(workers[1], [1.0, 1.0])
+    with pytest.raises(
+        DeadlineExceededError, match="of /job:worker/task:1 are missing"
+    ):
+        workers[0].select(after(1, seconds=0.05))
+    assert workers[0].listing() == {"w": 1}
+
+
+def test_workers_with_different_learning_rates_are_both_named(
+    workers: list[RawClient],
+) -> None:
+    stage(workers[0], [1.0, 1.0], lr=0.5)
+    with pytest.raises(InvalidArgumentError, match=r"task:1 and .*task:0 .*'lr'"):
+        stage(workers[1], [1.0, 1.0], lr=0.1)
+
+
+def test_a_contribution_that_comes_too_late_is_refused(
+    workers: list[RawClient],
+) -> None:
+    for client in workers:
+        stage(client, [1.0, 1.0])
+    for client in workers:
+        commit(client)
+    before = workers[0].everything()
+    with pytest.raises(FailedPreconditionError, match="go on with step 2"):
+        stage(workers[1], [1.0, 1.0])
+    assert workers[0].everything() == before
+
+
+def test_a_step_that_cannot_be_applied_fails_those_who_wait(
+    workers: list[RawClient],
+) -> None:
+    for client in workers:
+        stage(client, [1.0, 1.0])
+    commit(workers[0])
+    reading = waiting(workers[0], after(1))
+    request = pb.DeleteVariablesRequest(key=workers[1].key(), names=["w"])
+    workers[1].unary("DeleteVariables", request, pb.DeleteVariablesResponse)
+    with pytest.raises(LookupError):
+        commit(workers[1])
+    with pytest.raises(grpc.RpcError, match="no variable 'w'"):
+        list(reading)
+
+
+def test_waiting_for_a_worker_whose_lease_ends_fails_by_its_name() -> None:
+    with (
+        ParameterServer(ServerSettings(lease_seconds=0.5)) as server,
+        worker(server.address, 0, "") as first,
+        worker(server.address, 1, "") as second,
+    ):
+        first.create(w=torch.zeros(2))
+        for client in (first, second):
+            stage(client, [1.0, 1.0])
+        for client in (first, second):
+            commit(client)
+        with ThreadPoolExecutor(1) as threads:
+            reading = threads.submit(first.select, after(2))
+            while not reading.done():
+                first.heartbeat()
+            with pytest.raises(AbortedError, match="lease of /job:worker/task:1"):
+                reading.result()
+        with pytest.raises(SessionLostError, match="open it again"):
+            second.listing()
+        assert second.open().last_sequence == 2
+        for client in (first, second):
+            stage(client, [1.0, 1.0], step=2)
+        for client in (first, second):
+            commit(client, step=2)
+        assert first.select(after(2))[1][0].tolist() == [-4.0, -4.0]
+
+
+def test_a_barrier_opens_for_all_and_remembers_that_it_did(
+    workers: list[RawClient],
+) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda client: arrive(client, PATIENCE), workers))
+    arrive(workers[0], 0.0)
+
+
+def test_a_barrier_that_stays_closed_names_who_came(workers: list[RawClient]) -> None:
+    with pytest.raises(DeadlineExceededError, match="there are /job:worker/task:1"):
+        arrive(workers[1], 0.05)
+
+
+def arrive(client: RawClient, seconds: float) -> None:
+    request = pb.BarrierRequest(
+        session_id=client.session_id, name="b", num_tasks=2, wait_seconds=seconds
+    )
+    client.unary("Barrier", request, pb.BarrierResponse)
+
+
+def test_a_server_that_stops_wakes_those_who_wait() -> None:
+    with (
+        ParameterServer(ServerSettings()) as server,
+        worker(server.address, 0, "") as client,
+    ):
+        client.create(w=torch.zeros(2))
+        with ThreadPoolExecutor(1) as threads:
+            reading = threads.submit(client.select, after(1))
+            reading_begun(client)
+            server.stop()
+            with pytest.raises(UnavailableError):
+                reading.result(PATIENCE)
+
+
+def reading_begun(client: RawClient) -> None:
+    """Returns once the server has answered a call made after the reading's."""
+    client.heartbeat()
+
+
+def test_a_thousand_waiters_cost_no_thread_and_delay_nobody(tmp_path: Path) -> None:
+    """Waiters "hold no server thread": health and small updates go on as before."""
+    with (
+        serving(tmp_path) as server,
+        worker(server.address, 0, "") as first,
+        worker(server.address, 1, "") as second,
+    ):
+        first.create(w=torch.zeros(2), small=torch.zeros(100))
+        alone = p50_of_small_updates(second)
+        health_seconds(server)
+        threads = server.thread_count()
+        waiters = [waiting(first, after(1)) for _ in range(WAITERS)]
+        first.heartbeat()
+        assert health_seconds(server) < 0.1
+        assert min(p50_of_small_updates(second) for _ in range(5)) < 2 * alone
+        # gRPC's own pool breathes by a thread now and then.
+        until(lambda: server.thread_count() <= threads)
+        for client in (first, second):
+            stage(client, [1.0, 2.0])
+        for client in (first, second):
+            commit(client)
+        values = {read_value(waiter) for waiter in waiters}
+        assert values == {(-2.0, -4.0)}
+
+
+def p50_of_small_updates(client: RawClient) -> float:
+    gradient = {"small": torch.ones(100)}
+    seconds = []
+    for _ in range(100):
+        start = time.perf_counter()
+        client.update(sgd(), gradient)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def health_seconds(server: ServerProcess) -> float:
+    """The fastest of a few checks on a new connection."""
+    with open_channel(server.health_address) as channel:
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            health_pb2.HealthCheckRequest.SerializeToString,
+            health_pb2.HealthCheckResponse.FromString,
+        )
+        seconds = []
+        for _ in range(5):
+            start = time.perf_counter()
+            check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
+            seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def read_value(waiter: Waiter) -> tuple[float, ...]:
+    (message,) = waiter
+    (chunk,) = decode_frame(message, pb.ReadHeader).chunks
+    return tuple(torch.frombuffer(bytearray(chunk.data), dtype=torch.float32).tolist())
