@@ -20,43 +20,52 @@ from stratagem_psserver.settings import ServerSettings, half_of_memory
 app = typer.Typer(add_completion=False)
 
 
+Bind = Annotated[
+    str, typer.Option(help="host:port to serve on; port 0 takes a free one.")
+]
+HealthBind = Annotated[
+    str, typer.Option(help="host:port of health checks and reflection.")
+]
+Job = Annotated[str, typer.Option(help="Job name of this task.")]
+TaskIndex = Annotated[int, typer.Option(min=0, help="Index within the job.")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(envvar="STRATAGEM_TOKEN_FILE", help="File with the cluster's secret."),
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Serve other machines unencrypted.")
+]
+LeaseSeconds = Annotated[
+    float, typer.Option(min=0.1, help="Silence after which a client is dead.")
+]
+StagedBytes = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Most bytes that requests may occupy; half of the memory if not given.",
+        show_default=False,
+    ),
+]
+DrainSeconds = Annotated[
+    float, typer.Option(min=0, help="Time for running calls to end on SIGTERM.")
+]
+ReadyFile = Annotated[
+    Path | None, typer.Option(help="Written with the addresses once serving.")
+]
+
+
 @app.command()
 def serve(  # noqa: PLR0913  # one parameter for each option
-    bind: Annotated[
-        str, typer.Option(help="host:port to serve on; port 0 takes a free one.")
-    ] = "127.0.0.1:0",
-    health_bind: Annotated[
-        str, typer.Option(help="host:port of health checks and reflection.")
-    ] = "127.0.0.1:0",
-    job: Annotated[str, typer.Option(help="Job name of this task.")] = "ps",
-    task: Annotated[int, typer.Option(min=0, help="Index within the job.")] = 0,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            envvar="STRATAGEM_TOKEN_FILE", help="File with the cluster's secret."
-        ),
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Serve other machines unencrypted.")
-    ] = False,
-    lease_seconds: Annotated[
-        float, typer.Option(min=0.1, help="Silence after which a client is dead.")
-    ] = 30.0,
-    staged_bytes: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Most bytes that requests may occupy; half of the memory if not "
-            "given.",
-            show_default=False,
-        ),
-    ] = None,
-    drain_seconds: Annotated[
-        float, typer.Option(min=0, help="Time for running calls to end on SIGTERM.")
-    ] = 10.0,
-    ready_file: Annotated[
-        Path | None, typer.Option(help="Written with the addresses once serving.")
-    ] = None,
+    bind: Bind = "127.0.0.1:0",
+    health_bind: HealthBind = "127.0.0.1:0",
+    job: Job = "ps",
+    task: TaskIndex = 0,
+    token_file: TokenFile = None,
+    insecure: Insecure = False,
+    lease_seconds: LeaseSeconds = 30.0,
+    staged_bytes: StagedBytes = None,
+    drain_seconds: DrainSeconds = 10.0,
+    ready_file: ReadyFile = None,
 ) -> None:
     """Host variables and update them for the workers of a cluster."""
     try:
