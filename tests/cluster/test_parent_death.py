@@ -1,0 +1,61 @@
+"""Whoever kills a program that owns a cluster kills the cluster too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.processes import descendants, eventually, is_alive, python
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from stratagem_deploy import LocalCluster
+
+def work(resolver, at_work):
+    Path(at_work).touch()
+    time.sleep(1000)
+
+with LocalCluster(ps=1, workers=1, processes=True) as cluster:
+    cluster.run(work, sys.argv[1])
+"""
+SCRIPT = """
+import sys, time
+from pathlib import Path
+Path(sys.argv[1]).touch()
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "signum"),
+    [
+        ("LocalCluster", signal.SIGKILL),
+        ("LocalCluster", signal.SIGINT),
+        ("stratagem run", signal.SIGKILL),
+    ],
+)
+def test_no_process_and_no_file_outlives_it(
+    program: str, signum: signal.Signals, tmp_path: Path
+) -> None:
+    at_work, temporary, script = (tmp_path / n for n in ("at work", "tmp", "s.py"))
+    temporary.mkdir()
+    script.write_text(SCRIPT)
+    if program == "LocalCluster":
+        command = ["-c", PROGRAM, str(at_work)]
+    else:
+        run = ["-m", "stratagem_deploy.cli", "run", "--grace", "60"]
+        command = [*run, str(script), str(at_work)]
+    environment = {"TMPDIR": str(temporary)}
+    with python(*command, environment=environment, output=subprocess.DEVNULL) as owner:
+        eventually(at_work.exists)
+        assert len(list(temporary.glob("stratagem-*"))) == 1
+        family = descendants(owner.pid)
+        assert len(family) == 3  # a server, a worker, and who removes their files
+        os.kill(owner.pid, signum)
+    eventually(lambda: not any(map(is_alive, family)))
+    eventually(lambda: not any(temporary.glob("stratagem-*")))

@@ -1,0 +1,60 @@
+"""Watching processes from outside: their children, their ends, the command."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+SECONDS = 60.0
+
+
+def eventually(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
+    """Waits for a condition and fails when it does not come true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not happen"
+        time.sleep(0.01)
+
+
+def descendants(pid: int) -> set[int]:
+    """The processes that a process started, and those that they started."""
+    children = {
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    }
+    return children.union(*map(descendants, children))
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it runs; a process that only waits to be reaped does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+@contextmanager
+def python(
+    *arguments: str, environment: Mapping[str, str] | None = None, output: int
+) -> Iterator[subprocess.Popen[str]]:
+    """Runs Python with our import path, in a process group of its own, in a block."""
+    ours = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, *arguments],
+        env=os.environ | ours | dict(environment or {}),
+        stdout=output,
+        stderr=output,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

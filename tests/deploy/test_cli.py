@@ -1,0 +1,44 @@
+"""The `stratagem` command: quick to answer, and all its parts in one place."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stratagem_deploy.cli import app
+from tests.deploy.processes import eventually, python
+
+
+def test_asking_for_help_does_not_wait_for_torch() -> None:
+    loaded = "import sys, stratagem_deploy.cli; print('torch' in sys.modules)"
+    with python("-c", loaded, output=subprocess.PIPE) as process:
+        output, _ = process.communicate()
+    assert output == "False\n"
+
+
+@pytest.mark.parametrize("subcommand", ["run", "health"])
+def test_help_tells_the_exit_codes(subcommand: str) -> None:
+    finished = CliRunner().invoke(app, [subcommand, "--help"])
+    assert finished.exit_code == 0
+    assert "Exit code: 0" in finished.output
+
+
+def test_a_script_that_is_not_there_is_refused() -> None:
+    finished = CliRunner().invoke(app, ["run", "no-such-script.py"])
+    assert finished.exit_code == 2
+    assert "no-such-script.py" in finished.output
+
+
+def test_a_server_is_started_found_healthy_and_drained(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    command = ("-m", "stratagem_deploy.cli", "ps", "--ready-file", str(ready))
+    with python(*command, output=subprocess.DEVNULL) as server:
+        eventually(ready.exists)
+        health_address = json.loads(ready.read_text())["health_address"]
+        assert CliRunner().invoke(app, ["health", health_address]).exit_code == 0
+        server.terminate()
+        assert server.wait() == 0
