@@ -49,14 +49,11 @@ def gather(
     references: Sequence[GradientRef],
     tensors: Sequence[torch.Tensor],
 ) -> list[Gradient]:
-    """The gradients of a request, checked without touching a variable.
+    """The gradients of a request. Whether they fit is for `check_gradient` to say.
 
     Raises:
         VariableNotFoundError: With the nearest name.
-        InvalidArgumentError: A variable is named twice, or a shape or an index does
-            not fit.
-        InvalidTypeError: A dtype is not the variable's.
-        OutOfRangeError: A row lies outside of the variable.
+        InvalidArgumentError: A variable is named twice, or there is no such tensor.
     """
     seen: set[str] = set()
     for reference in references:
@@ -77,14 +74,17 @@ def _gather_one(
     rows = None
     if reference.HasField("rows"):
         rows = tensor_at(tensors, reference.rows, variable)
-    gradient = Gradient(variable.name, reference.group, value, rows)
-    check_gradient(store, gradient)
-    return gradient
+    return Gradient(variable.name, reference.group, value, rows)
 
 
-def check_gradient(store: VariableStore, gradient: Gradient) -> None:
-    """Checks a gradient against the variable as it is now; errors as of `gather`."""
-    variable = store.get(gradient.variable)
+def check_gradient(variable: Variable, gradient: Gradient) -> None:
+    """Checks a gradient against its variable.
+
+    Raises:
+        InvalidArgumentError: The shape does not fit.
+        InvalidTypeError: The dtype is not the variable's.
+        OutOfRangeError: A row lies outside of the variable.
+    """
     if gradient.rows is not None:
         check_rows(variable, gradient.rows)
     check_fit(variable, gradient.value, gradient.rows, "the gradient")

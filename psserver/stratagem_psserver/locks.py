@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 
@@ -27,19 +27,28 @@ class VariableLocks:
         All callers take them in the order of the names, so none waits for another in
         a circle.
         """
-        async with AsyncExitStack() as held:
+        held: list[str] = []
+        try:
             for name in sorted(set(names)):
-                await held.enter_async_context(self._holding_one(name))
+                await self._acquire(name)
+                held.append(name)
             yield
+        finally:
+            for name in held:
+                self._entries[name].lock.release()
+                self._leave(name)
 
-    @asynccontextmanager
-    async def _holding_one(self, name: str) -> AsyncIterator[None]:
+    async def _acquire(self, name: str) -> None:
         entry = self._entries.setdefault(name, _Entry())
         entry.users += 1
         try:
-            async with entry.lock:
-                yield
-        finally:
-            entry.users -= 1
-            if not entry.users:
-                del self._entries[name]
+            await entry.lock.acquire()
+        except BaseException:
+            self._leave(name)
+            raise
+
+    def _leave(self, name: str) -> None:
+        entry = self._entries[name]
+        entry.users -= 1
+        if not entry.users:
+            del self._entries[name]

@@ -46,6 +46,15 @@ class _Group:
 
     values: Mapping[str, Value]
     parameters: list[_Parameter] = field(default_factory=list)
+    _layouts: dict[tuple[torch.dtype, bool], StateLayout] = field(default_factory=dict)
+
+    def layout(
+        self, rule: OptimizerRule, dtype: torch.dtype, sparse: bool
+    ) -> StateLayout:
+        key = (dtype, sparse)
+        if key not in self._layouts:
+            self._layouts[key] = rehearse(rule, self.values, dtype, sparse)
+        return self._layouts[key]
 
     def step(self, rule: OptimizerRule) -> None:
         lent = {each.variable.value: each for each in self.parameters}
@@ -146,8 +155,8 @@ class Optimizers:
     def _join(
         self, name: str, rule: OptimizerRule, groups: list[_Group], gradient: Gradient
     ) -> None:
-        check_gradient(self._store, gradient)
         variable = self._store.get(gradient.variable)
+        check_gradient(variable, gradient)
         if variable.spec.slot_of:
             raise InvalidArgumentError(
                 f"{variable.name!r} is a slot of {variable.spec.slot_of!r}; optimizers "
@@ -161,8 +170,7 @@ class Optimizers:
                 variable=variable.name,
             )
         group = groups[gradient.group]
-        sparse = gradient.rows is not None
-        layout = rehearse(rule, group.values, variable.value.dtype, sparse)
+        layout = group.layout(rule, variable.value.dtype, gradient.rows is not None)
         state = self._state(name, variable, layout)
         group.parameters.append(_Parameter(variable, gradient.as_grad(variable), state))
 

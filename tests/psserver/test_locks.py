@@ -1,0 +1,59 @@
+"""Locks by name: held together, never in a circle, gone when nobody needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from stratagem_psserver.locks import VariableLocks
+
+
+def test_holders_of_a_common_name_exclude_each_other_without_deadlock() -> None:
+    async def contend() -> None:
+        locks, inside = VariableLocks(), set[str]()
+        chance = random.Random(0)
+
+        async def hold() -> None:
+            names = chance.sample("abcde", 3)
+            async with locks.holding(names):
+                assert inside.isdisjoint(names)
+                inside.update(names)
+                await asyncio.sleep(0)
+                inside.difference_update(names)
+
+        await asyncio.wait_for(asyncio.gather(*(hold() for _ in range(300))), 30)
+        assert not inside
+
+    asyncio.run(contend())
+
+
+def test_one_who_gives_up_waiting_leaves_the_lock_to_the_others() -> None:
+    async def give_up() -> None:
+        locks = VariableLocks()
+        async with locks.holding(["b"]):
+            waiting = asyncio.ensure_future(hold(locks))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        await asyncio.wait_for(hold(locks), 30)
+
+    async def hold(locks: VariableLocks) -> None:
+        async with locks.holding(["a", "b"]):
+            pass
+
+    asyncio.run(give_up())
+
+
+def test_a_body_that_fails_releases_its_locks() -> None:
+    async def fail_and_retry() -> None:
+        locks = VariableLocks()
+        with pytest.raises(KeyError):
+            async with locks.holding(["a"]):
+                raise KeyError
+        async with locks.holding(["a"]):
+            pass
+
+    asyncio.run(asyncio.wait_for(fail_and_retry(), 30))
