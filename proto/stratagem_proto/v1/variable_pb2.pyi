@@ -139,7 +139,9 @@ class VariableSpec(google.protobuf.message.Message):
     name: builtins.str
     """Unique on the cluster. 1 to 512 characters of letters, digits and "_.-/:+"."""
     trainable: builtins.bool
-    """Whether optimizers may be asked to train it."""
+    """Whether the program means to train it; for lists, and for workers that attach
+    to compare. A server steps whatever an optimizer program names.
+    """
     synchronization: global___Synchronization.ValueType
     aggregation: global___Aggregation.ValueType
     kind: global___VariableKind.ValueType
