@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 import signal
 import sys
@@ -11,20 +9,18 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
 
 from stratagem_deploy.addresses import ReservedAddress
 from stratagem_deploy.private_directory import PrivateDirectory
 from stratagem_deploy.process import Process, describe_exit
-from stratagem_deploy.screen import Copied, Screen, write_all
+from stratagem_deploy.screen import Screen
+from stratagem_deploy.script_workers import ScriptWorkers
 from stratagem_deploy.server_log import is_routine
 from stratagem_deploy.server_process import ServerCommand, ServerProcess
 from stratagem_deploy.servers import serving
 from stratagem_deploy.supervision import Supervision
-from stratagem_deploy.transcript import Transcript
 
 _SERVER_START_SECONDS = 60.0
 
@@ -104,32 +100,10 @@ class ScriptRun:
         ]
         resources.enter_context(serving(servers, _SERVER_START_SECONDS))
         resources.callback(self._end_workers)
+        starter = ScriptWorkers(self._settings.command, cluster, token_file)
         for index in range(self._settings.workers):
-            self._start_worker(index, worker_environment(cluster, index, token_file))
-
-    def _start_worker(self, index: int, environment: dict[str, str]) -> None:
-        output, errors = self._chief_outputs() if index == 0 else self._outputs(index)
-        worker = Process(
-            f"worker:{index}",
-            [sys.executable, *self._settings.command],
-            environment=environment,
-            output=output,
-            errors=errors,
-            on_end=self._events.put,
-        )
-        self._workers.append(worker)
-
-    def _chief_outputs(self) -> tuple[Transcript, Transcript]:
-        """The chief is the main program: what it writes is the run's own output."""
-        errors = Copied(2, self._screen.copy)
-        # One pipe for both keeps their order where a reader could see it.
-        if os.path.sameopenfile(1, 2):
-            return errors, errors
-        return Copied(1, partial(write_all, 1)), errors
-
-    def _outputs(self, index: int) -> tuple[Transcript, Transcript]:
-        both = Transcript(self._screen.labelled(f"worker:{index}", index))
-        return both, both
+            worker = starter.start(index, self._screen, self._events.put)
+            self._workers.append(worker)
 
     def _shown_log(self, index: int) -> Callable[[str], None]:
         show = self._screen.labelled(f"ps:{index}", index)
@@ -180,22 +154,6 @@ class ScriptRun:
     def _end_workers(self) -> None:
         for worker in self._workers:
             worker.end(grace=0)
-
-
-def worker_environment(
-    cluster: dict[str, list[str]], index: int, token_file: Path
-) -> dict[str, str]:
-    """What a worker's script finds in its environment, besides our own."""
-    task = {"type": "worker", "index": index}
-    share = max(1, (os.cpu_count() or 1) // len(cluster["worker"]))
-    return {
-        "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
-        "STRATAGEM_TOKEN_FILE": str(token_file),
-        # Through a pipe, Python would keep its words back until it ends.
-        "PYTHONUNBUFFERED": "1",
-        # Each worker would start as many threads as there are cores.
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(share)),
-    }
 
 
 def _reserved(resources: ExitStack) -> str:
