@@ -5,32 +5,33 @@ Everything public is here; modules whose names start with `_` are not.
 
 from __future__ import annotations
 
-from stratagem import _default_strategy, cluster_resolver, config
-from stratagem._cluster import ClusterSpec
-from stratagem._context import (
+from stratagem import cluster_resolver, config
+from stratagem._cluster.device_filters import ClusterDeviceFilters
+from stratagem._cluster.spec import ClusterSpec
+from stratagem._contexts.context import (
     get_replica_context,
     get_strategy,
     has_strategy,
     in_cross_replica_context,
 )
-from stratagem._device_filters import ClusterDeviceFilters
+from stratagem._contexts.replica_context import ReplicaContext
 from stratagem._devices import device
 from stratagem._enums import ReduceOp, VariableAggregation, VariableSynchronization
-from stratagem._extended import StrategyExtended
-from stratagem._indexed_slices import IndexedSlices
-from stratagem._optimizer import DistributedOptimizer
+from stratagem._optimizers.optimizer import DistributedOptimizer
 from stratagem._options import (
     CommunicationOptions,
     InputContext,
     RunOptions,
     ValueContext,
 )
-from stratagem._parameter_server_strategy import ParameterServerStrategy
-from stratagem._replica_context import ReplicaContext
-from stratagem._strategy import Strategy
-from stratagem._values import DistributedValues, Mirrored, PerReplica
-from stratagem._variable import Variable
-from stratagem._variable_placement import VariablePlacement
+from stratagem._parameter_server.strategy import ParameterServerStrategy
+from stratagem._parameter_server.variable_placement import VariablePlacement
+from stratagem._replicas.values import DistributedValues, Mirrored, PerReplica
+from stratagem._strategies import default as _default_strategy
+from stratagem._strategies.extended import StrategyExtended
+from stratagem._strategies.strategy import Strategy
+from stratagem._variables.indexed_slices import IndexedSlices
+from stratagem._variables.variable import Variable
 from stratagem._version import __version__
 from stratagem_proto.errors import (
     AbortedError,

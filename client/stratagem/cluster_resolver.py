@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from stratagem._cluster import ClusterSpec
+from stratagem._cluster.spec import ClusterSpec
 from stratagem_proto.errors import InvalidTypeError
 
 if TYPE_CHECKING:
-    from stratagem._tf_config import TFConfig
+    from stratagem._cluster.tf_config import TFConfig
 
 __all__ = ["ClusterResolver", "SimpleClusterResolver", "TFConfigClusterResolver"]
 
@@ -266,6 +266,6 @@ class TFConfigClusterResolver(ClusterResolver):
 
 def _tf_config() -> TFConfig:
     # Checking takes pydantic, which takes long to load; few processes need it.
-    from stratagem._tf_config import read_tf_config
+    from stratagem._cluster.tf_config import read_tf_config
 
     return read_tf_config()

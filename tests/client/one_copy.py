@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 import stratagem
-from stratagem._adoption import Adoption
-from stratagem._hosting_extended import HostingExtended
-from stratagem._local_variable import LocalVariable
-from stratagem._optimizer_step import OptimizerStep
-from stratagem._variable import Variable
+from stratagem._modules.adoption import Adoption
+from stratagem._modules.extended import HostingExtended
+from stratagem._optimizers.step import OptimizerStep
+from stratagem._variables.local import LocalVariable
+from stratagem._variables.variable import Variable
 from stratagem_proto.optimizers import OPTIMIZERS
 from tests.client import two_replicas
 

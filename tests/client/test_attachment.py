@@ -8,11 +8,7 @@ import pytest
 from torch import nn
 
 import stratagem
-from stratagem import (
-    AttachmentError,
-    ParameterServerStrategy,
-    Variable,
-)
+from stratagem import AttachmentError, ParameterServerStrategy, Variable
 from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.clusters import TOKEN, Cluster, running
 from tests.client.networks import equal, network

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import stratagem
-from stratagem._context import current_replica_id
-from stratagem._creators import creator_scope
+from stratagem._contexts.context import current_replica_id
+from stratagem._variables.creators import creator_scope
 from tests.client.two_replicas import TwoReplicas
 
 

@@ -17,9 +17,9 @@ from torch.nn.utils import prune
 
 import stratagem
 from stratagem import PerReplica
-from stratagem._context import updating
-from stratagem._hosting import hosted_parameter
-from stratagem._recurrent import Following
+from stratagem._contexts.context import updating
+from stratagem._modules.hosting import hosted_parameter
+from stratagem._modules.recurrent import Following
 from tests.client.one_copy import OneCopy, extended_of
 
 BATCHES = [
@@ -310,7 +310,7 @@ def test_functional_call_puts_the_leaves_back(strategy: OneCopy) -> None:
 def test_pruning_moves_a_hosted_parameter_with_its_replicas(strategy: OneCopy) -> None:
     with strategy.scope():
         model = nn.Linear(8, 1, bias=False)
-    prune.random_unstructured(model, "weight", 0.5)  # type: ignore[no-untyped-call]
+    prune.random_unstructured(model, "weight", 0.5)
     assert "weight" not in model._parameters
 
     def step(features: Tensor) -> Tensor:

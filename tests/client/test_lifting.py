@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem._tracing import TracedUpdate, trace
+from stratagem._tracing.trace import TracedUpdate, trace
 from tests.client.traced import kinds, numbers, ones, operations, variable
 
 GLOBAL_RATE = 0.5

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 import stratagem
 from stratagem import Mirrored, PerReplica
-from stratagem._regroup import (
+from stratagem._replicas.regroup import (
     regroup,
     regroup_updates,
     select_replica,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -19,10 +19,11 @@ from stratagem import (
     ParameterServerStrategy,
 )
 from tests.client.clusters import Cluster, running
-from tests.faults import FaultyProxy, Passing, Verdict
+from tests.faults import CutAt, FaultyProxy, Passing, Verdict
 
 STEPS = 12
 BATCH = 6
+CUTS = [Verdict.CUT_BEFORE, Verdict.CUT_WITHIN, Verdict.CUT_AFTER]
 
 
 def make_model() -> nn.Sequential:
@@ -66,10 +67,10 @@ def train(
     return module
 
 
-def trained_locally() -> nn.Module:
+def trained_locally(steps: int = STEPS) -> nn.Module:
     module = make_model()
     optimizer = torch.optim.Adam(module.parameters(), lr=0.02)
-    for number in range(STEPS):
+    for number in range(steps):
         optimizer.zero_grad()
         loss_of(module, batch(number)).backward()
         optimizer.step()
@@ -90,17 +91,18 @@ def behind_proxies(cluster: Cluster) -> Iterator[list[FaultyProxy]]:
         yield proxies
 
 
-def trained_together(cluster: Cluster) -> list[nn.Module]:
+def trained_together(cluster: Cluster, steps: int = STEPS) -> list[nn.Module]:
     return cluster.run(
-        lambda strategy, worker: train(strategy, worker, 2), consistency="sync"
+        lambda strategy, worker: train(strategy, worker, 2, steps), consistency="sync"
     )
 
 
-def test_two_workers_equal_one_on_the_joined_batch() -> None:
+@pytest.mark.parametrize("steps", [1, 200])
+def test_two_workers_equal_one_on_the_joined_batch(steps: int) -> None:
     with running(num_servers=2, num_workers=2) as cluster:
-        first, second = trained_together(cluster)
+        first, second = trained_together(cluster, steps)
     assert bytes_of(first) == bytes_of(second)
-    pairs = zip(first.parameters(), trained_locally().parameters(), strict=True)
+    pairs = zip(first.parameters(), trained_locally(steps).parameters(), strict=True)
     for ours, theirs in pairs:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
@@ -168,6 +170,65 @@ def test_a_worker_that_does_not_contribute_is_named() -> None:
         train(strategy, 0, 2, steps=1)
 
 
+def make_counters(
+    strategy: ParameterServerStrategy,
+) -> tuple[Callable[[int], None], Callable[[], list[float]]]:
+    """Two sums, one on each server: how to add to both, and how to read them."""
+    with strategy.scope():
+        module = nn.Linear(1, 1)
+        nn.init.zeros_(module.weight)
+        nn.init.zeros_(module.bias)
+    # Gradients are added as they are.
+    sgd = torch.optim.SGD(module.parameters(), lr=1.0, maximize=True)
+    optimizer = DistributedOptimizer(sgd, "sum")
+
+    def step(amount: int) -> None:
+        for parameter in module.parameters():
+            parameter.grad = torch.full_like(parameter, amount)
+        optimizer.step()
+
+    def add(amount: int) -> None:
+        strategy.run(step, args=(amount,))
+
+    def sums() -> list[float]:
+        strategy.refresh()
+        return [parameter.item() for parameter in module.parameters()]
+
+    return add, sums
+
+
+@pytest.mark.parametrize(
+    ("verdict", "consistency"),
+    [
+        (Verdict.CUT_BEFORE, "sync"),
+        (Verdict.CUT_WITHIN, "async"),
+        (Verdict.CUT_AFTER, "async"),
+    ],
+    ids=str,
+)
+def test_integers_pushed_with_a_cut_at_each_boundary_are_added_once(
+    verdict: Verdict, consistency: str
+) -> None:
+    with (
+        running(num_servers=2) as cluster,
+        behind_proxies(cluster) as proxies,
+        cluster.strategy(consistency=consistency) as strategy,
+    ):
+        add, sums = make_counters(strategy)
+        add(1)
+        pushed, boundaries = 1, 0
+        for boundary in range(100):
+            cut = proxies[boundary % 2].judge = CutAt(boundary // 2, verdict)
+            add(boundary)
+            pushed += boundary
+            boundaries += cut.seen > cut.number
+            if cut.seen <= cut.number:
+                break
+        assert sums() == [float(pushed)] * 2
+    # At least headers and a message each way, of a push and of a pull, per server.
+    assert boundaries >= 16
+
+
 @pytest.mark.parametrize("consistency", ["async", "sync"])
 def test_integers_pushed_over_failing_connections_are_added_once(
     consistency: str,
@@ -175,32 +236,17 @@ def test_integers_pushed_over_failing_connections_are_added_once(
     pushed: Sequence[Sequence[int]] = [range(1, 16), range(100, 115)]
 
     def program(strategy: ParameterServerStrategy, worker: int) -> list[float]:
-        with strategy.scope():
-            module = nn.Linear(1, 1)  # a weight on one server, a bias on the other
-            nn.init.zeros_(module.weight)
-            nn.init.zeros_(module.bias)
-        # Gradients are added as they are.
-        optimizer = DistributedOptimizer(
-            torch.optim.SGD(module.parameters(), lr=1.0, maximize=True), "sum"
-        )
-
-        def step(amount: int) -> None:
-            for parameter in module.parameters():
-                parameter.grad = torch.full_like(parameter, amount)
-            optimizer.step()
-
+        add, sums = make_counters(strategy)
         for amount in pushed[worker]:
-            strategy.run(step, args=(amount,))
+            add(amount)
         strategy.barrier()
-        return [parameter.item() for parameter in module.parameters()]
+        return sums()
 
     chance = random.Random(3)
 
     def cut_sometimes(passing: Passing) -> Verdict:
         if passing.carries_message and chance.random() < 0.02:
-            return chance.choice(
-                [Verdict.CUT_BEFORE, Verdict.CUT_WITHIN, Verdict.CUT_AFTER]
-            )
+            return chance.choice(CUTS)
         return Verdict.PASS
 
     with (

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from stratagem import IndexedSlices, Variable
-from stratagem._tracing import trace
+from stratagem._tracing.trace import trace
 from stratagem_proto.errors import UpdateFunctionError
 from tests.client.traced import kinds, numbers, ones, operations, variable
 

@@ -9,12 +9,7 @@ import pytest
 import torch
 
 import stratagem
-from stratagem import (
-    IndexedSlices,
-    PerReplica,
-    Variable,
-    VariableAggregation,
-)
+from stratagem import IndexedSlices, PerReplica, Variable, VariableAggregation
 from tests.client.two_replicas import TwoReplicas, number, shared
 
 SUM, MEAN = VariableAggregation.SUM, VariableAggregation.MEAN

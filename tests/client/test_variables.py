@@ -10,13 +10,9 @@ import pytest
 import torch
 
 import stratagem
-from stratagem import (
-    Variable,
-    VariableAggregation,
-    VariableSynchronization,
-)
-from stratagem._creators import creator_scope
-from stratagem._shared_creation import canonical_name
+from stratagem import Variable, VariableAggregation, VariableSynchronization
+from stratagem._variables.creators import creator_scope
+from stratagem._variables.shared_creation import canonical_name
 from tests.client.two_replicas import HOME, TwoReplicas, number, shared
 
 MEAN = VariableAggregation.MEAN
@@ -271,7 +267,7 @@ def test_a_read_value_is_a_snapshot_that_gradients_flow_through() -> None:
     snapshot, array = variable.read_value(), variable.numpy()
     variable.assign([5.0, 6.0])
     assert snapshot.tolist() == array.tolist() == [1.0, 2.0]
-    snapshot.sum().backward()  # type: ignore[no-untyped-call]
+    snapshot.sum().backward()
     assert variable.grad is not None
     assert variable.grad.tolist() == [1.0, 1.0]
     variable.grad = None

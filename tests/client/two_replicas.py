@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any
 
 import stratagem
-from stratagem._aggregating_variable import AggregatingVariable
-from stratagem._creators import NextCreator
 from stratagem._options import CommunicationOptions
-from stratagem._reduction import place, reduce_nest
-from stratagem._replica_threads import run_replicas
-from stratagem._updating import run_update, smallest_by_name
-from stratagem._variable import Variable
+from stratagem._replicas.reduction import place, reduce_nest
+from stratagem._replicas.threads import run_replicas
+from stratagem._variables.aggregating import AggregatingVariable
+from stratagem._variables.creators import NextCreator
+from stratagem._variables.updating import run_update, smallest_by_name
+from stratagem._variables.variable import Variable
 
 HOME = "/job:localhost/replica:0/task:0/device:CPU:0"
 

@@ -1,0 +1,1 @@
+"""Clusters: their tasks, roles, filters and secret."""

@@ -1,0 +1,119 @@
+"""Which task of a parameter-server cluster this process is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stratagem._cluster.roles import id_in_cluster, is_chief, validated, worker_count
+from stratagem._cluster.spec import ClusterSpec
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
+from stratagem_proto.v1.session_pb2 import (
+    ROLE_CHIEF,
+    ROLE_EVALUATOR,
+    ROLE_WORKER,
+    Role,
+)
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A task's place in its cluster.
+
+    Attributes:
+        cluster: The cluster.
+        task_type: Job of this task: "chief", "worker" or "evaluator".
+        task_id: Its index within the job.
+    """
+
+    cluster: ClusterSpec
+    task_type: str
+    task_id: int
+
+    @classmethod
+    def of(
+        cls, cluster: ClusterSpec, task_type: str | None, task_id: int | None
+    ) -> Membership:
+        """Check a task and its cluster.
+
+        Raises:
+            InvalidArgumentError: The task is not given or does not run the user's
+                program, or the cluster has no parameter servers.
+                Spec: PS1-2, PS1-3, MWU-7.
+        """
+        if not task_type or task_id is None:
+            raise InvalidArgumentError(
+                "With a cluster you must also specify `task_type` and `task_id`: which "
+                "of its tasks this process is, for instance by the key 'task' of "
+                "TF_CONFIG"
+            )
+        validated(cluster, task_type, task_id)
+        if "ps" not in cluster.jobs or not cluster.num_tasks("ps"):
+            raise InvalidArgumentError(
+                f"ParameterServerStrategy needs to have `ps` jobs, but {cluster} has "
+                "none; add the addresses of parameter servers"
+            )
+        if task_type == "ps":
+            raise InvalidArgumentError(
+                f"/job:ps/task:{task_id} is a parameter server and runs no strategy; "
+                "start it by `stratagem ps`"
+            )
+        return cls(cluster, task_type, task_id)
+
+    @property
+    def name(self) -> str:
+        """As in "/job:worker/task:1"."""
+        return f"/job:{self.task_type}/task:{self.task_id}"
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether the task initialises, saves and logs. Spec: PS1-9, MWU-1."""
+        return is_chief(self.cluster, self.task_type, self.task_id)
+
+    @property
+    def creates(self) -> bool:
+        """Whether it creates the variables, instead of attaching to them."""
+        return self.is_chief and self.task_type != "evaluator"
+
+    def require_creator(self, what: str) -> None:
+        """Check that this task may set `what` without an optimizer.
+
+        Raises:
+            FailedPreconditionError: It is not the one that creates the variables.
+        """
+        if not self.creates:
+            raise FailedPreconditionError(
+                f"{what} was set in {self.name}, but only the chief sets the values of "
+                "variables; do it where strategy.extended.should_checkpoint is true",
+                task=self.name,
+            )
+
+    @property
+    def role(self) -> Role.ValueType:
+        """What it tells servers that it is."""
+        if self.task_type == "evaluator":
+            return ROLE_EVALUATOR
+        return ROLE_CHIEF if self.creates else ROLE_WORKER
+
+    @property
+    def number(self) -> int:
+        """Its place among the tasks that do the same work. Spec: MWU-3."""
+        return id_in_cluster(self.cluster, self.task_type, self.task_id)
+
+    @property
+    def num_workers(self) -> int:
+        """How many tasks do the same work. Spec: MWU-2."""
+        return worker_count(self.cluster, self.task_type)
+
+    @property
+    def server_addresses(self) -> list[str]:
+        """The address of each parameter server, as "host:port".
+
+        Raises:
+            InvalidArgumentError: The indices of the ps job have gaps.
+        """
+        indices = list(self.cluster.task_indices("ps"))
+        if indices != list(range(len(indices))):
+            raise InvalidArgumentError(
+                f"the ps job has the tasks {indices}; number them from 0 without gap"
+            )
+        return [self.cluster.task_address("ps", index) for index in indices]

@@ -1,0 +1,1 @@
+"""Where a thread stands among replicas, and how it gets there."""

@@ -1,0 +1,120 @@
+"""Entering and leaving a strategy."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from stratagem import _devices
+from stratagem._contexts.context import (
+    cross_replica,
+    current_context,
+    has_strategy,
+    require_cross_replica_or_default,
+    require_strategy,
+)
+from stratagem._variables import creators as _creators
+from stratagem_proto.errors import ContextError
+
+if TYPE_CHECKING:
+    from stratagem._strategies.strategy import Strategy
+
+
+class Scope:
+    """What `Strategy.scope` returns: the cross-replica context of a strategy.
+
+    It may be entered several times, one after the other and nested; within a
+    scope of the same strategy nothing is pushed. Spec: CTX-10 to CTX-13.
+
+    Args:
+        strategy: The strategy.
+        name: Prefix for the names of the modules built inside.
+        explicit: Whether the user asked for it; the scope that a strategy's
+            methods enter by themselves leaves the strategy's resources alone.
+    """
+
+    def __init__(
+        self, strategy: Strategy, name: str | None = None, explicit: bool = True
+    ) -> None:
+        self._strategy = strategy
+        self._name = name
+        self._explicit = explicit
+        self._entries: list[_Entry | None] = []
+
+    def __enter__(self) -> Strategy:
+        entry = None
+        if has_strategy():
+            require_cross_replica_or_default(self._strategy.extended, "scope")
+        else:
+            entry = _Entry(self._strategy, self._name, self._explicit)
+        self._entries.append(entry)
+        return self._strategy
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        entry = self._entries[-1]
+        if entry is not None:
+            entry.check_nesting()
+        self._entries.pop()
+        if entry is not None:
+            entry.leave(kind, error, trace)
+
+
+class _Entry:
+    """One entry into a scope that pushed something, to be undone in reverse."""
+
+    def __init__(self, strategy: Strategy, name: str | None, explicit: bool) -> None:
+        extended = strategy.extended
+        device = extended._default_device
+        with ExitStack() as stack:
+            self._context = stack.enter_context(cross_replica(strategy))
+            stack.enter_context(_creators.creator_scope(extended._create_in_scope))
+            if device is not None:
+                stack.enter_context(_devices.device(device))
+            self._creators = _creators.creators()
+            self._device_depth = None if device is None else _devices.depth()
+            if explicit:
+                stack.enter_context(extended._scope_resources(name))
+            self._stack = stack.pop_all()
+
+    def check_nesting(self) -> None:
+        """Check that what was opened inside is closed. Spec: CTX-13."""
+        if _creators.creators() is not self._creators:
+            raise _nesting_error("Variable creator")
+        if self._device_depth not in (None, _devices.depth()):
+            raise _nesting_error("Device")
+        if current_context() is not self._context:
+            raise _nesting_error("Strategy")
+
+    def leave(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+
+def _nesting_error(what: str) -> ContextError:
+    return ContextError(
+        f"{what} scope nesting error: a scope opened inside of strategy.scope() is "
+        "still open where that is left; move set_strategy out of `with`, or close the "
+        "inner scope first"
+    )
+
+
+def entered(strategy: Strategy) -> AbstractContextManager[object]:
+    """Return a scope in which `strategy` is current, empty where it is already.
+
+    Raises:
+        ContextError: Another strategy is in charge. Spec: CTX-33, CTX-44.
+    """
+    if current_context() is None:
+        return strategy._implicit_scope()
+    require_strategy(strategy)
+    return nullcontext()

@@ -1,0 +1,1 @@
+"""Plain modules of torch whose parameters a strategy hosts."""

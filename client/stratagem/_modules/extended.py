@@ -1,0 +1,116 @@
+"""The part that strategies share which turn plain modules into variables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from stratagem._contexts.context import cross_replica
+from stratagem._devices import torch_device
+from stratagem._modules.adoption import Adoption, ModuleAdopter
+from stratagem._modules.registry import ParameterRegistry
+from stratagem._optimizers.step import OptimizerStep
+from stratagem._strategies.extended import StrategyExtended
+from stratagem._variables.variable import Variable
+from stratagem_proto.errors import UnimplementedError
+
+if TYPE_CHECKING:
+    from stratagem._strategies.strategy import Strategy
+
+
+class HostingExtended(StrategyExtended):
+    """A `StrategyExtended` that hosts modules built in its scope.
+
+    Besides what every strategy provides, a subclass provides, in the order in
+    which a program meets them:
+
+    - `_host(adoptions)`: when a scope closes, or before what it built is needed.
+    - `_before_replicas()`: calls this class's; then carries local writes to the
+      variables (`self._parameters.written_locally()`), and newer values of the
+      variables into the parameters (`HostedParameter.write`).
+    - `_apply_gradients(step)`: when the replicas meet in an optimizer's step.
+    - `_slots`, `_set_slots`: for `state_dict` and `load_state_dict`.
+
+    Buffers, such as the statistics of `nn.BatchNorm1d`, are not hosted: each
+    process keeps its own, and its replicas share them.
+    """
+
+    def __init__(self, container_strategy: Strategy) -> None:
+        super().__init__(container_strategy)
+        self._optimizers: Counter[str] = Counter()
+
+    @cached_property
+    def _parameters(self) -> ParameterRegistry:
+        """The hosted parameters."""
+        local = self.worker_devices[: self._num_local_replicas]
+        return ParameterRegistry([torch_device(device) for device in local])
+
+    @cached_property
+    def _adopter(self) -> ModuleAdopter:
+        return ModuleAdopter(self._names, self._parameters, self._host_across_replicas)
+
+    def _scope_resources(self, name: str | None) -> AbstractContextManager[object]:
+        return self._adopter.watching(name)
+
+    def _before_replicas(self) -> None:
+        self._adopter.adopt()
+
+    def _host_across_replicas(self, adoptions: Sequence[Adoption]) -> None:
+        # A lazy module may turn up in the midst of a replica's forward.
+        with cross_replica(self._container_strategy()):
+            self._host(adoptions)
+
+    def _name_optimizer(self, class_name: str) -> str:
+        """Return a name for the next optimizer of a class: "Adam", then "Adam_1".
+
+        Names are never used again: the slot variables of an optimizer outlive it.
+        """
+        number = self._optimizers[class_name]
+        self._optimizers[class_name] += 1
+        return f"{class_name}_{number}" if number else class_name
+
+    def _host(self, adoptions: Sequence[Adoption]) -> None:
+        """Make variables of parameters.
+
+        Called in cross-replica context, possibly while a replica waits in the
+        forward of a lazy module. Once this returns, each parameter is in
+        `self._parameters` and equal to its variable.
+
+        Args:
+            adoptions: Parameters, with names that are unique and recorded.
+        """
+        raise _missing(self, "_host")
+
+    def _apply_gradients(self, step: OptimizerStep) -> None:
+        """Carry out a step of an optimizer.
+
+        Called in cross-replica context, once for all replicas of this process,
+        also if none of them has a gradient. The gradients are the `.grad` of the
+        leaves: they may be read after this returns, and must not be changed.
+        """
+        raise _missing(self, "_apply_gradients")
+
+    def _slots(self, optimizer: str, variable: Variable) -> Mapping[str, torch.Tensor]:
+        """Return the optimizer's state for a variable, by torch's keys.
+
+        It is empty if there is none yet. The tensors are on the CPU, or where the
+        optimizer keeps them, and are the caller's.
+        """
+        raise _missing(self, "_slots")
+
+    def _set_slots(
+        self, optimizer: str, variable: Variable, slots: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Replace the optimizer's state for a variable; {} is none at all."""
+        raise _missing(self, "_set_slots")
+
+
+def _missing(extended: HostingExtended, member: str) -> UnimplementedError:
+    return UnimplementedError(
+        f"{type(extended).__name__}.{member} must be implemented in descendants"
+    )

@@ -1,0 +1,195 @@
+"""Parameters of plain modules whose values belong to a strategy's variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+from weakref import WeakValueDictionary, ref
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+
+from stratagem._contexts.context import current_replica_id
+from stratagem._variables.variable import Variable
+
+_hosted: WeakValueDictionary[int, HostedParameter] = WeakValueDictionary()
+
+
+def hosted_parameter(tensor: torch.Tensor) -> HostedParameter | None:
+    """Return what hosts a parameter, or a replica's leaf of it; None if nothing.
+
+    The lookup spans all strategies of the process.
+    """
+    # Everything that is registered is kept alive by its entry, so that ids are
+    # not used twice.
+    return _hosted.get(id(tensor))
+
+
+class _Mark(NamedTuple):
+    """What shows that a parameter was touched since it was last settled."""
+
+    version: int
+    address: int
+    dtype: torch.dtype
+    shape: torch.Size
+    device: torch.device
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, parameter: Parameter) -> _Mark:
+        return cls(
+            parameter._version,
+            parameter.data_ptr(),
+            parameter.dtype,
+            parameter.shape,
+            parameter.device,
+            parameter.requires_grad,
+        )
+
+    def shows_write_since(self, earlier: _Mark) -> bool:
+        """Whether the values may differ from those of the `earlier` mark.
+
+        Freezing does not change them, nor does moving to another device, which
+        leaves the version as it is.
+        """
+        moved = self.device != earlier.device
+        unchanged = earlier._replace(
+            requires_grad=self.requires_grad,
+            device=self.device,
+            address=self.address if moved else earlier.address,
+        )
+        return self != unchanged
+
+
+class HostedParameter:
+    """A module's parameter that follows a variable of a strategy.
+
+    The first replica of this process works on the user's own parameter, each
+    other replica on a leaf of its own, so that gradients stay apart. Leaves on
+    the parameter's device share its storage.
+
+    Args:
+        variable: The variable that has the value.
+        parameter: The user's parameter, equal to the variable.
+        devices: The device of each replica of this process.
+
+    Attributes:
+        variable: The variable that has the value.
+        leaves: The parameter as each replica sees it.
+    """
+
+    def __init__(
+        self,
+        variable: Variable,
+        parameter: Parameter,
+        devices: Sequence[torch.device],
+    ) -> None:
+        self.variable = variable
+        self._owners: list[tuple[ref[nn.Module], str]] = []
+        self._replaced: list[Parameter] = []
+        self.leaves = (
+            parameter,
+            *(_leaf(parameter, device) for device in devices[1:]),
+        )
+        for leaf in self.leaves:
+            _hosted[id(leaf)] = self
+        self._mark = _Mark.of(parameter)
+
+    @property
+    def name(self) -> str:
+        """The name of the variable."""
+        return self.variable.name
+
+    @property
+    def parameter(self) -> Parameter:
+        """The user's parameter."""
+        return self.leaves[0]
+
+    def leaf(self) -> Parameter:
+        """Return what the replica that this thread runs works on.
+
+        Outside of a replica that is the user's parameter.
+        """
+        return self.leaves[current_replica_id() or 0]
+
+    def add_owner(self, module: nn.Module, key: str) -> None:
+        """Note that `module` has the parameter as `key`."""
+        self._owners.append((ref(module), key))
+
+    def write(self, value: torch.Tensor) -> None:
+        """Put a newer value of the variable into the parameter, in place.
+
+        Not to be called while a replica runs: it would invalidate what autograd
+        saved in forward.
+
+        Args:
+            value: Tensor of the parameter's shape and dtype, on any device.
+        """
+        with torch.no_grad():
+            self.parameter.copy_(value)
+        self.settle()
+
+    def settle(self) -> None:
+        """Accept the parameter as it is now: equal to the variable.
+
+        Leaves of the other replicas follow it.
+        """
+        mark = _Mark.of(self.parameter)
+        for leaf in self.leaves[1:]:
+            _follow(leaf, self.parameter)
+        self._mark = mark
+
+    def written_locally(self) -> bool:
+        """Return whether the user wrote the parameter since it was last settled.
+
+        Writes through `.data` to the same storage cannot be seen. Where the user
+        put another parameter in its place (`load_state_dict(assign=True)`), that
+        one is hosted from now on, and counts as written.
+        """
+        for parameter in self._replacements():
+            self._replace(parameter)
+            return True
+        mark = _Mark.of(self.parameter)
+        if mark == self._mark:
+            return False
+        if mark.shows_write_since(self._mark):
+            return True
+        self.settle()
+        return False
+
+    def _replacements(self) -> Iterator[Parameter]:
+        for owner, key in self._owners:
+            module = owner()
+            # Not what the current replica sees, but what is stored.
+            stored = module and dict.get(module._parameters, key)
+            if isinstance(stored, Parameter) and hosted_parameter(stored) is None:
+                yield stored
+
+    def _replace(self, parameter: Parameter) -> None:
+        # Optimizers may still hold the old one, and have to find this entry by it.
+        self._replaced.append(self.parameter)
+        self.leaves = (parameter, *self.leaves[1:])
+        _hosted[id(parameter)] = self
+        for owner, key in self._owners:
+            module = owner()
+            if module is not None and key in module._parameters:
+                module._parameters[key] = parameter
+
+
+def _leaf(parameter: Parameter, device: torch.device) -> Parameter:
+    # A detached alias shares the version counter too, so that a write through it
+    # is seen as one to the parameter.
+    return Parameter(parameter.detach().to(device), parameter.requires_grad)
+
+
+def _follow(leaf: Parameter, parameter: Parameter) -> None:
+    leaf.requires_grad_(parameter.requires_grad)
+    if leaf.dtype != parameter.dtype or leaf.shape != parameter.shape:
+        leaf.grad = None
+        leaf.data = parameter.detach().to(leaf.device)
+    elif leaf.device != parameter.device:
+        with torch.no_grad():
+            leaf.copy_(parameter)
+    elif leaf.data_ptr() != parameter.data_ptr():
+        leaf.data = parameter.detach()

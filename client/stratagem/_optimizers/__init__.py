@@ -1,0 +1,1 @@
+"""Optimizers of torch whose steps a strategy carries out."""

@@ -1,0 +1,318 @@
+"""A torch optimizer whose steps a strategy carries out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch.optim import Optimizer
+
+from stratagem._contexts.context import (
+    current_replica_id,
+    get_replica_context,
+    require_cross_replica_or_default,
+    updating,
+)
+from stratagem._enums import ReduceOp, reduce_op_from
+from stratagem._optimizers.step import GroupStep, OptimizerStep, VariableGradients
+from stratagem._optimizers.trained import LeafList, Trained, TrainedTensors
+from stratagem_proto.errors import (
+    ContextError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+)
+from stratagem_proto.optimizers import decode_group, encode_group, rule_named
+
+if TYPE_CHECKING:
+    from stratagem._strategies.strategy import Strategy
+
+_Gradients = list[list[torch.Tensor | None]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Contribution:
+    """What one replica brings to a step: gradients by group and parameter."""
+
+    gradients: _Gradients
+
+    def __bool__(self) -> bool:
+        return any(g is not None for group in self.gradients for g in group)
+
+
+class DistributedOptimizer(Optimizer):
+    """Wraps an optimizer of `torch.optim`, and has the strategy make its steps.
+
+    It is an `Optimizer` itself: schedulers, clipping, gradient accumulation and
+    hooks work as with the one it wraps, whose param groups it shares. Each step
+    sends the groups' hyperparameters along with the gradients, so that a change by
+    a scheduler (on either of the two) is part of the next step::
+
+        with strategy.scope():
+            model = Model()
+        optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters()))
+
+        def replica_step(batch):
+            optimizer.zero_grad()
+            loss = model(batch).mean()
+            loss.backward()
+            optimizer.step()
+
+        strategy.run(replica_step, args=(batch,))
+
+    The optimizer's state lives with the variables, so `state` is empty here;
+    `state_dict` and `load_state_dict` fetch and replace it, in torch's format. A
+    `stratagem.Variable` takes part by its `value()` in the param groups.
+
+    Args:
+        optimizer: An optimizer of one of the classes that parameter servers run
+            (`stratagem_proto.optimizers.OPTIMIZERS`), over parameters of modules
+            that were built in a strategy's scope. Its state is empty.
+        reduce_op: MEAN divides the sum of the replicas' gradients by the number of
+            replicas that have any, as suits a loss that is a mean; SUM does not.
+
+    Raises:
+        InvalidTypeError: `optimizer` is no `torch.optim.Optimizer`.
+        InvalidArgumentError: Its class is not one that servers run, a flag of it
+            is not, or a parameter belongs to no strategy.
+        ContextError: Its parameters belong to several strategies.
+        FailedPreconditionError: It has state already.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, reduce_op: ReduceOp | str = ReduceOp.MEAN
+    ) -> None:
+        self._inner = optimizer
+        self._reduce_op = reduce_op_from(reduce_op)
+        self._rule = _rule_of(optimizer)
+        _require_fresh(optimizer)
+        self._initial_state = dict(optimizer.state)
+        self._tensors = TrainedTensors()
+        for number, group in enumerate(optimizer.param_groups):
+            self._take_over(number, group)
+        self._extended = self._tensors.extended
+        self._name = self._extended._name_optimizer(type(optimizer).__name__)
+        # Sets up hooks and profiling; __init__ would build groups of its own.
+        Optimizer.__setstate__(self, {})
+
+    # What the wrapped optimizer has. Loading a state replaces these objects there.
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The param groups, those of the wrapped optimizer.
+
+        In a replica the parameters in them are that replica's leaves.
+        """
+        return self._inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._inner.param_groups = groups
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """State that is kept in this process: none."""
+        return self._inner.state
+
+    @state.setter
+    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+        self._inner.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Hyperparameters of groups that do not set them."""
+        return self._inner.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self._inner.defaults = defaults
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, as `torch.optim.Optimizer` does.
+
+        Raises:
+            InvalidArgumentError: A parameter belongs to no strategy; the groups are
+                as before.
+            ContextError: A parameter belongs to another strategy; likewise.
+        """
+        groups = self._inner.param_groups
+        self._inner.add_param_group(param_group)
+        try:
+            self._take_over(len(groups) - 1, groups[-1])
+        except Exception:
+            groups.pop()
+            raise
+
+    def _take_over(self, number: int, group: dict[str, Any]) -> None:
+        # Refuses flags that servers cannot honour.
+        decode_group(self._rule, encode_group(self._rule, group))
+        self._tensors.add(group["params"], f"param group {number}")
+        group["params"] = LeafList(group["params"], self._tensors)
+
+    # Steps.
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Bring the replicas' gradients together and have them applied.
+
+        Every replica has to make the call. Parameters that have no gradient on any
+        replica stay as they are.
+
+        Args:
+            closure: Computes the loss and the gradients of this replica, first.
+
+        Returns:
+            What `closure` returned.
+
+        Raises:
+            ContextError: No replica of the parameters' strategy is running.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        context = get_replica_context()
+        strategy = self._extended._container_strategy()
+        if context is None or context.strategy is not strategy:
+            raise ContextError(
+                f"DistributedOptimizer.step() of {self._name!r} must be called in a "
+                "replica; call it in the function that you give to strategy.run()"
+            )
+        context.merge_call(self._meet, args=(_Contribution(self._gradients()),))
+        # Schedulers on the wrapped optimizer ask for this.
+        self._inner._opt_called = True  # type: ignore[attr-defined]
+        return loss
+
+    def _gradients(self) -> _Gradients:
+        return [[p.grad for p in group["params"]] for group in self.param_groups]
+
+    def _meet(self, strategy: Strategy, contributions: Any) -> None:
+        present = [c for c in self._extended._local_results(contributions) if c]
+        groups = tuple(
+            GroupStep(_hyperparameters(group), tuple(self._updates(number, present)))
+            for number, group in enumerate(self.param_groups)
+        )
+        self._extended._apply_gradients(
+            OptimizerStep(
+                self._name,
+                type(self._inner).__name__,
+                groups,
+                self._reduce_op,
+                len(present),
+            )
+        )
+
+    def _updates(
+        self, number: int, contributions: list[_Contribution]
+    ) -> Iterator[VariableGradients]:
+        trained = self.param_groups[number]["params"].trained()
+        columns = zip(*(c.gradients[number] for c in contributions), strict=True)
+        # Without contributions there are no columns.
+        for one, column in zip(trained, columns, strict=False):
+            gradients = tuple(g for g in column if g is not None)
+            if one is not None and gradients:
+                yield VariableGradients(one.variable, gradients)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of this replica; outside of replicas, of all."""
+        if current_replica_id() is not None:
+            super().zero_grad(set_to_none)
+            return
+        strategy = self._extended._container_strategy()
+        for replica in range(self._extended._num_local_replicas):
+            with updating(strategy, replica):
+                super().zero_grad(set_to_none)
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as the wrapped optimizer would have it locally.
+
+        Raises:
+            ContextError: A replica is running.
+        """
+        self._require_no_replica("state_dict")
+        for parameter, trained in self._pairs():
+            slots = self._extended._slots(self._name, trained.variable)
+            state = dict(slots) or self._initial_state.get(parameter)
+            if state:
+                self._inner.state[parameter] = state
+        try:
+            return super().state_dict()
+        finally:
+            self._inner.state.clear()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Replace hyperparameters and state by those of a torch state dict.
+
+        Raises:
+            ContextError: A replica is running.
+        """
+        self._require_no_replica("load_state_dict")
+        super().load_state_dict(state_dict)
+        try:
+            for parameter, trained in self._pairs():
+                slots = self._inner.state.get(parameter, {})
+                self._extended._set_slots(self._name, trained.variable, slots)
+        finally:
+            self._inner.state.clear()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # The last thing that load_state_dict does; classes fill in what older
+        # checkpoints lack.
+        self._inner.__setstate__(state)
+
+    def __reduce__(self) -> Any:
+        raise InvalidTypeError(
+            f"DistributedOptimizer {self._name!r} cannot be copied or pickled, because "
+            "its state lives with its strategy's variables; keep its state_dict()"
+        )
+
+    def _pairs(self) -> Iterator[tuple[torch.Tensor, Trained]]:
+        for group in self.param_groups:
+            trained = group["params"].trained()
+            for parameter, one in zip(group["params"], trained, strict=True):
+                if one is not None:
+                    yield parameter, one
+
+    def _require_no_replica(self, method: str) -> None:
+        name = f"DistributedOptimizer.{method}"
+        require_cross_replica_or_default(self._extended, name)
+
+
+def _rule_of(optimizer: object) -> Any:
+    if not isinstance(optimizer, Optimizer):
+        raise InvalidTypeError(
+            f"DistributedOptimizer wraps a torch.optim.Optimizer, not {optimizer!r}"
+        )
+    rule = rule_named(type(optimizer).__name__)
+    if rule.cls is not type(optimizer):
+        raise InvalidArgumentError(
+            f"{type(optimizer).__module__}.{type(optimizer).__qualname__} is not "
+            f"torch.optim.{rule.cls.__name__}; parameter servers run torch's own "
+            "optimizers. Write others with `extended.update`"
+        )
+    return rule
+
+
+def _require_fresh(optimizer: Optimizer) -> None:
+    # Adagrad makes its state when it is built.
+    for state in optimizer.state.values():
+        if float(state.get("step", 1)) > 0:
+            raise FailedPreconditionError(
+                f"the {type(optimizer).__name__} to be wrapped has state already; wrap "
+                "a fresh one and give the state to DistributedOptimizer."
+                "load_state_dict()"
+            )
+
+
+def _hyperparameters(group: Mapping[str, Any]) -> dict[str, object]:
+    return {key: value for key, value in group.items() if key != "params"}

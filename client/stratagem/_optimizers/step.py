@@ -1,0 +1,88 @@
+"""What one step of a `DistributedOptimizer` asks of a strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from stratagem._enums import ReduceOp
+from stratagem._variables.variable import Variable
+
+
+@dataclass(frozen=True)
+class VariableGradients:
+    """The gradients of one variable in this process.
+
+    Attributes:
+        variable: The variable.
+        gradients: Dense or `torch.sparse_coo`, of the variable's shape and dtype,
+            from those replicas that have one, in replica order; at least one.
+    """
+
+    variable: Variable
+    gradients: tuple[torch.Tensor, ...]
+
+    def total(self) -> torch.Tensor:
+        """Return the sum, on the first gradient's device; added in replica order.
+
+        With one replica it is that gradient itself, not a copy.
+        """
+        first, *others = self.gradients
+        if not others:
+            return first
+        total = first + others[0].to(first.device)
+        for gradient in others[1:]:
+            total = total + gradient.to(first.device)
+        return total
+
+
+@dataclass(frozen=True)
+class GroupStep:
+    """The part of a step that concerns one param group.
+
+    Attributes:
+        hyperparameters: The group as torch has it, without its "params".
+        updates: The variables of the group that have a gradient, in its order.
+    """
+
+    hyperparameters: Mapping[str, object]
+    updates: tuple[VariableGradients, ...]
+
+
+@dataclass(frozen=True)
+class OptimizerStep:
+    """One step, after the replicas of this process have met.
+
+    Attributes:
+        optimizer: Name of the optimizer, unique within the strategy and equal in
+            all workers: "Adam_1". Slot variables bear it.
+        class_name: Name of the class in `torch.optim`, one of
+            `stratagem_proto.optimizers.OPTIMIZERS`.
+        groups: The param groups, in the optimizer's order.
+        reduce_op: SUM, or MEAN over those replicas that took part.
+        replicas: How many replicas of this process took part: have any gradient.
+    """
+
+    optimizer: str
+    class_name: str
+    groups: tuple[GroupStep, ...]
+    reduce_op: ReduceOp
+    replicas: int
+
+    def reduced(self, update: VariableGradients) -> torch.Tensor:
+        """Return a gradient as this process alone would apply it.
+
+        A replica that took part but has no gradient for the variable counts as
+        zero in a mean.
+        """
+        total = update.total()
+        if self.reduce_op is ReduceOp.MEAN and self.replicas > 1:
+            return total / self.replicas
+        return total
+
+    def updates(self) -> Iterator[VariableGradients]:
+        """Return the updates of all groups."""
+        for group in self.groups:
+            yield from group.updates

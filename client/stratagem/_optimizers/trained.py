@@ -1,0 +1,169 @@
+"""The tensors of an optimizer's param groups and the variables behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from stratagem._contexts.context import get_strategy
+from stratagem._modules.extended import HostingExtended
+from stratagem._modules.hosting import hosted_parameter
+from stratagem._variables.variable import Variable
+from stratagem_proto.errors import ContextError, InvalidArgumentError
+
+
+class Trained(Protocol):
+    """A variable that each replica sees by a leaf of its own."""
+
+    @property
+    def variable(self) -> Variable:
+        """The variable."""
+        ...
+
+    def leaf(self) -> torch.Tensor:
+        """Return the leaf of the replica that this thread runs."""
+        ...
+
+
+class _TrainedVariable:
+    """A `stratagem.Variable` whose `value()` is in a param group."""
+
+    def __init__(self, variable: Variable) -> None:
+        self.variable = variable
+
+    def leaf(self) -> torch.Tensor:
+        return self.variable.value()
+
+
+class TrainedTensors:
+    """Finds what is behind the tensors of one optimizer; all of one strategy."""
+
+    def __init__(self) -> None:
+        self._extended: HostingExtended | None = None
+        # By id; the param groups keep the tensors alive.
+        self._variables: dict[int, _TrainedVariable] = {}
+
+    @property
+    def extended(self) -> HostingExtended:
+        """The strategy of the tensors.
+
+        Raises:
+            InvalidArgumentError: There are no tensors yet.
+        """
+        if self._extended is None:
+            raise InvalidArgumentError(
+                "the optimizer has no parameters; give it those of a module that was "
+                "built inside `with strategy.scope():`"
+            )
+        return self._extended
+
+    def add(self, tensors: Iterable[torch.Tensor], where: str) -> None:
+        """Take tensors in.
+
+        Args:
+            tensors: Parameters, or the `value()` of variables.
+            where: What errors call their container.
+
+        Raises:
+            InvalidArgumentError: One belongs to no strategy.
+            ContextError: Several strategies.
+        """
+        current = get_strategy().extended
+        if isinstance(current, HostingExtended):
+            current._adopter.adopt()
+        for index, tensor in enumerate(tensors):
+            extended = self._strategy_of(tensor, current)
+            if extended is None:
+                raise InvalidArgumentError(
+                    f"parameter {index} of {where}, of shape {_shape(tensor)}, belongs "
+                    "to no strategy; build its module inside `with strategy.scope():`, "
+                    "and optimize that module's parameters"
+                )
+            self._join(extended, f"parameter {index} of {where}")
+
+    def _strategy_of(
+        self, tensor: torch.Tensor, current: object
+    ) -> HostingExtended | None:
+        hosted = hosted_parameter(tensor)
+        if hosted is not None:
+            return _hosting_extended(hosted.variable)
+        for extended in (current, self._extended):
+            if isinstance(extended, HostingExtended):
+                if extended._adopter.reserves(tensor):
+                    return extended
+                variable = _variable_of(tensor, extended)
+                if variable is not None:
+                    self._variables[id(tensor)] = _TrainedVariable(variable)
+                    return extended
+        return None
+
+    def _join(self, extended: HostingExtended, what: str) -> None:
+        if self._extended not in (None, extended):
+            raise ContextError(
+                f"Mixing different tf.distribute.Strategy objects: {what} belongs to "
+                "another strategy than those before it; use an optimizer for each"
+            )
+        self._extended = extended
+
+    def find(self, tensor: torch.Tensor) -> Trained | None:
+        """Return what is behind a tensor; None for a lazy one without a shape."""
+        return self._variables.get(id(tensor)) or hosted_parameter(tensor)
+
+
+class LeafList(list[torch.Tensor]):
+    """The "params" of a param group, which each replica reads as its own leaves.
+
+    Code that walks through param groups, as clipping and gradient scaling do, so
+    meets the gradients of the replica that it runs in.
+
+    Args:
+        tensors: The tensors of the group.
+        trained: Finds what is behind them.
+    """
+
+    def __init__(
+        self, tensors: Iterable[torch.Tensor], trained: TrainedTensors
+    ) -> None:
+        super().__init__(tensors)
+        self._trained = trained
+
+    def trained(self) -> list[Trained | None]:
+        """Return what is behind each tensor; None for a lazy one without a shape."""
+        return [self._trained.find(tensor) for tensor in super().__iter__()]
+
+    def _leaf(self, tensor: torch.Tensor) -> torch.Tensor:
+        trained = self._trained.find(tensor)
+        return tensor if trained is None else trained.leaf()
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return map(self._leaf, super().__iter__())
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return (
+            self._leaf(found) if isinstance(found, torch.Tensor) else list(self)[index]
+        )
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return list, (list(self),)
+
+
+def _hosting_extended(variable: Variable) -> HostingExtended:
+    strategy = variable.distribute_strategy
+    extended = strategy and strategy.extended
+    assert isinstance(extended, HostingExtended)
+    return extended
+
+
+def _variable_of(tensor: torch.Tensor, extended: HostingExtended) -> Variable | None:
+    for owner in extended._names.owners():
+        if isinstance(owner, Variable) and owner.value() is tensor:
+            return owner
+    return None
+
+
+def _shape(tensor: torch.Tensor) -> object:
+    return "unknown" if is_lazy(tensor) else tuple(tensor.shape)

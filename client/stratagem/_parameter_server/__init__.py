@@ -1,0 +1,1 @@
+"""The strategy whose variables live on parameter servers."""

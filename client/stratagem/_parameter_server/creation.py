@@ -1,0 +1,77 @@
+"""Bringing variables into being: the chief creates them, the others attach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from stratagem._cluster.membership import Membership
+from stratagem._parameter_server.attachment import Attachment
+from stratagem._parameter_server.placement import RoundRobin, server_device
+from stratagem._parameter_server.store import RemoteStore
+from stratagem._parameter_server.variable import RemoteVariable
+from stratagem._variables.variable import VariableTraits
+from stratagem_proto.errors import AttachmentError
+
+
+class RemoteCreation:
+    """Makes the variables of one strategy exist on the servers.
+
+    Args:
+        store: Where they are kept.
+        membership: Says whether this task creates them.
+    """
+
+    def __init__(self, store: RemoteStore, membership: Membership) -> None:
+        self._store = store
+        self._creates = membership.creates
+        self._places = RoundRobin(len(store.servers))
+        self._attachment = Attachment(
+            membership.name, store.listing, store.peer_seconds
+        )
+
+    def placed(
+        self,
+        traits: VariableTraits,
+        value: torch.Tensor,
+        module_path: str = "",
+        colocated: RemoteVariable | None = None,
+    ) -> RemoteVariable:
+        """Return the next variable; it has its place, but does not exist yet.
+
+        Args:
+            traits: What it is called and how it is meant to be used.
+            value: Its initial value, which becomes the copy in this process.
+            module_path: Where in the user's modules it belongs; "" if in none.
+            colocated: Variable whose server it is to share.
+        """
+        server = None if colocated is None else colocated.place.server
+        place = self._places.next(server)
+        return RemoteVariable(self._store, place, traits, value, module_path)
+
+    def establish(self, variables: Sequence[RemoteVariable]) -> None:
+        """Make placed variables exist; afterwards their copies have their values.
+
+        Raises:
+            AlreadyExistsError: This task creates, and a server has one of that name.
+            AttachmentError: This task attaches, and the chief's variables differ or
+                do not come in time.
+        """
+        if self._creates:
+            self._store.create(variables)
+            return
+        found = self._attachment.attach([variable.spec for variable in variables])
+        for variable, (server, _) in zip(variables, found, strict=True):
+            _require_same_server(variable, server)
+        self._store.refresh(variables)
+
+
+def _require_same_server(variable: RemoteVariable, server: int) -> None:
+    if variable.place.server != server:
+        raise AttachmentError(
+            f"variable {variable.name!r} was created on {server_device(server)}, but "
+            f"this worker expects it on {variable.device_name}; run the same program "
+            "on all workers, with the same list of servers",
+            variable=variable.name,
+        )

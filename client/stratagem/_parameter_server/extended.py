@@ -1,0 +1,213 @@
+"""What a strategy with parameter servers is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stratagem._cluster.membership import Membership
+from stratagem._devices import torch_device
+from stratagem._modules.adoption import Adoption
+from stratagem._optimizers.step import OptimizerStep
+from stratagem._parameter_server import slots as _remote_slots
+from stratagem._parameter_server import steps as _remote_steps
+from stratagem._parameter_server import updates as _remote_updates
+from stratagem._parameter_server.creation import RemoteCreation
+from stratagem._parameter_server.local_writes import (
+    carry_local_writes,
+    refuse_writes_in_replicas,
+)
+from stratagem._parameter_server.steps import Contributor
+from stratagem._parameter_server.store import RemoteStore
+from stratagem._parameter_server.variable import RemoteVariable, remote_of
+from stratagem._parameter_server.variable_placement import VariablePlacement, placements
+from stratagem._parameter_server.worker_extended import WorkerExtended
+from stratagem._servers.barriers import barrier
+from stratagem._variables.aggregating import AggregatingVariable
+from stratagem._variables.creators import NextCreator
+from stratagem._variables.initial_values import initial_tensor
+from stratagem._variables.updating import run_update, smallest_by_name
+from stratagem._variables.variable import Variable, VariableTraits
+from stratagem_proto.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from stratagem._strategies.strategy import Strategy
+
+
+class ParameterServerExtended(WorkerExtended):
+    """The `extended` of a `ParameterServerStrategy` with a cluster.
+
+    Args:
+        container_strategy: The strategy.
+        membership: Which task of the cluster this process is.
+        store: The variables on the servers.
+        devices: Full names of the devices of this worker's replicas.
+        synchronous: Whether the workers take their steps together.
+
+    Spec: PS1-5, PS1-6, PS1-12.
+    """
+
+    def __init__(
+        self,
+        container_strategy: Strategy,
+        membership: Membership,
+        store: RemoteStore,
+        devices: Sequence[str],
+        synchronous: bool,
+    ) -> None:
+        super().__init__(container_strategy, membership, devices, synchronous)
+        self._store = store
+        self._creation = RemoteCreation(store, membership)
+        # Kept alive, since what was created on a server keeps its name there.
+        self._variables: list[RemoteVariable] = []
+        self._shared: list[AggregatingVariable] = []
+
+    # Variables.
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The servers. Spec: PS1-6."""
+        return tuple(f"/job:ps/task:{i}" for i in range(len(self._store.servers)))
+
+    def variable_placements(self) -> list[VariablePlacement]:
+        """Ask the servers where each variable lives, those of optimizers included.
+
+        Returns:
+            One entry for each variable, by server and in order of creation.
+
+        Raises:
+            UnavailableError: A server cannot be reached.
+        """
+        listing = self._store.listing()
+        return placements(
+            {
+                f"/job:ps/task:{server}": [info.spec for info in infos]
+                for server, infos in listing.items()
+            }
+        )
+
+    def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
+        traits = VariableTraits(
+            *(kwargs[key] for key in VariableTraits.__dataclass_fields__)
+        )
+        initial = initial_tensor(
+            kwargs["initial_value"], kwargs.get("dtype"), kwargs.get("shape")
+        )
+        value = initial.detach().to(torch_device(self._devices[0]), copy=True)
+        differentiable = value.is_floating_point() or value.is_complex()
+        value.requires_grad_(traits.trainable and differentiable)
+        colocated = self._required_remote(kwargs.get("colocate_with"))
+        variable = self._creation.placed(traits, value, colocated=colocated)
+        self._establish([variable])
+        if self._num_local_replicas == 1:
+            return variable
+        shared = AggregatingVariable(self._container_strategy(), variable)
+        self._shared.append(shared)
+        return shared
+
+    def _establish(self, variables: Sequence[RemoteVariable]) -> None:
+        self._creation.establish(variables)
+        self._variables += variables
+
+    def _host(self, adoptions: Sequence[Adoption]) -> None:
+        variables = [self._placed(adoption) for adoption in adoptions]
+        self._establish(variables)
+        for variable, adoption in zip(variables, adoptions, strict=True):
+            variable._strategy = self._container_strategy()
+            hosted = self._parameters.add(adoption.parameter, variable, adoption.owners)
+            variable.show_in(hosted)
+
+    def _placed(self, adoption: Adoption) -> RemoteVariable:
+        parameter = adoption.parameter
+        traits = VariableTraits.of(adoption.name, parameter.requires_grad)
+        return self._creation.placed(traits, parameter, adoption.module_path)
+
+    def _required_remote(self, variable: Any) -> RemoteVariable | None:
+        return None if variable is None else _remote(variable)
+
+    # Life.
+
+    def _barrier(self, name: str, passed: int, timeout: float | None) -> None:
+        wait = self._store.peer_seconds if timeout is None else timeout
+        request = barrier(name, passed, self._membership.num_workers, wait)
+        # One server is enough to meet at.
+        self._store.servers.call(0, request)
+
+    def _close(self) -> None:
+        self._store.servers.close()
+
+    # Steps.
+
+    def _before_replicas(self) -> None:
+        super()._before_replicas()
+        carry_local_writes(self._store, self._parameters, self._membership)
+        self._store.refresh(self._variables)
+
+    def _call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        result = super()._call_for_each_replica(fn, args, kwargs)
+        refuse_writes_in_replicas(self._parameters)
+        return result
+
+    def _apply_gradients(self, step: OptimizerStep) -> None:
+        if not self._synchronous:
+            _remote_steps.push(self._store, step)
+            return
+        contributor = Contributor(self._membership.number, self._membership.num_workers)
+        _remote_steps.contribute(self._store, step, contributor)
+
+    def _slots(self, optimizer: str, variable: Variable) -> Mapping[str, torch.Tensor]:
+        return _remote_slots.read_slots(self._store, optimizer, _remote(variable))
+
+    def _set_slots(
+        self, optimizer: str, variable: Variable, slots: Mapping[str, torch.Tensor]
+    ) -> None:
+        self._membership.require_creator(f"the state of optimizer {optimizer!r}")
+        _remote_slots.replace_slots(self._store, optimizer, _remote(variable), slots)
+
+    # Functions run where variables are.
+
+    def _update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        remote = _remote(var)
+        call = partial(
+            _remote_updates.run, self._store, remote.place.server, fn, [remote]
+        )
+        strategy = self._container_strategy()
+        return run_update(strategy, remote.device_name, call, args, kwargs, group)
+
+    def _update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        remote = _remote(colocate_with)
+        call = partial(_remote_updates.run, self._store, remote.place.server, fn, ())
+        strategy = self._container_strategy()
+        return run_update(strategy, remote.device_name, call, args, kwargs, group)
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Variable:
+        return smallest_by_name(var_list)
+
+
+def _remote(variable: Any) -> RemoteVariable:
+    remote = remote_of(variable)
+    if remote is None:
+        raise InvalidArgumentError(
+            f"this must be a Variable on a parameter server, not {variable!r}; pass "
+            "one that was created in this strategy's scope"
+        )
+    return remote

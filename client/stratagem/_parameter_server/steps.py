@@ -1,0 +1,116 @@
+"""Optimizer steps that servers carry out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+
+from stratagem._enums import ReduceOp
+from stratagem._optimizers.step import OptimizerStep
+from stratagem._parameter_server.store import RemoteStore
+from stratagem._parameter_server.variable import RemoteVariable, remote_of
+from stratagem._servers import updates
+from stratagem._servers.updates import Gradient
+from stratagem._variables.indexed_slices import IndexedSlices
+from stratagem._variables.variable import Variable
+from stratagem_proto.errors import InternalError
+from stratagem_proto.optimizers import encode_group, rule_named
+from stratagem_proto.v1.parameter_server_pb2 import (
+    REDUCTION_MEAN,
+    REDUCTION_SUM,
+    Contribution,
+)
+from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+
+
+@dataclass(frozen=True)
+class Contributor:
+    """This worker among those whose gradients make up one synchronous step.
+
+    Attributes:
+        number: Its place in the order of addition, from 0.
+        num_workers: How many contributions close a step.
+    """
+
+    number: int
+    num_workers: int
+
+
+def push(store: RemoteStore, step: OptimizerStep) -> None:
+    """Have the servers apply a step now, on the gradients of this worker alone."""
+    program = _program(step)
+    gradients = _gradients(step, reduced=True)
+    store.servers.together(
+        {server: updates.step(program, group) for server, group in gradients.items()}
+    )
+
+
+def contribute(
+    store: RemoteStore, step: OptimizerStep, contributor: Contributor
+) -> None:
+    """Add this worker's gradients to a step that servers apply when all have come.
+
+    Every server gets a part, if only an empty one, so that all come to the same
+    steps; the parts count once all servers have theirs.
+    """
+    mark = store.marks.next(step.optimizer)
+    program = _program(step)
+    gradients = _gradients(step, reduced=False)
+    mean = step.reduce_op is ReduceOp.MEAN
+    contribution = Contribution(
+        step=mark,
+        worker=contributor.number,
+        num_workers=contributor.num_workers,
+        replicas=step.replicas,
+        reduction=REDUCTION_MEAN if mean else REDUCTION_SUM,
+    )
+    store.servers.together(
+        {
+            server: updates.step(program, gradients.get(server, ()), contribution)
+            for server in range(len(store.servers))
+        }
+    )
+    store.servers.on_all(lambda: updates.commit(mark))
+    store.marks.commit(mark)
+
+
+def _program(step: OptimizerStep) -> OptimizerProgram:
+    rule = rule_named(step.class_name)
+    return OptimizerProgram(
+        name=step.optimizer,
+        class_name=step.class_name,
+        groups=[encode_group(rule, group.hyperparameters) for group in step.groups],
+    )
+
+
+def _gradients(step: OptimizerStep, reduced: bool) -> dict[int, list[Gradient]]:
+    """The gradients for each server, summed over this process's replicas.
+
+    Args:
+        step: The step.
+        reduced: Whether a mean is to be divided here already.
+    """
+    gradients: dict[int, list[Gradient]] = defaultdict(list)
+    for number, group in enumerate(step.groups):
+        for update in group.updates:
+            variable = _remote(update.variable)
+            value = step.reduced(update) if reduced else update.total()
+            gradient = _gradient(variable.name, value, number)
+            gradients[variable.place.server].append(gradient)
+    return gradients
+
+
+def _gradient(variable: str, value: torch.Tensor, group: int) -> Gradient:
+    if value.layout is torch.sparse_coo:
+        rows = IndexedSlices.from_sparse(value)
+        return Gradient(variable, rows.values, group, rows.indices)
+    return Gradient(variable, value, group)
+
+
+def _remote(variable: Variable) -> RemoteVariable:
+    remote = remote_of(variable)
+    if remote is None:
+        raise InternalError(f"variable {variable.name!r} is on no parameter server")
+    return remote

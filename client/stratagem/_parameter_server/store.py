@@ -1,0 +1,116 @@
+"""The variables of one strategy, where they are kept: on the servers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from stratagem._parameter_server.step_marks import StepMarks
+from stratagem._parameter_server.variable import RemoteVariable
+from stratagem._servers.group import ServerGroup
+from stratagem._servers.listings import list_variables
+from stratagem._servers.reads import Reading, read
+from stratagem._servers.writes import Writing, assign, create
+from stratagem_proto.v1.parameter_server_pb2 import StepMark
+from stratagem_proto.v1.variable_pb2 import VariableInfo
+
+
+class RemoteStore:
+    """Batches what is asked of the servers: one request for each at a time.
+
+    Args:
+        servers: The servers.
+        peer_seconds: How long to wait for what other workers have to do first.
+
+    Attributes:
+        servers: The servers.
+        peer_seconds: How long to wait for what other workers have to do first.
+        marks: The synchronous steps that reads come after.
+    """
+
+    def __init__(self, servers: ServerGroup, peer_seconds: float) -> None:
+        self.servers = servers
+        self.peer_seconds = peer_seconds
+        self.marks = StepMarks()
+
+    def create(self, variables: Sequence[RemoteVariable]) -> None:
+        """Create variables with the values that their copies have.
+
+        Raises:
+            AlreadyExistsError: A server has a variable of that name.
+        """
+        groups = _by_server(variables)
+        answers = self.servers.together(
+            {
+                server: create([v.spec for v in group], [v.leaf for v in group])
+                for server, group in groups.items()
+            }
+        )
+        for server, group in groups.items():
+            for variable, info in zip(group, answers[server].variables, strict=True):
+                variable.settle(info.version)
+
+    def refresh(self, variables: Iterable[RemoteVariable]) -> None:
+        """Bring the copies up to date, and wait for the last synchronous step."""
+        groups = _by_server(variables)
+        marks: list[StepMark | None] = [*self.marks.committed()]
+        # A read waits for one mark at most.
+        for mark in marks[:-1]:
+            self._read(dict.fromkeys(groups, ()), mark)
+        versions = self._read(groups, marks[-1] if marks else None)
+        for server, group in groups.items():
+            for variable, version in zip(group, versions[server], strict=True):
+                variable.settle(version)
+
+    def _read(
+        self,
+        groups: Mapping[int, Sequence[RemoteVariable]],
+        after: StepMark | None,
+    ) -> dict[int, list[int]]:
+        wait = 0.0 if after is None else self.peer_seconds
+        requests = {
+            server: read([variable.reading() for variable in group], after, wait)
+            for server, group in groups.items()
+        }
+        return self.servers.together(requests)
+
+    def snapshot(self, variable: RemoteVariable) -> torch.Tensor:
+        """Return the value of a variable as it is now, in memory of its own."""
+        value = torch.empty(variable.shape, dtype=variable.dtype)
+        reading = Reading(variable.name, value)
+        self.servers.call(variable.place.server, read([reading]))
+        return value
+
+    def write(self, writings: Mapping[RemoteVariable, Writing]) -> dict[str, int]:
+        """Write variables; what goes to one server is written at once.
+
+        Returns:
+            The version of each variable afterwards, by name.
+        """
+        groups = _by_server(writings)
+        versions = self.servers.together(
+            {
+                server: assign([writings[variable] for variable in group])
+                for server, group in groups.items()
+            }
+        )
+        return {
+            variable.name: version
+            for server, group in groups.items()
+            for variable, version in zip(group, versions[server], strict=True)
+        }
+
+    def listing(self) -> dict[int, list[VariableInfo]]:
+        """Return what each server hosts, slot variables included."""
+        return self.servers.on_all(list_variables)
+
+
+def _by_server(
+    variables: Iterable[RemoteVariable],
+) -> dict[int, list[RemoteVariable]]:
+    groups: dict[int, list[RemoteVariable]] = defaultdict(list)
+    for variable in variables:
+        groups[variable.place.server].append(variable)
+    return groups

@@ -1,0 +1,198 @@
+"""The public face of training with parameter servers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import TracebackType
+from typing import Any, TypeVar
+
+from stratagem._cluster.membership import Membership
+from stratagem._cluster.token import token_from_environment
+from stratagem._contexts.context import require_cross_replica_or_default
+from stratagem._contexts.scope import entered
+from stratagem._devices import canonicalize, list_logical_devices
+from stratagem._parameter_server.extended import ParameterServerExtended
+from stratagem._parameter_server.local_extended import LocalExtended
+from stratagem._parameter_server.store import RemoteStore
+from stratagem._servers.group import ServerGroup
+from stratagem._servers.session import Identity
+from stratagem._strategies.strategy import Strategy
+from stratagem.cluster_resolver import ClusterResolver, TFConfigClusterResolver
+from stratagem_proto.channel import Deadlines
+from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
+from stratagem_proto.protocol import check_name
+
+_Self = TypeVar("_Self", bound="ParameterServerStrategy")
+
+_CONSISTENCIES = ("async", "sync")
+
+
+class ParameterServerStrategy(Strategy):
+    """Variables on parameter servers, replicas in worker processes.
+
+    Every worker runs the same program. The chief (else worker 0) creates the
+    variables, on one server after the other, and the other workers attach to them
+    in the same order. A worker reduces the gradients of its own replicas and pushes
+    them; the servers apply them. Each `run` starts with fresh parameters::
+
+        strategy = ParameterServerStrategy(consistency="async")
+        with strategy.scope():
+            model = Model()
+        optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters()))
+        for batch in batches:
+            strategy.run(replica_step, args=(batch,))
+
+    Parameters are fresh only within `run`: call `refresh` before using them outside.
+    Without a cluster it is a strategy for this process alone.
+
+    Constructing it does not connect to anything.
+
+    Args:
+        cluster_resolver: Describes the cluster and which task of it this process is;
+            by default the environment variable TF_CONFIG does.
+        variable_partitioner: None; variables are not split.
+        consistency: "async": each worker's push is applied when it arrives. "sync":
+            all workers' gradients of a step are added and applied once, and
+            the next step starts with the result.
+        num_replicas_per_worker: Replicas in this process, on its first GPUs, or
+            without any on the CPUs of `config.set_logical_cpus`; by default one for
+            each GPU, or one.
+        token: Secret of the cluster; by default the resolver's `cluster_token`, or
+            the contents of the file that STRATAGEM_TOKEN_FILE names.
+        connect_seconds: How long a server may be away before its requests fail.
+        peer_seconds: How long to wait for other workers: for the chief to create
+            variables, and for contributions to a synchronous step.
+
+    Raises:
+        InvalidArgumentError: The cluster has no parameter servers, this process's
+            task is not given, or another argument is out of its range.
+        UnimplementedError: `variable_partitioner` is given.
+
+    Spec: PS1-1 to PS1-12.
+    """
+
+    def __init__(  # noqa: PLR0913 - independent settings, all but the first by name
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        variable_partitioner: Any = None,
+        *,
+        consistency: str = "async",
+        num_replicas_per_worker: int | None = None,
+        token: str | None = None,
+        connect_seconds: float = 60.0,
+        peer_seconds: float = 300.0,
+    ) -> None:
+        _check(consistency, variable_partitioner)
+        resolver = cluster_resolver or TFConfigClusterResolver()
+        devices = _replica_devices(num_replicas_per_worker)
+        self._passages: Counter[str] = Counter()
+        if not resolver.cluster_spec():
+            super().__init__(LocalExtended(self, [canonicalize(d) for d in devices]))
+            return
+        member = Membership.of(
+            resolver.cluster_spec(), resolver.task_type, resolver.task_id
+        )
+        identity = _identity(member, resolver.cluster_token if token is None else token)
+        deadlines = Deadlines(connect=connect_seconds)
+        servers = ServerGroup(member.server_addresses, identity, deadlines)
+        extended = ParameterServerExtended(
+            self,
+            member,
+            RemoteStore(servers, peer_seconds),
+            [canonicalize(device, member.name) for device in devices],
+            consistency == "sync",
+        )
+        extended._cluster_resolver = resolver
+        super().__init__(extended)
+
+    @property
+    def extended(self) -> ParameterServerExtended | LocalExtended:
+        """Methods for libraries and for authors of strategies. Spec: STR-2."""
+        assert isinstance(self._extended, ParameterServerExtended | LocalExtended)
+        return self._extended
+
+    def refresh(self) -> None:
+        """Bring parameters and servers together, as each `run` does at its start.
+
+        What this process wrote to parameters goes to the servers; then parameters
+        get their values of now. With `consistency="sync"` this waits for the step
+        that this worker has contributed to last.
+
+        Raises:
+            ContextError: A replica is running, or another strategy is in charge.
+            UnavailableError: A server cannot be reached.
+            DeadlineExceededError: Other workers have not contributed in time.
+        """
+        require_cross_replica_or_default(self.extended, "refresh")
+        with entered(self):
+            self.extended._before_replicas()
+
+    def barrier(self, name: str = "barrier", timeout: float | None = None) -> None:
+        """Wait until every worker of the cluster has come here.
+
+        Afterwards parameters are fresh: the chief can evaluate what all have
+        trained.
+
+        Args:
+            name: Which barrier. Workers pass barriers of one name in turn.
+            timeout: Longest wait in seconds; by default `peer_seconds`.
+
+        Raises:
+            DeadlineExceededError: Naming the workers that did come.
+            ContextError: A replica is running, or another strategy is in charge.
+        """
+        require_cross_replica_or_default(self.extended, "barrier")
+        check_name(name, "barrier")
+        self.extended._barrier(name, self._passages[name], timeout)
+        self._passages[name] += 1
+        self.refresh()
+
+    def close(self) -> None:
+        """End the sessions with the servers. The variables stay there.
+
+        Done by itself at the end of the program or of a `with` block.
+        """
+        self.extended._close()
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _check(consistency: str, variable_partitioner: object) -> None:
+    if consistency not in _CONSISTENCIES:
+        raise InvalidArgumentError(
+            f"consistency must be one of {', '.join(_CONSISTENCIES)}, "
+            f"not {consistency!r}"
+        )
+    if variable_partitioner is not None:
+        raise UnimplementedError(
+            "ParameterServerStrategy does not split variables yet; leave "
+            "variable_partitioner out"
+        )
+
+
+def _identity(member: Membership, token: str | None) -> Identity:
+    secret = token_from_environment() if token is None else token
+    return Identity(member.role, member.task_type, member.task_id, secret)
+
+
+def _replica_devices(count: int | None) -> list[str]:
+    """The devices of this process's replicas, as in "GPU:0"."""
+    kind = "GPU" if list_logical_devices("GPU") else "CPU"
+    available = len(list_logical_devices(kind))
+    if count is None:
+        count = available if kind == "GPU" else 1
+    if not 1 <= count <= available:
+        raise InvalidArgumentError(
+            f"num_replicas_per_worker is {count}, but this process has {available} "
+            f"{kind} devices; config.set_logical_cpus(n) makes more CPUs"
+        )
+    return [f"{kind}:{index}" for index in range(count)]

@@ -1,0 +1,173 @@
+"""A variable that lives on a parameter server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stratagem._contexts.context import current_replica_id
+from stratagem._parameter_server.placement import Place, server_device
+from stratagem._servers.reads import Reading
+from stratagem._servers.writes import Writing
+from stratagem._variables.aggregating import AggregatingVariable
+from stratagem._variables.indexed_slices import IndexedSlices
+from stratagem._variables.initial_values import operand
+from stratagem._variables.variable import Variable, VariableTraits, Write
+from stratagem_proto.tensors import decode_dtype, spec_of
+from stratagem_proto.v1.parameter_server_pb2 import (
+    ASSIGN_MODE_ADD,
+    ASSIGN_MODE_DIVIDE,
+    ASSIGN_MODE_MAXIMUM,
+    ASSIGN_MODE_MINIMUM,
+    ASSIGN_MODE_MULTIPLY,
+    ASSIGN_MODE_SET,
+    ASSIGN_MODE_SUBTRACT,
+    AssignMode,
+)
+from stratagem_proto.v1.variable_pb2 import (
+    VARIABLE_KIND_MODEL,
+    Aggregation,
+    Synchronization,
+    VariableSpec,
+)
+
+if TYPE_CHECKING:
+    from stratagem._modules.hosting import HostedParameter
+    from stratagem._parameter_server.store import RemoteStore
+
+_MODES: dict[Write, AssignMode.ValueType] = {
+    Write.ASSIGN: ASSIGN_MODE_SET,
+    Write.ASSIGN_ADD: ASSIGN_MODE_ADD,
+    Write.ASSIGN_SUB: ASSIGN_MODE_SUBTRACT,
+    Write.SCATTER_ADD: ASSIGN_MODE_ADD,
+    Write.SCATTER_SUB: ASSIGN_MODE_SUBTRACT,
+    Write.SCATTER_MUL: ASSIGN_MODE_MULTIPLY,
+    Write.SCATTER_DIV: ASSIGN_MODE_DIVIDE,
+    Write.SCATTER_MIN: ASSIGN_MODE_MINIMUM,
+    Write.SCATTER_MAX: ASSIGN_MODE_MAXIMUM,
+    Write.SCATTER_UPDATE: ASSIGN_MODE_SET,
+}
+
+
+class RemoteVariable(Variable):
+    """The client's end of a variable on a server.
+
+    It keeps a copy of the value, its leaf of autograd. In a replica the copy is as
+    of the start of the step, so that forward and backward see one value; anywhere
+    else each look at the value fetches it, if it has changed. Writes are carried out
+    by the server, each as a whole.
+
+    Args:
+        store: Where it is kept.
+        place: Its server and its place in the order of creation.
+        traits: What it is called and how it is meant to be used.
+        value: Its initial value, which becomes the copy.
+        module_path: Where in the user's modules it belongs; "" if in none.
+
+    Attributes:
+        place: Its server and its place in the order of creation.
+        module_path: Where in the user's modules it belongs; "" if in none.
+    """
+
+    def __init__(
+        self,
+        store: RemoteStore,
+        place: Place,
+        traits: VariableTraits,
+        value: torch.Tensor,
+        module_path: str = "",
+    ) -> None:
+        self._store = store
+        self.place = place
+        self._traits = traits
+        self.module_path = module_path
+        self._tensor_spec = spec_of(value)
+        self._own_leaf = value
+        self._hosted: HostedParameter | None = None
+        self._version: int | None = None
+        self._outdated = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return decode_dtype(self._tensor_spec.dtype)
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self._tensor_spec.shape)
+
+    @property
+    def device(self) -> torch.device:
+        return self.leaf.device
+
+    @property
+    def device_name(self) -> str:
+        return server_device(self.place.server)
+
+    @property
+    def spec(self) -> VariableSpec:
+        """How servers know it."""
+        return VariableSpec(
+            name=self.name,
+            tensor=self._tensor_spec,
+            trainable=self.trainable,
+            synchronization=Synchronization.Value(
+                f"SYNCHRONIZATION_{self.synchronization.name}"
+            ),
+            aggregation=Aggregation.Value(f"AGGREGATION_{self.aggregation.name}"),
+            kind=VARIABLE_KIND_MODEL,
+            device=self.device_name,
+            ordinal=self.place.ordinal,
+            module_path=self.module_path,
+        )
+
+    @property
+    def leaf(self) -> torch.Tensor:
+        """The copy of the value, as it is."""
+        return self._own_leaf if self._hosted is None else self._hosted.parameter
+
+    def value(self) -> torch.Tensor:
+        if self._outdated or current_replica_id() is None:
+            self._store.refresh([self])
+        return self.leaf
+
+    def _write(self, write: Write, value: Any) -> None:
+        if isinstance(value, IndexedSlices):
+            writing = Writing(self.name, _MODES[write], value.values, value.indices)
+        else:
+            writing = Writing(self.name, _MODES[write], operand(self, value).detach())
+        self._store.write({self: writing})
+        self.outdate()
+
+    # For those who keep the copy fresh.
+
+    def show_in(self, hosted: HostedParameter) -> None:
+        """Make a module's parameter the copy of the value."""
+        self._hosted = hosted
+        self._own_leaf = hosted.parameter  # the other copy is not needed
+
+    def reading(self) -> Reading:
+        """What to read to make the copy fresh."""
+        return Reading(self.name, self.leaf, newer_than=self._version)
+
+    def settle(self, version: int) -> None:
+        """Note that the copy is now the value of that version."""
+        if self._hosted is not None and version != self._version:
+            self._hosted.settle()
+        self._version = version
+        self._outdated = False
+
+    def outdate(self) -> None:
+        """Note that this process had the variable written, but not the copy."""
+        self._outdated = True
+
+    def distrust(self) -> None:
+        """Note that the copy may be no value of the variable at all."""
+        self._version = None
+
+
+def remote_of(variable: Variable) -> RemoteVariable | None:
+    """Return the remote variable that this one is or wraps, None if there is none."""
+    if isinstance(variable, AggregatingVariable):
+        variable = variable._variable
+    return variable if isinstance(variable, RemoteVariable) else None

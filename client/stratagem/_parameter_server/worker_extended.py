@@ -1,0 +1,108 @@
+"""The replicas of one worker among several that run the same program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stratagem._cluster.membership import Membership
+from stratagem._devices import DeviceName
+from stratagem._enums import ReduceOp
+from stratagem._modules.extended import HostingExtended
+from stratagem._options import CommunicationOptions
+from stratagem._replicas.reduction import place, reduce_nest
+from stratagem._replicas.threads import run_replicas
+from stratagem_proto.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from stratagem._strategies.strategy import Strategy
+    from stratagem.cluster_resolver import ClusterResolver
+
+
+class WorkerExtended(HostingExtended):
+    """Runs and reduces the replicas of this process.
+
+    Args:
+        container_strategy: The strategy.
+        membership: Which task of the cluster this process is.
+        devices: Full names of the devices of this worker's replicas.
+        synchronous: Whether the workers take their steps together, so that their
+            replicas are in sync.
+
+    Spec: PS1-4, PS1-7 to PS1-9.
+    """
+
+    def __init__(
+        self,
+        container_strategy: Strategy,
+        membership: Membership,
+        devices: Sequence[str],
+        synchronous: bool,
+    ) -> None:
+        super().__init__(container_strategy)
+        self._cluster_resolver: ClusterResolver | None = None
+        self._default_device = membership.name
+        self._membership = membership
+        self._devices = tuple(devices)
+        self._synchronous = synchronous
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        return self._devices
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return True
+
+    @property
+    def experimental_should_init(self) -> bool:
+        return self._membership.is_chief
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return self._membership.is_chief
+
+    @property
+    def should_save_summary(self) -> bool:
+        return self._membership.is_chief
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        workers = self._membership.num_workers if self._synchronous else 1
+        return workers * self._num_local_replicas
+
+    @property
+    def _num_local_replicas(self) -> int:
+        return len(self._devices)
+
+    @property
+    def _first_replica_id(self) -> int:
+        number = self._membership.number if self._synchronous else 0
+        return number * self._num_local_replicas
+
+    def _call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        return run_replicas(self._container_strategy(), self._devices, fn, args, kwargs)
+
+    def _reduce_to(
+        self,
+        reduce_op: ReduceOp,
+        value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None,
+    ) -> Any:
+        self._require_own(destinations)
+        reduced = reduce_nest(reduce_op, value, self._num_local_replicas)
+        return place(reduced, destinations)
+
+    def _require_own(self, destinations: Any) -> None:
+        if not isinstance(destinations, str):
+            return
+        device, own = DeviceName.parse(destinations), self._membership
+        if device.job == own.task_type and device.task not in (None, own.task_id):
+            raise InvalidArgumentError(
+                f"Cannot reduce to another worker: {destinations!r} is not a device of "
+                f"{own.name}; reduce to a device of this worker, and share the result "
+                "by a variable"
+            )

@@ -1,0 +1,1 @@
+"""Running replicas, and what one value per replica becomes."""

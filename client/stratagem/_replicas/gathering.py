@@ -1,0 +1,49 @@
+"""Concatenation over replicas, as a pure function of its values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from stratagem._replicas.reduction import dense, dimensions
+from stratagem._replicas.values import DistributedValues
+from stratagem._variables.indexed_slices import IndexedSlices
+from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
+
+
+def gather(leaf: Any, axis: int) -> Any:
+    """Return the components of `leaf` joined along `axis`, in replica order.
+
+    A plain value is returned as it is.
+
+    Raises:
+        InvalidArgumentError: The components have no such axis, or differ in
+            another one.
+        UnimplementedError: `leaf` is an `IndexedSlices`.
+
+    Spec: GAT-1 to GAT-7.
+    """
+    if isinstance(leaf, IndexedSlices):
+        raise UnimplementedError(
+            "gather does not support IndexedSlices; gather its values and its indices"
+        )
+    if not isinstance(leaf, DistributedValues):
+        return leaf
+    return _concatenate([dense(value) for value in leaf.values], axis)
+
+
+def _concatenate(tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+    if len({_shape_without(tensor, axis) for tensor in tensors}) > 1:
+        raise InvalidArgumentError(
+            f"Cannot gather values of shapes {[tuple(t.shape) for t in tensors]} along "
+            f"axis {axis}: all other dimensions have to agree"
+        )
+    home = tensors[0].device
+    return torch.cat([tensor.to(home) for tensor in tensors], dim=axis)
+
+
+def _shape_without(tensor: torch.Tensor, axis: int) -> tuple[int | None, ...]:
+    (dim,) = dimensions(tensor, axis)
+    return (*tensor.shape[:dim], None, *tensor.shape[dim + 1 :])

@@ -1,0 +1,94 @@
+"""Containers with one value per replica."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stratagem import _devices
+from stratagem._contexts.context import current_context, current_replica_id
+from stratagem._variables.operators import Operators, TensorStandIn
+from stratagem_proto.errors import InvalidArgumentError
+
+
+class DistributedValues(TensorStandIn):
+    """One value per replica, in replica order.
+
+    Args:
+        values: The components.
+
+    Spec: VAL-1.
+    """
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = tuple(values)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components, in replica order."""
+        return self._values
+
+    def _component(self) -> Any:
+        """Return the component that the context of this thread selects.
+
+        Spec: VAL-3.
+        """
+        index = current_replica_id()
+        return self._primary() if index is None else self._values[index]
+
+    def _primary(self) -> Any:
+        here = _devices.current()
+        for value in self._values if here else ():
+            if _device_name(value) == here:
+                return value
+        return self._values[0]
+
+    def _operand(self) -> Any:
+        return self._component()
+
+    def __repr__(self) -> str:
+        lines = [f"  {i}: {value!r}" for i, value in enumerate(self._values)]
+        return type(self).__name__ + ":{\n" + ",\n".join(lines) + "\n}"
+
+
+class PerReplica(DistributedValues):
+    """Values that differ between replicas; typically what `run` returns.
+
+    It has no arithmetic: reduce it first, or use it in a replica function.
+    Spec: VAL-4.
+    """
+
+    def _operand(self) -> Any:
+        context = current_context()
+        if context is None or context.component is None:
+            raise InvalidArgumentError(
+                "You are using a PerReplica object while not inside a replica context; "
+                "pass it to a function by strategy.run(), or combine its "
+                f"{len(self._values)} values by strategy.reduce()"
+            )
+        return self._component()
+
+
+class Mirrored(Operators, DistributedValues):
+    """Values that are equal on all replicas.
+
+    Operators, attributes and torch functions see the component of the context.
+    Spec: VAL-5, VAL-7.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        # Copying and pickling probe for dunders before `_values` exists.
+        if name.startswith("_"):
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}"
+            )
+        return getattr(self._component(), name)
+
+
+def _device_name(value: Any) -> str | None:
+    # A CPU tensor does not know on which of the logical CPUs it lives.
+    name = getattr(value, "device_name", None)
+    device = getattr(value, "device", None)
+    if name is None and device is not None and device.type != "cpu":
+        return _devices.canonicalize(device)
+    return name if isinstance(name, str) else None

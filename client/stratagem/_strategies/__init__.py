@@ -1,0 +1,1 @@
+"""What all strategies share, and the default one."""

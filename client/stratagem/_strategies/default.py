@@ -1,0 +1,176 @@
+"""The strategy that is in charge where the user chose none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NoReturn
+
+from stratagem._contexts import context as _context
+from stratagem._contexts.context import has_strategy, require_strategy
+from stratagem._contexts.replica_context import ReplicaContext
+from stratagem._contexts.scope import Scope
+from stratagem._enums import ReduceOp
+from stratagem._options import CommunicationOptions
+from stratagem._strategies.extended import StrategyExtended
+from stratagem._strategies.strategy import Strategy
+from stratagem._variables.creators import NextCreator, creator_scope
+from stratagem._variables.updating import run_update, smallest_by_name
+from stratagem._variables.variable import Variable
+from stratagem_proto.errors import ContextError
+
+
+class _DefaultScope(Scope):
+    """A scope that leaves the thread in the default context. Spec: CTX-14."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        super().__init__(strategy)
+        self._opened: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> Strategy:
+        if has_strategy():
+            raise ContextError(
+                "Must not nest tf.distribute.Strategy scopes: the default strategy's "
+                f"is entered within that of {_context.get_strategy()}"
+            )
+        guard = creator_scope(_create_by_default)
+        guard.__enter__()
+        self._opened.append(guard)
+        return self._strategy
+
+    def __exit__(self, *error: Any) -> None:
+        self._opened.pop().__exit__(*error)
+
+
+def _create_by_default(next_creator: NextCreator, **kwargs: Any) -> Variable:
+    # Another strategy's scope may have been opened inside this one: CTX-15.
+    if has_strategy():
+        require_strategy(_context.DEFAULT.strategy)
+    return next_creator(**kwargs)
+
+
+class _DefaultStrategy(Strategy):
+    """One replica on whatever device torch uses. Spec: DEF-1 to DEF-11."""
+
+    def __init__(self) -> None:
+        if hasattr(_context.DEFAULT, "strategy"):
+            _refuse_second()
+        super().__init__(_DefaultExtended(self))
+
+    def scope(self, name: str | None = None) -> Scope:
+        return _DefaultScope(self)
+
+    def _implicit_scope(self) -> Scope:
+        return self.scope()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        _refuse_second()
+
+
+def _refuse_second() -> NoReturn:
+    raise ContextError(
+        "Should only create a single instance of the default strategy; "
+        "get_strategy() returns it outside of every scope"
+    )
+
+
+class _DefaultExtended(StrategyExtended):
+    @property
+    def worker_devices(self) -> NoReturn:
+        raise _unsupported("worker_devices")
+
+    @property
+    def parameter_devices(self) -> NoReturn:
+        raise _unsupported("parameter_devices")
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return True
+
+    @property
+    def should_save_summary(self) -> bool:
+        return True
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return 1
+
+    def variable_created_in_scope(self, v: Variable) -> bool:
+        return v.distribute_strategy is None
+
+    def _validate_colocate_with(self, colocate_with_variable: Any) -> None:
+        if getattr(colocate_with_variable, "distribute_strategy", None) is not None:
+            super()._validate_colocate_with(colocate_with_variable)
+
+    def _call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        with ReplicaContext(self._container_strategy(), 0):
+            return fn(*args, **kwargs)
+
+    def _reduce(self, reduce_op: ReduceOp, value: Any) -> Any:
+        return value
+
+    def _reduce_to(
+        self,
+        reduce_op: ReduceOp,
+        value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None,
+    ) -> Any:
+        return value
+
+    def _gather(self, value: Any, axis: int) -> Any:
+        return value
+
+    def _local_results(self, value: Any) -> tuple[Any, ...]:
+        return (value,)
+
+    def _update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        return self._update_non_slot(var, partial(fn, var), args, kwargs, group)
+
+    def _update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        device = getattr(colocate_with, "device_name", self._current_device())
+        strategy = self._container_strategy()
+        return run_update(strategy, device, fn, args, kwargs, group)
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Variable:
+        return smallest_by_name(var_list)
+
+
+def _unsupported(member: str) -> ContextError:
+    return ContextError(
+        f"{member} is unsupported by the default strategy; enter the scope of a "
+        "strategy first"
+    )
+
+
+class _DefaultReplicaContext(ReplicaContext):
+    """The replica that runs outside of every scope."""
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        """A plain 0. Spec: REP-2."""
+        return 0
+
+
+def install() -> None:
+    """Put the default strategy in charge of this process."""
+    strategy = _DefaultStrategy()
+    _context.DEFAULT.strategy = strategy
+    _context.DEFAULT.replica_context = _DefaultReplicaContext(strategy, 0)

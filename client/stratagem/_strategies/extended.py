@@ -1,0 +1,280 @@
+"""The part of a strategy for libraries and for authors of strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from stratagem._contexts.context import (
+    current_context,
+    get_replica_context,
+    require_cross_replica_or_default,
+    require_strategy,
+)
+from stratagem._contexts.scope import entered
+from stratagem._enums import ReduceOp, reduce_op_from
+from stratagem._replicas.nests import map_leaves
+from stratagem._replicas.values import PerReplica
+from stratagem._strategies.hooks import StrategyHooks
+from stratagem._variables.creators import NextCreator, creator_scope
+from stratagem._variables.names import UniqueNames
+from stratagem._variables.variable import Variable, VariableTraits
+from stratagem_proto.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from stratagem._options import CommunicationOptions
+    from stratagem._strategies.strategy import Strategy
+
+
+class StrategyExtended(StrategyHooks):
+    """What a strategy does, behind `strategy.extended`.
+
+    A public method checks the context, enters the scope where it has to, and
+    calls the protected method of the same name. Subclass it to write a strategy,
+    override the protected methods, and pass an instance to `Strategy.__init__`.
+
+    Args:
+        container_strategy: The strategy; only a weak reference is kept.
+    """
+
+    def __init__(self, container_strategy: Strategy) -> None:
+        super().__init__(container_strategy)
+        self._names = UniqueNames()
+
+    def call_for_each_replica(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call `fn` once per replica and merge the results.
+
+        Args:
+            fn: The replica function.
+            args: Positional arguments; each replica gets its components.
+            kwargs: Keyword arguments, likewise.
+
+        Raises:
+            ContextError: A replica is running, or another strategy is in charge.
+
+        Spec: EXT-14, CTX-17.
+        """
+        require_cross_replica_or_default(self, "run")
+        with entered(self._container_strategy()):
+            self._before_replicas()
+            return self._call_for_each_replica(fn, args, kwargs or {})
+
+    def _create_in_scope(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
+        strategy = self._container_strategy()
+        require_strategy(strategy)
+        asked = ("name", "trainable", "synchronization", "aggregation")
+        traits = VariableTraits.of(*(kwargs.get(key) for key in asked))
+        name = self._names.choose(traits.name)
+        kwargs |= vars(traits) | {"name": name}
+        variable = self._create_variable(next_creator, **kwargs)
+        variable._strategy = strategy
+        self._names.record(name, variable)
+        return variable
+
+    def variable_created_in_scope(self, v: Variable) -> bool:
+        """Return whether this strategy created `v`. Spec: EXT-9."""
+        return v.distribute_strategy is self._container_strategy()
+
+    def colocate_vars_with(
+        self, colocate_with_variable: Any
+    ) -> AbstractContextManager[None]:
+        """Return a scope whose variables go to the devices of another one.
+
+        Args:
+            colocate_with_variable: A variable of this strategy, or what
+                `non_slot_devices` returned.
+
+        Raises:
+            ContextError: The strategy's scope is not open.
+            InvalidArgumentError: The variable belongs to another strategy.
+
+        Spec: EXT-10.
+        """
+        require_strategy(self._container_strategy())
+        self._validate_colocate_with(colocate_with_variable)
+
+        def colocated(next_creator: NextCreator, **kwargs: Any) -> Variable:
+            kwargs.setdefault("colocate_with", colocate_with_variable)
+            return next_creator(**kwargs)
+
+        return creator_scope(colocated)
+
+    def value_container(self, value: Any) -> Any:
+        """Return the distributed variable that `value` is a component of.
+
+        Any other value is returned as it is. Spec: EXT-8.
+        """
+        container = value.container if isinstance(value, Variable) else None
+        return value if container is None else container
+
+    def read_var(self, v: Variable) -> Any:
+        """Return the current value of `v`. Spec: EXT-15."""
+        return v.read_value()
+
+    def reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Reduce a value over replicas and copy the result to `destinations`.
+
+        Args:
+            reduce_op: The reduction.
+            value: Nest of distributed values; a plain leaf counts as equal on all
+                replicas, so that its mean is itself and its sum is refused.
+            destinations: A device, a variable, or distributed values, meaning
+                the devices of all their components; `value` itself for an
+                all-reduce.
+            options: Hints for the communication.
+
+        Returns:
+            Tensors, or `Mirrored` values where there are several destinations.
+
+        Raises:
+            ContextError: A replica is running, or another strategy is in charge.
+            InvalidArgumentError: The reduction or the destinations are none, or
+                the components cannot be reduced.
+
+        Spec: EXT-1, RED-5 to RED-23.
+        """
+        require_cross_replica_or_default(self, "reduce_to")
+        op = reduce_op_from(reduce_op)
+        _require_destination(destinations)
+        return self._reduce_to(op, value, destinations, options)
+
+    def batch_reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None = None,
+    ) -> list[Any]:
+        """Carry out several `reduce_to` at once.
+
+        Args:
+            reduce_op: The reduction of all of them.
+            value_destination_pairs: Values and destinations.
+            options: Hints for the communication.
+
+        Returns:
+            The results in the order of the pairs.
+
+        Raises:
+            ContextError: As for `reduce_to`.
+            InvalidArgumentError: As for `reduce_to`.
+
+        Spec: EXT-2.
+        """
+        require_cross_replica_or_default(self, "batch_reduce_to")
+        op = reduce_op_from(reduce_op)
+        for _, destinations in value_destination_pairs:
+            _require_destination(destinations)
+        return self._batch_reduce_to(op, value_destination_pairs, options)
+
+    def update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Run `fn(var, *args, **kwargs)` where `var` is, to change it.
+
+        In a replica context this is a merge call, which all replicas have to make.
+
+        Args:
+            var: The variable.
+            fn: The function; it runs without recording gradients.
+            args: Further positional arguments; mirrored ones are unwrapped.
+            kwargs: Keyword arguments, likewise.
+            group: Whether to merge what `fn` returns; otherwise each leaf becomes
+                the tuple of what it is on each component.
+
+        Raises:
+            InvalidArgumentError: `var` is no variable of the strategy, or an
+                argument differs between replicas.
+            ContextError: Another strategy is in charge.
+
+        Spec: EXT-4, EXT-5.
+        """
+        kwargs = kwargs or {}
+        context = current_context()
+        if context is not None and context.replica_context is not None:
+            return self._update_from_replica(var, fn, args, kwargs, group)
+        require_cross_replica_or_default(self, "update")
+        _require_same_everywhere((args, kwargs))
+        with entered(self._container_strategy()):
+            return self._update(var, fn, args, kwargs, group)
+
+    def _update_from_replica(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        require_strategy(self._container_strategy())
+
+        def merge(_: Strategy, *merged: Any, **merged_kwargs: Any) -> Any:
+            return self.update(var, fn, merged, merged_kwargs, group)
+
+        replica_context = get_replica_context()
+        assert replica_context is not None
+        return replica_context.merge_call(merge, args, kwargs)
+
+    def update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Run `fn(*args, **kwargs)` on the devices of non-slot variables.
+
+        Args:
+            colocate_with: What `non_slot_devices` returned.
+            fn: The function; it runs without recording gradients.
+            args: Positional arguments; mirrored ones are unwrapped.
+            kwargs: Keyword arguments, likewise.
+            group: As for `update`.
+
+        Raises:
+            InvalidArgumentError: An argument differs between replicas.
+            ContextError: A replica is running, or another strategy is in charge.
+
+        Spec: EXT-6.
+        """
+        require_cross_replica_or_default(self, "update_non_slot")
+        kwargs = kwargs or {}
+        _require_same_everywhere((args, kwargs))
+        with entered(self._container_strategy()):
+            return self._update_non_slot(colocate_with, fn, args, kwargs, group)
+
+
+def _require_destination(destinations: Any) -> None:
+    if isinstance(destinations, list | tuple):
+        raise InvalidArgumentError(
+            "destinations must be one device, variable or value, not "
+            f"{destinations!r}; to reduce to several pass a value that lives there"
+        )
+
+
+def _require_same_everywhere(nest: Any) -> None:
+    def check(leaf: Any) -> None:
+        if isinstance(leaf, PerReplica):
+            raise InvalidArgumentError(
+                f"`update` cannot take {leaf!r}, which differs between replicas; "
+                "combine it by reduce_to() first"
+            )
+
+    map_leaves(check, nest)

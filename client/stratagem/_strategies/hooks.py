@@ -1,0 +1,237 @@
+"""What a concrete strategy provides."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stratagem import _devices
+from stratagem._replicas.gathering import gather
+from stratagem._replicas.nests import map_leaves, opened
+from stratagem._replicas.reduction import Axis, place, reduce_axes
+from stratagem._replicas.regroup import select_replica
+from stratagem._replicas.values import DistributedValues
+from stratagem._variables.variable import Variable
+from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
+
+if TYPE_CHECKING:
+    from stratagem._enums import ReduceOp
+    from stratagem._options import CommunicationOptions
+    from stratagem._strategies.strategy import Strategy
+    from stratagem._variables.creators import NextCreator
+
+
+class StrategyHooks:
+    """The protected half of `StrategyExtended`, which subclasses override.
+
+    A training step meets them in this order:
+
+    - `_scope_resources(name)`: opened with each outermost `scope()` of the user.
+    - `_create_variable(next_creator, **kwargs)`: for each `Variable(...)`.
+    - `_before_replicas()`, then `_call_for_each_replica(fn, args, kwargs)`: for
+      each `run`.
+    - `_reduce_to`, `_batch_reduce_to`, `_gather`: values of all replicas
+      become one.
+    - `_update`, `_update_non_slot`: functions run where variables are.
+
+    All are called in the strategy's cross-replica context, but for the reducing
+    ones, which may also be called in the default context.
+
+    Args:
+        container_strategy: The strategy; only a weak reference is kept.
+    """
+
+    _default_device: str | None = None
+    """The current device inside of the scope; None leaves it alone."""
+
+    def __init__(self, container_strategy: Strategy) -> None:
+        self._container = weakref.ref(container_strategy)
+
+    def _container_strategy(self) -> Strategy:
+        strategy = self._container()
+        if strategy is None:
+            raise InvalidArgumentError(
+                f"The strategy of this {type(self).__name__} has been collected; keep "
+                "a reference to the strategy as long as you use `extended`"
+            )
+        return strategy
+
+    @property
+    def worker_devices(self) -> Sequence[str]:
+        """Full names of the devices that run replicas. Spec: EXT-11."""
+        raise self._missing("worker_devices")
+
+    @property
+    def parameter_devices(self) -> Sequence[str]:
+        """Names of the devices that variables are placed on. Spec: EXT-12."""
+        raise self._missing("parameter_devices")
+
+    @property
+    def experimental_require_static_shapes(self) -> bool:
+        """Whether replicas need inputs of one shape. Spec: EXT-13."""
+        return False
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """Whether each worker runs the user's program. Spec: EXT-16."""
+        raise self._missing("experimental_between_graph")
+
+    @property
+    def experimental_should_init(self) -> bool:
+        """Whether this task initialises variables. Spec: EXT-17."""
+        raise self._missing("experimental_should_init")
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this task writes checkpoints. Spec: EXT-17."""
+        raise self._missing("should_checkpoint")
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this task writes summaries. Spec: EXT-17."""
+        raise self._missing("should_save_summary")
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return len(self.worker_devices)
+
+    @property
+    def _num_local_replicas(self) -> int:
+        """How many of the replicas in sync run in this process."""
+        return self._num_replicas_in_sync
+
+    @property
+    def _first_replica_id(self) -> int:
+        """Number, among all replicas in sync, of the first one of this process."""
+        return 0
+
+    def _scope_resources(self, name: str | None) -> AbstractContextManager[object]:
+        """Return what has to be open while the user's `scope(name)` is.
+
+        It is entered last and left first. The scopes that methods enter by
+        themselves do without.
+        """
+        return nullcontext()
+
+    def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
+        """Create a variable of this strategy.
+
+        Args:
+            next_creator: Makes a plain variable; takes `device` as well.
+            kwargs: The arguments of `Variable` with traits filled in and a
+                unique name; in `colocate_vars_with` also `colocate_with`.
+        """
+        raise self._missing("_create_variable")
+
+    def _validate_colocate_with(self, colocate_with_variable: Any) -> None:
+        """Check what is passed to `colocate_vars_with`. Spec: EXT-10."""
+        owner = getattr(colocate_with_variable, "distribute_strategy", None)
+        if owner is not self._container_strategy():
+            raise InvalidArgumentError(
+                "`colocate_vars_with` must only be passed a variable created in this "
+                f"strategy's scope, not {colocate_with_variable!r}"
+            )
+
+    def _before_replicas(self) -> None:
+        """Prepare for replicas to run, for instance fetch fresh parameters."""
+
+    def _call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call `fn` once per replica; usually by `run_replicas`."""
+        raise self._missing("_call_for_each_replica")
+
+    def _reduce_to(
+        self,
+        reduce_op: ReduceOp,
+        value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None,
+    ) -> Any:
+        """Reduce a nest over replicas; usually by `reduce_nest` and `place`."""
+        raise self._missing("_reduce_to")
+
+    def _batch_reduce_to(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None,
+    ) -> list[Any]:
+        return [
+            self._reduce_to(reduce_op, value, destinations, options)
+            for value, destinations in value_destination_pairs
+        ]
+
+    def _reduce(self, reduce_op: ReduceOp, value: Any) -> Any:
+        """Reduce to the current device, for `Strategy.reduce` without an axis."""
+        return self._reduce_to(reduce_op, value, self._current_device(), None)
+
+    def _reduce_axes(self, reduce_op: ReduceOp, value: Any, axis: Axis) -> Any:
+        """Reduce over `axis` and replicas, for `Strategy.reduce` with an axis."""
+        reduced = reduce_axes(reduce_op, value, axis, self._num_local_replicas)
+        return place(reduced, self._current_device())
+
+    def _gather(self, value: Any, axis: int) -> Any:
+        """Concatenate the components of each leaf on the current device."""
+        gathered = map_leaves(partial(gather, axis=axis), value)
+        return place(gathered, self._current_device())
+
+    def _current_device(self) -> str:
+        return _devices.current() or self._default_device or "/device:CPU:0"
+
+    def _local_results(self, value: Any) -> tuple[Any, ...]:
+        """Return the components of this process's replicas. Spec: LOC-1 to LOC-6."""
+        if isinstance(value, DistributedValues | Variable):
+            return value.values
+        if opened(value) is None:
+            return (value,)
+        local = range(self._num_local_replicas)
+        return tuple(map_leaves(partial(_component, index), value) for index in local)
+
+    def _update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        """Run `fn` where `var` is; usually by `run_update`."""
+        raise self._missing("_update")
+
+    def _update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        """Run `fn` where non-slot variables are; usually by `run_update`."""
+        raise self._missing("_update_non_slot")
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
+        """Return where to put variables that belong to no single other one.
+
+        Pass it to `colocate_vars_with` and `update_non_slot`.
+
+        Args:
+            var_list: The variables being optimized.
+
+        Spec: EXT-7.
+        """
+        raise self._missing("non_slot_devices")
+
+    def _missing(self, member: str) -> UnimplementedError:
+        return UnimplementedError(
+            f"{type(self).__name__}.{member} must be implemented in descendants"
+        )
+
+
+def _component(index: int, leaf: Any) -> Any:
+    if isinstance(leaf, Variable) and len(leaf.values) > 1:
+        return leaf.values[index]
+    return select_replica(index, leaf)

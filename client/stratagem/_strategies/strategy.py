@@ -1,0 +1,184 @@
+"""The public face of every strategy."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from stratagem._contexts.context import (
+    current_context,
+    require_cross_replica_or_default,
+    running_with,
+)
+from stratagem._contexts.scope import Scope
+from stratagem._enums import ReduceOp, reduce_op_from
+from stratagem._options import RunOptions
+from stratagem._replicas.reduction import Axis
+from stratagem._strategies.extended import StrategyExtended
+from stratagem_proto.errors import ContextError, InvalidArgumentError, InvalidTypeError
+
+_Self = TypeVar("_Self", bound="Strategy")
+
+
+class Strategy:
+    """A way to distribute training over devices and machines.
+
+    Everything that differs between strategies is in its `StrategyExtended`.
+
+    Args:
+        extended: That object.
+
+    Spec: STR-1 to STR-24.
+    """
+
+    def __init__(self, extended: StrategyExtended) -> None:
+        self._extended = extended
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """Methods for libraries and for authors of strategies. Spec: STR-2."""
+        return self._extended
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Number of replicas whose gradients are combined. Spec: STR-3."""
+        return self._extended._num_replicas_in_sync
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """The resolver that describes the cluster, None without. Spec: STR-4."""
+        return getattr(self._extended, "_cluster_resolver", None)
+
+    def scope(self, name: str | None = None) -> Scope:
+        """Return a context manager that makes this strategy the current one.
+
+        Variables and modules created inside belong to the strategy.
+
+        Args:
+            name: Prefix for the names of the modules' parameters.
+
+        Raises:
+            ContextError: On entering: a replica is running, or another strategy
+                is in charge. Spec: CTX-10 to CTX-13.
+        """
+        return Scope(self, name)
+
+    def _implicit_scope(self) -> Scope:
+        """Return the scope that the strategy's own methods enter."""
+        return Scope(self, explicit=False)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any:
+        """Call `fn` once per replica and merge the results.
+
+        Args:
+            fn: The replica function.
+            args: Positional arguments, a list or a tuple. Of distributed values in
+                it, however deep, each replica gets its component.
+            kwargs: Keyword arguments, likewise.
+            options: How to run.
+
+        Returns:
+            The nest that `fn` returned; leaves that are not the same object on all
+            replicas become `PerReplica`.
+
+        Raises:
+            InvalidArgumentError: `args` is neither list nor tuple, or the replicas
+                return different structures.
+            ContextError: A replica is running, another strategy is in charge, or
+                the replicas make different numbers of merge calls.
+
+        Spec: STR-20, RUN-1 to RUN-7.
+        """
+        if not isinstance(args, list | tuple):
+            raise InvalidArgumentError(
+                "positional args must be a list or tuple, got "
+                f"{type(args).__name__}; write args=(x,) for a single argument"
+            )
+        with running_with(options):
+            return self._extended.call_for_each_replica(fn, args, kwargs)
+
+    def reduce(
+        self, reduce_op: ReduceOp | str, value: Any, axis: Axis | None = None
+    ) -> Any:
+        """Reduce a nest of values over replicas, to the current device.
+
+        Args:
+            reduce_op: The reduction.
+            value: Typically what `run` returned.
+            axis: Dimension, or several, to reduce as well; a mean then weights
+                every element alike, however many a replica has.
+
+        Returns:
+            The nest with one tensor per leaf.
+
+        Raises:
+            InvalidArgumentError: `reduce_op` is no reduction, a plain value is to
+                be summed, or shapes differ between replicas.
+            InvalidTypeError: With an axis: `reduce_op` is no reduction, or `axis`
+                is neither an integer nor several.
+            ContextError: A replica is running, or another strategy is in charge.
+
+        Spec: RED-1 to RED-27.
+        """
+        require_cross_replica_or_default(self._extended, "reduce")
+        if axis is None:
+            return self._extended._reduce(reduce_op_from(reduce_op), value)
+        if not isinstance(reduce_op, ReduceOp | str):
+            raise InvalidTypeError(
+                "Expected `reduce_op` to be a ReduceOp or its name, not "
+                f"{type(reduce_op).__name__}"
+            )
+        return self._extended._reduce_axes(reduce_op_from(reduce_op), value, axis)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Concatenate the values of all replicas, on the current device.
+
+        Args:
+            value: Nest of distributed tensors; plain ones are returned as they are.
+            axis: Dimension along which to join; sizes may differ there only.
+
+        Raises:
+            InvalidArgumentError: The tensors do not fit together.
+            UnimplementedError: A leaf is an `IndexedSlices`.
+            ContextError: A replica is running, or another strategy is in charge.
+
+        Spec: GAT-1 to GAT-8.
+        """
+        context = current_context()
+        if context is not None and context.replica_context is not None:
+            raise ContextError(
+                "`strategy.gather` only works in cross-replica context; in a replica "
+                "use get_replica_context().all_gather()"
+            )
+        require_cross_replica_or_default(self._extended, "gather")
+        return self._extended._gather(value, axis)
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """Return the components of `value` that belong to this process's replicas.
+
+        Spec: LOC-1 to LOC-8.
+        """
+        return self._extended._local_results(value)
+
+    def group(self, value: Any, name: str | None = None) -> None:
+        """Do nothing: what `value` stands for has been carried out. Spec: GRP-1."""
+
+    def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
+        """Return a strategy of its own, distinct from this one. Spec: CTX-41."""
+        result = type(self).__new__(type(self))
+        memo[id(self)] = result
+        vars(result).update(copy.deepcopy(vars(self), memo))
+        result._extended._container = weakref.ref(result)
+        return result
+
+    def __copy__(self) -> NoReturn:
+        """Refuse: `extended` belongs to one strategy. Spec: CTX-37."""
+        raise ContextError("Must only deepcopy a Strategy; use copy.deepcopy")

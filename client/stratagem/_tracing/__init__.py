@@ -1,0 +1,1 @@
+"""Update functions turned into programs that servers run."""

@@ -1,0 +1,121 @@
+"""The variables, tensors and numbers that an update function was found to use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+from stratagem._tracing.numbers import NumberNode, traced
+from stratagem._tracing.recording import Recording, Source, Value
+from stratagem._tracing.variable import TracedVariable
+from stratagem._variables.variable import Variable
+
+
+class TracedInputs:
+    """Makes the stand-ins for inputs, one for each that is distinct.
+
+    Args:
+        recording: Where the stand-ins record.
+        is_hosted: Whether a variable lives on the server that runs the program.
+
+    Attributes:
+        recording: As given.
+        values: The inputs in the order in which they were found.
+        signature: Describes them by all but their values.
+    """
+
+    def __init__(
+        self, recording: Recording, is_hosted: Callable[[Variable], bool]
+    ) -> None:
+        self.values: list[Value] = []
+        self.signature: list[Hashable] = []
+        self.recording = recording
+        self._is_hosted = is_hosted
+        # Hosted variables by name, for several objects may stand for one; all else
+        # by identity.
+        self._variables: dict[str | int, tuple[int, TracedVariable]] = {}
+        self._tensors: dict[int, int] = {}
+
+    def number(self, number: int | float, label: str) -> Any:
+        """The stand-in for a number."""
+        value = Value(number, label, writable=False)
+        self._add(value, ("number", type(number).__name__))
+        return traced(NumberNode(self.recording, value, number, label))
+
+    def variable(self, variable: Variable, label: str) -> TracedVariable:
+        """The stand-in for a variable."""
+        if isinstance(variable, TracedVariable):
+            return variable
+        hosted = self._is_hosted(variable)
+        key = variable.name if hosted else id(variable)
+        if key not in self._variables:
+            self._variables[key] = self._new_variable(variable, label, hosted)
+        order, stand_in = self._variables[key]
+        self.signature.append(("input", order))
+        return stand_in
+
+    def _new_variable(
+        self, variable: Variable, label: str, hosted: bool
+    ) -> tuple[int, TracedVariable]:
+        order = len(self.values)
+        value = Value(variable, label, writable=hosted)
+        # A function may ask for these, for instance leave biases out by name.
+        traits = (variable.name, variable.trainable, variable.device_name)
+        self._add(value, (variable.dtype, variable.shape, hosted, *traits))
+        tensor = self.recording.new_input(value, variable.shape, variable.dtype)
+        return order, TracedVariable(variable, tensor)
+
+    def tensor(self, tensor: torch.Tensor, label: str) -> torch.Tensor:
+        """Take note of a tensor; what is done to itself will be recorded."""
+        if id(tensor) not in self._tensors:
+            self._tensors[id(tensor)] = len(self.values)
+            value = Value(tensor, label, writable=False)
+            self._add(value, (tensor.dtype, tensor.shape, tensor.layout))
+            if tensor.layout is torch.strided and not tensor.is_meta:
+                self.recording.adopt(tensor, value)
+                self.signature.append(tensor.stride())
+        self.signature.append(("input", self._tensors[id(tensor)]))
+        return tensor
+
+    def _add(self, value: Value, description: Hashable) -> None:
+        self.values.append(value)
+        self.signature.append(description)
+
+    def replacement(self, argument: Any) -> Any:
+        """What takes the place of an argument of a torch function."""
+        if isinstance(argument, Variable):
+            self.recording.reproducible &= isinstance(argument, TracedVariable)
+            return self.variable(argument, argument.name)
+        if isinstance(argument, torch.Tensor):
+            return self.recording.without_contents(argument)
+        return argument
+
+    @property
+    def hosted_variables(self) -> list[Value]:
+        """The variables that can be written."""
+        return [value for value in self.values if value.writable]
+
+    @property
+    def sources(self) -> list[Source]:
+        """What the caller binds, in the order of the values."""
+        return [value.source for value in self.values if value.source is not None]
+
+    def number_of(self, value: Value) -> int:
+        """The place of a value; one that came up only in the recording is added."""
+        if value not in self.values:
+            self.values.append(value)
+        return self.values.index(value)
+
+    def variable_behind(self, tensor: Any) -> int | None:
+        """The place of the variable whose whole tensor this is, if there is one."""
+        for number, value in enumerate(self.values):
+            if isinstance(value.source, Variable) and self._is_whole(value, tensor):
+                return number
+        return None
+
+    def _is_whole(self, value: Value, tensor: Any) -> bool:
+        return isinstance(tensor, torch.Tensor) and self.recording.is_input(
+            tensor, value
+        )

@@ -1,0 +1,255 @@
+"""Python numbers of which only the type is known while a function is traced.
+
+A number that the function was given or captures differs from call to call, as a
+learning rate does. Its stand-in takes part in arithmetic and goes wherever torch
+takes a number; each operation is recorded. What would reveal the number is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from stratagem._tracing.source import refused
+from stratagem_proto.operations import INT64, Number, evaluate_scalar
+
+
+class ArithmeticRecorder(Protocol):
+    """What numbers need of the recording that they take part in."""
+
+    def arithmetic(self, operation: str, operands: tuple[Any, ...]) -> Any:
+        """Record a scalar operation and return the key of its result."""
+
+    def fix(self) -> None:
+        """Note that a number became part of the program."""
+
+
+class NumberNode:
+    """What torch carries through its dispatcher in place of a number.
+
+    Attributes:
+        recorder: The recording that the number belongs to.
+        key: What the recording knows the number by.
+        example: The number in the call that is being traced.
+        label: What messages call it.
+    """
+
+    def __init__(
+        self, recorder: ArithmeticRecorder, key: Any, example: Number, label: str
+    ) -> None:
+        self.recorder = recorder
+        self.key = key
+        self.example = example
+        self.label = label
+
+    def is_int(self) -> bool:
+        return isinstance(self.example, int)
+
+    def is_float(self) -> bool:
+        return isinstance(self.example, float)
+
+    def is_bool(self) -> bool:
+        return False
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def is_constant(self) -> bool:
+        return False
+
+    def maybe_as_int(self) -> None:
+        return None
+
+    def guard_int(self, file: str, line: int) -> int:
+        """The number where torch needs a size, a dimension or an index.
+
+        It becomes part of the program, which is therefore right for it only.
+        """
+        self.recorder.fix()
+        return int(self.example)
+
+    def guard_float(self, file: str, line: int) -> float:
+        raise refused(
+            f"{self.label} is used where its value would be fixed in the program",
+            "torch takes no changing number there: make it a tensor with "
+            "torch.full((), number) and use tensor operations",
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise refused(
+            f"{self.label} cannot be used in {name!r} on a server",
+            "compute it before and pass the result as an argument",
+        )
+
+
+class Truth:
+    """The outcome of a comparison of numbers that are not known yet."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+
+    def __bool__(self) -> bool:
+        raise refused(
+            f"a branch depends on {self._label}, whose value may differ in each call",
+            "decide it outside of the update function and pass a bool, or use "
+            "torch.where or torch.clamp",
+        )
+
+
+def _binary(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    operation = f"scalar.{name}"
+
+    def forward(self: Any, other: object) -> Any:
+        if not isinstance(other, int | float | TracedInt | TracedFloat):
+            return NotImplemented
+        return _calculated(operation, self, other)
+
+    def reflected(self: Any, other: object) -> Any:
+        if not isinstance(other, int | float):
+            return NotImplemented
+        return _calculated(operation, other, self)
+
+    return forward, reflected
+
+
+def _unary(name: str) -> Callable[[Any], Any]:
+    return lambda self: _calculated(f"scalar.{name}", self)
+
+
+def _calculated(operation: str, *operands: Any) -> Any:
+    node = next(node_of(one) for one in operands if is_traced(one))
+    example = evaluate_scalar(operation, *map(example_of, operands))
+    key = node.recorder.arithmetic(operation, operands)
+    return traced(NumberNode(node.recorder, key, example, "a number computed from it"))
+
+
+def _compared(self: Any, other: object) -> Any:
+    return Truth(node_of(self).label)
+
+
+class _Arithmetic:
+    """Python's operators on numbers, recorded."""
+
+    __add__, __radd__ = _binary("add")
+    __sub__, __rsub__ = _binary("sub")
+    __mul__, __rmul__ = _binary("mul")
+    __truediv__, __rtruediv__ = _binary("truediv")
+    __floordiv__, __rfloordiv__ = _binary("floordiv")
+    __mod__, __rmod__ = _binary("mod")
+    __pow__, __rpow__ = _binary("pow")
+    __neg__ = _unary("neg")
+    __abs__ = _unary("abs")
+    # Names by which numpy's functions ask an object to do it.
+    sqrt = __sym_sqrt__ = _unary("sqrt")
+    exp = _unary("exp")
+    log = _unary("log")
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _compared
+    __hash__ = object.__hash__
+
+    def __pos__(self) -> Any:
+        return self
+
+    def __bool__(self) -> bool:
+        return bool(Truth(node_of(self).label))
+
+    def __float__(self) -> float:
+        raise refused(
+            f"float() would fix {node_of(self).label} in the program",
+            "use the number as it is; sqrt, exp, log and pow of math take it",
+        )
+
+    def __repr__(self) -> str:
+        return f"<{node_of(self).label}>"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
+
+
+class TracedFloat(_Arithmetic, torch.SymFloat):
+    """Stands in for a float."""
+
+
+class TracedInt(_Arithmetic, torch.SymInt):
+    """Stands in for an int."""
+
+    def __index__(self) -> int:
+        return node_of(self).guard_int("", 0)
+
+    __int__ = __index__
+
+
+def traced(node: NumberNode) -> TracedInt | TracedFloat:
+    """The stand-in for the number of a node."""
+    kind: Any = TracedInt if node.is_int() else TracedFloat
+    stand_in: TracedInt | TracedFloat = kind(node)
+    return stand_in
+
+
+def is_traced(value: object) -> bool:
+    """Whether a value is a stand-in, maybe after it went through torch."""
+    return isinstance(value, torch.SymInt | torch.SymFloat)
+
+
+def node_of(value: Any) -> NumberNode:
+    """The node of a stand-in."""
+    node: NumberNode = value.node
+    return node
+
+
+def example_of(value: Any) -> Any:
+    """The number behind a stand-in in the call that is being traced."""
+    return node_of(value).example if is_traced(value) else value
+
+
+def as_number(value: object) -> Number | None:
+    """The Python number that a value is, if it is one that changes between calls.
+
+    A bool is none: it says which program is wanted. Nor is an int beyond 64 bits.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    if not isinstance(value, numbers.Integral):
+        return float(value)
+    return int(value) if int(value) in INT64 else None
+
+
+def _function(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def calculated(*operands: Any) -> Any:
+        if any(is_traced(one) for one in operands):
+            return _calculated(f"scalar.{name}", *operands)
+        return original(*operands)
+
+    return calculated
+
+
+class _Math:
+    """The module `math`, with functions that take stand-ins."""
+
+    sqrt = staticmethod(_function("sqrt", math.sqrt))
+    exp = staticmethod(_function("exp", math.exp))
+    log = staticmethod(_function("log", math.log))
+    pow = staticmethod(_function("pow", math.pow))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(math, name)
+
+
+# What a traced function sees in place of these objects, by identity.
+MATH_STAND_INS: dict[int, object] = {
+    id(math): _Math(),
+    **{
+        id(getattr(math, name)): getattr(_Math, name)
+        for name in ("sqrt", "exp", "log", "pow")
+    },
+}

@@ -1,0 +1,292 @@
+"""The operations that a function carried out on stand-ins, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stratagem._tracing.numbers import example_of, is_traced, node_of
+from stratagem._tracing.source import Location, here, refused
+from stratagem._variables.variable import Variable
+from stratagem_proto.operations import (
+    OPERATIONS,
+    Effect,
+    Operation,
+    check_index_types,
+)
+
+Source = Variable | torch.Tensor | int | float
+
+
+@dataclass(eq=False)
+class Value:
+    """Something that has a number in the program.
+
+    Attributes:
+        source: What the caller binds if it is an input, otherwise None.
+        label: What messages call it.
+        writable: Whether operations may write to its memory.
+        shares: The value whose memory it shares, itself if it is new.
+    """
+
+    source: Source | None = None
+    label: str = ""
+    writable: bool = True
+    shares: Value = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shares = self
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One recorded operation.
+
+    Attributes:
+        operation: Name on the allow-list.
+        arguments: Positional arguments, with `Value`s for tensors and numbers that
+            are not known.
+        keywords: Keyword arguments, likewise.
+        results: The values that it defines.
+        writes: The value whose memory it writes, if any.
+        location: The line of the user's source.
+    """
+
+    operation: str
+    arguments: Sequence[Any]
+    keywords: Mapping[str, Any]
+    results: Sequence[Value]
+    writes: Value | None
+    location: Location
+
+    def operands(self) -> Iterator[Value]:
+        """The values among the arguments."""
+        for argument in (*self.arguments, *self.keywords.values()):
+            items = argument if isinstance(argument, list | tuple) else (argument,)
+            yield from (item for item in items if isinstance(item, Value))
+
+
+class Recording(TorchDispatchMode):
+    """While it is entered, operations on tensors are recorded instead of carried out.
+
+    They run on tensors of the `meta` device, which have shape and dtype and no
+    contents.
+
+    Attributes:
+        calls: What was recorded, in order.
+        reproducible: Whether the same function, given and capturing values of the
+            same types and shapes, is recorded the same again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[Call] = []
+        self.reproducible = True
+        self._is_paused = False
+        # By identity. Keeping the tensors keeps their identities from being reused.
+        self._known: dict[int, tuple[torch.Tensor, torch.Tensor, Value]] = {}
+
+    def new_input(
+        self,
+        value: Value,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        stride: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Make the tensor without contents that stands for an input."""
+        with self._paused():
+            if stride is None:
+                stride = torch.empty(shape, device="meta").stride()
+            meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+        self._known[id(meta)] = (meta, meta, value)
+        return meta
+
+    def adopt(self, tensor: torch.Tensor, value: Value) -> None:
+        """Take a real tensor for an input."""
+        meta = self.new_input(value, tensor.shape, tensor.dtype, tensor.stride())
+        self._known[id(tensor)] = (tensor, meta, value)
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+    def value_of(self, tensor: torch.Tensor) -> Value:
+        """The value behind a tensor; a real tensor becomes an input on first use."""
+        return self._lookup(tensor)[1]
+
+    def without_contents(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What stands for a tensor; one that did not come up yet is left as it is."""
+        known = self._known.get(id(tensor))
+        return tensor if known is None else known[1]
+
+    def is_input(self, tensor: torch.Tensor, value: Value) -> bool:
+        """Whether a tensor stands for the whole of an input."""
+        return id(tensor) in self._known and self._known[id(tensor)][2] is value
+
+    def _lookup(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Value]:
+        if id(tensor) not in self._known:
+            if tensor.is_meta:
+                raise refused(
+                    "the update function uses a tensor of the meta device, which has "
+                    "no contents",
+                    "make it on the CPU",
+                )
+            if tensor.layout is not torch.strided:
+                raise refused(
+                    f"the update function uses a tensor of layout {tensor.layout}",
+                    "pass stratagem.IndexedSlices.from_sparse(gradient), or a dense "
+                    "tensor",
+                )
+            self.reproducible = False
+            label = f"the tensor of {here().short}"
+            self.adopt(tensor, Value(tensor, label, writable=False))
+        return self._known[id(tensor)][1:]
+
+    def fix(self) -> None:
+        """Note that a number became part of the program."""
+        self.reproducible = False
+
+    def arithmetic(self, operation: str, operands: tuple[Any, ...]) -> Value:
+        """Record an operation on numbers and return its result."""
+        result = Value()
+        arguments = [node_of(one).key if is_traced(one) else one for one in operands]
+        self.calls.append(Call(operation, arguments, {}, [result], None, here()))
+        return result
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        name = str(func)
+        if self._is_paused or name in _ABOUT_DTYPES:
+            return func(*args, **(kwargs or {}))
+        if name in _IDENTITIES:
+            return self._same(args[0])
+        if name not in OPERATIONS:
+            raise refused(*_REFUSALS.get(name, _not_allowed(name)))
+        return self._call(OPERATIONS[name], args, kwargs or {})
+
+    def _same(self, tensor: torch.Tensor) -> torch.Tensor:
+        meta, value = self._lookup(tensor)
+        same = meta.view(meta.shape)
+        self._know(same, [value])
+        return same
+
+    def _call(
+        self, operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        schema = [argument.name for argument in operation.schema.arguments]
+        positional = dict(zip(schema, args, strict=False))
+        arguments = self._recorded(operation, positional)
+        keywords = self._recorded(operation, kwargs)
+        outcome = self._carried_out(operation, args, kwargs)
+        target = self.value_of(args[0]) if operation.effect is not Effect.NEW else None
+        results = [Value() for _ in range(operation.num_results)]
+        if target is not None:
+            results[0].shares = target.shares
+        written = target if operation.effect is Effect.WRITE else None
+        self._require_writable(written)
+        call = Call(
+            operation.name, list(arguments.values()), keywords, results, written, here()
+        )
+        self.calls.append(call)
+        if written is not None:
+            return args[0]
+        self._know(outcome, results)
+        return outcome
+
+    def _recorded(
+        self, operation: Operation, given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        takes_number = {one.name: one.takes_number for one in operation.parameters}
+        return {
+            name: self._argument(argument, takes_number[name])
+            for name, argument in given.items()
+            if name in takes_number
+        }
+
+    def _argument(self, argument: Any, takes_number: bool) -> Any:
+        if isinstance(argument, torch.Tensor):
+            return self.value_of(argument)
+        if isinstance(argument, list | tuple):
+            return [self._argument(item, takes_number) for item in argument]
+        if not is_traced(argument):
+            return argument
+        node = node_of(argument)
+        if takes_number:
+            return node.key
+        return node.guard_int("", 0) if node.is_int() else node.guard_float("", 0)
+
+    def _carried_out(
+        self, operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        keywords = {key: self._concrete(one) for key, one in kwargs.items()}
+        if operation.takes_device:
+            keywords["device"] = "meta"
+        concrete = [self._concrete(one) for one in args]
+        try:
+            check_index_types(operation, concrete)
+            return operation.overload(*concrete, **keywords)
+        except (RuntimeError, LookupError, TypeError, ValueError) as error:
+            raise refused(
+                f"{operation.name} fails: {str(error).splitlines()[0]}",
+                "check the shapes and dtypes of what it is given",
+            ) from error
+
+    def _concrete(self, argument: Any) -> Any:
+        if isinstance(argument, torch.Tensor):
+            return self._lookup(argument)[0]
+        if isinstance(argument, list | tuple):
+            return [self._concrete(item) for item in argument]
+        return example_of(argument)
+
+    def _require_writable(self, target: Value | None) -> None:
+        if target is not None and not target.shares.writable:
+            raise refused(
+                f"{target.shares.label} is written in place, but it is no variable of "
+                "this server, so that the write would be lost",
+                "use the operation without trailing underscore, or clone() it first",
+            )
+
+    def _know(self, outcome: Any, results: Sequence[Value]) -> None:
+        tensors = outcome if isinstance(outcome, list | tuple) else [outcome]
+        for tensor, value in zip(tensors, results, strict=True):
+            self._known[id(tensor)] = (tensor, tensor, value)
+
+
+# Operations that matter to autograd only.
+_IDENTITIES = frozenset(
+    {"aten.alias.default", "aten.detach.default", "aten.lift_fresh.default"}
+)
+
+# Questions that are answered at once.
+_ABOUT_DTYPES = frozenset({"aten.can_cast.default", "aten.promote_types.default"})
+
+_REFUSALS = {
+    "aten._local_scalar_dense.default": (
+        "the contents of a tensor are needed, which exist only on the server",
+        "use tensor operations such as torch.where, or pass the number as an argument",
+    ),
+    "aten.split.Tensor": ("a tensor is split", "take slices instead"),
+    "aten.unbind.int": ("a tensor is iterated over", "use operations on all of it"),
+}
+
+
+def _not_allowed(name: str) -> tuple[str, str]:
+    return (
+        f"the operation {name} is not on the allow-list of parameter servers",
+        "use pure or in-place tensor operations whose result has a known size and "
+        "does not depend on chance",
+    )

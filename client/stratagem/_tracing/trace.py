@@ -1,0 +1,247 @@
+"""Turns an update function into a program that parameter servers run.
+
+The function is called once, with stand-ins for its variables, tensors and numbers,
+and what it does to them is recorded. Nothing of their values enters the program, so
+that a learning rate that changes does not make a new one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from stratagem._replicas.nests import map_leaves
+from stratagem._tracing.encoding import encode_graph
+from stratagem._tracing.gate import Gate
+from stratagem._tracing.inputs import TracedInputs
+from stratagem._tracing.lifting import Lifter
+from stratagem._tracing.numbers import is_traced
+from stratagem._tracing.recording import Recording, Source, Value
+from stratagem._tracing.source import Location, definition_of, refused
+from stratagem._tracing.variable import TracedVariable
+from stratagem._variables.variable import Variable
+from stratagem_proto.errors import InvalidArgumentError, UpdateFunctionError
+from stratagem_proto.graph_program import check_graph, digest
+from stratagem_proto.v1.update_program_pb2 import GraphInput, GraphProgram
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What an update function does, whatever the values are.
+
+    Attributes:
+        program: The program.
+        inputs: For each input of the program the number of the found source that is
+            bound to it.
+        result: The function's result: a nest of Nones and of numbers of sources.
+    """
+
+    program: GraphProgram
+    inputs: tuple[int, ...]
+    result: Any
+
+    @cached_property
+    def digest(self) -> bytes:
+        """What servers know the program by."""
+        return digest(self.program)
+
+
+@dataclass(frozen=True)
+class TracedUpdate:
+    """One call of an update function.
+
+    Attributes:
+        trace: What it does.
+        sources: What was found in its arguments and captured: variables, tensors
+            and numbers.
+    """
+
+    trace: Trace
+    sources: Sequence[Source]
+
+    @property
+    def program(self) -> GraphProgram:
+        """The program to run."""
+        return self.trace.program
+
+    @property
+    def bindings(self) -> list[Source]:
+        """What to bind to the program's inputs, in order.
+
+        For an input of KIND_TENSOR it is a variable where that is not hosted with
+        the others; its value is to be sent.
+        """
+        return [self.sources[number] for number in self.trace.inputs]
+
+    @property
+    def written(self) -> list[Variable]:
+        """The variables that the program writes, in the order of its inputs."""
+        return [
+            source
+            for one, source in zip(self.program.inputs, self.bindings, strict=True)
+            if one.kind == GraphInput.KIND_WRITE and isinstance(source, Variable)
+        ]
+
+    @property
+    def result(self) -> Any:
+        """What the function returned: a nest of variables and Nones."""
+        return map_leaves(
+            lambda number: None if number is None else self.sources[number],
+            self.trace.result,
+        )
+
+
+def trace(
+    fn: Callable[..., Any],
+    variables: Sequence[Variable] = (),
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    is_hosted: Callable[[Variable], bool] = lambda variable: True,
+) -> TracedUpdate:
+    """Trace `fn(*variables, *args, **kwargs)`.
+
+    Args:
+        fn: The update function. It runs on stand-ins; it may write variables and
+            returns None, variables that it wrote, or a nest of them.
+        variables: Its first arguments; it has to write each.
+        args: Further arguments; nests may hold variables, tensors and numbers.
+        kwargs: Keyword arguments, likewise.
+        is_hosted: Whether a variable lives on the server that will run the program.
+            Others are read and sent as tensors, and cannot be written.
+
+    Raises:
+        UpdateFunctionError: The function does what a server could not repeat: it
+            asks for the contents of a tensor, branches on one or on a number, uses an
+            operation outside of the allow-list, assigns what it captures, or does
+            not write what it should. The message names file, line and cure.
+    """
+    inputs = TracedInputs(Recording(), is_hosted)
+    call = _Call.lifted(inputs, fn, variables, args, kwargs or {})
+    found = _TRACES.get(call.key) if call.lifter.predictable else None
+    if found is None:
+        found = _traced(call, inputs)
+        if call.lifter.predictable and inputs.recording.reproducible:
+            _TRACES.put(call.key, found)
+    return TracedUpdate(found, inputs.sources)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of an update function in which stand-ins replace what may change."""
+
+    function: Callable[..., Any]
+    variables: Sequence[TracedVariable]
+    args: Sequence[Any]
+    keywords: Mapping[str, Any]
+    lifter: Lifter
+    key: Hashable
+    location: Location
+
+    @classmethod
+    def lifted(
+        cls,
+        inputs: TracedInputs,
+        fn: Callable[..., Any],
+        variables: Sequence[Variable],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> _Call:
+        lifter = Lifter(inputs)
+        return cls(
+            lifter.lift(fn, "the function"),
+            [lifter.lift(one, one.name) for one in variables],
+            [lifter.lift(one, f"argument {i}") for i, one in enumerate(args, 1)],
+            {name: lifter.lift(one, name) for name, one in kwargs.items()},
+            lifter,
+            (*inputs.signature, len(variables), *kwargs, torch.get_default_dtype()),
+            definition_of(fn),
+        )
+
+    def run(self) -> Any:
+        return self.function(*self.variables, *self.args, **self.keywords)
+
+
+def _traced(call: _Call, inputs: TracedInputs) -> Trace:
+    recording, before = inputs.recording, call.lifter.contents()
+    with torch.no_grad(), recording, Gate(inputs.replacement):
+        returned = call.run()
+    call.lifter.require_unchanged(before, call.location)
+    program, used = encode_graph(recording.calls, inputs.hosted_variables)
+    _check(program, call, used)
+    numbers = tuple(inputs.number_of(value) for value in used)
+    return Trace(program, numbers, _result_numbers(returned, call, inputs))
+
+
+def _check(program: GraphProgram, call: _Call, used: Sequence[Value]) -> None:
+    written = {
+        value.source.name
+        for one, value in zip(program.inputs, used, strict=True)
+        if one.kind == GraphInput.KIND_WRITE and isinstance(value.source, Variable)
+    }
+    for variable in call.variables:
+        if variable.name not in written:
+            raise _writes_nothing(f"variable {variable.name!r}", call.location)
+    if not written:
+        raise _writes_nothing("a variable", call.location)
+    try:
+        check_graph(program)
+    except InvalidArgumentError as error:
+        raise UpdateFunctionError(error.message, location=error.location) from error
+
+
+def _writes_nothing(what: str, location: Location) -> UpdateFunctionError:
+    return refused(
+        f"the update function never writes {what}",
+        "use assign(), assign_add(), assign_sub() or an in-place tensor method such "
+        "as add_(); `v = v + 1` and `v -= 1` only give a new value to a local name",
+        location,
+    )
+
+
+def _result_numbers(returned: Any, call: _Call, inputs: TracedInputs) -> Any:
+    def number(leaf: Any) -> int | None:
+        if isinstance(leaf, TracedVariable):
+            leaf = leaf.value()
+        if not isinstance(leaf, torch.Tensor) and not is_traced(leaf):
+            return None
+        found = inputs.variable_behind(leaf)
+        if found is None:
+            raise refused(
+                "the update function returns a value that exists only on the server",
+                "return nothing, or the variable, and read that after the update",
+                call.location,
+            )
+        return found
+
+    return map_leaves(number, returned)
+
+
+class _TraceCache:
+    """The most recently used traces."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._traces: OrderedDict[Hashable, Trace] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> Trace | None:
+        with self._lock:
+            if key in self._traces:
+                self._traces.move_to_end(key)
+            return self._traces.get(key)
+
+    def put(self, key: Hashable, trace: Trace) -> None:
+        with self._lock:
+            self._traces[key] = trace
+            if len(self._traces) > self._size:
+                self._traces.popitem(last=False)
+
+
+# Models have some hundred variables, each with its own.
+_TRACES = _TraceCache(size=4096)

@@ -1,0 +1,75 @@
+"""The values that variables start with and that are written into them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from stratagem._variables.operators import TensorStandIn
+from stratagem._variables.variable import Variable
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+
+
+def initial_tensor(
+    value: Any, dtype: torch.dtype | None, shape: Sequence[int] | None
+) -> torch.Tensor:
+    """Return the initial value of a variable as a tensor.
+
+    Raises:
+        InvalidArgumentError: It has another shape than `shape`.
+    """
+    if callable(value) and not isinstance(value, torch.Tensor | TensorStandIn):
+        value = value()
+    if isinstance(value, TensorStandIn):
+        value = value._operand()
+    tensor = torch.as_tensor(value, dtype=dtype)
+    if shape is not None and tuple(tensor.shape) != tuple(shape):
+        raise InvalidArgumentError(
+            f"The initial value has shape {tuple(tensor.shape)}, but shape="
+            f"{tuple(shape)} was asked for; make them equal or leave shape out"
+        )
+    return tensor
+
+
+def operand(variable: Variable, value: Any) -> torch.Tensor:
+    """Return `value` as a tensor that can be written into `variable`.
+
+    Raises:
+        InvalidArgumentError: Shape or dtype differ from the variable's, or the
+            value is a `PerReplica` outside of a replica.
+        InvalidTypeError: It is no tensor and cannot become one.
+    """
+    if isinstance(value, TensorStandIn):
+        value = value._operand()
+    tensor = _converted(variable, value, variable.dtype)
+    if tensor.shape != variable.shape:
+        raise InvalidArgumentError(
+            f"Variable {variable.name!r} has shape {tuple(variable.shape)}, but the "
+            f"value to be written has shape {tuple(tensor.shape)}; the shapes must be "
+            "equal, nothing is broadcast"
+        )
+    return tensor
+
+
+def _converted(variable: Variable, value: Any, dtype: torch.dtype) -> torch.Tensor:
+    tensor = _tensor_of(variable, value)
+    if tensor.dtype == dtype:
+        return tensor
+    if isinstance(value, torch.Tensor) or not torch.can_cast(tensor.dtype, dtype):
+        raise InvalidArgumentError(
+            f"Variable {variable.name!r} has dtype {dtype}, but the value to be "
+            f"written has dtype {tensor.dtype}; convert it with .to({dtype})"
+        )
+    return torch.as_tensor(value, dtype=dtype)
+
+
+def _tensor_of(variable: Variable, value: Any) -> torch.Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidTypeError(
+            f"Variable {variable.name!r} cannot be written from a value of type "
+            f"{type(value).__name__}; pass a tensor, an array or a number"
+        ) from error

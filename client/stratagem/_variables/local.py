@@ -1,0 +1,141 @@
+"""A plain variable: one tensor on one device of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from stratagem import _devices
+from stratagem._enums import VariableAggregation, VariableSynchronization
+from stratagem._variables.indexed_slices import IndexedSlices
+from stratagem._variables.initial_values import initial_tensor, operand
+from stratagem._variables.variable import Variable, VariableTraits, Write
+from stratagem_proto.errors import InvalidArgumentError
+
+
+class LocalVariable(Variable):
+    """A variable whose tensor lives in this process.
+
+    Args:
+        initial_value: As for `Variable`.
+        trainable: As for `Variable`.
+        name: As for `Variable`.
+        dtype: As for `Variable`.
+        shape: As for `Variable`.
+        synchronization: As for `Variable`.
+        aggregation: As for `Variable`.
+        device: Where to put it; by default the current device, else that of
+            the initial value.
+        colocate_with: Variable on whose device to put it instead.
+    """
+
+    def __init__(  # noqa: PLR0913 - the signature of tf.Variable
+        self,
+        initial_value: Any,
+        trainable: bool | None = None,
+        name: str | None = None,
+        dtype: torch.dtype | None = None,
+        shape: Sequence[int] | None = None,
+        synchronization: VariableSynchronization | None = None,
+        aggregation: VariableAggregation | None = None,
+        device: str | torch.device | None = None,
+        colocate_with: Variable | None = None,
+    ) -> None:
+        self._traits = VariableTraits.of(name, trainable, synchronization, aggregation)
+        initial = initial_tensor(initial_value, dtype, shape)
+        if colocate_with is not None:
+            device = colocate_with.device_name
+        device = device or _devices.current() or initial.device
+        self._device_name = _devices.resolve(device)
+        target = _devices.torch_device(self._device_name)
+        leaf = initial.detach().to(target, copy=True)
+        differentiable = leaf.is_floating_point() or leaf.is_complex()
+        self._leaf = leaf.requires_grad_(self.trainable and differentiable)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._leaf.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._leaf.shape
+
+    @property
+    def device_name(self) -> str:
+        return self._device_name
+
+    def value(self) -> torch.Tensor:
+        return self._leaf
+
+    def _target(self, function: str) -> torch.Tensor:
+        return self._leaf
+
+    @torch.no_grad()
+    def _write(self, write: Write, value: Any) -> None:
+        if isinstance(value, IndexedSlices):
+            _SCATTERS[write](self._leaf, *self._rows(value))
+        else:
+            _WRITES[write](self._leaf, operand(self, value).to(self.device))
+
+    def _rows(self, slices: IndexedSlices) -> tuple[torch.Tensor, torch.Tensor]:
+        slices = slices.to(self.device)
+        fits = slices.values.shape[1:] == self.shape[1:]
+        if self.shape == () or not fits or slices.dtype != self.dtype:
+            raise InvalidArgumentError(
+                f"Variable {self.name!r} of shape {tuple(self.shape)} and dtype "
+                f"{self.dtype} cannot take rows of shape "
+                f"{tuple(slices.values.shape[1:])} and dtype {slices.dtype}"
+            )
+        return self._checked_indices(slices.indices), slices.values
+
+    def _checked_indices(self, indices: torch.Tensor) -> torch.Tensor:
+        rows = self.shape[0]
+        if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < rows:
+            raise InvalidArgumentError(
+                f"Variable {self.name!r} has rows 0 to {rows - 1}, but the indices "
+                f"reach from {int(indices.min())} to {int(indices.max())}"
+            )
+        return indices
+
+
+_WRITES: dict[Write, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    Write.ASSIGN: torch.Tensor.copy_,
+    Write.ASSIGN_ADD: torch.Tensor.add_,
+    Write.ASSIGN_SUB: torch.Tensor.sub_,
+}
+
+
+def _reduced(
+    reduction: str,
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    def scatter(
+        target: torch.Tensor, indices: torch.Tensor, values: torch.Tensor
+    ) -> torch.Tensor:
+        shape = (-1,) + (1,) * (values.dim() - 1)
+        index = indices.view(shape).expand_as(values)
+        return target.scatter_reduce_(0, index, values, reduction)
+
+    return scatter
+
+
+def _divided(
+    target: torch.Tensor, indices: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    divisors = _reduced("prod")(torch.ones_like(target), indices, values)
+    rows = torch.unique(indices)
+    return target.index_copy_(0, rows, (target[rows] / divisors[rows]).to(target.dtype))
+
+
+_SCATTERS: dict[
+    Write, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+] = {
+    Write.SCATTER_ADD: lambda t, i, v: t.index_add_(0, i, v),
+    Write.SCATTER_SUB: lambda t, i, v: t.index_add_(0, i, v, alpha=-1),
+    Write.SCATTER_MUL: _reduced("prod"),
+    Write.SCATTER_DIV: _divided,
+    Write.SCATTER_MIN: _reduced("amin"),
+    Write.SCATTER_MAX: _reduced("amax"),
+    Write.SCATTER_UPDATE: lambda t, i, v: t.index_copy_(0, i, v),
+}

@@ -1,0 +1,52 @@
+"""Running update functions on a variable that has one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stratagem import _devices
+from stratagem._contexts.context import updating
+from stratagem._replicas.regroup import regroup_updates, select_replica
+
+if TYPE_CHECKING:
+    from stratagem._strategies.strategy import Strategy
+    from stratagem._variables.variable import Variable
+
+
+def run_update(
+    strategy: Strategy,
+    device: str,
+    call: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    group: bool,
+) -> Any:
+    """Call an update function in update context, without recording gradients.
+
+    Args:
+        strategy: The strategy, current in this thread, in cross-replica context.
+        device: Where the variable is; the current device of the function.
+        call: The function, with the variable already bound to it.
+        args: Positional arguments; of distributed ones the first component.
+        kwargs: Keyword arguments, likewise.
+        group: Whether to return the result as it is; otherwise each leaf becomes
+            a tuple of one.
+
+    Spec: CTX-4, EXT-4, REG-12.
+    """
+    args, kwargs = select_replica(0, (tuple(args), kwargs))
+    with updating(strategy, device), _devices.device(device), torch.no_grad():
+        result = call(*args, **kwargs)
+    return result if group else regroup_updates([result], group)
+
+
+def smallest_by_name(variables: Sequence[Variable]) -> Variable:
+    """Return the variable next to which non-slot variables live. Spec: EXT-7.
+
+    Raises:
+        ValueError: There are none.
+    """
+    return min(variables, key=lambda variable: variable.name)

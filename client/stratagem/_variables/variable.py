@@ -1,0 +1,372 @@
+"""The public `Variable`: what all kinds of variables have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stratagem._enums import VariableAggregation, VariableSynchronization
+from stratagem._variables.creators import create
+from stratagem._variables.indexed_slices import IndexedSlices
+from stratagem._variables.operators import Operators
+from stratagem_proto.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    UnimplementedError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stratagem._strategies.strategy import Strategy
+
+
+class Write(Enum):
+    """The ways to write a variable; the value is the name of the method."""
+
+    ASSIGN = "assign"
+    ASSIGN_ADD = "assign_add"
+    ASSIGN_SUB = "assign_sub"
+    SCATTER_ADD = "scatter_add"
+    SCATTER_SUB = "scatter_sub"
+    SCATTER_MUL = "scatter_mul"
+    SCATTER_DIV = "scatter_div"
+    SCATTER_MIN = "scatter_min"
+    SCATTER_MAX = "scatter_max"
+    SCATTER_UPDATE = "scatter_update"
+
+
+@dataclass(frozen=True)
+class VariableTraits:
+    """What a variable is called and how it is meant to be used."""
+
+    name: str
+    trainable: bool
+    synchronization: VariableSynchronization
+    aggregation: VariableAggregation
+
+    @classmethod
+    def of(
+        cls,
+        name: str | None = None,
+        trainable: bool | None = None,
+        synchronization: VariableSynchronization | None = None,
+        aggregation: VariableAggregation | None = None,
+    ) -> VariableTraits:
+        """Return the traits with open ones filled in.
+
+        Raises:
+            InvalidArgumentError: A mode is not a member of its enumeration.
+                Spec: VAR-15, VAR-19, VAR-21, VAR-22.
+        """
+        name = name or "Variable"
+        synchronization = synchronization or VariableSynchronization.AUTO
+        aggregation = aggregation or VariableAggregation.NONE
+        _require_member(VariableSynchronization, synchronization, name)
+        _require_member(VariableAggregation, aggregation, name)
+        if trainable is None:
+            trainable = synchronization is not VariableSynchronization.ON_READ
+        return cls(name, trainable, synchronization, aggregation)
+
+
+def _require_member(enumeration: type[Enum], mode: object, name: str) -> None:
+    if not isinstance(mode, enumeration):
+        kind = enumeration.__name__.removeprefix("Variable").lower()
+        raise InvalidArgumentError(
+            f"Invalid variable {kind} mode: {mode!r} for variable {name!r}; pass a "
+            f"member of {enumeration.__name__}"
+        )
+
+
+class VariableType(type):
+    """Sends the call `Variable(...)` through the creators of the thread."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Create a variable: `Variable` itself as the current strategy wants it."""
+        if cls is not Variable:
+            return super().__call__(*args, **kwargs)
+        # The plain variable is a subclass of this module's class.
+        from stratagem._variables.local import LocalVariable
+
+        given = _SIGNATURE.bind(*args, **kwargs).arguments
+        return create(LocalVariable, **given)
+
+
+class Variable(Operators, metaclass=VariableType):
+    """A tensor that keeps its identity while its value changes.
+
+    In a strategy's scope the strategy decides where the variable lives and how
+    many copies there are. It is usable wherever torch takes a tensor.
+
+    Args:
+        initial_value: Tensor, array, number or nested list; or a function
+            without arguments that returns one.
+        trainable: Whether gradients are wanted; by default yes, except for
+            `synchronization=ON_READ`.
+        name: Name; by default "Variable". Within a strategy it is made unique
+            by a suffix `_1`, `_2`, ...
+        dtype: Element type; by default that of the initial value.
+        shape: Shape that the initial value must have.
+        synchronization: When copies are brought together.
+        aggregation: How assignments of several replicas are combined.
+
+    Raises:
+        InvalidArgumentError: A mode is not a member of its enumeration, or the
+            initial value has another shape than `shape`.
+
+    Spec: VAR-1, VAR-15 to VAR-22, VRD-7 to VRD-12.
+    """
+
+    _traits: VariableTraits
+    _strategy: Strategy | None = None
+    _container_ref: Any = None
+
+    def __init__(  # noqa: PLR0913 - the signature of tf.Variable
+        self,
+        initial_value: Any,
+        trainable: bool | None = None,
+        name: str | None = None,
+        dtype: torch.dtype | None = None,
+        shape: Sequence[int] | None = None,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+    ) -> None:
+        raise self._missing("__init__")
+
+    # What a kind of variable has to provide. Not marked as abstract: for a type
+    # checker, too, the call `Variable(...)` has to make one.
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the elements."""
+        raise self._missing("dtype")
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape."""
+        raise self._missing("shape")
+
+    @property
+    def device_name(self) -> str:
+        """Full name of the device, maybe a remote one, on which it lives."""
+        raise self._missing("device_name")
+
+    def value(self) -> torch.Tensor:
+        """Return the tensor through which this thread sees the variable.
+
+        It is a leaf of autograd that requires gradients if the variable is
+        trainable, and is not a copy: treat it as read-only.
+        """
+        raise self._missing("value")
+
+    def _write(self, write: Write, value: Any) -> None:
+        """Carry out `write`.
+
+        Called by `assign*` with whatever the user passed, and by `scatter_*`
+        with `IndexedSlices`; once this returns, reads in the same thread see
+        the new value.
+        """
+        raise self._missing("_write")
+
+    def _missing(self, member: str) -> UnimplementedError:
+        return UnimplementedError(
+            f"{type(self).__name__}.{member} must be implemented in descendants"
+        )
+
+    # What follows from it.
+
+    @property
+    def name(self) -> str:
+        """The name, unique within the strategy."""
+        return self._traits.name
+
+    @property
+    def trainable(self) -> bool:
+        """Whether gradients with respect to it are wanted."""
+        return self._traits.trainable
+
+    @property
+    def synchronization(self) -> VariableSynchronization:
+        """When copies are brought together."""
+        return self._traits.synchronization
+
+    @property
+    def aggregation(self) -> VariableAggregation:
+        """How assignments of several replicas are combined."""
+        return self._traits.aggregation
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tensor that `value` returns."""
+        return self.value().device
+
+    @property
+    def distribute_strategy(self) -> Strategy | None:
+        """The strategy that it belongs to. Spec: VAR-18."""
+        return self._strategy
+
+    @property
+    def container(self) -> Variable | None:
+        """The distributed variable that this one is a component of.
+
+        None if there is none, or if it has been collected. Spec: EXT-8.
+        """
+        container: Variable | None = self._container_ref and self._container_ref()
+        return container
+
+    @property
+    def values(self) -> tuple[Variable, ...]:
+        """The copies, in replica order; the variable itself where it is the only one.
+
+        Spec: VRD-9, VRD-10.
+        """
+        return (self,)
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """The gradient that `backward` accumulated for this replica."""
+        return self.value().grad
+
+    @grad.setter
+    def grad(self, gradient: torch.Tensor | None) -> None:
+        self.value().grad = gradient
+
+    def read_value(self) -> torch.Tensor:
+        """Return a snapshot of the value, differentiable with respect to it."""
+        return self.value().clone()
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return a copy of the value as an array."""
+        return np.array(self.value().detach().cpu().numpy())
+
+    def assign(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable | None:
+        """Replace the value.
+
+        In a replica context the values of all replicas are combined as
+        `aggregation` says, and every replica has to make the call.
+
+        Args:
+            value: Tensor of this variable's shape and dtype, or a number, array
+                or list that can be converted to its dtype.
+            use_locking: Accepted and ignored.
+            name: Accepted and ignored.
+            read_value: Whether to return the variable; otherwise None.
+
+        Raises:
+            InvalidArgumentError: Shape or dtype differ; or in a replica context
+                the variable has no aggregation.
+            InvalidTypeError: `value` is no tensor and cannot become one.
+            ContextError: Another strategy is in charge.
+
+        Spec: VWR-1 to VWR-22.
+        """
+        return self._written(Write.ASSIGN, value, read_value)
+
+    def assign_add(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable | None:
+        """Add `value`; otherwise as `assign`. Spec: VWR-11."""
+        return self._written(Write.ASSIGN_ADD, value, read_value)
+
+    def assign_sub(
+        self,
+        value: Any,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> Variable | None:
+        """Subtract `value`; otherwise as `assign`. Spec: VWR-11."""
+        return self._written(Write.ASSIGN_SUB, value, read_value)
+
+    def scatter_add(self, sparse_delta: IndexedSlices) -> Variable:
+        """Add rows; repeated ones add up. Spec: VSC-1 to VSC-5.
+
+        Args:
+            sparse_delta: The rows; values have this variable's dtype.
+
+        Raises:
+            InvalidTypeError: `sparse_delta` is not an `IndexedSlices`.
+            InvalidArgumentError: The rows do not fit.
+        """
+        return self._scattered(Write.SCATTER_ADD, sparse_delta)
+
+    def scatter_sub(self, sparse_delta: IndexedSlices) -> Variable:
+        """Subtract rows; otherwise as `scatter_add`."""
+        return self._scattered(Write.SCATTER_SUB, sparse_delta)
+
+    def scatter_mul(self, sparse_delta: IndexedSlices) -> Variable:
+        """Multiply rows; otherwise as `scatter_add`."""
+        return self._scattered(Write.SCATTER_MUL, sparse_delta)
+
+    def scatter_div(self, sparse_delta: IndexedSlices) -> Variable:
+        """Divide rows; otherwise as `scatter_add`."""
+        return self._scattered(Write.SCATTER_DIV, sparse_delta)
+
+    def scatter_min(self, sparse_delta: IndexedSlices) -> Variable:
+        """Take the smaller elements of rows; otherwise as `scatter_add`."""
+        return self._scattered(Write.SCATTER_MIN, sparse_delta)
+
+    def scatter_max(self, sparse_delta: IndexedSlices) -> Variable:
+        """Take the larger elements of rows; otherwise as `scatter_add`."""
+        return self._scattered(Write.SCATTER_MAX, sparse_delta)
+
+    def scatter_update(self, sparse_delta: IndexedSlices) -> Variable:
+        """Replace rows; otherwise as `scatter_add`."""
+        return self._scattered(Write.SCATTER_UPDATE, sparse_delta)
+
+    def _written(self, write: Write, value: Any, read_value: bool) -> Variable | None:
+        self._write(write, value)
+        return self if read_value else None
+
+    def _scattered(self, write: Write, delta: object) -> Variable:
+        if not isinstance(delta, IndexedSlices):
+            raise InvalidTypeError(
+                f"Variable {self.name!r}: {write.value} takes IndexedSlices, not "
+                f"{type(delta).__name__}; use assign for a whole tensor"
+            )
+        self._write(write, delta)
+        return self
+
+    def _operand(self) -> torch.Tensor:
+        return self.value()
+
+    def _target(self, function: str) -> Any:
+        raise InvalidArgumentError(
+            f"Variable {self.name!r} cannot be written by torch's {function}; use "
+            "assign, assign_add, assign_sub or scatter_*"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        # Copying and pickling probe for dunders before there is a value.
+        if name.startswith("_"):
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}"
+            )
+        tensor = self._target(name) if name.endswith("_") else self._operand()
+        return getattr(tensor, name)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Variable {self.name!r} shape={tuple(self.shape)} dtype={self.dtype}, "
+            f"value={self.value().detach()!r}>"
+        )
+
+
+_INIT = signature(Variable.__init__)
+_SIGNATURE = _INIT.replace(parameters=list(_INIT.parameters.values())[1:])
