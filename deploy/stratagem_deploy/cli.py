@@ -76,6 +76,9 @@ def run(
     help="Run one parameter server; see `stratagem ps --help`.",
 )
 def serve(context: typer.Context) -> None:
+    from stratagem_psserver import process
+
+    process.tune()
     from stratagem_psserver.cli import app as server
 
     server(args=context.args, prog_name="stratagem ps")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 # Parameters of glibc's mallopt. Other C libraries have no such function.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 _KEPT_BYTES = 1 << 30
 _LARGEST_KEPT_BUFFER = 32 << 20
@@ -23,5 +23,3 @@ def keep_freed_memory() -> None:
         return
     mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
     mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT_BUFFER)
-    # A buffer is often freed by another thread than the one that made it.
-    mallopt(_ARENA_MAX, 1)
