@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +17,6 @@ from benchmarks.ratios import machine
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 console = Console()
-Rows = list[dict[str, object]]
 
 
 @app.callback()
@@ -32,23 +33,24 @@ def run_transfer(
 ) -> None:
     """Push + SGD and pull at 0.1 to 100 MB beside a raw TCP socket and a memcpy."""
     with console.status("starting") as status:
-        rows = transfer.measure(rounds, lambda what: status.update(f"measuring {what}"))
+        rows = transfer.measure(
+            transfer.SIZES, rounds, lambda what: status.update(f"measuring {what}")
+        )
+    measured_on = machine()
+    record = {"machine": measured_on, "rounds": rounds, "rows": list(map(asdict, rows))}
     out.mkdir(parents=True, exist_ok=True)
-    record = {"machine": machine(), "rounds": rounds, "rows": rows}
     (out / "transfer.json").write_text(json.dumps(record, indent=2) + "\n")
     console.print(_table(rows))
-    console.print(", ".join(f"{key} {value}" for key, value in machine().items()))
+    console.print(", ".join(f"{key} {value}" for key, value in measured_on.items()))
 
 
-def _table(rows: Rows) -> Table:
-    table = Table(*rows[0], title="transfer")
+def _table(rows: Iterable[transfer.Row]) -> Table:
+    table = Table("", "MB", "GB/s", "spread", "of a socket", "of a memcpy")
     for row in rows:
-        table.add_row(*map(_cell, row.values()))
+        figures = (row.gb_per_second, row.spread, row.of_socket, row.of_memcpy)
+        cells = (f"{figure:.2f}" for figure in figures)
+        table.add_row(row.direction, f"{row.nbytes / 1e6:g}", *cells)
     return table
-
-
-def _cell(value: object) -> str:
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

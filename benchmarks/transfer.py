@@ -8,9 +8,9 @@ two requests of which a training step consists.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 
@@ -89,20 +89,23 @@ class Client:
         self._servers.call(0, writes.delete([self._name]))
 
 
-def measure(rounds: int, report: Callable[[str], None]) -> list[dict[str, object]]:
+def measure(
+    sizes: Sequence[int], rounds: int, report: Callable[[str], None]
+) -> list[Row]:
     """Times both directions at each size, alternating with the limits.
 
     Args:
+        sizes: Sizes of the variable in bytes.
         rounds: Runs of each after warming up.
         report: Told what is measured next.
     """
     torch.set_num_threads(1)
     rows: list[Row] = []
     with _server() as servers, limits.raw_socket() as raw:
-        for nbytes in SIZES:
+        for nbytes in sizes:
             report(f"{nbytes / 1e6:g} MB")
             rows += _measure_size(servers, raw, nbytes, rounds)
-    return [asdict(row) for row in rows]
+    return rows
 
 
 @contextmanager
