@@ -13,6 +13,7 @@ from stratagem_proto.errors import (
     CLASSES_BY_NAME,
     STATUS_CODES,
     InternalError,
+    ResourceExhaustedError,
     StratagemError,
     UnavailableError,
 )
@@ -29,6 +30,9 @@ _TRANSIENT_CODES = {
     grpc.StatusCode.UNKNOWN,
     grpc.StatusCode.INTERNAL,
 }
+
+# What a server itself reports when it goes away or has no room at the moment.
+_TRANSIENT_ERRORS = {UnavailableError.__name__, ResourceExhaustedError.__name__}
 
 
 def to_record(error: BaseException) -> RecordedStatus:
@@ -108,12 +112,13 @@ def _detail_of(metadata: Sequence[tuple[str, str | bytes]]) -> ErrorDetail:
 def is_transient(error: grpc.RpcError) -> bool:
     """Whether a call that failed so may succeed when it is repeated.
 
-    A server's own answer carries a detail and is final, except that it is going away.
+    A server's own answer carries a detail and is final, except that it is going away
+    or that the budget for what it has staged is full.
     """
     call: grpc.Call = error  # type: ignore[assignment]  # RpcErrors of calls are calls
     detail = _detail_of(call.trailing_metadata() or ())
     if detail.error:
-        return detail.error == UnavailableError.__name__
+        return detail.error in _TRANSIENT_ERRORS
     return call.code() in _TRANSIENT_CODES
 
 

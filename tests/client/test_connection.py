@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
-import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
 
 from stratagem._servers.barriers import barrier
-from stratagem._servers.connection import Connection
 from stratagem._servers.group import ServerGroup
+from stratagem._servers.listings import list_variables
 from stratagem._servers.reads import Reading, read
 from stratagem._servers.session import Identity
 from stratagem._servers.writes import Writing, assign, create
@@ -23,58 +18,32 @@ from stratagem_proto.errors import (
     AlreadyExistsError,
     CancelledError,
     FailedPreconditionError,
-    ForkedProcessError,
     SessionLostError,
     UnauthenticatedError,
     UnavailableError,
     VariableNotFoundError,
 )
 from stratagem_proto.tensors import spec_of
-from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_ADD
+from stratagem_proto.v1.parameter_server_pb2 import (
+    ASSIGN_MODE_ADD,
+)
 from stratagem_proto.v1.parameter_server_pb2_grpc import ParameterServerServiceStub
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, CloseSessionRequest
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from tests.client.connections import (
+    IDENTITY,
+    TOKEN,
+    add,
+    connected,
+    eventually,
+    make,
+    value_of,
+)
 from tests.faults import CutAt, Direction, FaultyProxy, Passing, Verdict
 
-TOKEN = "the cluster's secret"
-IDENTITY = Identity(ROLE_CHIEF, "worker", 0, TOKEN)
 CUTS = [Verdict.CUT_BEFORE, Verdict.CUT_AFTER, Verdict.CUT_WITHIN]
-
-
-@contextmanager
-def connected(
-    address: str, identity: Identity = IDENTITY, connect: float = 30.0
-) -> Iterator[Connection]:
-    connection = Connection(0, address, identity, Deadlines(connect=connect))
-    try:
-        yield connection
-    finally:
-        connection.close()
-
-
-def make(connection: Connection, name: str, value: torch.Tensor) -> None:
-    spec = VariableSpec(name=name, tensor=spec_of(value), kind=VARIABLE_KIND_MODEL)
-    connection.call(create([spec], [value]))
-
-
-def add(connection: Connection, name: str, value: torch.Tensor) -> int:
-    (version,) = connection.call(assign([Writing(name, ASSIGN_MODE_ADD, value)]))
-    return version
-
-
-def value_of(connection: Connection, name: str, like: torch.Tensor) -> torch.Tensor:
-    into = torch.full_like(like, -1)
-    connection.call(read([Reading(name, into)]))
-    return into
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come about"
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("nbytes", [8, 3 << 20], ids=["one frame", "many chunks"])
@@ -201,6 +170,20 @@ def test_a_refused_write_does_not_hold_up_the_next_one(server: ParameterServer) 
         assert add(connection, "v", torch.ones(3)) == 2
 
 
+def test_nothing_is_sent_if_one_of_the_servers_was_never_there() -> None:
+    with ParameterServer(ServerSettings(task=1, token=TOKEN)) as gone:
+        missing = gone.address
+    with ParameterServer(ServerSettings(token=TOKEN)) as server:
+        spec = VariableSpec(
+            name="v", tensor=spec_of(torch.zeros(2)), kind=VARIABLE_KIND_MODEL
+        )
+        group = ServerGroup([server.address, missing], IDENTITY, Deadlines(connect=0.2))
+        with pytest.raises(UnavailableError):
+            group.on_all(lambda: create([spec], [torch.zeros(2)]))
+        assert group.call(0, list_variables()) == []
+        group.close()
+
+
 def test_a_wrong_token_is_refused(server: ParameterServer) -> None:
     with (
         connected(server.address, Identity(ROLE_CHIEF, token="guess")) as connection,
@@ -323,25 +306,3 @@ def test_closing_ends_a_request_that_waits(server: ParameterServer) -> None:
     thread.join(20)
     assert not thread.is_alive()
     assert failures
-
-
-def test_a_forked_child_is_told_to_use_forkserver(server: ParameterServer) -> None:
-    with connected(server.address) as connection:
-        connection.open()
-        receiving, sending = os.pipe()
-        with warnings.catch_warnings():
-            # Newer Pythons warn of exactly what this test is about.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            child = os.fork()
-        if child == 0:
-            try:
-                connection.open()
-            except ForkedProcessError as error:
-                os.write(sending, str(error).encode())
-            finally:
-                os._exit(0)
-        os.close(sending)
-        with os.fdopen(receiving, "rb") as stream:
-            message = stream.read().decode()
-        os.waitpid(child, 0)
-    assert 'multiprocessing_context="forkserver"' in message

@@ -103,6 +103,8 @@ class Connection:
         if not request.mutates:
             request.stamp(self.open().key())
             return Pending(self, request, self.deadlines)
+        # Who held the lock when this process was forked will not give it back here.
+        self._require_usable()
         self._mutating.acquire()
         try:
             request.stamp(self.open().next_key())
@@ -120,16 +122,14 @@ class Connection:
         """Sends a stamped request once."""
         nbytes = request.request_nbytes + request.response_nbytes
         timeout = deadlines.attempt(nbytes, request.wait)
+        send = _upload if request.request_nbytes > CHUNK_BYTES else _ask
         channel = self._open_channel()
-        if request.request_nbytes > CHUNK_BYTES:
-            return _upload(channel, request, timeout)
-        # A stream of one message is a unary call on the wire, which needs no thread
-        # to feed it.
-        method: grpc.UnaryStreamMultiCallable[bytes, bytes]
-        method = channel.unary_stream(request.path)
-        (message,) = request.encoded()
-        call = method(message, timeout=timeout)
-        return Attempt(iter(call), call)
+        try:
+            return send(channel, request, timeout)
+        except ValueError:
+            # What grpc raises where another thread has closed the channel.
+            self._require_open()
+            raise
 
     def resume(self) -> None:
         """Opens the session again after the server has ended it.
@@ -144,22 +144,23 @@ class Connection:
             self._restarted = not session.goes_on(answer)
         self._require_usable()
 
-    def renew_lease(self) -> None:
-        """Tells the server that this process lives, if there is a session.
+    def has_room_for(self, request: Request[Result]) -> bool:
+        """Whether the server could take a request if it had nothing else to do."""
+        nbytes = max(request.request_nbytes, request.response_nbytes)
+        return self._session is None or nbytes <= self._session.max_request_bytes
 
-        Failures are left to the next request, which reports them.
-        """
+    def renew_lease(self) -> Pending[HeartbeatResponse] | None:
+        """Tells the server that this process lives, if there is a session."""
         session = self._session
         if session is None or self._restarted:
-            return
+            return None
         heartbeat = Request(
             "Heartbeat",
             HeartbeatRequest(session_id=session.identifier),
             sole(HeartbeatResponse),
         )
         deadlines = Deadlines(call=session.lease_seconds / 3, connect=0)
-        with suppress(StratagemError):
-            Pending(self, heartbeat, deadlines).result()
+        return Pending(self, heartbeat, deadlines)
 
     def close(self) -> None:
         """Ends the session; requests under way fail. May be called again."""
@@ -190,15 +191,18 @@ class Connection:
             return self._session
 
     def _open_channel(self) -> grpc.Channel:
-        if self.closed.is_set():
-            raise CancelledError(
-                f"the connection to {self.peer} is closed; make a new strategy"
-            )
+        self._require_open()
         if self._channel is None:
             # A pull of 10 MB is 1.3 times as fast.
             keep_freed_memory()
             self._channel = open_channel(self._address)
         return self._channel
+
+    def _require_open(self) -> None:
+        if self.closed.is_set():
+            raise CancelledError(
+                f"the connection to {self.peer} is closed; make a new strategy"
+            )
 
     def _require_usable(self) -> None:
         if os.getpid() != self._process:
@@ -214,6 +218,16 @@ class Connection:
                 f"{self.peer} was restarted, and the variables that it hosted are "
                 "gone. Start the program again, or restore a checkpoint"
             )
+
+
+def _ask(channel: grpc.Channel, request: Request[Result], timeout: float) -> Attempt:
+    # A stream of one message is a unary call on the wire, which needs no thread to
+    # feed it.
+    method: grpc.UnaryStreamMultiCallable[bytes, bytes]
+    method = channel.unary_stream(request.path)
+    (message,) = request.encoded()
+    call = method(message, timeout=timeout)
+    return Attempt(iter(call), call)
 
 
 def _upload(channel: grpc.Channel, request: Request[Result], timeout: float) -> Attempt:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from stratagem._servers.connection import Connection
 from stratagem._servers.pending import Pending
 from stratagem._servers.request import Request, Result
 from stratagem._servers.session import Identity
 from stratagem_proto.channel import Deadlines
-from stratagem_proto.errors import StratagemError
+from stratagem_proto.errors import CancelledError, StratagemError
 
 # Between looks at a group that has not met its servers yet.
 _EARLY_SECONDS = 0.2
@@ -64,14 +65,19 @@ class ServerGroup:
             The results by task index.
 
         Raises:
-            StratagemError: Of the first server, by index, that failed; the others'
-                requests were carried out all the same.
+            StratagemError: A server could not be reached for the first time, and
+                nothing was sent. Or of the first server, by index, that failed; the
+                others' requests were carried out all the same.
         """
         self._pulse.start()
+        # One order for all threads, since mutations wait for each other.
+        tasks = sorted(requests)
+        # Before anything is sent: who cannot be reached may not leave half of it done.
+        for task in tasks:
+            self._connections[task].open()
         pending: dict[int, Pending[Result]] = {}
         try:
-            # One order for all threads, since mutations wait for each other.
-            for task in sorted(requests):
+            for task in tasks:
                 pending[task] = self._connections[task].start(requests[task])
             return _results(pending)
         finally:
@@ -132,8 +138,16 @@ class _Pulse:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._interval()):
-            for connection in self._connections:
-                connection.renew_lease()
+            # Failures are left to the next request, which reports them.
+            with suppress(CancelledError):
+                self._renew_leases()
+
+    def _renew_leases(self) -> None:
+        # All at once: one server that is away must not cost the leases of others.
+        beats = [connection.renew_lease() for connection in self._connections]
+        for beat in filter(None, beats):
+            with suppress(StratagemError):
+                beat.result()
 
     def _interval(self) -> float:
         """Seconds to the next heartbeat; short before the first lease is known."""

@@ -14,6 +14,7 @@ from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import (
     CancelledError,
     DeadlineExceededError,
+    ResourceExhaustedError,
     SessionLostError,
     StratagemError,
     UnavailableError,
@@ -53,10 +54,15 @@ class Pending(Generic[Result]):
         self._attempt = connection.attempt(request, deadlines)
 
     def result(self) -> Result:
-        """Waits for the result; repeats the request where connections fail.
+        """Waits for the result.
+
+        The request is repeated where connections fail, or where the server has no
+        room for it at the moment.
 
         Raises:
             StratagemError: The server's answer.
+            ResourceExhaustedError: The request is larger than the server allows, or
+                there was no room for as long as requests are repeated.
             UnavailableError: It could not be reached for as long as requests are
                 repeated; of a mutation it is then unknown whether it was applied.
             DeadlineExceededError: It was reached, but did not answer in that time.
@@ -89,10 +95,9 @@ class Pending(Generic[Result]):
         raise AssertionError("pauses never end")
 
     def _require_repeatable(self, error: StratagemError) -> None:
-        cause = error.__cause__
         if isinstance(error, SessionLostError):
             self._connection.resume()
-        elif not isinstance(cause, grpc.RpcError) or not is_transient(cause):
+        elif not self._may_pass(error):
             raise error
         if self._connection.closed.is_set():
             raise CancelledError(
@@ -105,13 +110,24 @@ class Pending(Generic[Result]):
         if now >= self._give_up_at:
             raise self._unanswered(error) from error
 
+    def _may_pass(self, error: StratagemError) -> bool:
+        cause = error.__cause__
+        if not isinstance(cause, grpc.RpcError) or not is_transient(cause):
+            return False
+        full = isinstance(error, ResourceExhaustedError)
+        return not full or self._connection.has_room_for(self._request)
+
     def _unanswered(self, error: StratagemError) -> StratagemError:
+        tried = f"{error.message}; tried for {self._deadlines.connect:g} s"
+        if isinstance(error, ResourceExhaustedError):
+            peer, method = self._connection.peer, self._request.method
+            return ResourceExhaustedError(f"{method} on {peer}: {tried}")
         cls: type[StratagemError] = UnavailableError
         if isinstance(error, DeadlineExceededError):
             cls = DeadlineExceededError
         return cls(
-            f"{error.message}; tried for {self._deadlines.connect:g} s. Check that the "
-            f"server runs and that its address is right{self._doubt}"
+            f"{tried}. Check that the server runs and that its address is "
+            f"right{self._doubt}"
         )
 
     @property

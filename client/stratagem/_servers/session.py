@@ -42,12 +42,14 @@ class Session:
         identifier: Random bytes that the server knows it by.
         incarnation: The run of the server process that it belongs to.
         lease_seconds: Silence after which the server takes this client for dead.
+        max_request_bytes: Tensor bytes that one request may have, in either direction.
         sequence: The last number given to a request.
     """
 
     identifier: bytes
     incarnation: bytes
     lease_seconds: float
+    max_request_bytes: int
     sequence: int = 0
 
     def key(self) -> RequestKey:
@@ -107,4 +109,9 @@ def opened(
             "addresses of the ps job",
             task=task,
         )
-    return Session(request.session_id, answer.incarnation, answer.lease_seconds)
+    return Session(
+        request.session_id,
+        answer.incarnation,
+        answer.lease_seconds,
+        answer.max_request_bytes,
+    )
