@@ -38,7 +38,7 @@ class OneCopyExtended(two_replicas._Extended, HostingExtended):
     def _host(self, adoptions: Sequence[Adoption]) -> None:
         for adoption in adoptions:
             variable = LocalVariable(adoption.parameter, name=adoption.name)
-            variable._strategy = self._container_strategy()
+            variable._join(self._container_strategy())
             self._parameters.add(adoption.parameter, variable, adoption.owners)
             self.adopted.append(adoption)
 
@@ -69,17 +69,23 @@ class OneCopyExtended(two_replicas._Extended, HostingExtended):
             self._engines[key] = OPTIMIZERS[class_name].cls([copy])  # type: ignore[call-arg]
         return self._engines[key]
 
-    def _slots(self, optimizer: str, variable: Variable) -> Mapping[str, Tensor]:
+    def _slots(
+        self, optimizer: str, variables: Sequence[Variable]
+    ) -> Sequence[Mapping[str, Tensor]]:
+        return [self._state(optimizer, variable) for variable in variables]
+
+    def _state(self, optimizer: str, variable: Variable) -> Mapping[str, Tensor]:
         engine = self._engines.get((optimizer, variable.name))
         state = {} if engine is None else engine.state[_copy_in(engine)]
         return {key: value.clone() for key, value in state.items()}
 
     def _set_slots(
-        self, optimizer: str, variable: Variable, slots: Mapping[str, Tensor]
+        self, optimizer: str, slots: Mapping[Variable, Mapping[str, Tensor]]
     ) -> None:
-        engine = self._engine(optimizer, "Adam", variable)
-        copies = {key: value.clone() for key, value in slots.items()}
-        engine.state[_copy_in(engine)] = copies
+        for variable, state in slots.items():
+            engine = self._engine(optimizer, "Adam", variable)
+            copies = {key: value.clone() for key, value in state.items()}
+            engine.state[_copy_in(engine)] = copies
 
 
 def _copy_in(engine: torch.optim.Optimizer) -> Tensor:

@@ -18,8 +18,13 @@ from stratagem import (
     Variable,
     config,
 )
-from tests.client.clusters import Cluster, running
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from tests.client.clusters import TOKEN, Cluster, running
 from tests.client.networks import equal, loss_of, network, training_step
+from tests.faults import Direction, FaultyProxy, Passing, Verdict
+
+HEADERS = 1  # the type of the HTTP/2 frame that opens a call
 
 
 @pytest.fixture
@@ -127,6 +132,35 @@ def test_the_state_of_an_optimizer_comes_and_goes(
     ]
 
 
+def test_the_state_of_an_optimizer_takes_two_requests_however_large_its_model() -> None:
+    calls = []
+
+    def count(passing: Passing) -> Verdict:
+        if passing.carries_message and passing.direction is Direction.TO_SERVER:
+            calls.extend([passing] if passing.kind == HEADERS else [])
+        return Verdict.PASS
+
+    settings = ServerSettings(token=TOKEN, lease_seconds=3600)
+    with (
+        ParameterServer(settings) as server,
+        FaultyProxy(server.address) as proxy,
+        Cluster([proxy.address], 1).strategy() as strategy,
+    ):
+        with strategy.scope():
+            module = nn.Sequential(*(nn.Linear(2, 2) for _ in range(10)))
+        optimizer = DistributedOptimizer(torch.optim.Adam(module.parameters(), lr=0.1))
+
+        def step() -> None:
+            module(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+
+        strategy.run(step)
+        proxy.judge = count
+        assert len(optimizer.state_dict()["state"]) == 20
+        # One lists the slot variables, one reads them.
+        assert len(calls) == 2
+
+
 def test_gradients_of_several_replicas_are_averaged_and_pushed_once(
     cluster: Cluster,
 ) -> None:
@@ -181,7 +215,7 @@ def test_variables_are_trained_like_parameters(
 ) -> None:
     with strategy.scope():
         v = Variable([1.0, 2.0])
-        optimizer = DistributedOptimizer(torch.optim.SGD([v.value()], lr=0.5))
+    optimizer = DistributedOptimizer(torch.optim.SGD([v.value()], lr=0.5))
 
     def step() -> None:
         optimizer.zero_grad()
@@ -197,7 +231,7 @@ def test_a_lazy_module_is_hosted_once_it_knows_its_shape(
 ) -> None:
     with strategy.scope():
         lazy = nn.LazyLinear(2)
-        optimizer = DistributedOptimizer(torch.optim.SGD(lazy.parameters(), lr=0.5))
+    optimizer = DistributedOptimizer(torch.optim.SGD(lazy.parameters(), lr=0.5))
 
     def step() -> None:
         optimizer.zero_grad()

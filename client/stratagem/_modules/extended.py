@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import torch
 
@@ -17,10 +19,26 @@ from stratagem._modules.registry import ParameterRegistry
 from stratagem._optimizers.step import OptimizerStep
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._variables.variable import Variable
-from stratagem_proto.errors import UnimplementedError
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
+
+
+class LivingExtended:
+    """Those of the strategies of this process that were used and still live."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: WeakSet[HostingExtended] = WeakSet()
+
+    def add(self, extended: HostingExtended) -> None:
+        """Take one in."""
+        with self._lock:
+            self._found.add(extended)
+
+    def __iter__(self) -> Iterator[HostingExtended]:
+        with self._lock:
+            return iter(list(self._found))
 
 
 class HostingExtended(StrategyExtended):
@@ -55,10 +73,19 @@ class HostingExtended(StrategyExtended):
         return ModuleAdopter(self._names, self._parameters, self._host_across_replicas)
 
     def _scope_resources(self, name: str | None) -> AbstractContextManager[object]:
+        living_extended.add(self)
         return self._adopter.watching(name)
 
     def _before_replicas(self) -> None:
+        living_extended.add(self)
         self._adopter.adopt()
+
+    def _variable_seen_as(self, tensor: torch.Tensor) -> Variable | None:
+        """Return the variable whose `value()` is this tensor, in any replica."""
+        for owner in self._names.owners():
+            if isinstance(owner, Variable) and owner._is_seen_as(tensor):
+                return owner
+        return None
 
     def _host_across_replicas(self, adoptions: Sequence[Adoption]) -> None:
         # A lazy module may turn up in the midst of a replica's forward.
@@ -84,7 +111,7 @@ class HostingExtended(StrategyExtended):
         Args:
             adoptions: Parameters, with names that are unique and recorded.
         """
-        raise _missing(self, "_host")
+        raise self._missing("_host")
 
     def _apply_gradients(self, step: OptimizerStep) -> None:
         """Carry out a step of an optimizer.
@@ -93,24 +120,23 @@ class HostingExtended(StrategyExtended):
         also if none of them has a gradient. The gradients are the `.grad` of the
         leaves: they may be read after this returns, and must not be changed.
         """
-        raise _missing(self, "_apply_gradients")
+        raise self._missing("_apply_gradients")
 
-    def _slots(self, optimizer: str, variable: Variable) -> Mapping[str, torch.Tensor]:
-        """Return the optimizer's state for a variable, by torch's keys.
+    def _slots(
+        self, optimizer: str, variables: Sequence[Variable]
+    ) -> Sequence[Mapping[str, torch.Tensor]]:
+        """Return the optimizer's state for each variable, by torch's keys.
 
-        It is empty if there is none yet. The tensors are on the CPU, or where the
-        optimizer keeps them, and are the caller's.
+        It is empty where there is none yet. The tensors are on the CPU, or where
+        the optimizer keeps them, and are the caller's.
         """
-        raise _missing(self, "_slots")
+        raise self._missing("_slots")
 
     def _set_slots(
-        self, optimizer: str, variable: Variable, slots: Mapping[str, torch.Tensor]
+        self, optimizer: str, slots: Mapping[Variable, Mapping[str, torch.Tensor]]
     ) -> None:
-        """Replace the optimizer's state for a variable; {} is none at all."""
-        raise _missing(self, "_set_slots")
+        """Replace the optimizer's state for variables; {} is none at all."""
+        raise self._missing("_set_slots")
 
 
-def _missing(extended: HostingExtended, member: str) -> UnimplementedError:
-    return UnimplementedError(
-        f"{type(extended).__name__}.{member} must be implemented in descendants"
-    )
+living_extended = LivingExtended()

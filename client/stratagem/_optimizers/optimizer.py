@@ -240,8 +240,10 @@ class DistributedOptimizer(Optimizer):
             ContextError: A replica is running.
         """
         self._require_no_replica("state_dict")
-        for parameter, trained in self._pairs():
-            slots = self._extended._slots(self._name, trained.variable)
+        pairs = list(self._pairs())
+        variables = [trained.variable for _, trained in pairs]
+        found = self._extended._slots(self._name, variables)
+        for (parameter, _), slots in zip(pairs, found, strict=True):
             state = dict(slots) or self._initial_state.get(parameter)
             if state:
                 self._inner.state[parameter] = state
@@ -259,9 +261,9 @@ class DistributedOptimizer(Optimizer):
         self._require_no_replica("load_state_dict")
         super().load_state_dict(state_dict)
         try:
-            for parameter, trained in self._pairs():
-                slots = self._inner.state.get(parameter, {})
-                self._extended._set_slots(self._name, trained.variable, slots)
+            state = self._inner.state
+            slots = {one.variable: state.get(p, {}) for p, one in self._pairs()}
+            self._extended._set_slots(self._name, slots)
         finally:
             self._inner.state.clear()
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from stratagem._contexts.context import get_strategy
-from stratagem._modules.extended import HostingExtended
+from stratagem._modules.extended import HostingExtended, living_extended
 from stratagem._modules.hosting import hosted_parameter
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import ContextError, InvalidArgumentError
@@ -75,29 +75,27 @@ class TrainedTensors:
         if isinstance(current, HostingExtended):
             current._adopter.adopt()
         for index, tensor in enumerate(tensors):
-            extended = self._strategy_of(tensor, current)
+            extended = self._strategy_of(tensor)
             if extended is None:
                 raise InvalidArgumentError(
                     f"parameter {index} of {where}, of shape {_shape(tensor)}, belongs "
-                    "to no strategy; build its module inside `with strategy.scope():`, "
-                    "and optimize that module's parameters"
+                    "to no strategy; build its module or Variable inside `with "
+                    "strategy.scope():`, and pass that module's parameters or that "
+                    "variable's value()"
                 )
             self._join(extended, f"parameter {index} of {where}")
 
-    def _strategy_of(
-        self, tensor: torch.Tensor, current: object
-    ) -> HostingExtended | None:
+    def _strategy_of(self, tensor: torch.Tensor) -> HostingExtended | None:
         hosted = hosted_parameter(tensor)
         if hosted is not None:
             return _hosting_extended(hosted.variable)
-        for extended in (current, self._extended):
-            if isinstance(extended, HostingExtended):
-                if extended._adopter.reserves(tensor):
-                    return extended
-                variable = _variable_of(tensor, extended)
-                if variable is not None:
-                    self._variables[id(tensor)] = _TrainedVariable(variable)
-                    return extended
+        for extended in living_extended:
+            if extended._adopter.reserves(tensor):
+                return extended
+            variable = extended._variable_seen_as(tensor)
+            if variable is not None:
+                self._variables[id(tensor)] = _TrainedVariable(variable)
+                return extended
         return None
 
     def _join(self, extended: HostingExtended, what: str) -> None:
@@ -156,13 +154,6 @@ def _hosting_extended(variable: Variable) -> HostingExtended:
     extended = strategy and strategy.extended
     assert isinstance(extended, HostingExtended)
     return extended
-
-
-def _variable_of(tensor: torch.Tensor, extended: HostingExtended) -> Variable | None:
-    for owner in extended._names.owners():
-        if isinstance(owner, Variable) and owner.value() is tensor:
-            return owner
-    return None
 
 
 def _shape(tensor: torch.Tensor) -> object:

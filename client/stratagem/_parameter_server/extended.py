@@ -116,7 +116,7 @@ class ParameterServerExtended(WorkerExtended):
         variables = [self._placed(adoption) for adoption in adoptions]
         self._establish(variables)
         for variable, adoption in zip(variables, adoptions, strict=True):
-            variable._strategy = self._container_strategy()
+            variable._join(self._container_strategy())
             hosted = self._parameters.add(adoption.parameter, variable, adoption.owners)
             variable.show_in(hosted)
 
@@ -160,14 +160,18 @@ class ParameterServerExtended(WorkerExtended):
         contributor = Contributor(self._membership.number, self._membership.num_workers)
         _remote_steps.contribute(self._store, step, contributor)
 
-    def _slots(self, optimizer: str, variable: Variable) -> Mapping[str, torch.Tensor]:
-        return _remote_slots.read_slots(self._store, optimizer, _remote(variable))
+    def _slots(
+        self, optimizer: str, variables: Sequence[Variable]
+    ) -> Sequence[Mapping[str, torch.Tensor]]:
+        remotes = [_remote(variable) for variable in variables]
+        return _remote_slots.read_slots(self._store, optimizer, remotes)
 
     def _set_slots(
-        self, optimizer: str, variable: Variable, slots: Mapping[str, torch.Tensor]
+        self, optimizer: str, slots: Mapping[Variable, Mapping[str, torch.Tensor]]
     ) -> None:
         self._membership.require_creator(f"the state of optimizer {optimizer!r}")
-        _remote_slots.replace_slots(self._store, optimizer, _remote(variable), slots)
+        remotes = {_remote(variable): state for variable, state in slots.items()}
+        _remote_slots.replace_slots(self._store, optimizer, remotes)
 
     # Functions run where variables are.
 

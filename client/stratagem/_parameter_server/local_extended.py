@@ -97,7 +97,7 @@ class LocalExtended(HostingExtended):
             variable = LocalVariable(
                 parameter, parameter.requires_grad, adoption.name, device=self._home
             )
-            variable._strategy = self._container_strategy()
+            variable._join(self._container_strategy())
             self._parameters.add(parameter, variable, adoption.owners)
 
     def _before_replicas(self) -> None:
@@ -131,14 +131,17 @@ class LocalExtended(HostingExtended):
                 leaf.grad = None
                 self._state[key] = engine.state[leaf]
 
-    def _slots(self, optimizer: str, variable: Variable) -> Mapping[str, torch.Tensor]:
-        state = self._state.get((optimizer, variable.name), {})
-        return {key: value.clone() for key, value in state.items()}
+    def _slots(
+        self, optimizer: str, variables: Sequence[Variable]
+    ) -> Sequence[Mapping[str, torch.Tensor]]:
+        states = [self._state.get((optimizer, one.name), {}) for one in variables]
+        return [{key: slot.clone() for key, slot in s.items()} for s in states]
 
     def _set_slots(
-        self, optimizer: str, variable: Variable, slots: Mapping[str, torch.Tensor]
+        self, optimizer: str, slots: Mapping[Variable, Mapping[str, torch.Tensor]]
     ) -> None:
-        self._state[optimizer, variable.name] = dict(slots)
+        for variable, state in slots.items():
+            self._state[optimizer, variable.name] = dict(state)
 
     def _reduce_to(
         self,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from stratagem._parameter_server.store import RemoteStore
+from stratagem._parameter_server.store import RemoteStore, by_server
 from stratagem._parameter_server.variable import RemoteVariable
 from stratagem._servers.listings import list_variables
 from stratagem._servers.reads import Reading, read
@@ -14,60 +15,87 @@ from stratagem._servers.writes import create, delete
 from stratagem_proto.tensors import allocate, spec_of
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT, VariableSpec
 
+Slots = Mapping[str, torch.Tensor]
+
 
 def read_slots(
-    store: RemoteStore, optimizer: str, variable: RemoteVariable
-) -> dict[str, torch.Tensor]:
-    """Return an optimizer's state for a variable, by torch's keys."""
-    specs = _existing(store, optimizer, variable)
-    slots = {key: allocate(spec.tensor) for key, spec in specs.items()}
-    if slots:
-        readings = [Reading(specs[key].name, slots[key]) for key in slots]
-        after = store.marks.last(optimizer)
-        wait = 0.0 if after is None else store.peer_seconds
-        store.servers.call(variable.place.server, read(readings, after, wait))
-    return slots
+    store: RemoteStore, optimizer: str, variables: Sequence[RemoteVariable]
+) -> list[dict[str, torch.Tensor]]:
+    """Return an optimizer's state for variables, by torch's keys.
+
+    Each server is asked once for what it has, and once for its values.
+    """
+    found: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+    readings: dict[int, list[Reading]] = defaultdict(list)
+    for server, specs in _existing(store, optimizer, variables).items():
+        for spec in specs:
+            value = allocate(spec.tensor)
+            found[spec.slot_of][_key(spec, optimizer)] = value
+            readings[server].append(Reading(spec.name, value))
+    after = store.marks.last(optimizer)
+    wait = 0.0 if after is None else store.peer_seconds
+    store.servers.together(
+        {server: read(group, after, wait) for server, group in readings.items()}
+    )
+    return [found[variable.name] for variable in variables]
 
 
 def replace_slots(
-    store: RemoteStore,
-    optimizer: str,
-    variable: RemoteVariable,
-    slots: Mapping[str, torch.Tensor],
+    store: RemoteStore, optimizer: str, slots: Mapping[RemoteVariable, Slots]
 ) -> None:
-    """Replace an optimizer's state for a variable; {} is none at all."""
-    server = variable.place.server
-    existing = _existing(store, optimizer, variable)
-    if existing:
-        names = [spec.name for spec in existing.values()]
-        store.servers.call(server, delete(names))
-    if slots:
-        specs = [
-            VariableSpec(
-                name=_prefix(optimizer, variable) + key,
-                tensor=spec_of(value),
-                kind=VARIABLE_KIND_SLOT,
-                slot_of=variable.name,
-                device=variable.device_name,
-            )
-            for key, value in slots.items()
-        ]
-        store.servers.call(server, create(specs, list(slots.values())))
+    """Replace an optimizer's state for variables; {} is none at all."""
+    existing = _existing(store, optimizer, slots)
+    store.servers.together(
+        {
+            server: delete([spec.name for spec in specs])
+            for server, specs in existing.items()
+        }
+    )
+    specs: dict[int, list[VariableSpec]] = defaultdict(list)
+    values: dict[int, list[torch.Tensor]] = defaultdict(list)
+    for variable, state in slots.items():
+        for key, value in state.items():
+            specs[variable.place.server].append(_spec(optimizer, variable, key, value))
+            values[variable.place.server].append(value)
+    store.servers.together(
+        {server: create(specs[server], values[server]) for server in specs}
+    )
 
 
 def _existing(
-    store: RemoteStore, optimizer: str, variable: RemoteVariable
-) -> dict[str, VariableSpec]:
-    listing = store.servers.call(
-        variable.place.server, list_variables([VARIABLE_KIND_SLOT])
+    store: RemoteStore, optimizer: str, variables: Iterable[RemoteVariable]
+) -> dict[int, list[VariableSpec]]:
+    """What servers keep for these variables; servers without any are left out."""
+    groups = by_server(variables)
+    listings = store.servers.together(
+        {server: list_variables([VARIABLE_KIND_SLOT]) for server in groups}
     )
-    prefix = _prefix(optimizer, variable)
-    return {
-        info.spec.name.removeprefix(prefix): info.spec
-        for info in listing
-        if info.spec.slot_of == variable.name and info.spec.name.startswith(prefix)
-    }
+    existing = {}
+    for server, group in groups.items():
+        names = {variable.name for variable in group}
+        specs = [info.spec for info in listings[server] if info.spec.slot_of in names]
+        existing[server] = [
+            spec for spec in specs if spec.name.startswith(_prefix(spec, optimizer))
+        ]
+    return {server: specs for server, specs in existing.items() if specs}
 
 
-def _prefix(optimizer: str, variable: RemoteVariable) -> str:
-    return f"{variable.name}/{optimizer}/"
+def _spec(
+    optimizer: str, variable: RemoteVariable, key: str, value: torch.Tensor
+) -> VariableSpec:
+    spec = VariableSpec(
+        tensor=spec_of(value),
+        kind=VARIABLE_KIND_SLOT,
+        slot_of=variable.name,
+        device=variable.device_name,
+    )
+    spec.name = _prefix(spec, optimizer) + key
+    return spec
+
+
+def _key(spec: VariableSpec, optimizer: str) -> str:
+    return spec.name.removeprefix(_prefix(spec, optimizer))
+
+
+def _prefix(spec: VariableSpec, optimizer: str) -> str:
+    return f"{spec.slot_of}/{optimizer}/"

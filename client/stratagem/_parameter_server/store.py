@@ -41,7 +41,7 @@ class RemoteStore:
         Raises:
             AlreadyExistsError: A server has a variable of that name.
         """
-        groups = _by_server(variables)
+        groups = by_server(variables)
         answers = self.servers.together(
             {
                 server: create([v.spec for v in group], [v.leaf for v in group])
@@ -54,7 +54,7 @@ class RemoteStore:
 
     def refresh(self, variables: Iterable[RemoteVariable]) -> None:
         """Bring the copies up to date, and wait for the last synchronous step."""
-        groups = _by_server(variables)
+        groups = by_server(variables)
         marks: list[StepMark | None] = [*self.marks.committed()]
         # A read waits for one mark at most.
         for mark in marks[:-1]:
@@ -89,7 +89,7 @@ class RemoteStore:
         Returns:
             The version of each variable afterwards, by name.
         """
-        groups = _by_server(writings)
+        groups = by_server(writings)
         versions = self.servers.together(
             {
                 server: assign([writings[variable] for variable in group])
@@ -107,9 +107,10 @@ class RemoteStore:
         return self.servers.on_all(list_variables)
 
 
-def _by_server(
+def by_server(
     variables: Iterable[RemoteVariable],
 ) -> dict[int, list[RemoteVariable]]:
+    """Return the variables of each server, in their order."""
     groups: dict[int, list[RemoteVariable]] = defaultdict(list)
     for variable in variables:
         groups[variable.place.server].append(variable)

@@ -86,6 +86,7 @@ class ParameterServerStrategy(Strategy):
         resolver = cluster_resolver or TFConfigClusterResolver()
         devices = _replica_devices(num_replicas_per_worker)
         self._passages: Counter[str] = Counter()
+        self._resolver = resolver
         if not resolver.cluster_spec():
             super().__init__(LocalExtended(self, [canonicalize(d) for d in devices]))
             return
@@ -95,15 +96,20 @@ class ParameterServerStrategy(Strategy):
         identity = _identity(member, resolver.cluster_token if token is None else token)
         deadlines = Deadlines(connect=connect_seconds)
         servers = ServerGroup(member.server_addresses, identity, deadlines)
-        extended = ParameterServerExtended(
-            self,
-            member,
-            RemoteStore(servers, peer_seconds),
-            [canonicalize(device, member.name) for device in devices],
-            consistency == "sync",
+        super().__init__(
+            ParameterServerExtended(
+                self,
+                member,
+                RemoteStore(servers, peer_seconds),
+                [canonicalize(device, member.name) for device in devices],
+                consistency == "sync",
+            )
         )
-        extended._cluster_resolver = resolver
-        super().__init__(extended)
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """The resolver that was given, else that of TF_CONFIG. Spec: STR-4."""
+        return self._resolver
 
     @property
     def extended(self) -> ParameterServerExtended | LocalExtended:

@@ -131,6 +131,10 @@ class RemoteVariable(Variable):
             self._store.refresh([self])
         return self.leaf
 
+    def _is_seen_as(self, tensor: torch.Tensor) -> bool:
+        # Without asking the server for the newest value.
+        return self.leaf is tensor
+
     def _write(self, write: Write, value: Any) -> None:
         if isinstance(value, IndexedSlices):
             writing = Writing(self.name, _MODES[write], value.values, value.indices)
@@ -169,5 +173,5 @@ class RemoteVariable(Variable):
 def remote_of(variable: Variable) -> RemoteVariable | None:
     """Return the remote variable that this one is or wraps, None if there is none."""
     if isinstance(variable, AggregatingVariable):
-        variable = variable._variable
+        variable = variable.only_copy
     return variable if isinstance(variable, RemoteVariable) else None

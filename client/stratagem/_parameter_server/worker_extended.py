@@ -16,7 +16,6 @@ from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
-    from stratagem.cluster_resolver import ClusterResolver
 
 
 class WorkerExtended(HostingExtended):
@@ -40,7 +39,6 @@ class WorkerExtended(HostingExtended):
         synchronous: bool,
     ) -> None:
         super().__init__(container_strategy)
-        self._cluster_resolver: ClusterResolver | None = None
         self._default_device = membership.name
         self._membership = membership
         self._devices = tuple(devices)

@@ -73,7 +73,7 @@ class StrategyExtended(StrategyHooks):
         name = self._names.choose(traits.name)
         kwargs |= vars(traits) | {"name": name}
         variable = self._create_variable(next_creator, **kwargs)
-        variable._strategy = strategy
+        variable._join(strategy)
         self._names.record(name, variable)
         return variable
 

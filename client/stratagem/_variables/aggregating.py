@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,10 +41,15 @@ class AggregatingVariable(Variable):
 
     def __init__(self, strategy: Strategy, variable: Variable) -> None:
         self._traits = variable._traits
-        self._strategy = variable._strategy = strategy
         self._variable = variable
         self._leaves: dict[int, torch.Tensor] = {}
-        variable._container_ref = weakref.ref(self)
+        self._join(strategy)
+        variable._join(strategy, container=self)
+
+    @property
+    def only_copy(self) -> Variable:
+        """The variable that it wraps."""
+        return self._variable
 
     @property
     def dtype(self) -> torch.dtype:
@@ -74,6 +78,10 @@ class AggregatingVariable(Variable):
             leaf = shared.detach().requires_grad_(shared.requires_grad)
             self._leaves[replica] = leaf
         return leaf
+
+    def _is_seen_as(self, tensor: torch.Tensor) -> bool:
+        others = self._leaves.values()
+        return self._variable._is_seen_as(tensor) or any(o is tensor for o in others)
 
     def _target(self, function: str) -> Any:
         if in_cross_replica_context():

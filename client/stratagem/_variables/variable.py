@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from enum import Enum
 from inspect import signature
@@ -125,7 +126,7 @@ class Variable(Operators, metaclass=VariableType):
 
     _traits: VariableTraits
     _strategy: Strategy | None = None
-    _container_ref: Any = None
+    _container_ref: weakref.ref[Variable] | None = None
 
     def __init__(  # noqa: PLR0913 - the signature of tf.Variable
         self,
@@ -174,12 +175,22 @@ class Variable(Operators, metaclass=VariableType):
         """
         raise self._missing("_write")
 
+    def _is_seen_as(self, tensor: torch.Tensor) -> bool:
+        """Return whether `value` returns exactly this tensor, in any replica."""
+        return self.value() is tensor
+
     def _missing(self, member: str) -> UnimplementedError:
         return UnimplementedError(
             f"{type(self).__name__}.{member} must be implemented in descendants"
         )
 
     # What follows from it.
+
+    def _join(self, strategy: Strategy, container: Variable | None = None) -> None:
+        """Note which strategy it belongs to, and what it is a component of."""
+        self._strategy = strategy
+        if container is not None:
+            self._container_ref = weakref.ref(container)
 
     @property
     def name(self) -> str:
@@ -217,8 +228,7 @@ class Variable(Operators, metaclass=VariableType):
 
         None if there is none, or if it has been collected. Spec: EXT-8.
         """
-        container: Variable | None = self._container_ref and self._container_ref()
-        return container
+        return None if self._container_ref is None else self._container_ref()
 
     @property
     def values(self) -> tuple[Variable, ...]:
