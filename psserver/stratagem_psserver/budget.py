@@ -25,10 +25,11 @@ class Budget:
             ResourceExhaustedError: The limit would be passed.
         """
         if nbytes > self.available:
+            remedy = "repeat it in a moment" if nbytes <= self.limit else "ask for less"
             raise ResourceExhaustedError(
                 f"{purpose} needs {nbytes} bytes; {self.used} of the budget of "
-                f"{self.limit} bytes for staged and waiting data are in use. Send "
-                "less at a time, or start the server with a larger --staged-bytes"
+                f"{self.limit} bytes for staged and waiting data are in use; {remedy}, "
+                "or start the server with a larger --staged-bytes"
             )
         return Reservation(self, nbytes)
 

@@ -3,12 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError
+from stratagem_proto.tensors import encode_dtype
 from stratagem_proto.v1.parameter_server_pb2 import Selection
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_psserver.store import Variable
+
+
+@dataclass(frozen=True)
+class Selected:
+    """What is selected of a variable; no memory is taken before `tensor`.
+
+    Attributes:
+        view: The variable's value or a box of it.
+        rows: Which rows of that, an int64 vector; None for all.
+    """
+
+    view: torch.Tensor
+    rows: torch.Tensor | None = None
+
+    @property
+    def spec(self) -> TensorSpec:
+        shape = list(self.view.shape)
+        if self.rows is not None:
+            shape[0] = len(self.rows)
+        return TensorSpec(dtype=encode_dtype(self.view.dtype), shape=shape)
+
+    @property
+    def nbytes(self) -> int:
+        if self.rows is None:
+            return self.view.nbytes
+        return len(self.rows) * self.view[:1].nbytes
+
+    def tensor(self) -> torch.Tensor:
+        return self.view if self.rows is None else self.view.index_select(0, self.rows)
 
 
 def is_wanted(variable: Variable, selection: Selection) -> bool:
@@ -18,8 +50,8 @@ def is_wanted(variable: Variable, selection: Selection) -> bool:
     )
 
 
-def select(variable: Variable, selection: Selection) -> torch.Tensor:
-    """What is selected of the variable; a view of its value where it can be one.
+def select(variable: Variable, selection: Selection) -> Selected:
+    """Finds out what is selected of a variable.
 
     Raises:
         InvalidArgumentError: The slice has another rank than the variable, or the
@@ -28,12 +60,13 @@ def select(variable: Variable, selection: Selection) -> torch.Tensor:
     """
     match selection.WhichOneof("part"):
         case "slice":
-            return _box(variable, selection.slice.start, selection.slice.size)
+            box = _box(variable, selection.slice.start, selection.slice.size)
+            return Selected(box)
         case "rows":
             rows = _indices(variable, selection.rows.indices)
             check_rows(variable, rows)
-            return variable.value.index_select(0, rows)
-    return variable.value
+            return Selected(variable.value, rows)
+    return Selected(variable.value)
 
 
 def _box(variable: Variable, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:

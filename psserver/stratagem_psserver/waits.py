@@ -16,7 +16,7 @@ class Waits:
     """Requests that wait, by what they wait for."""
 
     def __init__(self) -> None:
-        self._changes: dict[Hashable, asyncio.Event] = {}
+        self._waiting: dict[Hashable, set[asyncio.Future[None]]] = {}
         self._closed: StratagemError | None = None
 
     async def until(
@@ -45,17 +45,28 @@ class Waits:
         while (outcome := met()) is None:
             if self._closed is not None:
                 raise self._closed
-            await self._changes.setdefault(subject, asyncio.Event()).wait()
+            await self._change(subject)
         return outcome
+
+    async def _change(self, subject: Hashable) -> None:
+        change = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.setdefault(subject, set())
+        waiting.add(change)
+        try:
+            await change
+        finally:
+            waiting.discard(change)
+            if not waiting and self._waiting.get(subject) is waiting:
+                del self._waiting[subject]
 
     def changed(self, subject: Hashable) -> None:
         """Lets those who wait for that subject look again."""
-        change = self._changes.pop(subject, None)
-        if change is not None:
-            change.set()
+        for change in self._waiting.pop(subject, set()):
+            if not change.done():
+                change.set_result(None)
 
     def close(self, error: StratagemError) -> None:
         """Ends all waits, present and future, with an error."""
         self._closed = error
-        for subject in list(self._changes):
+        for subject in list(self._waiting):
             self.changed(subject)

@@ -233,3 +233,16 @@ def test_a_request_beyond_the_budget_is_refused_before_its_data_comes() -> None:
                     "Assign", [encode_frame(Frame(header))], pb.AssignResponse
                 )
         assert client.everything() == before
+
+
+def test_rows_beyond_the_budget_are_refused_before_they_are_gathered() -> None:
+    with (
+        ParameterServer(ServerSettings(staged_bytes=1 << 20)) as server,
+        RawClient(server.address, "") as client,
+    ):
+        client.open()
+        client.create(w=torch.ones(1, 100_000))
+        # 400 GB: gathering them would fail in another way.
+        rows = pb.Selection(variable="w", rows=pb.Rows(indices=bytes(8_000_000)))
+        with pytest.raises(ResourceExhaustedError, match="a read needs 400000000000"):
+            client.select(pb.ReadRequest(selections=[rows]))

@@ -23,6 +23,15 @@ def test_a_reservation_beyond_the_limit_names_what_is_wanted_and_used() -> None:
     assert budget.used == 7
 
 
+def test_whether_a_repetition_may_help_is_said() -> None:
+    budget = Budget(10)
+    budget.reserve(7, "a request")
+    with pytest.raises(ResourceExhaustedError, match="repeat it in a moment, or start"):
+        budget.reserve(10, "a read")
+    with pytest.raises(ResourceExhaustedError, match=r"ask for less, .*--staged-bytes"):
+        budget.reserve(11, "a read")
+
+
 def test_bytes_are_given_back_once_by_whoever_has_them() -> None:
     budget = Budget(10)
     with budget.reserve(7, "a request") as first:

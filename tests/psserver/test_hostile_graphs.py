@@ -50,7 +50,7 @@ def run(client: RawClient, graph: GraphProgram) -> None:
     ("hostile", "error", "says"),
     [
         (PASSWORDS, InvalidArgumentError, r"aten\.from_file"),
-        (TERABYTE, ResourceExhaustedError, "bytes"),
+        (TERABYTE, InvalidArgumentError, "bytes"),
         (MILLION, ResourceExhaustedError, "1000000 nodes"),
         (IDLE, InvalidArgumentError, "never writes"),
     ],

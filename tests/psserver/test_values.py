@@ -16,6 +16,7 @@ from stratagem_proto.errors import (
     OutOfRangeError,
     StratagemError,
 )
+from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.assignments import prepare
 from stratagem_psserver.selections import is_wanted, select
@@ -47,19 +48,38 @@ def test_a_slice_is_a_box_of_the_variable() -> None:
     value = torch.arange(24.0).reshape(2, 3, 4)
     box = pb.Slice(start=[0, 1, 2], size=[2, 2, 1])
     selected = select(hosting(value)[1], pb.Selection(variable="w", slice=box))
-    assert torch.equal(selected, value[0:2, 1:3, 2:3])
+    assert torch.equal(selected.tensor(), value[0:2, 1:3, 2:3])
 
 
 def test_rows_come_in_the_order_in_which_they_are_wanted() -> None:
     value = torch.arange(8.0).reshape(4, 2)
     rows = pb.Rows(indices=indices(3, 0, 3))
     selected = select(hosting(value)[1], pb.Selection(variable="w", rows=rows))
-    assert torch.equal(selected, value[[3, 0, 3]])
+    assert torch.equal(selected.tensor(), value[[3, 0, 3]])
 
 
 def test_no_rows_are_an_empty_tensor_of_the_rows_shape() -> None:
     selection = pb.Selection(variable="w", rows=pb.Rows())
-    assert select(hosting(torch.zeros(4, 2))[1], selection).shape == (0, 2)
+    selected = select(hosting(torch.zeros(4, 2))[1], selection)
+    assert selected.tensor().shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        pb.Selection(variable="w"),
+        pb.Selection(variable="w", slice=pb.Slice(start=[1, 1], size=[2, 1])),
+        pb.Selection(variable="w", rows=pb.Rows(indices=indices(3, 0, 3))),
+        pb.Selection(variable="w", rows=pb.Rows()),
+    ],
+    ids=["whole", "slice", "rows", "no rows"],
+)
+def test_what_a_selection_takes_is_known_before_it_is_taken(
+    selection: pb.Selection,
+) -> None:
+    selected = select(hosting(torch.zeros(4, 2))[1], selection)
+    tensor = selected.tensor()
+    assert (selected.spec, selected.nbytes) == (spec_of(tensor), tensor.nbytes)
 
 
 @pytest.mark.parametrize(

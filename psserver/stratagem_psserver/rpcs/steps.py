@@ -38,6 +38,13 @@ async def run_graph(
     values = [_bound(state.store, binding, staged) for binding in bindings]
     nodes = len(graph.steps) * _NODE_BYTES
     prepared = await state.compute.run(lambda: prepare(graph, values), nodes)
+    if prepared.nbytes > state.budget.limit:
+        # Unlike a budget that is in use, this will not pass.
+        raise InvalidArgumentError(
+            f"the update program needs {prepared.nbytes} bytes; this server has a "
+            f"budget of {state.budget.limit} bytes. Write intermediate results in "
+            "place, or start it with a larger --staged-bytes"
+        )
     with state.budget.reserve(prepared.nbytes, "the update program"):
         size = nodes + prepared.nbytes + sum(each.value.nbytes for each in written)
         await state.compute.run(prepared.run, size)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 
-import torch
-
 from stratagem_proto.codec import split
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.frames import encode_frame
-from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.assignments import Write, prepare
 from stratagem_psserver.mutations import Chunks, Staged
-from stratagem_psserver.selections import is_wanted, select
+from stratagem_psserver.selections import Selected, is_wanted, select
 from stratagem_psserver.state import ServerState
 
 
@@ -31,12 +28,12 @@ class ValueRpcs:
             await self._wait(request.after, request.wait_seconds)
         names = [selection.variable for selection in request.selections]
         async with state.locked(names):
-            header, tensors = self._select(request.selections)
-            nbytes = sum(tensor.nbytes for tensor in tensors)
+            header, chosen = self._select(request.selections)
+            nbytes = sum(each.nbytes for each in chosen)
             reservation = state.budget.reserve(nbytes, "a read")
             with reservation:
                 # Frames are copies, so this is the snapshot that the locks are for.
-                encode = partial(_encode, header, tensors)
+                encode = partial(_encode, header, chosen)
                 frames = await state.compute.run(encode, nbytes)
                 reservation = reservation.hand_over()
         with reservation:
@@ -54,17 +51,17 @@ class ValueRpcs:
 
     def _select(
         self, selections: Sequence[pb.Selection]
-    ) -> tuple[pb.ReadHeader, list[torch.Tensor]]:
+    ) -> tuple[pb.ReadHeader, list[Selected]]:
         header = pb.ReadHeader()
-        tensors: list[torch.Tensor] = []
+        chosen: list[Selected] = []
         for selection in selections:
             variable = self._state.store.get(selection.variable)
             value = header.values.add(version=variable.version)
             if is_wanted(variable, selection):
-                value.tensor = len(tensors)
-                tensors.append(select(variable, selection))
-                header.tensors.append(spec_of(tensors[-1]))
-        return header, tensors
+                value.tensor = len(chosen)
+                chosen.append(select(variable, selection))
+                header.tensors.append(chosen[-1].spec)
+        return header, chosen
 
     async def assign(self, header: pb.AssignHeader, chunks: Chunks) -> bytes:
         return await self._state.mutations.once_staged(
@@ -83,7 +80,8 @@ class ValueRpcs:
             return pb.AssignResponse(versions=[_counted(write) for write in writes])
 
 
-def _encode(header: pb.ReadHeader, tensors: list[torch.Tensor]) -> list[bytes]:
+def _encode(header: pb.ReadHeader, chosen: Sequence[Selected]) -> list[bytes]:
+    tensors = [each.tensor() for each in chosen]
     return [encode_frame(frame) for frame in split(header, tensors)]
 
 

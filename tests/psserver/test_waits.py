@@ -1,0 +1,59 @@
+"""Waiting for what another request brings about."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+
+from stratagem_proto.errors import UnavailableError
+from stratagem_psserver.waits import Waits
+
+
+class Subject:
+    """Something to wait for that can be seen to be forgotten."""
+
+
+def test_all_who_wait_look_again_when_their_subject_changes() -> None:
+    async def scenario() -> list[str | None]:
+        waits, outcomes = Waits(), dict[str, str]()
+        waiting = [
+            asyncio.create_task(waits.until(name, lambda: outcomes.get("a"), seconds))
+            for name, seconds in [("a", 60.0), ("a", 60.0), ("b", 0.01)]
+        ]
+        await asyncio.sleep(0)
+        outcomes["a"] = "done"
+        waits.changed("a")
+        return list(await asyncio.gather(*waiting[:2]))
+
+    assert asyncio.run(scenario()) == ["done", "done"]
+
+
+def test_nothing_is_left_of_a_wait_that_was_too_long() -> None:
+    async def scenario() -> None:
+        subject = Subject()
+        waits = Waits()
+        assert await waits.until(subject, lambda: None, 0.01) is None
+        forgotten = weakref.ref(subject)
+        del subject
+        gc.collect()
+        assert forgotten() is None
+        # Alive until here: it is not with the waits that the subject went.
+        waits.changed("another")
+
+    asyncio.run(scenario())
+
+
+def test_closing_ends_waits_present_and_future() -> None:
+    async def scenario() -> None:
+        waits = Waits()
+        present = asyncio.create_task(waits.until("a", lambda: None, 60))
+        await asyncio.sleep(0)
+        waits.close(UnavailableError("closed"))
+        for wait in (present, waits.until("b", lambda: None, 60)):
+            with pytest.raises(UnavailableError, match="closed"):
+                await wait
+
+    asyncio.run(scenario())
