@@ -60,21 +60,17 @@ class Attachment:
             self._look()
         for spec in wanted:
             found = self._created.get(spec.ordinal)
-            if found is not None and _traits(found.spec) != _traits(spec):
+            if found is not None and traits(found.spec) != traits(spec):
                 raise self._difference(found.spec, spec)
         return [spec for spec in wanted if spec.ordinal not in self._created]
 
     def _look(self) -> None:
-        for server, infos in self._listing().items():
-            for info in infos:
-                if info.spec.HasField("ordinal"):
-                    found = Found(server, info.spec)
-                    self._created[info.spec.ordinal] = found
+        self._created |= find(self._listing())
 
     def _difference(self, theirs: VariableSpec, ours: VariableSpec) -> AttachmentError:
         return AttachmentError(
-            f"variable {ours.ordinal} of the chief's program is {_described(theirs)}, "
-            f"but of {self._worker}'s it is {_described(ours)}; run the same program "
+            f"variable {ours.ordinal} of the chief's program is {described(theirs)}, "
+            f"but of {self._worker}'s it is {described(ours)}; run the same program "
             "on all workers, with the same settings",
             variable=ours.name,
             task=self._worker,
@@ -100,12 +96,26 @@ class Found(NamedTuple):
     spec: VariableSpec
 
 
-def _traits(spec: VariableSpec) -> tuple[object, ...]:
+def find(
+    listing: Mapping[int, Sequence[VariableInfo]],
+) -> dict[int, Found]:
+    """Return the variables that a chief created, by their place in its order."""
+    return {
+        info.spec.ordinal: Found(server, info.spec)
+        for server, infos in listing.items()
+        for info in infos
+        if info.spec.HasField("ordinal")
+    }
+
+
+def traits(spec: VariableSpec) -> tuple[object, ...]:
+    """Return that in which the programs of all tasks and runs have to agree."""
     tensor = spec.tensor
     return spec.name, spec.module_path, tensor.dtype, tuple(tensor.shape)
 
 
-def _described(spec: VariableSpec) -> str:
+def described(spec: VariableSpec) -> str:
+    """Return these traits for a message."""
     owner = f" in {spec.module_path}" if spec.module_path else ""
     dtype = str(decode_dtype(spec.tensor.dtype)).removeprefix("torch.")
     return f"{spec.name!r} ({dtype}, shape {tuple(spec.tensor.shape)}{owner})"

@@ -8,6 +8,7 @@ import torch
 
 from stratagem._cluster.membership import Membership
 from stratagem._parameter_server.attachment import Attachment
+from stratagem._parameter_server.earlier_run import EarlierRun
 from stratagem._parameter_server.placement import RoundRobin, server_device
 from stratagem._parameter_server.store import RemoteStore
 from stratagem._parameter_server.variable import RemoteVariable
@@ -26,6 +27,7 @@ class RemoteCreation:
     def __init__(self, store: RemoteStore, membership: Membership) -> None:
         self._store = store
         self._creates = membership.creates
+        self._earlier = EarlierRun(membership.name, store)
         self._places = RoundRobin(len(store.servers))
         self._attachment = Attachment(
             membership.name, store.listing, store.peer_seconds
@@ -53,14 +55,28 @@ class RemoteCreation:
     def establish(self, variables: Sequence[RemoteVariable]) -> None:
         """Make placed variables exist; afterwards their copies have their values.
 
+        What an earlier run of the same program has left on the servers keeps its
+        values.
+
         Raises:
             AlreadyExistsError: This task creates, and a server has one of that name.
             AttachmentError: This task attaches, and the chief's variables differ or
-                do not come in time.
+                do not come in time; or it creates, and the servers hold variables
+                of another program.
         """
         if self._creates:
-            self._store.create(variables)
-            return
+            self._create(variables)
+        else:
+            self._attach(variables)
+
+    def _create(self, variables: Sequence[RemoteVariable]) -> None:
+        kept = self._earlier.kept(variables)
+        names = {variable.name for variable in kept}
+        self._store.create([one for one in variables if one.name not in names])
+        self._earlier.take(variables)
+        self._store.refresh(kept)
+
+    def _attach(self, variables: Sequence[RemoteVariable]) -> None:
         found = self._attachment.attach([variable.spec for variable in variables])
         for variable, (server, _) in zip(variables, found, strict=True):
             _require_same_server(variable, server)

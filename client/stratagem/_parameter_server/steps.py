@@ -55,7 +55,7 @@ def contribute(
     Every server gets a part, if only an empty one, so that all come to the same
     steps; the parts count once all servers have theirs.
     """
-    mark = store.marks.next(step.optimizer)
+    mark = store.marks.next(step.optimizer, store.is_applied)
     program = _program(step)
     gradients = _gradients(step, reduced=False)
     mean = step.reduce_op is ReduceOp.MEAN

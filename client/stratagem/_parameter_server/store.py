@@ -13,6 +13,7 @@ from stratagem._servers.group import ServerGroup
 from stratagem._servers.listings import list_variables
 from stratagem._servers.reads import Reading, read
 from stratagem._servers.writes import Writing, assign, create
+from stratagem_proto.errors import AbortedError, DeadlineExceededError
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
 from stratagem_proto.v1.variable_pb2 import VariableInfo
 
@@ -63,6 +64,15 @@ class RemoteStore:
         for server, group in groups.items():
             for variable, version in zip(group, versions[server], strict=True):
                 variable.settle(version)
+
+    def is_applied(self, mark: StepMark) -> bool:
+        """Return whether the servers have applied a synchronous step."""
+        try:
+            # Steps end on all servers, so one is enough to ask.
+            self.servers.call(0, read((), after=mark))
+        except (AbortedError, DeadlineExceededError):
+            return False
+        return True
 
     def _read(
         self,

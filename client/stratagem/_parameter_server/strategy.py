@@ -43,7 +43,10 @@ class ParameterServerStrategy(Strategy):
             strategy.run(replica_step, args=(batch,))
 
     Parameters are fresh only within `run`: call `refresh` before using them outside.
-    Without a cluster it is a strategy for this process alone.
+    A program that is started again while its servers run goes on with the variables
+    and the optimizers' state that they hold, and logs a warning that says so; a
+    program whose variables differ in names, shapes, dtypes or modules is refused by
+    an `AttachmentError`. Restart the servers to begin anew. Without a cluster it is a strategy for this process alone.
 
     Constructing it does not connect to anything.
 

@@ -143,6 +143,11 @@ class RemoteVariable(Variable):
         self._store.write({self: writing})
         self.outdate()
 
+    @property
+    def is_reachable(self) -> bool:
+        """Whether its strategy has not been closed."""
+        return not self._store.servers.closed
+
     # For those who keep the copy fresh.
 
     def show_in(self, hosted: HostedParameter) -> None:

@@ -54,6 +54,16 @@ class ServerGroup:
     def __len__(self) -> int:
         return len(self._connections)
 
+    @property
+    def addresses(self) -> Sequence[str]:
+        """The "host:port" of each server, by task index."""
+        return self._description[0]
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._finalizer.alive
+
     def call(self, task: int, request: Request[Result]) -> Result:
         """Sends a request to one server; raises as `Connection.call`."""
         return self.together({task: request})[task]
