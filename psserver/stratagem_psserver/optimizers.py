@@ -37,7 +37,14 @@ class _Parameter:
 
     variable: Variable
     gradient: torch.Tensor
+    layout: StateLayout
     state: dict[str, torch.Tensor]
+
+    def keep(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Takes back what an optimizer made, in the dtypes of the layout."""
+        self.state = {
+            key: tensor.to(self.layout[key].dtype) for key, tensor in state.items()
+        }
 
 
 @dataclass
@@ -68,7 +75,7 @@ class _Group:
         take_step(optimizer)
         for tensor, each in lent.items():
             tensor.grad = None
-            each.state = dict(optimizer.state.get(tensor, {}))
+            each.keep(optimizer.state.get(tensor, {}))
 
 
 @dataclass
@@ -172,7 +179,8 @@ class Optimizers:
         group = groups[gradient.group]
         layout = group.layout(rule, variable.value.dtype, gradient.rows is not None)
         state = self._state(name, variable, layout)
-        group.parameters.append(_Parameter(variable, gradient.as_grad(variable), state))
+        grad = gradient.as_grad(variable)
+        group.parameters.append(_Parameter(variable, grad, layout, state))
 
     def _state(
         self, optimizer: str, variable: Variable, layout: StateLayout

@@ -30,6 +30,10 @@ class StateTensor:
 
 StateLayout = Mapping[str, StateTensor]
 
+# What torch makes of an optimizer's scalars depends on the default dtype of the
+# process, which a program that hosts a server in itself may change at any time.
+_SCALAR = torch.float32
+
 
 def make_optimizer(
     rule: OptimizerRule, values: Mapping[str, Value], fresh: list[torch.Tensor]
@@ -119,7 +123,7 @@ def _rehearse(
             f"torch.optim.{name} would keep sparse state{_sparse_advice(sparse)}"
         )
     return {
-        key: StateTensor(tensor.dtype, tensor.dim() == 0)
+        key: StateTensor(tensor.dtype if tensor.dim() else _SCALAR, tensor.dim() == 0)
         for key, tensor in state.items()
     }
 

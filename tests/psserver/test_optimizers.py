@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -163,6 +163,32 @@ def test_state_restored_before_the_first_step_is_used() -> None:
     trained.store, trained.optimizers = fresh, Optimizers(fresh)
     trained.step()
     trained.check()
+
+
+@pytest.fixture
+def double_default() -> Iterator[None]:
+    """A program that hosts a server in itself and computes in float64."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("cls", [torch.optim.NAdam, torch.optim.ASGD])
+def test_state_does_not_depend_on_the_default_dtype(
+    cls: type[torch.optim.Optimizer], double_default: None
+) -> None:
+    store, optimizers = hosting(w=torch.zeros(2))
+    program = optimizer_program(cls([torch.empty(0)]))  # type: ignore[call-arg]
+    scalars = set()
+    for default in (torch.float64, torch.float32):
+        torch.set_default_dtype(default)
+        run(optimizers, program, [Gradient("w", 0, store.get("w").value.clone())])
+        scalars |= {
+            store.get(info.spec.name).value.dtype
+            for info in store.listing()
+            if not info.spec.tensor.shape
+        }
+    assert scalars == {torch.float32}
 
 
 def test_a_step_raises_the_versions_of_variables_and_slots() -> None:
