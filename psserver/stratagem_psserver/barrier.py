@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.protocol import check_name
+from stratagem_psserver.listing import listed
+
+# Passages that some tasks wait for, and passages that are remembered.
+MAX_GATHERINGS = 10_000
+MAX_PASSED = 100_000
 
 
 @dataclass
@@ -16,12 +22,6 @@ class _Gathering:
     arrived: dict[str, bytes] = field(default_factory=dict)
 
 
-@dataclass
-class _Barrier:
-    gatherings: dict[int, _Gathering] = field(default_factory=dict)
-    passed: dict[bytes, int] = field(default_factory=dict)
-
-
 class Barriers:
     """The barriers of a server.
 
@@ -30,7 +30,9 @@ class Barriers:
     """
 
     def __init__(self) -> None:
-        self._barriers: dict[str, _Barrier] = {}
+        self._gatherings: dict[tuple[str, int], _Gathering] = {}
+        # The latest generation that each session has passed, by barrier.
+        self._passed: OrderedDict[tuple[str, bytes], int] = OrderedDict()
 
     def arrive(
         self, name: str, generation: int, num_tasks: int, task: str, session_id: bytes
@@ -46,46 +48,61 @@ class Barriers:
 
         Raises:
             InvalidArgumentError: Another task waits for another number of tasks.
+            ResourceExhaustedError: Tasks wait at too many barriers.
         """
         check_name(name, "barrier")
         if num_tasks < 1:
             raise InvalidArgumentError(f"barrier {name!r} must wait for 1 task or more")
         if self.is_passed(name, generation, session_id):
             return
-        barrier = self._barriers.setdefault(name, _Barrier())
-        gathering = barrier.gatherings.setdefault(generation, _Gathering(num_tasks))
+        gathering = self._gathering(name, generation, num_tasks)
         if gathering.num_tasks != num_tasks:
             raise InvalidArgumentError(
                 f"{task} waits at barrier {name!r} for {num_tasks} tasks, "
-                f"{', '.join(gathering.arrived)} for {gathering.num_tasks}; run the "
+                f"{listed(list(gathering.arrived))} for {gathering.num_tasks}; run the "
                 "same program on all"
             )
         gathering.arrived[task] = session_id
         if len(gathering.arrived) == num_tasks:
-            del barrier.gatherings[generation]
-            barrier.passed |= dict.fromkeys(gathering.arrived.values(), generation)
+            del self._gatherings[name, generation]
+            self._let_pass(name, generation, gathering)
+
+    def _gathering(self, name: str, generation: int, num_tasks: int) -> _Gathering:
+        gathering = self._gatherings.get((name, generation))
+        if gathering is None:
+            if len(self._gatherings) >= MAX_GATHERINGS:
+                raise ResourceExhaustedError(
+                    f"tasks wait at {MAX_GATHERINGS} barriers of this server, which is "
+                    "the most; wait at one barrier at a time"
+                )
+            gathering = _Gathering(num_tasks)
+            self._gatherings[name, generation] = gathering
+        return gathering
+
+    def _let_pass(self, name: str, generation: int, gathering: _Gathering) -> None:
+        for session_id in gathering.arrived.values():
+            self._passed[name, session_id] = generation
+            self._passed.move_to_end((name, session_id))
+        # A program may give each passage a name of its own.
+        while len(self._passed) > MAX_PASSED:
+            self._passed.popitem(last=False)
 
     def is_passed(self, name: str, generation: int, session_id: bytes) -> bool | None:
         """True once the passage of that session is complete, else None."""
-        barrier = self._barriers.get(name)
-        if barrier and barrier.passed.get(session_id, -1) >= generation:
-            return True
-        return None
+        return self._passed.get((name, session_id), -1) >= generation or None
 
     def arrived(self, name: str, generation: int) -> list[str]:
         """The tasks that wait."""
-        barrier = self._barriers.get(name, _Barrier())
-        gathering = barrier.gatherings.get(generation)
+        gathering = self._gatherings.get((name, generation))
         return list(gathering.arrived) if gathering else []
 
     def session_ended(self, session_id: bytes) -> None:
         """Takes back where a session waits. What it has passed stays passed."""
-        for barrier in self._barriers.values():
-            for generation, gathering in list(barrier.gatherings.items()):
-                gathering.arrived = {
-                    task: session
-                    for task, session in gathering.arrived.items()
-                    if session != session_id
-                }
-                if not gathering.arrived:
-                    del barrier.gatherings[generation]
+        for passage, gathering in list(self._gatherings.items()):
+            gathering.arrived = {
+                task: session
+                for task, session in gathering.arrived.items()
+                if session != session_id
+            }
+            if not gathering.arrived:
+                del self._gatherings[passage]

@@ -10,9 +10,15 @@ from google.protobuf.message import DecodeError
 
 from stratagem_proto.errors import InvalidArgumentError, StratagemError
 from stratagem_proto.status import code_of, to_record, trailers
+from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_psserver.log import LOG
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
+
+# A status travels in headers, for which gRPC has 8 KiB in all. Characters outside of
+# ASCII take three times their bytes.
+_MESSAGE_BYTES = 1600
+_DETAIL_BYTES = 520
 
 
 class Border:
@@ -45,5 +51,20 @@ class Border:
             )
         else:
             self._log.error("failed", request=request, exc_info=error)
-        record = to_record(error)
+        record = _fitting(to_record(error))
         await context.abort(code_of(record), record.message, trailers(record))
+
+
+def _fitting(record: RecordedStatus) -> RecordedStatus:
+    """A status that does not drown in what a client has sent, say, as a name."""
+    record.message = _shortened(record.message, _MESSAGE_BYTES)
+    record.detail.variable = _shortened(record.detail.variable, _DETAIL_BYTES)
+    record.detail.location = _shortened(record.detail.location, _DETAIL_BYTES)
+    return record
+
+
+def _shortened(text: str, nbytes: int) -> str:
+    data = text.encode()
+    if len(data) <= nbytes:
+        return text
+    return data[:nbytes].decode(errors="ignore") + "..."

@@ -123,6 +123,8 @@ class Mutations:
 
     async def _in_turn(self, session: Session, key: RequestKey, work: Work) -> bytes:
         def admission() -> Admission | None:
+            # It may have ended while its data came; what it stages now would stay.
+            self._ledger.session(session.id, time.monotonic())
             decided = session.numbering.admit(key)
             return None if isinstance(decided, WaitForEarlier) else decided
 
@@ -161,10 +163,24 @@ def _size(specs: Sequence[TensorSpec]) -> int:
 
 
 async def _receive(specs: Sequence[TensorSpec], chunks: Chunks) -> Assembler:
-    assembler = Assembler(specs)
+    assembler = _assembler(specs)
     async for some in chunks:
         assembler.add(some)
     return assembler
+
+
+def _assembler(specs: Sequence[TensorSpec]) -> Assembler:
+    try:
+        return Assembler(specs)
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):
+            raise InvalidArgumentError(
+                f"no tensor can be as described: {str(error).splitlines()[0]}"
+            ) from error
+        raise ResourceExhaustedError(
+            "the machine of the server is out of memory; repeat the request in a "
+            "moment, or start the server with a smaller --staged-bytes"
+        ) from error
 
 
 async def _refuse(error: StratagemError) -> NoReturn:

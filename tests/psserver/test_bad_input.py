@@ -119,6 +119,14 @@ def created(name: str, value: torch.Tensor) -> Callable[[RawClient], object]:
     return lambda client: client.create(**{name: value})
 
 
+def described(shape: list[int]) -> Callable[[RawClient], object]:
+    spec = TensorSpec(dtype=DATA_TYPE_FLOAT32, shape=shape)
+    return mutation(
+        "Assign",
+        lambda key: [encode_frame(Frame(pb.AssignHeader(key=key, tensors=[spec])))],
+    )
+
+
 BAD_REQUESTS: dict[str, tuple[Callable[[RawClient], object], type[StratagemError]]] = {
     "shape of a gradient": (
         step({"big": torch.zeros(2), "dense.weight": SMALL}),
@@ -170,24 +178,8 @@ BAD_REQUESTS: dict[str, tuple[Callable[[RawClient], object], type[StratagemError
         ),
         FailedPreconditionError,
     ),
-    "rank": (
-        mutation(
-            "Assign",
-            lambda key: [
-                encode_frame(
-                    Frame(
-                        pb.AssignHeader(
-                            key=key,
-                            tensors=[
-                                TensorSpec(dtype=DATA_TYPE_FLOAT32, shape=[1] * 33)
-                            ],
-                        )
-                    )
-                )
-            ],
-        ),
-        InvalidArgumentError,
-    ),
+    "rank": (described([1] * 33), InvalidArgumentError),
+    "strides beyond 64 bits": (described([0, 2**62, 2**62]), InvalidArgumentError),
     "update without a program": (
         mutation("Update", lambda key: [encode_frame(Frame(pb.UpdateHeader(key=key)))]),
         InvalidArgumentError,
@@ -215,6 +207,16 @@ def test_an_unknown_variable_comes_with_the_nearest_name(client: RawClient) -> N
     ) as e:
         client.read("dense.wieght")
     assert e.value.variable == "dense.wieght"
+
+
+@pytest.mark.parametrize("character", ["x", "\N{SNOWMAN}"])
+def test_an_error_arrives_though_it_quotes_what_is_too_long(
+    client: RawClient, character: str
+) -> None:
+    program = sgd()
+    program.groups[0].values[character * 100_000].flag = True
+    with pytest.raises(InvalidArgumentError, match=r"has no hyperparameter .*\.\.\.$"):
+        client.update(program, {"dense.weight": SMALL})
 
 
 def test_a_request_beyond_the_budget_is_refused_before_its_data_comes() -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem_proto.errors import InvalidArgumentError, InvalidNameError
-from stratagem_psserver.barrier import Barriers
+from stratagem_proto.errors import (
+    InvalidArgumentError,
+    InvalidNameError,
+    ResourceExhaustedError,
+)
+from stratagem_psserver.barrier import MAX_GATHERINGS, MAX_PASSED, Barriers
 
 FIRST, SECOND, LATER = b"first", b"second", b"later"
 
@@ -79,3 +83,22 @@ def test_a_barrier_has_a_name_and_waits_for_somebody() -> None:
         Barriers().arrive("", 0, 1, "t", FIRST)
     with pytest.raises(InvalidArgumentError):
         Barriers().arrive("b", 0, 0, "t", FIRST)
+
+
+def test_there_are_only_so_many_barriers_to_wait_at() -> None:
+    barriers = Barriers()
+    for generation in range(MAX_GATHERINGS):
+        arrive(barriers, FIRST, generation)
+    with pytest.raises(ResourceExhaustedError, match="one barrier at a time"):
+        arrive(barriers, FIRST, MAX_GATHERINGS)
+    arrive(barriers, SECOND, 0)
+    arrive(barriers, FIRST, MAX_GATHERINGS)
+
+
+def test_the_oldest_passages_are_forgotten() -> None:
+    barriers = Barriers()
+    for passage in range(MAX_PASSED + 1):
+        barriers.arrive(f"b{passage}", 0, 1, "/job:worker/task:0", FIRST)
+    assert barriers.is_passed("b0", 0, FIRST) is None
+    assert barriers.is_passed("b1", 0, FIRST)
+    assert barriers.is_passed(f"b{MAX_PASSED}", 0, FIRST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,11 +24,14 @@ from stratagem_proto.errors import (
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
+from stratagem_psserver.border import Border
 from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.servicer import Methods
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
 from tests.psserver.wire import (
     LARGE,
+    SECONDS,
     SERVICE,
     RawClient,
     optimizer_program,
@@ -212,6 +216,31 @@ def test_reflection_names_the_service(server: ParameterServer) -> None:
         )
         (response,) = ask(iter([request]), timeout=10)
     assert SERVICE in {each.name for each in response.list_services_response.service}
+
+
+def test_nothing_of_a_failure_inside_leaves_the_server() -> None:
+    async def failing(request: session_pb2.HeartbeatRequest) -> bytes:
+        raise RuntimeError("/home/somebody/secret")
+
+    async def call() -> grpc.aio.AioRpcError:
+        server = grpc.aio.server()
+        fail = Methods(Border("ps")).unary(session_pb2.HeartbeatRequest, failing)
+        handler = grpc.method_handlers_generic_handler("service", {"fail": fail})
+        server.add_generic_rpc_handlers((handler,))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
+            method = channel.unary_unary("/service/fail")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await method(b"", timeout=SECONDS)
+        await server.stop(None)
+        return caught.value
+
+    error = asyncio.run(call())
+    assert error.code() is grpc.StatusCode.INTERNAL
+    assert "RuntimeError; its log has the traceback" in str(error.details())
+    assert "secret" not in f"{error.details()}{error.trailing_metadata()}"
 
 
 def test_every_method_of_the_contract_is_served(client: RawClient) -> None:

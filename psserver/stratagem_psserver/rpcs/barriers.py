@@ -6,6 +6,7 @@ from functools import partial
 
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_psserver.listing import listed
 from stratagem_psserver.state import ServerState
 
 
@@ -29,5 +30,5 @@ class BarrierRpcs:
         raise DeadlineExceededError(
             f"barrier {name!r} did not open in {request.wait_seconds:g} s: "
             f"{request.num_tasks} tasks must come, there are "
-            f"{', '.join(state.barriers.arrived(name, generation)) or 'none'}"
+            f"{listed(state.barriers.arrived(name, generation)) or 'none'}"
         )

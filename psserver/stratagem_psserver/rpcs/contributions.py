@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from stratagem_proto.status import to_record
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.contributions import Part, total
 from stratagem_psserver.gradients import gather
@@ -65,8 +66,8 @@ class ContributionRpcs:
                 nbytes = sum(part.reservation.nbytes for part in parts)
                 gradients = await state.compute.run(partial(total, parts), nbytes)
                 await step_optimizer(state, parts[0].program, gradients)
-        except Exception as error:
-            failure = str(error)
+        except BaseException as error:
+            failure = to_record(error).message
             raise
         finally:
             for part in parts:
