@@ -73,19 +73,27 @@ def _add(target: Gradient, other: Gradient) -> None:
     target.value = torch.cat((target.value, other.value))
 
 
-def check_agreement(part: Part, other: Part) -> None:
-    """Checks that two workers mean the same step.
+def check_agreement(part: Part, others: Sequence[Part]) -> None:
+    """Checks that a worker means the same step as others, who agree already.
 
     Raises:
-        InvalidArgumentError: Naming both workers and what differs.
+        InvalidArgumentError: Naming the worker, another one and what differs.
     """
-    mine, theirs = _terms(part), _terms(other)
-    for variable in part.gradients.keys() & other.gradients.keys():
-        mine |= _gradient_terms(part.gradients[variable])
-        theirs |= _gradient_terms(other.gradients[variable])
+    for other in others[:1]:
+        _compare(part, other, _terms(part), _terms(other))
+    for name, gradient in part.gradients.items():
+        other = next((each for each in others if name in each.gradients), part)
+        theirs = _gradient_terms(other.gradients[name])
+        _compare(part, other, _gradient_terms(gradient), theirs)
+
+
+def _compare(
+    part: Part, other: Part, mine: Mapping[str, str], theirs: Mapping[str, str]
+) -> None:
     if mine == theirs:
         return
-    term = min(term for term in mine | theirs if mine.get(term) != theirs.get(term))
+    terms = mine.keys() | theirs.keys()
+    term = min(term for term in terms if mine.get(term) != theirs.get(term))
     mark = part.contribution.step
     raise InvalidArgumentError(
         f"{part.task} and {other.task} differ in the {term} of step {mark.step} of "
@@ -112,7 +120,11 @@ def _terms(part: Part) -> dict[str, str]:
 
 
 def _gradient_terms(gradient: Gradient) -> dict[str, str]:
+    # The variable may have been deleted and made anew between two contributions.
+    shape = gradient.value.shape if gradient.rows is None else gradient.value.shape[1:]
     return {
+        f"dtype of the gradient of {gradient.variable!r}": str(gradient.value.dtype),
+        f"shape of the gradient of {gradient.variable!r}": str(list(shape)),
         f"param group of {gradient.variable!r}": str(gradient.group),
         f"kind of gradient of {gradient.variable!r}": (
             "dense" if gradient.rows is None else "row-sparse"

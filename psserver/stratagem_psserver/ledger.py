@@ -15,13 +15,18 @@ from stratagem_proto.errors import (
     SessionLostError,
     StratagemError,
 )
-from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.protocol import SESSION_ID_BYTES, check_name
 from stratagem_proto.v1.parameter_server_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey, Role, Task
 
 # A client has a handful of requests in flight; one that never acknowledges would
 # otherwise fill the memory.
 MAX_UNACKNOWLEDGED = 65_536
+
+# The same for replies that describe many variables each.
+MAX_REPLY_BYTES = 64 << 20
+
+MAX_SESSIONS = 65_536
 
 # Sessions that ended and may be resumed with their numbering.
 MAX_REMEMBERED = 10_000
@@ -70,6 +75,7 @@ class Numbering:
     last: int = 0
     _applying: int | None = None
     _replies: dict[int, RecordedReply] = field(default_factory=dict)
+    _reply_bytes: int = 0
 
     def outcome(self, key: RequestKey) -> Outcome | None:
         """What is known of a request already; takes note of its acknowledgement."""
@@ -102,7 +108,7 @@ class Numbering:
         following = max(self.last, self.acknowledged) + 1
         if key.sequence > following:
             return WaitForEarlier(following)
-        if len(self._replies) >= MAX_UNACKNOWLEDGED:
+        if self._has_too_many_replies():
             return Refused(
                 ResourceExhaustedError(
                     f"{len(self._replies)} replies of this session await their "
@@ -125,13 +131,18 @@ class Numbering:
         self.last = sequence
         if sequence > self.acknowledged:
             self._replies[sequence] = reply
+            self._reply_bytes += reply.ByteSize()
+
+    def _has_too_many_replies(self) -> bool:
+        many = len(self._replies) >= MAX_UNACKNOWLEDGED
+        return many or self._reply_bytes >= MAX_REPLY_BYTES
 
     def _acknowledge(self, sequence: int) -> None:
         if sequence <= self.acknowledged:
             return
         self.acknowledged = sequence
         for settled in [number for number in self._replies if number <= sequence]:
-            del self._replies[settled]
+            self._reply_bytes -= self._replies.pop(settled).ByteSize()
 
 
 @dataclass
@@ -166,12 +177,21 @@ class SessionLedger:
         """Begins a session, or resumes the one of that id with its numbering.
 
         Raises:
-            InvalidArgumentError: The id is not 16 bytes long.
+            InvalidArgumentError: The id is not 16 bytes long, or the task has no
+                valid name.
+            ResourceExhaustedError: There are too many sessions.
         """
+        if task.job:
+            check_name(task.job, "job")
         if len(session_id) != SESSION_ID_BYTES:
             raise InvalidArgumentError(
                 f"a session id has {SESSION_ID_BYTES} bytes; this one has "
                 f"{len(session_id)}"
+            )
+        if session_id not in self._open and len(self._open) >= MAX_SESSIONS:
+            raise ResourceExhaustedError(
+                f"{MAX_SESSIONS} sessions are open on this server, which is the most; "
+                "close those that are not needed"
             )
         known = self._open.get(session_id) or self._ended.pop(session_id, None)
         session = Session(session_id, role, task, now + self._lease)

@@ -21,6 +21,12 @@ from stratagem_proto.errors import (
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
 from stratagem_psserver.contributions import Part, check_agreement
+from stratagem_psserver.listing import listed
+
+# More than any sane program has; without an end they would fill the memory.
+MAX_GROUPS = 10_000
+MAX_STEPS = 1_000  # of one group, not complete
+MAX_WORKERS = 10_000
 
 
 @dataclass
@@ -85,6 +91,7 @@ class Rounds:
         contribution = part.contribution
         mark = contribution.step
         _check_numbers(part)
+        self._check_room(mark)
         group = self._groups.setdefault(mark.group, _Group())
         _check_open(group, mark, part.task)
         # Also if the part is refused: who waits for it must hear when the worker goes.
@@ -92,15 +99,27 @@ class Rounds:
         group.members.setdefault(contribution.worker, member)
         parts = group.parts.setdefault(mark.step, {})
         previous = parts.get(contribution.worker)
-        # All that are there agree with each other.
-        for other in [each for each in parts.values() if each is not previous][:1]:
-            check_agreement(part, other)
+        others = [each for each in parts.values() if each is not previous]
+        check_agreement(part, others)
         if previous is not None:
             _check_replaceable(previous, part)
             previous.reservation.release()
         parts[contribution.worker] = part
         group.num_workers = contribution.num_workers
         group.members[contribution.worker] = member
+
+    def _check_room(self, mark: StepMark) -> None:
+        group = self._groups.get(mark.group)
+        if group is None and len(self._groups) >= MAX_GROUPS:
+            raise FailedPreconditionError(
+                f"this server has {MAX_GROUPS} synchronous groups, which is the most; "
+                "give the optimizer the same name in each step"
+            )
+        if group and mark.step not in group.parts and len(group.parts) >= MAX_STEPS:
+            raise FailedPreconditionError(
+                f"{MAX_STEPS} steps of {mark.group!r} are not complete, the oldest "
+                f"being {min(group.parts)}; wait for each step before the next"
+            )
 
     def commit(self, session_id: bytes, task: str, mark: StepMark) -> list[Part]:
         """Makes a staged contribution count.
@@ -121,7 +140,8 @@ class Rounds:
                 f"{task} has nothing staged for step {mark.step} of {mark.group!r}; "
                 "if its session had ended, what it had staged is gone: send it again"
             )
-        mine[0].committed = True
+        for part in mine:
+            part.committed = True
         if group.lacking(mark.step):
             return []
         group.closed = mark.step
@@ -148,7 +168,7 @@ class Rounds:
         if group.applied >= mark.step:
             return True
         failed_step, failure = group.failed
-        if failed_step == mark.step:
+        if mark.step <= failed_step:
             raise AbortedError(
                 f"step {mark.step} of {mark.group!r} could not be applied: {failure}"
             )
@@ -169,7 +189,7 @@ class Rounds:
             return f"no worker has contributed to {mark.group!r} yet"
         if mark.step <= group.closed:
             return "all contributions are there and are being applied"
-        names = ", ".join(group.label(worker) for worker in group.lacking(mark.step))
+        names = listed([group.label(worker) for worker in group.lacking(mark.step)])
         return f"the contributions of {names} are missing"
 
     def session_opened(self, session_id: bytes, task: str) -> list[str]:
@@ -215,6 +235,11 @@ def _check_numbers(part: Part) -> None:
         raise InvalidArgumentError(
             f"{part.task} contributes as worker {contribution.worker} of "
             f"{contribution.num_workers}; workers are numbered from 0"
+        )
+    if contribution.num_workers > MAX_WORKERS:
+        raise InvalidArgumentError(
+            f"{part.task} contributes to a step of {contribution.num_workers} workers; "
+            f"a step has at most {MAX_WORKERS}"
         )
     if not contribution.reduction:
         raise InvalidArgumentError(

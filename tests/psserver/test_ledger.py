@@ -9,12 +9,16 @@ from hypothesis import strategies as st
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
+    InvalidNameError,
+    ResourceExhaustedError,
     SessionLostError,
 )
 from stratagem_proto.v1.parameter_server_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, RequestKey, Task
 from stratagem_psserver.ledger import (
     MAX_REMEMBERED,
+    MAX_REPLY_BYTES,
+    MAX_SESSIONS,
     MAX_UNACKNOWLEDGED,
     Apply,
     Numbering,
@@ -120,6 +124,15 @@ def test_a_client_that_never_acknowledges_is_stopped() -> None:
     assert isinstance(numbering.admit(key(MAX_UNACKNOWLEDGED + 1, 1)), Apply)
 
 
+def test_replies_that_are_never_acknowledged_may_take_only_so_much_memory() -> None:
+    numbering = Numbering()
+    numbering.admit(key(1))
+    reply = RecordedReply(sequence=1, response=bytes(MAX_REPLY_BYTES))
+    numbering.settle(reply)
+    assert isinstance(numbering.admit(key(2)), Refused)
+    assert isinstance(numbering.admit(key(2, 1)), Apply)
+
+
 def opened(ledger: SessionLedger, number: int = 1, now: float = 0.0) -> Session:
     identifier = number.to_bytes(16, "big")
     return ledger.open(identifier, ROLE_WORKER, Task(job="worker"), now)
@@ -158,6 +171,21 @@ def test_only_so_many_ended_sessions_are_remembered() -> None:
         ledger.close(session.id)
     assert opened(ledger, 0).numbering.last == 0
     assert opened(ledger, 1).numbering.last == 1
+
+
+def test_only_so_many_sessions_are_open_at_a_time() -> None:
+    ledger = SessionLedger(LEASE)
+    for number in range(MAX_SESSIONS):
+        opened(ledger, number)
+    with pytest.raises(ResourceExhaustedError, match="sessions are open"):
+        opened(ledger, MAX_SESSIONS)
+    assert opened(ledger, 0).id == bytes(16)
+
+
+@pytest.mark.parametrize("job", ["j" * 513, "two words"])
+def test_the_job_of_a_task_is_a_name(job: str) -> None:
+    with pytest.raises(InvalidNameError, match="job name"):
+        SessionLedger(LEASE).open(bytes(16), ROLE_WORKER, Task(job=job), 0.0)
 
 
 def test_a_session_id_of_another_length_is_refused() -> None:

@@ -26,10 +26,10 @@ from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.budget import Budget
 from stratagem_psserver.contributions import Part, total
 from stratagem_psserver.gradients import Gradient
-from stratagem_psserver.rounds import Rounds
+from stratagem_psserver.rounds import MAX_GROUPS, MAX_STEPS, MAX_WORKERS, Rounds
 from tests.psserver.wire import sgd
 
-BUDGET = 1_000
+BUDGET = 20_000
 PART_BYTES = 10
 
 
@@ -181,6 +181,19 @@ def test_workers_must_send_the_same_kind_of_gradient() -> None:
         cluster.rounds.stage(cluster.part(1, gradients=sparse))
 
 
+def test_gradients_must_have_one_shape_whoever_sent_them() -> None:
+    cluster = Cluster(num_workers=3)
+    gradients = [
+        {"other": Gradient("other", 0, torch.ones(1))},
+        {"w": Gradient("w", 0, torch.ones(2, 3))},
+        {"w": Gradient("w", 0, torch.ones(3))},
+    ]
+    for worker in range(2):
+        cluster.rounds.stage(cluster.part(worker, gradients=gradients[worker]))
+    with pytest.raises(InvalidArgumentError, match=r"task:2 and .*task:1 .*\[3\] agai"):
+        cluster.rounds.stage(cluster.part(2, gradients=gradients[2]))
+
+
 @pytest.mark.parametrize(
     ("step", "fields"),
     [(0, {}), (1, {"worker": 2}), (1, {"reduction": 0})],
@@ -189,6 +202,38 @@ def test_a_contribution_must_be_possible(step: int, fields: dict[str, Any]) -> N
     cluster = Cluster()
     with pytest.raises(InvalidArgumentError):
         cluster.rounds.stage(cluster.part(0, step, **fields))
+
+
+def test_a_step_has_only_so_many_workers() -> None:
+    cluster = Cluster(num_workers=2**32 - 1)
+    with pytest.raises(InvalidArgumentError, match=f"at most {MAX_WORKERS}"):
+        cluster.stage(0)
+
+
+def test_only_so_many_steps_are_open_at_a_time() -> None:
+    cluster = Cluster()
+    for step in range(1, MAX_STEPS + 1):
+        cluster.rounds.stage(cluster.part(0, step))
+    with pytest.raises(FailedPreconditionError, match="the oldest being 1; wait"):
+        cluster.stage(0, MAX_STEPS + 1)
+    cluster.stage(1, MAX_STEPS)
+
+
+def test_there_are_only_so_many_groups() -> None:
+    rounds, part = Rounds(), Cluster().part(0)
+    for number in range(MAX_GROUPS):
+        part.contribution.step.group = f"SGD{number}"
+        rounds.stage(part)
+    part.contribution.step.group = "SGD"
+    with pytest.raises(FailedPreconditionError, match="the same name in each step"):
+        rounds.stage(part)
+
+
+def test_of_many_missing_workers_the_first_are_named() -> None:
+    cluster = Cluster(num_workers=1_000)
+    cluster.stage(0)
+    missing = cluster.rounds.missing(mark())
+    assert "worker 9 and 990 more are missing" in missing
 
 
 def test_two_tasks_cannot_be_the_same_worker() -> None:

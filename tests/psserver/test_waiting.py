@@ -50,21 +50,30 @@ def workers(server: ParameterServer) -> Iterator[list[RawClient]]:
         yield [first, second]
 
 
-def stage(
-    client: RawClient, gradient: list[float], step: int = 1, lr: float = 1.0
-) -> None:
-    index = client.task.index
-    gradients = {"w": torch.tensor(gradient)}
+def contribution(
+    client: RawClient,
+    gradients: dict[str, torch.Tensor],
+    step: int = 1,
+    lr: float = 1.0,
+) -> pb.UpdateHeader:
     header = update_header(client.key(), sgd(lr), gradients)
     header.contribution.CopyFrom(
         pb.Contribution(
             step=pb.StepMark(group="SGD", step=step),
-            worker=index,
+            worker=client.task.index,
             num_workers=2,
             replicas=1,
             reduction=pb.REDUCTION_SUM,
         )
     )
+    return header
+
+
+def stage(
+    client: RawClient, gradient: list[float], step: int = 1, lr: float = 1.0
+) -> None:
+    gradients = {"w": torch.tensor(gradient)}
+    header = contribution(client, gradients, step, lr)
     messages = encoded(header, list(gradients.values()))
     assert not client.upload("Update", messages, pb.UpdateResponse).versions
 
@@ -155,6 +164,23 @@ def test_a_step_that_cannot_be_applied_fails_those_who_wait(
         commit(workers[1])
     with pytest.raises(grpc.RpcError, match="no variable 'w'"):
         list(reading)
+
+
+def test_a_session_that_ends_while_it_sends_stages_nothing(
+    workers: list[RawClient],
+) -> None:
+    def frames() -> Iterator[bytes]:
+        header = contribution(workers[0], {"w": torch.ones(2)})
+        first, *rest = encoded(header, [torch.ones(2)], chunk_bytes=4)
+        yield first
+        request = session_pb2.CloseSessionRequest(session_id=workers[0].session_id)
+        workers[0].unary("CloseSession", request, session_pb2.CloseSessionResponse)
+        yield from rest
+
+    with pytest.raises(SessionLostError, match="open it again"):
+        workers[0].upload("Update", frames(), pb.UpdateResponse)
+    with worker(workers[0].address, 0) as successor:
+        stage(successor, [1.0, 1.0])
 
 
 def test_waiting_for_a_worker_whose_lease_ends_fails_by_its_name() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from functools import partial
 
 import pytest
 
 from stratagem_proto.errors import UnavailableError
 from stratagem_psserver.waits import Waits
+
+NEVER = partial(dict[str, str]().get, "never")
 
 
 class Subject:
@@ -35,7 +38,7 @@ def test_nothing_is_left_of_a_wait_that_was_too_long() -> None:
     async def scenario() -> None:
         subject = Subject()
         waits = Waits()
-        assert await waits.until(subject, lambda: None, 0.01) is None
+        assert await waits.until(subject, NEVER, 0.01) is None
         forgotten = weakref.ref(subject)
         del subject
         gc.collect()
@@ -49,10 +52,10 @@ def test_nothing_is_left_of_a_wait_that_was_too_long() -> None:
 def test_closing_ends_waits_present_and_future() -> None:
     async def scenario() -> None:
         waits = Waits()
-        present = asyncio.create_task(waits.until("a", lambda: None, 60))
+        present = asyncio.create_task(waits.until("a", NEVER, 60))
         await asyncio.sleep(0)
         waits.close(UnavailableError("closed"))
-        for wait in (present, waits.until("b", lambda: None, 60)):
+        for wait in (present, waits.until("b", NEVER, 60)):
             with pytest.raises(UnavailableError, match="closed"):
                 await wait
 
