@@ -72,6 +72,15 @@ def test_something_else_than_a_variable_of_the_strategy_cannot_be_updated(
             strategy.extended.update(other, lambda v: v.assign(0.0))
 
 
+def test_a_variable_of_another_strategy_cannot_be_updated(cluster: Cluster) -> None:
+    with cluster.strategy() as mine, cluster.strategy() as theirs:
+        with theirs.scope():
+            foreign = Variable(1.0)
+        with pytest.raises(InvalidArgumentError, match="created in its scope"):
+            mine.extended.update(foreign, lambda v: v.assign(2.0))
+        assert foreign.numpy() == 1.0
+
+
 def test_adam_by_hand_equals_torch(strategy: ParameterServerStrategy) -> None:
     extended = strategy.extended
     with strategy.scope():

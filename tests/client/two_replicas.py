@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import stratagem
 from stratagem._options import CommunicationOptions
 from stratagem._replicas.reduction import place, reduce_nest
 from stratagem._replicas.threads import run_replicas
+from stratagem._strategies.local_updates import LocalUpdates
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.creators import NextCreator
-from stratagem._variables.updating import run_update, smallest_by_name
 from stratagem._variables.variable import Variable
 
 HOME = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -42,7 +41,7 @@ class TwoReplicas(stratagem.Strategy):
         super().__init__(_Extended(self, replicas))
 
 
-class _Extended(stratagem.StrategyExtended):
+class _Extended(LocalUpdates):
     def __init__(self, strategy: stratagem.Strategy, replicas: int) -> None:
         super().__init__(strategy)
         self._replicas = replicas
@@ -75,27 +74,3 @@ class _Extended(stratagem.StrategyExtended):
         options: CommunicationOptions | None,
     ) -> Any:
         return place(reduce_nest(reduce_op, value, self._replicas), destinations)
-
-    def _update(
-        self,
-        var: Any,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        group: bool,
-    ) -> Any:
-        return self._update_non_slot(var, partial(fn, var), args, kwargs, group)
-
-    def _update_non_slot(
-        self,
-        colocate_with: Any,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        group: bool,
-    ) -> Any:
-        strategy, device = self._container_strategy(), colocate_with.device_name
-        return run_update(strategy, device, fn, args, kwargs, group)
-
-    def non_slot_devices(self, var_list: Sequence[Variable]) -> Variable:
-        return smallest_by_name(var_list)

@@ -126,7 +126,7 @@ class ParameterServerExtended(WorkerExtended):
         return self._creation.placed(traits, parameter, adoption.module_path)
 
     def _required_remote(self, variable: Any) -> RemoteVariable | None:
-        return None if variable is None else _remote(variable)
+        return None if variable is None else self._own(variable)
 
     # Life.
 
@@ -163,14 +163,14 @@ class ParameterServerExtended(WorkerExtended):
     def _slots(
         self, optimizer: str, variables: Sequence[Variable]
     ) -> Sequence[Mapping[str, torch.Tensor]]:
-        remotes = [_remote(variable) for variable in variables]
+        remotes = [self._own(variable) for variable in variables]
         return _remote_slots.read_slots(self._store, optimizer, remotes)
 
     def _set_slots(
         self, optimizer: str, slots: Mapping[Variable, Mapping[str, torch.Tensor]]
     ) -> None:
         self._membership.require_creator(f"the state of optimizer {optimizer!r}")
-        remotes = {_remote(variable): state for variable, state in slots.items()}
+        remotes = {self._own(variable): state for variable, state in slots.items()}
         _remote_slots.replace_slots(self._store, optimizer, remotes)
 
     # Functions run where variables are.
@@ -183,7 +183,7 @@ class ParameterServerExtended(WorkerExtended):
         kwargs: dict[str, Any],
         group: bool,
     ) -> Any:
-        remote = _remote(var)
+        remote = self._own(var)
         call = partial(
             _remote_updates.run, self._store, remote.place.server, fn, [remote]
         )
@@ -198,7 +198,7 @@ class ParameterServerExtended(WorkerExtended):
         kwargs: dict[str, Any],
         group: bool,
     ) -> Any:
-        remote = _remote(colocate_with)
+        remote = self._own(colocate_with)
         call = partial(_remote_updates.run, self._store, remote.place.server, fn, ())
         strategy = self._container_strategy()
         return run_update(strategy, remote.device_name, call, args, kwargs, group)
@@ -206,12 +206,12 @@ class ParameterServerExtended(WorkerExtended):
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Variable:
         return smallest_by_name(var_list)
 
-
-def _remote(variable: Any) -> RemoteVariable:
-    remote = remote_of(variable)
-    if remote is None:
-        raise InvalidArgumentError(
-            f"this must be a Variable on a parameter server, not {variable!r}; pass "
-            "one that was created in this strategy's scope"
-        )
-    return remote
+    def _own(self, variable: Any) -> RemoteVariable:
+        remote = remote_of(variable)
+        own = self._container_strategy()
+        if remote is None or remote.distribute_strategy is not own:
+            raise InvalidArgumentError(
+                f"this must be a Variable of this strategy, not {variable!r}; pass one "
+                "that was created in its scope"
+            )
+        return remote

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,10 +16,10 @@ from stratagem._options import CommunicationOptions
 from stratagem._parameter_server.variable_placement import VariablePlacement
 from stratagem._replicas.reduction import place, reduce_nest
 from stratagem._replicas.threads import run_replicas
+from stratagem._strategies.local_updates import LocalUpdates
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.creators import NextCreator
 from stratagem._variables.local import LocalVariable
-from stratagem._variables.updating import run_update, smallest_by_name
 from stratagem._variables.variable import Variable
 from stratagem_proto.optimizers import rule_named
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
-class LocalExtended(HostingExtended):
+class LocalExtended(LocalUpdates, HostingExtended):
     """One copy of each variable, in this process.
 
     Args:
@@ -151,30 +150,6 @@ class LocalExtended(HostingExtended):
         options: CommunicationOptions | None,
     ) -> Any:
         return place(reduce_nest(reduce_op, value, len(self._devices)), destinations)
-
-    def _update(
-        self,
-        var: Any,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        group: bool,
-    ) -> Any:
-        return self._update_non_slot(var, partial(fn, var), args, kwargs, group)
-
-    def _update_non_slot(
-        self,
-        colocate_with: Any,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        group: bool,
-    ) -> Any:
-        strategy, device = self._container_strategy(), colocate_with.device_name
-        return run_update(strategy, device, fn, args, kwargs, group)
-
-    def non_slot_devices(self, var_list: Sequence[Variable]) -> Variable:
-        return smallest_by_name(var_list)
 
 
 def _key(step: OptimizerStep, variable: Variable) -> tuple[str, str]:

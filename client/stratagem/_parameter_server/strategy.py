@@ -39,6 +39,12 @@ class ParameterServerStrategy(Strategy):
         with strategy.scope():
             model = Model()
         optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters()))
+
+        def replica_step(batch):
+            optimizer.zero_grad()
+            model(batch).mean().backward()
+            optimizer.step()
+
         for batch in batches:
             strategy.run(replica_step, args=(batch,))
 
@@ -46,7 +52,9 @@ class ParameterServerStrategy(Strategy):
     A program that is started again while its servers run goes on with the variables
     and the optimizers' state that they hold, and logs a warning that says so; a
     program whose variables differ in names, shapes, dtypes or modules is refused by
-    an `AttachmentError`. Restart the servers to begin anew. Without a cluster it is a strategy for this process alone.
+    an `AttachmentError`. Restart the servers to begin anew.
+
+    Without a cluster it is a strategy for this process alone.
 
     Constructing it does not connect to anything.
 

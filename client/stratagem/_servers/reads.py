@@ -11,7 +11,7 @@ from stratagem._servers.request import Request
 from stratagem_proto.codec import Assembler
 from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
 from stratagem_proto.frames import Frame, decoder
-from stratagem_proto.tensors import as_bytes, spec_of
+from stratagem_proto.tensors import as_bytes, decode_dtype, spec_of
 from stratagem_proto.v1.parameter_server_pb2 import (
     ReadHeader,
     ReadRequest,
@@ -126,8 +126,9 @@ def _require_same(reading: Reading, header: ReadHeader, index: int) -> None:
     if theirs != ours:
         raise FailedPreconditionError(
             f"variable {reading.variable!r} has shape {tuple(theirs.shape)} and dtype "
-            f"number {theirs.dtype} on its server, but {tuple(ours.shape)} and number "
-            f"{ours.dtype} here; it was deleted and created anew",
+            f"{decode_dtype(theirs.dtype)} on its server, but {tuple(ours.shape)} and "
+            f"{reading.into.dtype} here: it was deleted and created anew meanwhile. "
+            "Start this program again",
             variable=reading.variable,
         )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, NoReturn
 
 from stratagem._contexts import context as _context
@@ -13,10 +12,9 @@ from stratagem._contexts.replica_context import ReplicaContext
 from stratagem._contexts.scope import Scope
 from stratagem._enums import ReduceOp
 from stratagem._options import CommunicationOptions
-from stratagem._strategies.extended import StrategyExtended
+from stratagem._strategies.local_updates import LocalUpdates
 from stratagem._strategies.strategy import Strategy
 from stratagem._variables.creators import NextCreator, creator_scope
-from stratagem._variables.updating import run_update, smallest_by_name
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import ContextError
 
@@ -75,7 +73,7 @@ def _refuse_second() -> NoReturn:
     )
 
 
-class _DefaultExtended(StrategyExtended):
+class _DefaultExtended(LocalUpdates):
     @property
     def worker_devices(self) -> NoReturn:
         raise _unsupported("worker_devices")
@@ -126,31 +124,6 @@ class _DefaultExtended(StrategyExtended):
 
     def _local_results(self, value: Any) -> tuple[Any, ...]:
         return (value,)
-
-    def _update(
-        self,
-        var: Any,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        group: bool,
-    ) -> Any:
-        return self._update_non_slot(var, partial(fn, var), args, kwargs, group)
-
-    def _update_non_slot(
-        self,
-        colocate_with: Any,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        group: bool,
-    ) -> Any:
-        device = getattr(colocate_with, "device_name", self._current_device())
-        strategy = self._container_strategy()
-        return run_update(strategy, device, fn, args, kwargs, group)
-
-    def non_slot_devices(self, var_list: Sequence[Variable]) -> Variable:
-        return smallest_by_name(var_list)
 
 
 def _unsupported(member: str) -> ContextError:

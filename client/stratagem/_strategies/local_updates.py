@@ -1,0 +1,40 @@
+"""Update functions of strategies whose variables are in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from stratagem._strategies.extended import StrategyExtended
+from stratagem._variables.updating import run_update, smallest_by_name
+from stratagem._variables.variable import Variable
+
+
+class LocalUpdates(StrategyExtended):
+    """Runs update functions in this process, on the one copy of each variable."""
+
+    def _update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        return self._update_non_slot(var, partial(fn, var), args, kwargs, group)
+
+    def _update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        device = getattr(colocate_with, "device_name", self._current_device())
+        strategy = self._container_strategy()
+        return run_update(strategy, device, fn, args, kwargs, group)
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Variable:
+        return smallest_by_name(var_list)
