@@ -209,3 +209,22 @@ def test_a_variable_created_in_a_replica_is_one_for_all_replicas(
         created = strategy.run(lambda: Variable(1.0, name="late"))
         assert isinstance(created, Variable)
         assert len(strategy.extended.variable_placements()) == 1
+
+
+def test_rows_may_be_numbered_by_small_integers(
+    chief: ParameterServerStrategy,
+) -> None:
+    with chief.scope():
+        v = Variable(torch.zeros(3, 2))
+    v.scatter_add(IndexedSlices(torch.ones(1, 2), torch.tensor([1], dtype=torch.int32)))
+    assert v.numpy().tolist() == [[0, 0], [1, 1], [0, 0]]
+
+
+def test_a_module_without_contents_is_named(chief: ParameterServerStrategy) -> None:
+    with (
+        pytest.raises(
+            InvalidArgumentError, match=r"parameter 'weight' of Linear.*meta"
+        ),
+        chief.scope(),
+    ):
+        _module = torch.nn.Linear(2, 2, device="meta")

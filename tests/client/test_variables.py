@@ -301,3 +301,24 @@ def test_a_variable_may_be_read_anywhere(strategy: TwoReplicas) -> None:
         assert variable + 1 == 4.0
     other = TwoReplicas().run(lambda: float(variable))
     assert other.values == (3.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        ("three", stratagem.InvalidTypeError, "cannot be a str"),
+        ([[1.0], [2.0, 3.0]], stratagem.InvalidTypeError, "cannot be a list"),
+        (torch.eye(2).to_sparse(), stratagem.InvalidArgumentError, r"\.to_dense\(\)"),
+        (torch.empty(2, device="meta"), stratagem.InvalidArgumentError, "to_empty"),
+    ],
+)
+def test_an_initial_value_that_is_none_is_refused_with_the_cure(
+    value: object, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        Variable(value)
+
+
+def test_rows_are_numbered_by_integers() -> None:
+    with pytest.raises(stratagem.InvalidTypeError, match=r"torch\.int64"):
+        stratagem.IndexedSlices(torch.ones(1, 2), torch.tensor([1.0]))

@@ -28,7 +28,7 @@ from stratagem._parameter_server.worker_extended import WorkerExtended
 from stratagem._servers.barriers import barrier
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.creators import NextCreator
-from stratagem._variables.initial_values import initial_tensor
+from stratagem._variables.initial_values import initial_tensor, require_dense
 from stratagem._variables.updating import run_update, smallest_by_name
 from stratagem._variables.variable import Variable, VariableTraits
 from stratagem_proto.errors import InvalidArgumentError
@@ -122,6 +122,8 @@ class ParameterServerExtended(WorkerExtended):
 
     def _placed(self, adoption: Adoption) -> RemoteVariable:
         parameter = adoption.parameter
+        what = f"parameter {adoption.name!r} of {adoption.module_path}"
+        require_dense(parameter, what)
         traits = VariableTraits.of(adoption.name, parameter.requires_grad)
         return self._creation.placed(traits, parameter, adoption.module_path)
 

@@ -137,7 +137,8 @@ class RemoteVariable(Variable):
 
     def _write(self, write: Write, value: Any) -> None:
         if isinstance(value, IndexedSlices):
-            writing = Writing(self.name, _MODES[write], value.values, value.indices)
+            rows = value.indices.to(torch.int64)
+            writing = Writing(self.name, _MODES[write], value.values, rows)
         else:
             writing = Writing(self.name, _MODES[write], operand(self, value).detach())
         self._store.write({self: writing})

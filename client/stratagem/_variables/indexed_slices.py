@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 
 class IndexedSlices:
@@ -19,6 +19,7 @@ class IndexedSlices:
 
     Raises:
         InvalidArgumentError: The shapes do not fit together.
+        InvalidTypeError: The indices are no integers.
     """
 
     def __init__(
@@ -31,6 +32,11 @@ class IndexedSlices:
             raise InvalidArgumentError(
                 "IndexedSlices need one row of values for each index, but values have "
                 f"shape {tuple(values.shape)} and indices {tuple(indices.shape)}"
+            )
+        if indices.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8):
+            raise InvalidTypeError(
+                f"The indices of IndexedSlices are integers, not {indices.dtype}; "
+                "convert them with .to(torch.int64)"
             )
         self.values = values
         self.indices = indices

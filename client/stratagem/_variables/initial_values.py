@@ -18,19 +18,51 @@ def initial_tensor(
     """Return the initial value of a variable as a tensor.
 
     Raises:
-        InvalidArgumentError: It has another shape than `shape`.
+        InvalidArgumentError: It has another shape than `shape`, or it is sparse or
+            without contents.
+        InvalidTypeError: It cannot become a tensor.
     """
     if callable(value) and not isinstance(value, torch.Tensor | TensorStandIn):
         value = value()
     if isinstance(value, TensorStandIn):
         value = value._operand()
-    tensor = torch.as_tensor(value, dtype=dtype)
+    try:
+        tensor = torch.as_tensor(value, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidTypeError(
+            f"The initial value of a variable cannot be a {type(value).__name__} like "
+            f"this one ({str(error).splitlines()[0]}); pass a tensor, an array, a "
+            "number or a nested list of numbers"
+        ) from error
+    require_dense(tensor, "The initial value of a variable")
     if shape is not None and tuple(tensor.shape) != tuple(shape):
         raise InvalidArgumentError(
             f"The initial value has shape {tuple(tensor.shape)}, but shape="
             f"{tuple(shape)} was asked for; make them equal or leave shape out"
         )
     return tensor
+
+
+def require_dense(tensor: torch.Tensor, what: str) -> None:
+    """Check that a tensor has contents that a variable can have.
+
+    Args:
+        tensor: The tensor.
+        what: What messages call it.
+
+    Raises:
+        InvalidArgumentError: It is sparse, or on the meta device.
+    """
+    if tensor.layout is not torch.strided:
+        raise InvalidArgumentError(
+            f"{what} has the layout {tensor.layout}, but variables are dense; convert "
+            "it with .to_dense()"
+        )
+    if tensor.is_meta:
+        raise InvalidArgumentError(
+            f"{what} is on the meta device and has no contents; make it on the CPU, or "
+            "give it memory by to_empty() and initialise it before the scope closes"
+        )
 
 
 def operand(variable: Variable, value: Any) -> torch.Tensor:
