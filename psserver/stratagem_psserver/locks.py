@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -21,22 +21,31 @@ class VariableLocks:
         self._entries: dict[str, _Entry] = {}
 
     @asynccontextmanager
-    async def holding(self, names: Iterable[str]) -> AsyncIterator[None]:
-        """Holds the locks of some names, all at once.
+    async def holding(
+        self, names: Iterable[str], owner: Callable[[str], str] = str
+    ) -> AsyncIterator[None]:
+        """Holds the locks of the owners of some names, all at once.
 
-        All callers take them in the order of the names, so none waits for another in
-        a circle.
+        All callers take them in the order of the owners' names, so none waits for
+        another in a circle. Owners may change while locks are waited for: those that
+        are held in the end are the owners then.
         """
-        held: list[str] = []
+        names, held = list(names), list[str]()
         try:
-            for name in sorted(set(names)):
-                await self._acquire(name)
-                held.append(name)
+            while held != (wanted := sorted({owner(name) for name in names})):
+                self._release(held)
+                for name in wanted:
+                    await self._acquire(name)
+                    held.append(name)
             yield
         finally:
-            for name in held:
-                self._entries[name].lock.release()
-                self._leave(name)
+            self._release(held)
+
+    def _release(self, held: list[str]) -> None:
+        while held:
+            name = held.pop()
+            self._entries[name].lock.release()
+            self._leave(name)
 
     async def _acquire(self, name: str) -> None:
         entry = self._entries.setdefault(name, _Entry())

@@ -30,6 +30,9 @@ from stratagem_psserver.rehearsal import (
 )
 from stratagem_psserver.store import Variable, VariableStore
 
+# More than any sane program has; without an end they would fill the memory.
+MAX_OPTIMIZERS = 10_000
+
 
 @dataclass
 class _Parameter:
@@ -105,7 +108,8 @@ class Optimizers:
 
     def __init__(self, store: VariableStore) -> None:
         self._store = store
-        self._classes: dict[str, str] = {}
+        # By name: the class, and the variables that it has stepped.
+        self._known: dict[str, tuple[str, set[str]]] = {}
 
     def prepare(
         self, program: OptimizerProgram, gradients: Sequence[Gradient]
@@ -137,7 +141,9 @@ class Optimizers:
 
     def commit(self, step: OptimizerStep) -> list[int]:
         """Records what a step did; returns its variables' versions, in its order."""
-        self._classes[step.program.name] = step.program.class_name
+        unknown = step.program.class_name, set[str]()
+        stepped = self._known.setdefault(step.program.name, unknown)[1]
+        stepped.update(variable.name for variable in step.variables)
         for variable in step.variables:
             variable.version += 1
         for group in step.groups:
@@ -148,14 +154,27 @@ class Optimizers:
                     self._store.put_slot(name, owner, tensor)
         return [variable.version for variable in step.variables]
 
+    def forget(self, names: Sequence[str]) -> None:
+        """Takes note that variables were deleted, and their slots with them."""
+        for optimizer, (_, stepped) in list(self._known.items()):
+            stepped.difference_update(names)
+            if not stepped:
+                del self._known[optimizer]
+
     def _rule(self, program: OptimizerProgram) -> OptimizerRule:
         check_name(program.name, "optimizer")
         rule = rule_named(program.class_name)
-        known = self._classes.get(program.name, program.class_name)
+        unknown = program.class_name, set[str]()
+        known = self._known.get(program.name, unknown)[0]
         if known != program.class_name:
             raise AlreadyExistsError(
                 f"optimizer {program.name!r} is a {known} on this server and cannot "
                 f"become a {program.class_name}; give the new one another name"
+            )
+        if program.name not in self._known and len(self._known) >= MAX_OPTIMIZERS:
+            raise FailedPreconditionError(
+                f"{MAX_OPTIMIZERS} optimizers have stepped variables of this server, "
+                "which is the most; give one optimizer the same name in each step"
             )
         return rule
 

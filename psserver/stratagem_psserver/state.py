@@ -85,4 +85,4 @@ class ServerState:
 
     def locked(self, names: Iterable[str]) -> AbstractAsyncContextManager[None]:
         """Holds the locks of variables; slots share those of their owners."""
-        return self.locks.holding(map(self.store.owner, names))
+        return self.locks.holding(names, self.store.owner)

@@ -57,3 +57,25 @@ def test_a_body_that_fails_releases_its_locks() -> None:
             pass
 
     asyncio.run(asyncio.wait_for(fail_and_retry(), 30))
+
+
+def test_who_owns_a_name_is_asked_again_after_waiting() -> None:
+    async def scenario() -> None:
+        locks, owners = VariableLocks(), {"a": "a", "slot": "slot"}
+        owned = asyncio.Event()
+
+        async def reader() -> None:
+            async with locks.holding(["a", "slot"], owners.__getitem__):
+                owned.set()
+
+        async with locks.holding(["w"]):
+            async with locks.holding(["a"]):
+                reading = asyncio.create_task(reader())
+                await asyncio.sleep(0)
+                owners["slot"] = "w"
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not owned.is_set()
+        await reading
+
+    asyncio.run(scenario())

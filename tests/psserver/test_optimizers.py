@@ -16,7 +16,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.v1.update_program_pb2 import Hyperparameter, OptimizerProgram
 from stratagem_psserver.gradients import Gradient
-from stratagem_psserver.optimizers import Optimizers
+from stratagem_psserver.optimizers import MAX_OPTIMIZERS, Optimizers
 from stratagem_psserver.rehearsal import take_step
 from stratagem_psserver.store import VariableStore
 from tests.psserver.wire import model_spec, optimizer_program, sgd, slot_spec
@@ -302,6 +302,31 @@ def test_a_name_stays_with_its_class() -> None:
     adam = optimizer_program(torch.optim.Adam([torch.empty(0)]), name="SGD")
     with pytest.raises(AlreadyExistsError, match="another name"):
         optimizers.prepare(adam, [gradient])
+
+
+def test_a_name_is_free_again_once_nothing_is_left_of_its_optimizer() -> None:
+    store, optimizers = hosting(w=torch.ones(2), other=torch.ones(2))
+    adam = optimizer_program(torch.optim.Adam([torch.empty(0)]), name="SGD")
+    for name in ("w", "other"):
+        run(optimizers, sgd(), [Gradient(name, 0, torch.ones(2))])
+    optimizers.forget(store.delete(["w"]))
+    gradient = Gradient("other", 0, torch.ones(2))
+    with pytest.raises(AlreadyExistsError):
+        optimizers.prepare(adam, [gradient])
+    optimizers.forget(store.delete(["other"]))
+    store.create([model_spec("w", torch.ones(2))], [torch.ones(2)])
+    assert run(optimizers, adam, [Gradient("w", 0, torch.ones(2))]) == [2]
+
+
+def test_only_so_many_optimizers_are_known() -> None:
+    _, optimizers = hosting(w=torch.ones(2))
+    program, gradient = sgd(), Gradient("w", 0, torch.zeros(2))
+    for number in range(MAX_OPTIMIZERS):
+        program.name = f"SGD{number}"
+        run(optimizers, program, [gradient])
+    program.name = "SGD"
+    with pytest.raises(FailedPreconditionError, match="the same name in each step"):
+        optimizers.prepare(program, [gradient])
 
 
 def test_slots_are_not_stepped_themselves() -> None:

@@ -53,4 +53,6 @@ class VariableRpcs:
     ) -> pb.DeleteVariablesResponse:
         names = list(request.names)
         async with self._state.locked(names):
-            return pb.DeleteVariablesResponse(names=self._state.store.delete(names))
+            deleted = self._state.store.delete(names)
+            self._state.optimizers.forget(deleted)
+            return pb.DeleteVariablesResponse(names=deleted)
