@@ -61,8 +61,8 @@ def _without_repetition(
     starts = (runs.cumsum(0) - runs).repeat_interleave(runs)
     occurrence = torch.empty_like(rows)
     occurrence[order] = torch.arange(len(rows)) - starts
-    for nth in range(int(runs.max())):
-        chosen = (occurrence == nth).nonzero().squeeze(1)
+    times = occurrence.argsort(stable=True).split(occurrence.bincount().tolist())
+    for chosen in times:
         yield rows[chosen], value[chosen]
 
 

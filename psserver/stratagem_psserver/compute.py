@@ -12,6 +12,8 @@ Result = TypeVar("Result")
 
 # Below this a thread switch costs more than the arithmetic.
 _INLINE_BYTES = 64 << 10
+# A tensor with little data takes about as long as going through so many bytes.
+TENSOR_BYTES = 2 << 10
 _MOST_THREADS = 4
 
 

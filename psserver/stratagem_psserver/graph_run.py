@@ -61,11 +61,14 @@ def prepare(graph: CompiledGraph, bindings: Sequence[Binding]) -> PreparedRun:
     shapes = tuple(
         (one.shape, one.stride()) for one in bindings if isinstance(one, torch.Tensor)
     )
-    if shapes not in graph.footprints:
+    # Other threads run the same program: what is there now may be cleared next.
+    nbytes = graph.footprints.get(shapes)
+    if nbytes is None:
+        nbytes = _footprint(graph, bindings)
         if len(graph.footprints) >= _MAX_FOOTPRINTS:
             graph.footprints.clear()
-        graph.footprints[shapes] = _footprint(graph, bindings)
-    return PreparedRun(graph, bindings, graph.footprints[shapes])
+        graph.footprints[shapes] = nbytes
+    return PreparedRun(graph, bindings, nbytes)
 
 
 def _footprint(graph: CompiledGraph, bindings: Sequence[Binding]) -> int:

@@ -271,10 +271,13 @@ class GraphCache:
         check_size(program)
         key = digest(program)
         with self._lock:
-            if key not in self._graphs:
-                self._graphs[key] = compile_graph(program)
-                self.compilations += 1
+            known = self._graphs.get(key)
+        # The event loop, too, takes the lock: it must not wait for a compilation.
+        graph = known or compile_graph(program)
+        with self._lock:
+            self.compilations += known is None
+            self._graphs[key] = graph
             self._graphs.move_to_end(key)
             if len(self._graphs) > self._size:
                 self._graphs.popitem(last=False)
-            return self._graphs[key]
+        return graph

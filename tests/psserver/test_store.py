@@ -61,6 +61,14 @@ def test_an_unknown_variable_is_named_with_the_nearest_one(
     assert e.value.variable == "dense.wieght"
 
 
+def test_the_nearest_name_is_found_among_very_many() -> None:
+    store, value = VariableStore(), torch.zeros(0)
+    names = [f"table/{number}/shard-of-an-embedding" for number in range(50_000)]
+    store.create([model_spec(name, value) for name in names], [value] * len(names))
+    with pytest.raises(VariableNotFoundError, match=r"did you mean 'table/4711/shard"):
+        store.get("table/4711/shard-of-a-embedding")
+
+
 def test_an_empty_server_says_that_it_is_empty() -> None:
     with pytest.raises(VariableNotFoundError, match="hosts none yet"):
         VariableStore().get("w")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_psserver.compute import TENSOR_BYTES
 from stratagem_psserver.gradients import Gradient
 from stratagem_psserver.graph_run import prepare
 from stratagem_psserver.graphs import Binding, CompiledGraph
@@ -23,7 +24,8 @@ async def step_optimizer(
 ) -> list[int]:
     """Steps an optimizer; returns the versions of the gradients' variables."""
     step = state.optimizers.prepare(program, gradients)
-    await state.compute.run(step.run, step.nbytes)
+    size = step.nbytes + len(gradients) * TENSOR_BYTES
+    await state.compute.run(step.run, size)
     return state.optimizers.commit(step)
 
 

@@ -10,6 +10,7 @@ from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.frames import encode_frame
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.assignments import Write, prepare
+from stratagem_psserver.compute import TENSOR_BYTES
 from stratagem_psserver.mutations import Chunks, Staged
 from stratagem_psserver.selections import Selected, is_wanted, select
 from stratagem_psserver.state import ServerState
@@ -34,7 +35,8 @@ class ValueRpcs:
             with reservation:
                 # Frames are copies, so this is the snapshot that the locks are for.
                 encode = partial(_encode, header, chosen)
-                frames = await state.compute.run(encode, nbytes)
+                size = nbytes + len(chosen) * TENSOR_BYTES
+                frames = await state.compute.run(encode, size)
                 reservation = reservation.hand_over()
         with reservation:
             for frame in frames:
@@ -75,8 +77,8 @@ class ValueRpcs:
         names = [assignment.variable for assignment in header.assignments]
         async with state.locked(names):
             writes = prepare(state.store, header.assignments, staged.tensors)
-            nbytes = sum(write.value.nbytes for write in writes)
-            await state.compute.run(partial(_run, writes), nbytes)
+            size = sum(write.value.nbytes + TENSOR_BYTES for write in writes)
+            await state.compute.run(partial(_run, writes), size)
             return pb.AssignResponse(versions=[_counted(write) for write in writes])
 
 
