@@ -24,13 +24,10 @@ class OptimizerRule:
     Attributes:
         cls: The class of `torch.optim`.
         hyperparameters: Keys of its param groups that travel with each step.
-        partitionable: Whether its result for an element depends on that element
-            alone, so that a variable may be split over servers.
     """
 
     cls: type[torch.optim.Optimizer]
     hyperparameters: frozenset[str]
-    partitionable: bool = True
 
 
 def _rule(cls: type[torch.optim.Optimizer], *own: str) -> OptimizerRule:

@@ -25,24 +25,20 @@ class ThreadContext:
     Attributes:
         strategy: The strategy in whose hands the thread is.
         replica_context: The running replica, or None in cross-replica context.
-        update_replica_id: In an update callback what is being updated: the index
-            of the component, or the device where there is one copy. Else None.
         component: Index of the component that distributed values show here.
     """
 
-    __slots__ = ("component", "replica_context", "strategy", "update_replica_id")
+    __slots__ = ("component", "replica_context", "strategy")
 
     def __init__(
         self,
         strategy: Strategy,
         replica_context: ReplicaContext | None = None,
         component: int | None = None,
-        update_replica_id: int | str | None = None,
     ) -> None:
         self.strategy = strategy
         self.replica_context = replica_context
         self.component = component
-        self.update_replica_id = update_replica_id
 
     def __enter__(self) -> ThreadContext:
         _thread.stack.append(self)
@@ -86,10 +82,9 @@ def cross_replica(strategy: Strategy) -> ThreadContext:
     return ThreadContext(strategy)
 
 
-def updating(strategy: Strategy, replica_id: int | str) -> ThreadContext:
-    """Return the context of a function that updates a variable. Spec: CTX-4."""
-    component = replica_id if isinstance(replica_id, int) else 0
-    return ThreadContext(strategy, None, component, replica_id)
+def updating(strategy: Strategy, component: int = 0) -> ThreadContext:
+    """Return the context of a function that updates a component. Spec: CTX-4."""
+    return ThreadContext(strategy, None, component)
 
 
 def current_context() -> ThreadContext | None:
@@ -167,12 +162,6 @@ def in_cross_replica_context() -> bool:
     """
     context = _thread.current
     return context is not None and context.replica_context is None
-
-
-def get_update_replica_id() -> int | str | None:
-    """Return what an update callback updates, None outside of one."""
-    context = _thread.current
-    return None if context is None else context.update_replica_id
 
 
 def require_strategy(strategy: Strategy) -> None:

@@ -40,6 +40,6 @@ def refresh_first(module: nn.Module, prefix: str, keep_vars: bool) -> None:
     hosted = next(filter(None, map(hosted_parameter, module.parameters())), None)
     if hosted is None:
         return
-    strategy: Any = hosted.variable._strategy
+    strategy: Any = hosted.variable.distribute_strategy
     with suppress(CancelledError), cross_replica(strategy):
         cast("HostingExtended", strategy.extended)._before_replicas()

@@ -38,7 +38,7 @@ def run_update(
     Spec: CTX-4, EXT-4, REG-12.
     """
     args, kwargs = select_replica(0, (tuple(args), kwargs))
-    with updating(strategy, device), _devices.device(device), torch.no_grad():
+    with updating(strategy), _devices.device(device), torch.no_grad():
         result = call(*args, **kwargs)
     return result if group else regroup_updates([result], group)
 
