@@ -12,9 +12,10 @@ import typer
 
 from stratagem_proto.errors import StratagemError
 
-# A script's arguments, and those of a server, are theirs even where they look like
-# options.
-_PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+# What follows a script, and all that a server is given, is theirs even where it looks
+# like options.
+_SCRIPTS_OWN = {"allow_interspersed_args": False}
+_SERVERS_OWN = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 app = typer.Typer(
     add_completion=False,
@@ -24,7 +25,7 @@ app = typer.Typer(
 )
 
 
-@app.command(context_settings=_PASS_ON)
+@app.command(context_settings=_SCRIPTS_OWN)
 def run(
     script: Annotated[
         Path, typer.Argument(exists=True, dir_okay=False, help="The training script.")
@@ -71,7 +72,7 @@ def run(
 
 @app.command(
     "ps",
-    context_settings={**_PASS_ON, "allow_extra_args": True},
+    context_settings={**_SERVERS_OWN, **_SCRIPTS_OWN},
     add_help_option=False,
     help="Run one parameter server; see `stratagem ps --help`.",
 )

@@ -6,7 +6,23 @@ import ipaddress
 
 import grpc
 
-from stratagem_proto.errors import UnavailableError
+from stratagem_proto.errors import InvalidArgumentError, UnavailableError
+
+_LAST_PORT = 65_535
+
+
+def check_address(address: str) -> None:
+    """Checks that a text is "host:port" with a port from 0 to 65535.
+
+    Raises:
+        InvalidArgumentError: It is not.
+    """
+    host, _, port = address.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and int(port) <= _LAST_PORT):
+        raise InvalidArgumentError(
+            f"{address!r} is no address to listen on; give host:port with a port from "
+            f"0 to {_LAST_PORT}, for instance 127.0.0.1:0"
+        )
 
 
 def is_loopback(address: str) -> bool:
@@ -30,7 +46,8 @@ def bound(server: grpc.Server | grpc.aio.Server, address: str) -> str:
         port = server.add_insecure_port(address)
     except RuntimeError as error:
         raise UnavailableError(
-            f"cannot listen on {address}: {error}; stop what listens there or choose "
-            "another port (0 takes a free one)"
+            f"cannot listen on {address}: the port is taken, or the host is not this "
+            "machine's; stop what listens there or choose another port (0 takes a free "
+            "one)"
         ) from error
     return f"{address.rpartition(':')[0]}:{port}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import tempfile
 import threading
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from stratagem_proto.errors import StratagemError
+from stratagem_proto.errors import InvalidArgumentError, StratagemError
 from stratagem_psserver import log
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings, half_of_memory
@@ -80,6 +81,9 @@ def serve(  # noqa: PLR0913  # one parameter for each option
             staged_bytes=staged_bytes or half_of_memory(),
             drain_seconds=drain_seconds,
         )
+        check_folder(ready_file)
+        log.to_stderr()
+        warn_of_readers(token_file)
         run(settings, ready_file)
     except (StratagemError, OSError) as error:
         typer.echo(f"parameter server: {error}", err=True)
@@ -87,12 +91,52 @@ def serve(  # noqa: PLR0913  # one parameter for each option
 
 
 def read_token(path: Path | None) -> str:
-    return path.read_text(encoding="utf-8").strip() if path else ""
+    """The secret in a file; "" without a file.
+
+    Raises:
+        InvalidArgumentError: The file cannot be read or is empty.
+    """
+    if path is None:
+        return ""
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError(
+            f"the token file {str(path)!r} cannot be read: {error}; check --token-file "
+            "and STRATAGEM_TOKEN_FILE"
+        ) from error
+    if not token:
+        raise InvalidArgumentError(
+            f"the token file {str(path)!r} is empty; write a secret into it"
+        )
+    return token
+
+
+def check_folder(ready_file: Path | None) -> None:
+    """Checks that a ready file can be written, before anybody waits for it.
+
+    Raises:
+        InvalidArgumentError: Its folder does not exist.
+    """
+    if ready_file is not None and not ready_file.parent.is_dir():
+        raise InvalidArgumentError(
+            f"the ready file {str(ready_file)!r} cannot be written: create its folder "
+            "first"
+        )
+
+
+def warn_of_readers(path: Path | None) -> None:
+    """Says so if other users of the machine may read the secret."""
+    if path is not None and path.stat().st_mode & stat.S_IROTH:
+        log.LOG.warning(
+            "other users of this machine can read the cluster token",
+            file=str(path),
+            remedy=f"chmod 600 {path}",
+        )
 
 
 def run(settings: ServerSettings, ready_file: Path | None) -> None:
     """Serves until SIGTERM or SIGINT, then drains."""
-    log.to_stderr()
     asked_to_stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: asked_to_stop.set())

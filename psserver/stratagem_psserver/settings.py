@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass, field
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_psserver.addresses import is_loopback
+from stratagem_proto.protocol import check_name
+from stratagem_psserver.addresses import check_address, is_loopback
 
 
 def half_of_memory() -> int:
@@ -31,8 +32,8 @@ class ServerSettings:
         drain_seconds: Time that running calls get to end when the server stops.
 
     Raises:
-        InvalidArgumentError: The server could be reached from other machines without
-            `insecure` or without a token.
+        InvalidArgumentError: An address is none, or the server could be reached from
+            other machines without `insecure` or without a token.
     """
 
     bind: str = "127.0.0.1:0"
@@ -46,6 +47,9 @@ class ServerSettings:
     drain_seconds: float = 10.0
 
     def __post_init__(self) -> None:
+        for address in (self.bind, self.health_bind):
+            check_address(address)
+        check_name(self.job, "job")
         if is_loopback(self.bind):
             return
         if not self.insecure:

@@ -33,6 +33,12 @@ def test_a_script_that_is_not_there_is_refused() -> None:
     assert "no-such-script.py" in finished.output
 
 
+def test_a_mistyped_option_is_not_taken_for_the_script() -> None:
+    finished = CliRunner().invoke(app, ["run", "--worker", "2", __file__])
+    assert finished.exit_code == 2
+    assert "--workers" in finished.output
+
+
 def test_a_server_is_started_found_healthy_and_drained(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     command = ("-m", "stratagem_deploy.cli", "ps", "--ready-file", str(ready))

@@ -1,0 +1,37 @@
+"""What the command line of a server refuses, and how it says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stratagem_psserver.cli import app
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--bind", "127.0.0.1"], "'127.0.0.1' is no address"),
+        (["--bind", "127.0.0.1:99999"], "a port from 0 to 65535"),
+        (["--health-bind", "nonsense"], "'nonsense' is no address"),
+        (["--bind", "0.0.0.0:0"], "--insecure"),
+        (["--bind", "0.0.0.0:0", "--insecure"], "--token-file"),
+        (["--job", "two words"], "job name 'two words'"),
+        (["--token-file", "no/such/file"], "check --token-file and STRATAGEM_TOKEN"),
+        (["--token-file", "empty"], "'empty' is empty; write a secret into it"),
+        (["--ready-file", "no/such/folder"], "create its folder first"),
+    ],
+)
+def test_what_it_cannot_serve_it_says_in_a_sentence(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STRATAGEM_TOKEN_FILE", raising=False)
+    (tmp_path / "empty").touch()
+    finished = CliRunner().invoke(app, arguments)
+    assert finished.exit_code == 2
+    assert finished.output.startswith("parameter server: ")
+    assert says in finished.output
+    assert len(finished.output.splitlines()) == 1
