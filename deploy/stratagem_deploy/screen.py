@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -80,6 +81,7 @@ class Copied(Transcript):
         """
         super().__init__()
         self._descriptor = descriptor
+        self._terminal: int | None = None
         self._copy = copy
 
     def pipe(self) -> tuple[int, int]:
@@ -87,9 +89,18 @@ class Copied(Transcript):
             return os.pipe()
         reader, writer = pty.openpty()
         tty.setraw(writer)  # the real terminal translates the line ends
-        size = fcntl.ioctl(self._descriptor, termios.TIOCGWINSZ, bytes(8))
-        fcntl.ioctl(writer, termios.TIOCSWINSZ, size)
+        self._terminal = reader
+        self.fit()
         return reader, writer
+
+    def fit(self) -> None:
+        """Gives the terminal that the process sees the size of the real one."""
+        if self._terminal is None:
+            return
+        # Its reader closes it when the process has ended.
+        with contextlib.suppress(OSError):
+            size = fcntl.ioctl(self._descriptor, termios.TIOCGWINSZ, bytes(8))
+            fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, size)
 
     def feed(self, data: bytes) -> None:
         self._copy(data)

@@ -15,7 +15,7 @@ from types import FrameType
 from stratagem_deploy.addresses import ReservedAddress
 from stratagem_deploy.private_directory import PrivateDirectory
 from stratagem_deploy.process import Process, describe_exit
-from stratagem_deploy.screen import Screen
+from stratagem_deploy.screen import Copied, Screen
 from stratagem_deploy.script_workers import ScriptWorkers
 from stratagem_deploy.server_log import is_routine
 from stratagem_deploy.server_process import ServerCommand, ServerProcess
@@ -76,6 +76,8 @@ class ScriptRun:
             for signum in (signal.SIGINT, signal.SIGTERM):
                 before = signal.signal(signum, self._on_signal)
                 resources.callback(signal.signal, signum, before)
+            before = signal.signal(signal.SIGWINCH, self._on_resize)
+            resources.callback(signal.signal, signal.SIGWINCH, before)
             try:
                 self._start(resources)
             except Interrupted as interrupted:
@@ -115,6 +117,13 @@ class ScriptRun:
         if not self._workers:
             raise Interrupted(signum)
         self._events.put(signum)
+
+    def _on_resize(self, signum: int, frame: FrameType | None) -> None:
+        for chief in self._workers[:1]:
+            for transcript in (chief.output, chief.errors):
+                if isinstance(transcript, Copied):
+                    transcript.fit()
+            chief.send(signum)
 
     def _supervise(self) -> int:
         supervision = Supervision(worker.name for worker in self._workers)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
 import signal
+import struct
 import subprocess
+import termios
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -213,6 +216,29 @@ def test_on_a_terminal_the_chief_sees_it_and_labels_have_colours(
     assert "0 True" in lines
     assert "\x1b[32mworker:1 | \x1b[0m1 False" in lines
     assert any("ps:0 | " in line and "serving" in line for line in lines)
+
+
+def test_the_chiefs_terminal_takes_the_size_of_the_real_one(
+    script: Callable[[str], Path],
+) -> None:
+    terminal, end = pty.openpty()
+    path = script(
+        "import signal, time\n"
+        "resized = []\n"
+        "signal.signal(signal.SIGWINCH, lambda *_: resized.append(True))\n"
+        "print('started')\n"
+        "while not resized: time.sleep(0.01)\n"
+        "print('columns', os.get_terminal_size().columns)"
+    )
+    with start(path, output=end) as run:
+        seen = b""
+        while b"started" not in seen:
+            seen += os.read(terminal, 4096)
+        fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, 132, 0, 0))
+        os.close(end)
+        os.kill(run.pid, signal.SIGWINCH)
+        assert "columns 132" in everything_from(terminal)
+        assert run.wait() == 0
 
 
 def everything_from(descriptor: int) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
+import struct
+import termios
 import tty
 from collections.abc import Callable, Iterator
 from io import FileIO
@@ -85,7 +88,11 @@ def test_a_copied_program_sees_a_terminal_of_the_same_size() -> None:
     copied = Copied(inner, lambda data: None)
     reader, writer = copied.pipe()
     assert os.isatty(writer)
-    assert os.get_terminal_size(writer) == os.get_terminal_size(inner)
+    for columns in (80, 132):
+        size = struct.pack("4H", 24, columns, 0, 0)
+        fcntl.ioctl(inner, termios.TIOCSWINSZ, size)
+        copied.fit()
+        assert os.get_terminal_size(writer) == (columns, 24)
     for descriptor in (outer, inner, reader, writer):
         os.close(descriptor)
 
