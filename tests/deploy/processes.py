@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SECONDS = 60.0
@@ -23,11 +23,12 @@ def eventually(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
 
 def descendants(pid: int) -> set[int]:
     """The processes that a process started, and those that they started."""
-    children = {
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-    }
+    children: set[int] = set()
+    # A process or a thread may end while it is looked at.
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                children |= set(map(int, (task / "children").read_text().split()))
     return children.union(*map(descendants, children))
 
 
