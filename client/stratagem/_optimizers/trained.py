@@ -160,7 +160,8 @@ def _hosting_extended(variable: Variable) -> HostingExtended:
 
 def _variable_of(tensor: torch.Tensor, extended: HostingExtended) -> Variable | None:
     for owner in extended._names.owners():
-        if isinstance(owner, Variable) and owner.value() is tensor:
+        copies = owner.values if isinstance(owner, Variable) else ()
+        if any(copy.value() is tensor for copy in copies):
             return owner
     return None
 

@@ -14,6 +14,7 @@ from stratagem._replicas.nests import map_leaves, opened
 from stratagem._replicas.values import DistributedValues, Mirrored
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.operators import TensorStandIn
+from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 Axis = int | tuple[int, ...] | list[int]
@@ -60,14 +61,14 @@ def combine(op: ReduceOp, values: Sequence[Any]) -> torch.Tensor | IndexedSlices
     _require_equal_shapes(tensors)
     home = tensors[0].device
     total = fold(torch.add, (tensor.to(home) for tensor in tensors))
-    return total if op is ReduceOp.SUM else _quotient(total, len(tensors))
+    return total if op is ReduceOp.SUM else quotient(total, len(tensors))
 
 
 def _combine_rows(op: ReduceOp, parts: Sequence[IndexedSlices]) -> IndexedSlices:
     home = parts[0].device
     rows = torch.cat([part.values.to(home) for part in parts])
     indices = torch.cat([part.indices.to(home) for part in parts])
-    values = rows if op is ReduceOp.SUM else _quotient(rows, len(parts))
+    values = rows if op is ReduceOp.SUM else quotient(rows, len(parts))
     return IndexedSlices(values, indices, parts[0].dense_shape)
 
 
@@ -88,7 +89,8 @@ def _require_equal_shapes(tensors: Sequence[torch.Tensor]) -> None:
         )
 
 
-def _quotient(total: torch.Tensor, count: int) -> torch.Tensor:
+def quotient(total: torch.Tensor, count: int) -> torch.Tensor:
+    """Return a mean; that of integers is float64. Spec: RED-7."""
     if not (total.is_floating_point() or total.is_complex()):
         total = total.to(torch.float64)
     return total / count
@@ -123,7 +125,7 @@ def _reduce_components(
         count += torch.Size([component.shape[dim] for dim in dims]).numel()
     total = combine(ReduceOp.SUM, totals)
     assert isinstance(total, torch.Tensor)
-    return total if op is ReduceOp.SUM else _quotient(total, count)
+    return total if op is ReduceOp.SUM else quotient(total, count)
 
 
 def _sum(tensor: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
@@ -154,7 +156,7 @@ def place(nest: Any, destinations: Any) -> Any:
 
     Args:
         nest: Tensors, `IndexedSlices`, and plain values, which stay as they are.
-        destinations: A device; or a tensor or variable, meaning its device; or
+        destinations: A device; or a tensor, meaning its device; or a variable or
             distributed values, meaning the devices of all components; or the
             nest that was reduced, meaning for each leaf its own.
 
@@ -169,6 +171,8 @@ def place(nest: Any, destinations: Any) -> Any:
 def _place_leaf(value: Any, destination: Any) -> Any:
     if not isinstance(value, torch.Tensor | IndexedSlices):
         return value
+    if isinstance(destination, Variable) and len(destination.values) > 1:
+        destination = DistributedValues(destination.values)
     if isinstance(destination, DistributedValues):
         first, *others = destination.values
         # A replica may write its copy in place, which must not show elsewhere.

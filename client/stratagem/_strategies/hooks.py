@@ -12,7 +12,7 @@ from stratagem import _devices
 from stratagem._replicas.gathering import gather
 from stratagem._replicas.nests import map_leaves, opened
 from stratagem._replicas.reduction import Axis, place, reduce_axes
-from stratagem._replicas.regroup import select_replica
+from stratagem._replicas.regroup import select_component
 from stratagem._replicas.values import DistributedValues
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
@@ -189,7 +189,7 @@ class StrategyHooks:
         if opened(value) is None:
             return (value,)
         local = range(self._num_local_replicas)
-        return tuple(map_leaves(partial(_component, index), value) for index in local)
+        return tuple(map_leaves(partial(select_component, index), value) for index in local)
 
     def _update(
         self,
@@ -229,9 +229,3 @@ class StrategyHooks:
         return UnimplementedError(
             f"{type(self).__name__}.{member} must be implemented in descendants"
         )
-
-
-def _component(index: int, leaf: Any) -> Any:
-    if isinstance(leaf, Variable) and len(leaf.values) > 1:
-        return leaf.values[index]
-    return select_replica(index, leaf)
