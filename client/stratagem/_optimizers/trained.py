@@ -160,8 +160,9 @@ def _hosting_extended(variable: Variable) -> HostingExtended:
 
 def _variable_of(tensor: torch.Tensor, extended: HostingExtended) -> Variable | None:
     for owner in extended._names.owners():
-        copies = owner.values if isinstance(owner, Variable) else ()
-        if any(copy.value() is tensor for copy in copies):
+        if isinstance(owner, Variable) and any(
+            copy.value() is tensor for copy in owner.values
+        ):
             return owner
     return None
 

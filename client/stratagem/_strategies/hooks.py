@@ -189,7 +189,9 @@ class StrategyHooks:
         if opened(value) is None:
             return (value,)
         local = range(self._num_local_replicas)
-        return tuple(map_leaves(partial(select_component, index), value) for index in local)
+        return tuple(
+            map_leaves(partial(select_component, index), value) for index in local
+        )
 
     def _update(
         self,

@@ -14,6 +14,7 @@ from stratagem._variables.variable import Variable, Write
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
 
+
 class AggregatingVariable(ReplicaWritten):
     """Wraps the only copy of a variable for strategies with several replicas.
 
