@@ -19,6 +19,7 @@ from stratagem._variables.local import LocalVariable
 from stratagem._variables.updating import run_update, smallest_by_name
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
 class CentralStorageStrategy(Strategy):
@@ -97,6 +98,9 @@ class CentralStorageExtended(InProcessExtended):
     @property
     def experimental_between_graph(self) -> bool:
         return True
+
+    def _update_config_proto(self, config: ConfigProto) -> None:
+        config.isolate_session_state = True
 
     def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
         variable = next_creator(**{"device": self._home, **kwargs})

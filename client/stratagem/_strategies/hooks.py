@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stratagem._options import CommunicationOptions
     from stratagem._strategies.strategy import Strategy
     from stratagem._variables.creators import NextCreator
+    from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
 class StrategyHooks:
@@ -125,6 +126,9 @@ class StrategyHooks:
                 unique name; in `colocate_vars_with` also `colocate_with`.
         """
         raise self._missing("_create_variable")
+
+    def _update_config_proto(self, config: ConfigProto) -> None:
+        """Change a session's configuration, in place, to what is needed."""
 
     def _validate_colocate_with(self, colocate_with_variable: Any) -> None:
         """Check what is passed to `colocate_vars_with`. Spec: EXT-10."""

@@ -26,6 +26,7 @@ from stratagem._variables.mirrored import (
 from stratagem._variables.sync_on_read import SyncOnReadVariable
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidTypeError
+from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
 class MirroredStrategy(Strategy):
@@ -88,6 +89,9 @@ class _MirroredExtended(CopiesExtended):
             )
             for number, device in enumerate(others, start=1)
         ]
+
+    def _update_config_proto(self, config: ConfigProto) -> None:
+        config.isolate_session_state = True
 
     def _united(self, copies: Sequence[LocalVariable]) -> Variable:
         return MirroredVariable(self._container_strategy(), copies)
