@@ -34,8 +34,9 @@ def reduce_nest(op: ReduceOp, nest: Any, replicas: int) -> Any:
     """
 
     def reduced(leaf: Any) -> Any:
-        if isinstance(leaf, DistributedValues):
-            return combine(op, leaf.values)
+        values = components(leaf)
+        if values is not None:
+            return combine(op, values)
         if op is ReduceOp.SUM and replicas > 1:
             raise InvalidArgumentError(
                 f"A non-DistributedValues value {leaf!r} cannot be reduced with the "
@@ -45,6 +46,14 @@ def reduce_nest(op: ReduceOp, nest: Any, replicas: int) -> Any:
         return leaf
 
     return map_leaves(reduced, nest)
+
+
+def components(leaf: Any) -> tuple[Any, ...] | None:
+    """Return what each replica has of `leaf`; None if it is a plain value."""
+    if isinstance(leaf, DistributedValues):
+        return leaf.values
+    copied = isinstance(leaf, Variable) and len(leaf.values) > 1
+    return leaf.values if copied else None
 
 
 def combine(op: ReduceOp, values: Sequence[Any]) -> torch.Tensor | IndexedSlices:
@@ -108,9 +117,8 @@ def reduce_axes(op: ReduceOp, nest: Any, axis: Axis, replicas: int) -> Any:
     """
 
     def reduced(leaf: Any) -> torch.Tensor:
-        plain = not isinstance(leaf, DistributedValues)
-        components = (leaf,) * replicas if plain else leaf.values
-        return _reduce_components(op, [dense(value) for value in components], axis)
+        values = components(leaf) or (leaf,) * replicas
+        return _reduce_components(op, [dense(value) for value in values], axis)
 
     return map_leaves(reduced, nest)
 
@@ -171,10 +179,9 @@ def place(nest: Any, destinations: Any) -> Any:
 def _place_leaf(value: Any, destination: Any) -> Any:
     if not isinstance(value, torch.Tensor | IndexedSlices):
         return value
-    if isinstance(destination, Variable) and len(destination.values) > 1:
-        destination = DistributedValues(destination.values)
-    if isinstance(destination, DistributedValues):
-        first, *others = destination.values
+    places = components(destination)
+    if places is not None:
+        first, *others = places
         # A replica may write its copy in place, which must not show elsewhere.
         copies = [_copied(_place_leaf(value, other)) for other in others]
         first = _place_leaf(value, first)

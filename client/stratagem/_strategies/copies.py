@@ -15,8 +15,8 @@ from stratagem._optimizers.step import OptimizerStep, VariableGradients
 from stratagem._options import CommunicationOptions
 from stratagem._replicas.cross_device_ops import CrossDeviceOps
 from stratagem._replicas.nests import map_leaves, opened
-from stratagem._replicas.reduction import place, reduce_nest
-from stratagem._replicas.values import DistributedValues, PerReplica
+from stratagem._replicas.reduction import components, place, reduce_nest
+from stratagem._replicas.values import PerReplica
 from stratagem._strategies.in_process import InProcessExtended
 from stratagem._variables.local import LocalVariable
 from stratagem._variables.updating import run_updates
@@ -114,9 +114,10 @@ class CopiesExtended(InProcessExtended):
         options: CommunicationOptions | None,
     ) -> Any:
         def reduced(leaf: Any, destination: Any) -> Any:
-            if isinstance(leaf, DistributedValues):
-                ops = self._cross_device_ops
-                return ops.reduce(reduce_op, leaf, destination, options)
+            parts = components(leaf)
+            if parts is not None:
+                ops, value = self._cross_device_ops, PerReplica(parts)
+                return ops.reduce(reduce_op, value, destination, options)
             plain = reduce_nest(reduce_op, leaf, len(self._devices))
             return place(plain, destination)
 
