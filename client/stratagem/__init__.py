@@ -26,9 +26,18 @@ from stratagem._options import (
 )
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._parameter_server.variable_placement import VariablePlacement
+from stratagem._replicas.cross_device_ops import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+)
 from stratagem._replicas.values import DistributedValues, Mirrored, PerReplica
 from stratagem._strategies import default as _default_strategy
+from stratagem._strategies.central_storage import CentralStorageStrategy
 from stratagem._strategies.extended import StrategyExtended
+from stratagem._strategies.mirrored import MirroredStrategy
+from stratagem._strategies.one_device import OneDeviceStrategy
 from stratagem._strategies.strategy import Strategy
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.variable import Variable
@@ -69,18 +78,21 @@ __all__ = [
     "AlreadyExistsError",
     "AttachmentError",
     "CancelledError",
+    "CentralStorageStrategy",
     "ClusterDef",
     "ClusterDeviceFilters",
     "ClusterSpec",
     "CommunicationOptions",
     "ConfigProto",
     "ContextError",
+    "CrossDeviceOps",
     "DataLossError",
     "DeadlineExceededError",
     "DistributedOptimizer",
     "DistributedValues",
     "FailedPreconditionError",
     "ForkedProcessError",
+    "HierarchicalCopyAllReduce",
     "IndexedSlices",
     "InputContext",
     "InternalError",
@@ -89,13 +101,17 @@ __all__ = [
     "InvalidTypeError",
     "MalformedStreamError",
     "Mirrored",
+    "MirroredStrategy",
+    "NcclAllReduce",
     "NotFoundError",
+    "OneDeviceStrategy",
     "OutOfRangeError",
     "ParameterServerStrategy",
     "PerReplica",
     "PermissionDeniedError",
     "ProtocolVersionError",
     "ReduceOp",
+    "ReductionToOneDevice",
     "ReplicaContext",
     "ResourceExhaustedError",
     "RunOptions",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stratagem import _devices
+from stratagem._contexts.all_gather import all_gather
 from stratagem._contexts.context import ThreadContext, cross_replica, require_replica
 from stratagem._enums import ReduceOp, reduce_op_from
 from stratagem._replicas.nests import leaves, map_leaves
@@ -170,6 +171,33 @@ class ReplicaContext:
             next(rows if isinstance(part, IndexedSlices) else sums) for part in parts
         )
         return map_leaves(lambda _: next(results), value)
+
+    def all_gather(
+        self,
+        value: Any,
+        axis: int,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Concatenate a nest over all replicas and give each of them the result.
+
+        Differentiable: the gradients of all replicas are added, and each takes the
+        slice of what it put in. All replicas have to make the call, with the same
+        structure.
+
+        Args:
+            value: Nest of tensors that are equal in shape but for `axis`.
+            axis: Dimension along which to join, in replica order.
+            options: Hints for the communication.
+
+        Raises:
+            InvalidArgumentError: A leaf is not a tensor, or the shapes do not fit.
+            UnimplementedError: A leaf is an `IndexedSlices`.
+            ContextError: As for `merge_call`.
+
+        Spec: REP-8.
+        """
+        require_replica(self)
+        return all_gather(self, value, axis)
 
     def _reduced(
         self,

@@ -66,13 +66,14 @@ class HostedParameter:
     """A module's parameter that follows a variable of a strategy.
 
     The first replica of this process works on the user's own parameter, each
-    other replica on a leaf of its own, so that gradients stay apart. Leaves on
-    the parameter's device share its storage.
+    other replica on a leaf of its own, so that gradients stay apart. Leaves that
+    are made here share the storage of the parameter if they are on its device.
 
     Args:
         variable: The variable that has the value.
         parameter: The user's parameter, equal to the variable.
         devices: The device of each replica of this process.
+        others: Leaves with storage of their own for the replicas after the first.
 
     Attributes:
         variable: The variable that has the value.
@@ -84,14 +85,15 @@ class HostedParameter:
         variable: Variable,
         parameter: Parameter,
         devices: Sequence[torch.device],
+        others: Sequence[Parameter] | None = None,
     ) -> None:
         self.variable = variable
+        self._separate = others is not None
+        if others is None:
+            others = [_leaf(parameter, device) for device in devices[1:]]
         self._owners: list[tuple[ref[nn.Module], str]] = []
         self._replaced: list[Parameter] = []
-        self.leaves = (
-            parameter,
-            *(_leaf(parameter, device) for device in devices[1:]),
-        )
+        self.leaves = (parameter, *others)
         for leaf in self.leaves:
             _hosted[id(leaf)] = self
         self._mark = _Mark.of(parameter)
@@ -137,8 +139,12 @@ class HostedParameter:
         """
         mark = _Mark.of(self.parameter)
         for leaf in self.leaves[1:]:
-            _follow(leaf, self.parameter)
+            _follow(leaf, self.parameter, self._separate)
         self._mark = mark
+
+    def accept(self) -> None:
+        """Note that all leaves were written alike, and are equal as they are."""
+        self._mark = _Mark.of(self.parameter)
 
     def written_locally(self) -> bool:
         """Return whether the user wrote the parameter since it was last settled.
@@ -183,12 +189,12 @@ def _leaf(parameter: Parameter, device: torch.device) -> Parameter:
     return Parameter(parameter.detach().to(device), parameter.requires_grad)
 
 
-def _follow(leaf: Parameter, parameter: Parameter) -> None:
+def _follow(leaf: Parameter, parameter: Parameter, separate: bool) -> None:
     leaf.requires_grad_(parameter.requires_grad)
     if leaf.dtype != parameter.dtype or leaf.shape != parameter.shape:
         leaf.grad = None
-        leaf.data = parameter.detach().to(leaf.device)
-    elif leaf.device != parameter.device:
+        leaf.data = parameter.detach().to(leaf.device, copy=separate)
+    elif separate or leaf.device != parameter.device:
         with torch.no_grad():
             leaf.copy_(parameter)
     elif leaf.data_ptr() != parameter.data_ptr():

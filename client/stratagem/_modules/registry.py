@@ -31,7 +31,11 @@ class ParameterRegistry:
         self._entries: list[HostedParameter] = []
 
     def add(
-        self, parameter: Parameter, variable: Variable, owners: Sequence[Owner]
+        self,
+        parameter: Parameter,
+        variable: Variable,
+        owners: Sequence[Owner],
+        others: Sequence[Parameter] | None = None,
     ) -> HostedParameter:
         """Let a parameter follow a variable, whose value it has.
 
@@ -39,13 +43,15 @@ class ParameterRegistry:
             parameter: The user's parameter.
             variable: The variable.
             owners: Where modules have the parameter; tied ones have several.
+            others: Leaves with storage of their own for the replicas after the first;
+                by default leaves are made, which share storage where they can.
 
         Raises:
             InternalError: The parameter is hosted already.
         """
         if hosted_parameter(parameter) is not None:
             raise InternalError(f"a parameter is hosted twice: {variable.name!r}")
-        hosted = HostedParameter(variable, parameter, self._devices)
+        hosted = HostedParameter(variable, parameter, self._devices, others)
         self._entries.append(hosted)
         self.tie(hosted, owners)
         return hosted

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from stratagem._replicas.reduction import dense, dimensions
-from stratagem._replicas.values import DistributedValues
+from stratagem._replicas.reduction import components, dense, dimensions
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
@@ -29,9 +28,10 @@ def gather(leaf: Any, axis: int) -> Any:
         raise UnimplementedError(
             "gather does not support IndexedSlices; gather its values and its indices"
         )
-    if not isinstance(leaf, DistributedValues):
+    values = components(leaf)
+    if values is None:
         return leaf
-    return _concatenate([dense(value) for value in leaf.values], axis)
+    return _concatenate([dense(value) for value in values], axis)
 
 
 def _concatenate(tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:

@@ -14,6 +14,7 @@ from stratagem._replicas.nests import map_leaves, opened
 from stratagem._replicas.values import DistributedValues, Mirrored
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.operators import TensorStandIn
+from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 Axis = int | tuple[int, ...] | list[int]
@@ -33,8 +34,9 @@ def reduce_nest(op: ReduceOp, nest: Any, replicas: int) -> Any:
     """
 
     def reduced(leaf: Any) -> Any:
-        if isinstance(leaf, DistributedValues):
-            return combine(op, leaf.values)
+        values = components(leaf)
+        if values is not None:
+            return combine(op, values)
         if op is ReduceOp.SUM and replicas > 1:
             raise InvalidArgumentError(
                 f"A non-DistributedValues value {leaf!r} cannot be reduced with the "
@@ -44,6 +46,14 @@ def reduce_nest(op: ReduceOp, nest: Any, replicas: int) -> Any:
         return leaf
 
     return map_leaves(reduced, nest)
+
+
+def components(leaf: Any) -> tuple[Any, ...] | None:
+    """Return what each replica has of `leaf`; None if it is a plain value."""
+    if isinstance(leaf, DistributedValues):
+        return leaf.values
+    copied = isinstance(leaf, Variable) and len(leaf.values) > 1
+    return leaf.values if copied else None
 
 
 def combine(op: ReduceOp, values: Sequence[Any]) -> torch.Tensor | IndexedSlices:
@@ -60,14 +70,14 @@ def combine(op: ReduceOp, values: Sequence[Any]) -> torch.Tensor | IndexedSlices
     _require_equal_shapes(tensors)
     home = tensors[0].device
     total = fold(torch.add, (tensor.to(home) for tensor in tensors))
-    return total if op is ReduceOp.SUM else _quotient(total, len(tensors))
+    return total if op is ReduceOp.SUM else quotient(total, len(tensors))
 
 
 def _combine_rows(op: ReduceOp, parts: Sequence[IndexedSlices]) -> IndexedSlices:
     home = parts[0].device
     rows = torch.cat([part.values.to(home) for part in parts])
     indices = torch.cat([part.indices.to(home) for part in parts])
-    values = rows if op is ReduceOp.SUM else _quotient(rows, len(parts))
+    values = rows if op is ReduceOp.SUM else quotient(rows, len(parts))
     return IndexedSlices(values, indices, parts[0].dense_shape)
 
 
@@ -88,7 +98,8 @@ def _require_equal_shapes(tensors: Sequence[torch.Tensor]) -> None:
         )
 
 
-def _quotient(total: torch.Tensor, count: int) -> torch.Tensor:
+def quotient(total: torch.Tensor, count: int) -> torch.Tensor:
+    """Return a mean; that of integers is float64. Spec: RED-7."""
     if not (total.is_floating_point() or total.is_complex()):
         total = total.to(torch.float64)
     return total / count
@@ -106,9 +117,8 @@ def reduce_axes(op: ReduceOp, nest: Any, axis: Axis, replicas: int) -> Any:
     """
 
     def reduced(leaf: Any) -> torch.Tensor:
-        plain = not isinstance(leaf, DistributedValues)
-        components = (leaf,) * replicas if plain else leaf.values
-        return _reduce_components(op, [dense(value) for value in components], axis)
+        values = components(leaf) or (leaf,) * replicas
+        return _reduce_components(op, [dense(value) for value in values], axis)
 
     return map_leaves(reduced, nest)
 
@@ -123,7 +133,7 @@ def _reduce_components(
         count += torch.Size([component.shape[dim] for dim in dims]).numel()
     total = combine(ReduceOp.SUM, totals)
     assert isinstance(total, torch.Tensor)
-    return total if op is ReduceOp.SUM else _quotient(total, count)
+    return total if op is ReduceOp.SUM else quotient(total, count)
 
 
 def _sum(tensor: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
@@ -154,7 +164,7 @@ def place(nest: Any, destinations: Any) -> Any:
 
     Args:
         nest: Tensors, `IndexedSlices`, and plain values, which stay as they are.
-        destinations: A device; or a tensor or variable, meaning its device; or
+        destinations: A device; or a tensor, meaning its device; or a variable or
             distributed values, meaning the devices of all components; or the
             nest that was reduced, meaning for each leaf its own.
 
@@ -169,8 +179,9 @@ def place(nest: Any, destinations: Any) -> Any:
 def _place_leaf(value: Any, destination: Any) -> Any:
     if not isinstance(value, torch.Tensor | IndexedSlices):
         return value
-    if isinstance(destination, DistributedValues):
-        first, *others = destination.values
+    places = components(destination)
+    if places is not None:
+        first, *others = places
         # A replica may write its copy in place, which must not show elsewhere.
         copies = [_copied(_place_leaf(value, other)) for other in others]
         first = _place_leaf(value, first)

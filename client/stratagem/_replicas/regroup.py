@@ -68,6 +68,13 @@ def select_replica(index: int, nest: Any) -> Any:
     return map_leaves(component, nest)
 
 
+def select_component(index: int, leaf: Any) -> Any:
+    """Return one component of a distributed value or variable, else `leaf`."""
+    if isinstance(leaf, Variable) and len(leaf.values) > 1:
+        return leaf.values[index]
+    return select_replica(index, leaf)
+
+
 def select_replica_mirrored(index: int, nest: Any) -> Any:
     """Return `nest` with mirrored values replaced by one component.
 

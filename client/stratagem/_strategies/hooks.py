@@ -12,7 +12,7 @@ from stratagem import _devices
 from stratagem._replicas.gathering import gather
 from stratagem._replicas.nests import map_leaves, opened
 from stratagem._replicas.reduction import Axis, place, reduce_axes
-from stratagem._replicas.regroup import select_replica
+from stratagem._replicas.regroup import select_component
 from stratagem._replicas.values import DistributedValues
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stratagem._options import CommunicationOptions
     from stratagem._strategies.strategy import Strategy
     from stratagem._variables.creators import NextCreator
+    from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
 class StrategyHooks:
@@ -126,6 +127,9 @@ class StrategyHooks:
         """
         raise self._missing("_create_variable")
 
+    def _update_config_proto(self, config: ConfigProto) -> None:
+        """Change a session's configuration, in place, to what is needed."""
+
     def _validate_colocate_with(self, colocate_with_variable: Any) -> None:
         """Check what is passed to `colocate_vars_with`. Spec: EXT-10."""
         owner = getattr(colocate_with_variable, "distribute_strategy", None)
@@ -189,7 +193,9 @@ class StrategyHooks:
         if opened(value) is None:
             return (value,)
         local = range(self._num_local_replicas)
-        return tuple(map_leaves(partial(_component, index), value) for index in local)
+        return tuple(
+            map_leaves(partial(select_component, index), value) for index in local
+        )
 
     def _update(
         self,
@@ -229,9 +235,3 @@ class StrategyHooks:
         return UnimplementedError(
             f"{type(self).__name__}.{member} must be implemented in descendants"
         )
-
-
-def _component(index: int, leaf: Any) -> Any:
-    if isinstance(leaf, Variable) and len(leaf.values) > 1:
-        return leaf.values[index]
-    return select_replica(index, leaf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -18,6 +19,7 @@ from stratagem._options import RunOptions
 from stratagem._replicas.reduction import Axis
 from stratagem._strategies.extended import StrategyExtended
 from stratagem_proto.errors import ContextError, InvalidArgumentError, InvalidTypeError
+from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 _Self = TypeVar("_Self", bound="Strategy")
 
@@ -170,6 +172,47 @@ class Strategy:
 
     def group(self, value: Any, name: str | None = None) -> None:
         """Do nothing: what `value` stands for has been carried out. Spec: GRP-1."""
+
+    def update_config_proto(self, config_proto: ConfigProto) -> ConfigProto:
+        """Return a copy of a session's configuration as this strategy needs it.
+
+        Args:
+            config_proto: The configuration; it stays as it is.
+
+        Spec: CFG-2, MS-14.
+        """
+        updated = ConfigProto()
+        updated.CopyFrom(config_proto)
+        self._extended._update_config_proto(updated)
+        return updated
+
+    def configure(
+        self,
+        session_config: ConfigProto | None = None,
+        cluster_spec: Any = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+    ) -> None:
+        """Change a session's configuration to what this strategy needs.
+
+        Deprecated in favour of `update_config_proto`.
+
+        Args:
+            session_config: The configuration; changed in place.
+            cluster_spec: Ignored; the constructor takes a `ClusterResolver`.
+            task_type: Ignored, likewise.
+            task_id: Ignored, likewise.
+
+        Spec: CFG-1.
+        """
+        warnings.warn(
+            "Strategy.configure is deprecated; use update_config_proto, and describe "
+            "the cluster to the strategy's constructor",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        if session_config is not None:
+            session_config.CopyFrom(self.update_config_proto(session_config))
 
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         """Return a strategy of its own, distinct from this one. Spec: CTX-41."""

@@ -54,6 +54,27 @@ class LocalVariable(Variable):
         differentiable = leaf.is_floating_point() or leaf.is_complex()
         self._leaf = leaf.requires_grad_(self.trainable and differentiable)
 
+    @classmethod
+    def over(
+        cls, leaf: torch.Tensor, traits: VariableTraits, device_name: str
+    ) -> LocalVariable:
+        """Return a variable whose tensor is `leaf` itself, not a copy.
+
+        Args:
+            leaf: A leaf of autograd.
+            traits: What the variable is called and used for.
+            device_name: Full name of the device of `leaf`.
+        """
+        variable = cls.__new__(cls)
+        variable._traits = traits
+        variable._device_name = device_name
+        variable._leaf = leaf
+        return variable
+
+    def follow(self, leaf: torch.Tensor) -> None:
+        """Have `leaf` itself as the variable's tensor from now on."""
+        self._leaf = leaf
+
     @property
     def dtype(self) -> torch.dtype:
         return self._leaf.dtype

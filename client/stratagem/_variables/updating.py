@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stratagem import _devices
 from stratagem._contexts.context import updating
-from stratagem._replicas.regroup import regroup_updates, select_replica
+from stratagem._replicas.nests import map_leaves
+from stratagem._replicas.regroup import (
+    regroup_updates,
+    select_component,
+    select_replica,
+)
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
@@ -41,6 +47,36 @@ def run_update(
     with updating(strategy), _devices.device(device), torch.no_grad():
         result = call(*args, **kwargs)
     return result if group else regroup_updates([result], group)
+
+
+def run_updates(
+    strategy: Strategy,
+    devices: Sequence[str],
+    calls: Sequence[Callable[..., Any]],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    group: bool,
+) -> Any:
+    """Call an update function once per copy, each in the update context of its copy.
+
+    Args:
+        strategy: The strategy, current in this thread, in cross-replica context.
+        devices: Where the copies are.
+        calls: The function, with each copy already bound to it.
+        args: Positional arguments; of distributed values and variables each call
+            gets its component.
+        kwargs: Keyword arguments, likewise.
+        group: Whether to merge the results to mirrored values; otherwise each leaf
+            becomes the tuple of what it is for each copy.
+
+    Spec: CTX-4, EXT-4, EXT-6, REG-12.
+    """
+    results = []
+    for index, (device, call) in enumerate(zip(devices, calls, strict=True)):
+        mine = map_leaves(partial(select_component, index), (tuple(args), kwargs))
+        with updating(strategy, index), _devices.device(device), torch.no_grad():
+            results.append(call(*mine[0], **mine[1]))
+    return regroup_updates(results, group)
 
 
 def smallest_by_name(variables: Sequence[Variable]) -> Variable:

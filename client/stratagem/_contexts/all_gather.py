@@ -1,0 +1,85 @@
+"""Concatenation over replicas that gradients flow back through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stratagem._enums import ReduceOp
+from stratagem._replicas.gathering import gather
+from stratagem._replicas.nests import leaves, map_leaves
+from stratagem._replicas.reduction import dimensions, place
+from stratagem._replicas.values import DistributedValues, PerReplica
+from stratagem._variables.indexed_slices import IndexedSlices
+from stratagem._variables.operators import TensorStandIn
+from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
+
+if TYPE_CHECKING:
+    from stratagem._contexts.replica_context import ReplicaContext
+    from stratagem._strategies.strategy import Strategy
+
+
+def all_gather(replica: ReplicaContext, value: Any, axis: int) -> Any:
+    """Carry out `ReplicaContext.all_gather`."""
+    parts = [_part(leaf) for leaf in leaves(value)]
+    if not parts:
+        return value
+    joined = iter(_AllGather.apply(replica, axis, *parts))  # type: ignore[no-untyped-call]
+    return map_leaves(lambda _: next(joined), value)
+
+
+def _part(leaf: Any) -> torch.Tensor:
+    if isinstance(leaf, TensorStandIn):
+        leaf = leaf._operand()
+    if isinstance(leaf, IndexedSlices):
+        raise UnimplementedError(
+            "all_gather does not support IndexedSlices; gather its values and its "
+            "indices"
+        )
+    if isinstance(leaf, torch.Tensor):
+        return leaf
+    raise InvalidArgumentError(
+        f"all_gather takes tensors, not {leaf!r}; wrap it by torch.tensor()"
+    )
+
+
+class _AllGather(torch.autograd.Function):
+    """A concatenation; the gradient is the replicas' sum, each taking its slice."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, replica: ReplicaContext, axis: int, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        # A tensor that all replicas share would count as one value, not as several.
+        distinct = [tensor.detach() for tensor in tensors]
+        joined, starts = replica._merge(partial(_join, axis), distinct, {})
+        ctx.call = replica, axis, starts, [tensor.shape[axis] for tensor in tensors]
+        return tuple(joined)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        replica, axis, starts, lengths = ctx.call
+        sums = replica._reduced(ReduceOp.SUM, gradients, None)
+        slices = zip(sums, starts, lengths, strict=True)
+        return None, None, *(total.narrow(axis, *where) for total, *where in slices)
+
+
+def _join(axis: int, strategy: Strategy, *merged: Any) -> tuple[list[Any], list[Any]]:
+    joined = [place(gather(value, axis), value) for value in merged]
+    return joined, [_starts(value, axis) for value in merged]
+
+
+def _starts(value: Any, axis: int) -> Any:
+    """Return where the part of each replica begins."""
+    if not isinstance(value, DistributedValues):
+        dimensions(value, axis)
+        return 0
+    lengths = [tensor.shape[axis] for tensor in value.values]
+    return PerReplica(_sums_before(lengths))
+
+
+def _sums_before(lengths: Sequence[int]) -> list[int]:
+    return [sum(lengths[:index]) for index in range(len(lengths))]

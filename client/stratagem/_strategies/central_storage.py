@@ -1,0 +1,140 @@
+"""One copy of each variable on one device, replicas on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from stratagem._devices import canonicalize, list_logical_devices
+from stratagem._modules.adoption import Adoption
+from stratagem._strategies.devices import distinct_devices, require_local
+from stratagem._strategies.in_process import InProcessExtended
+from stratagem._strategies.local_updates import LocalUpdates
+from stratagem._strategies.strategy import Strategy
+from stratagem._variables.aggregating import AggregatingVariable
+from stratagem._variables.creators import NextCreator
+from stratagem._variables.local import LocalVariable
+from stratagem._variables.variable import Variable
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.v1.cluster_pb2 import ConfigProto
+
+
+class CentralStorageStrategy(Strategy):
+    """Variables on one device of this machine, replicas on several.
+
+    Each `run` brings the parameters of modules to the replicas' devices; gradients
+    are reduced and applied where the variables are::
+
+        strategy = CentralStorageStrategy(["GPU:0", "GPU:1"], "CPU:0")
+        with strategy.scope():
+            model = Model()
+
+    Args:
+        compute_devices: Devices of the replicas; by default all GPUs, or without any
+            `CPU:0`.
+        parameter_device: Device of the variables; by default the only compute device
+            if there is one, else `CPU:0`.
+
+    Raises:
+        InvalidArgumentError: A device is named twice, or is none of this process.
+
+    Spec: CS-1 to CS-5.
+    """
+
+    def __init__(
+        self,
+        compute_devices: Sequence[str | torch.device] | None = None,
+        parameter_device: str | torch.device | None = None,
+    ) -> None:
+        chosen = compute_devices or list_logical_devices("GPU") or ("CPU:0",)
+        devices = distinct_devices(chosen)
+        if parameter_device is None:
+            parameter_device = default_parameter_device(devices)
+        require_local([parameter_device])
+        super().__init__(CentralStorageExtended(self, devices, parameter_device))
+
+
+def default_parameter_device(devices: Sequence[str]) -> str:
+    """Return where variables go if nobody says so. Spec: CS-2, PS1-1.
+
+    Args:
+        devices: Full names of the replicas' devices.
+    """
+    return devices[0] if len(devices) == 1 else "/device:CPU:0"
+
+
+class CentralStorageExtended(LocalUpdates, InProcessExtended):
+    """The `extended` of a `CentralStorageStrategy`.
+
+    Args:
+        container_strategy: The strategy.
+        devices: Full names of the replicas' devices.
+        parameter_device: The variables' device, as the user wrote it.
+    """
+
+    def __init__(
+        self,
+        container_strategy: Strategy,
+        devices: Sequence[str],
+        parameter_device: str | torch.device,
+    ) -> None:
+        super().__init__(container_strategy, devices)
+        self._parameter_device = str(parameter_device)
+        self._home = canonicalize(parameter_device)
+
+    @property
+    def worker_devices(self) -> Sequence[str]:
+        """The replicas' devices, as a list. Spec: CS-3."""
+        return list(self._devices)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The variables' device, as it was given. Spec: CS-3."""
+        return (self._parameter_device,)
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return True
+
+    def _update_config_proto(self, config: ConfigProto) -> None:
+        config.isolate_session_state = True
+
+    def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
+        variable = next_creator(**{"device": self._home, **kwargs})
+        if len(self._devices) == 1:
+            return variable
+        return AggregatingVariable(self._container_strategy(), variable)
+
+    def _host(self, adoptions: Sequence[Adoption]) -> None:
+        for adoption in adoptions:
+            parameter = adoption.parameter
+            variable = LocalVariable(
+                parameter, parameter.requires_grad, adoption.name, device=self._home
+            )
+            variable._join(self._container_strategy())
+            self._parameters.add(parameter, variable, adoption.owners)
+
+    def _before_replicas(self) -> None:
+        super()._before_replicas()
+        for hosted in self._parameters.written_locally():
+            hosted.variable.assign(hosted.parameter.detach())
+            hosted.settle()
+        for hosted in self._parameters:
+            hosted.write(hosted.variable.value())
+
+    def _update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        if not isinstance(var, Variable):
+            raise InvalidArgumentError(
+                f"`update` changes a variable: its first argument must be a Variable, "
+                f"not {var!r}"
+            )
+        return super()._update(var, fn, args, kwargs, group)

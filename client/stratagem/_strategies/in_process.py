@@ -1,0 +1,89 @@
+"""What strategies share whose variables and replicas are all in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stratagem._enums import ReduceOp
+from stratagem._modules.extended import HostingExtended
+from stratagem._optimizers.local import LocalOptimizers
+from stratagem._optimizers.step import OptimizerStep
+from stratagem._options import CommunicationOptions
+from stratagem._replicas.reduction import place, reduce_nest
+from stratagem._replicas.threads import run_replicas
+from stratagem._variables.variable import Variable
+
+if TYPE_CHECKING:
+    from stratagem._strategies.strategy import Strategy
+
+
+class InProcessExtended(HostingExtended):
+    """Replicas on devices of this process, and torch's optimizers in it.
+
+    What is left to a subclass is where variables live: `_create_variable`, `_host`,
+    `_update`, `_update_non_slot` and `non_slot_devices`.
+
+    Args:
+        container_strategy: The strategy.
+        devices: Full names of the replicas' devices.
+    """
+
+    def __init__(self, container_strategy: Strategy, devices: Sequence[str]) -> None:
+        super().__init__(container_strategy)
+        self._devices = tuple(devices)
+        self._local_optimizers = LocalOptimizers()
+
+    @property
+    def worker_devices(self) -> Sequence[str]:
+        return self._devices
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return False
+
+    @property
+    def experimental_should_init(self) -> bool:
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return True
+
+    @property
+    def should_save_summary(self) -> bool:
+        return True
+
+    def _call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        return run_replicas(self._container_strategy(), self._devices, fn, args, kwargs)
+
+    def _reduce_to(
+        self,
+        reduce_op: ReduceOp,
+        value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None,
+    ) -> Any:
+        return place(reduce_nest(reduce_op, value, len(self._devices)), destinations)
+
+    def _apply_gradients(self, step: OptimizerStep) -> None:
+        self._local_optimizers.step(step, self._reduced_gradients(step))
+
+    def _reduced_gradients(self, step: OptimizerStep) -> list[Any]:
+        """Return one gradient for each of `step.updates()`."""
+        return [step.reduced(update) for update in step.updates()]
+
+    def _slots(
+        self, optimizer: str, variables: Sequence[Variable]
+    ) -> Sequence[Mapping[str, torch.Tensor]]:
+        return [self._local_optimizers.slots(optimizer, one) for one in variables]
+
+    def _set_slots(
+        self, optimizer: str, slots: Mapping[Variable, Mapping[str, torch.Tensor]]
+    ) -> None:
+        for variable, state in slots.items():
+            self._local_optimizers.replace_slots(optimizer, variable, state)

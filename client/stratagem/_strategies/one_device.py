@@ -1,0 +1,48 @@
+"""Everything on one device, which need not be the default one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from stratagem._replicas.cross_device_ops import ReductionToOneDevice
+from stratagem._strategies.copies import CopiesExtended
+from stratagem._strategies.devices import distinct_devices
+from stratagem._strategies.strategy import Strategy
+from stratagem._variables.creators import NextCreator
+from stratagem._variables.local import LocalVariable
+from stratagem._variables.variable import Variable
+
+
+class OneDeviceStrategy(Strategy):
+    """Variables and the only replica on one device.
+
+    A way to try code that is written for several replicas: it takes the same paths.
+
+    Args:
+        device: The device, for instance "CPU:0", "cuda:1" or a `torch.device`.
+
+    Raises:
+        InvalidArgumentError: It names no device of this process.
+
+    Spec: OD-1 to OD-4.
+    """
+
+    def __init__(self, device: str | torch.device) -> None:
+        super().__init__(_OneDeviceExtended(self, distinct_devices([device])))
+
+
+class _OneDeviceExtended(CopiesExtended):
+    def __init__(self, container_strategy: Strategy, devices: Sequence[str]) -> None:
+        super().__init__(container_strategy, devices, ReductionToOneDevice())
+
+    def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
+        kwargs.pop("colocate_with", None)
+        return next_creator(**{**kwargs, "device": self._devices[0]})
+
+    def _united(self, copies: Sequence[LocalVariable]) -> Variable:
+        (variable,) = copies
+        variable._join(self._container_strategy())
+        return variable

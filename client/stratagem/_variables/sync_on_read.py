@@ -1,0 +1,102 @@
+"""Variables with a copy for each replica, brought together when they are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from stratagem._enums import ReduceOp, VariableAggregation
+from stratagem._replicas.reduction import combine
+from stratagem._replicas.regroup import select_component
+from stratagem._replicas.values import PerReplica
+from stratagem._variables.indexed_slices import IndexedSlices
+from stratagem._variables.initial_values import operand
+from stratagem._variables.mirrored import CopiedVariable
+from stratagem._variables.operators import TensorStandIn
+from stratagem._variables.variable import Write
+from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
+
+
+class SyncOnReadVariable(CopiedVariable):
+    """A variable that each replica writes for itself, such as a metric.
+
+    In a replica, reads and writes concern its own copy. Elsewhere a read combines
+    the copies as `aggregation` says, and an assignment is spread over them so that
+    reading returns what was assigned.
+
+    Spec: VRD-3 to VRD-6, VOR-1 to VOR-11.
+    """
+
+    def value(self) -> torch.Tensor:
+        index = self._component()
+        return self._combined_copies() if index is None else self._copies[index].value()
+
+    def _combined_copies(self) -> torch.Tensor:
+        """Return what the copies amount to.
+
+        Raises:
+            InvalidArgumentError: There is no aggregation. Spec: VRD-4.
+        """
+        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return self._copies[0].value()
+        op = ReduceOp.from_variable_aggregation(self.aggregation)
+        total = combine(op, [copy.value() for copy in self._copies])
+        assert isinstance(total, torch.Tensor)
+        return total
+
+    def _write_from_replica(self, write: Write, value: Any) -> None:
+        self._require_dense(write, value)
+        self._require_same_everywhere(value)
+        self._copies[self._component() or 0]._write(write, value)
+
+    def _write_everywhere(self, write: Write, value: Any) -> None:
+        self._require_dense(write, value)
+        super()._write_everywhere(write, value)
+
+    def _write_copies(self, write: Write, value: Any) -> None:
+        self._require_same_everywhere(value)
+        if write is not Write.ASSIGN:
+            self._require_spreadable(write)
+        spread = write is Write.ASSIGN and self.aggregation is VariableAggregation.SUM
+        for index, copy in enumerate(self._copies):
+            one = self._converted(select_component(index, value))
+            copy._write(write, self._share(one, index) if spread else one)
+
+    def _converted(self, value: Any) -> torch.Tensor:
+        if isinstance(value, TensorStandIn):
+            value = value._operand()
+        return operand(self, torch.as_tensor(value).to(self.dtype))
+
+    def _share(self, total: torch.Tensor, index: int) -> torch.Tensor:
+        """Return the part of `total` for one copy; the shares add up to it."""
+        count = len(self._copies)
+        if total.is_floating_point() or total.is_complex():
+            return total / count
+        share = torch.div(total, count, rounding_mode="floor")
+        return share if index else total - share * (count - 1)
+
+    def _require_spreadable(self, write: Write) -> None:
+        if self.aggregation is VariableAggregation.SUM:
+            raise InvalidArgumentError(
+                f"SyncOnReadVariable does not support {write.value} in cross-replica "
+                f"context with aggregation=SUM: {self.name!r} would change by the "
+                "delta once for each replica; use assign"
+            )
+        # Reading would fail, so nothing is changed.
+        if self.aggregation is VariableAggregation.NONE:
+            ReduceOp.from_variable_aggregation(self.aggregation)
+
+    def _require_dense(self, write: Write, value: Any) -> None:
+        if isinstance(value, IndexedSlices):
+            raise UnimplementedError(
+                f"Variable {self.name!r} is synchronized ON_READ, for which "
+                f"{write.value} is not defined; use assign, assign_add or assign_sub"
+            )
+
+    def _require_same_everywhere(self, value: Any) -> None:
+        if isinstance(value, PerReplica):
+            raise InvalidArgumentError(
+                f"Variable {self.name!r} cannot take a PerReplica; pass it to the "
+                "replica function by run(), which gives each replica its own value"
+            )

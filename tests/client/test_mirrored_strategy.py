@@ -1,0 +1,179 @@
+"""Replicas on several devices: which, and what is said about them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import stratagem
+from stratagem import ConfigProto, MirroredStrategy, PerReplica, Variable, config
+
+CPU = "/job:localhost/replica:0/task:0/device:CPU:"
+
+pytestmark = pytest.mark.usefixtures("four_cpus")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the GPUs are the default")
+@pytest.mark.parametrize("devices", [None, []])
+def test_without_gpus_every_logical_cpu_has_a_replica(devices: Any) -> None:
+    """MS-1: `[]` counts as not given."""
+    config.set_logical_cpus(3)
+    strategy = MirroredStrategy(devices)
+    assert strategy.extended.worker_devices == (f"{CPU}0", f"{CPU}1", f"{CPU}2")
+    assert strategy.num_replicas_in_sync == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_every_gpu_has_a_replica() -> None:
+    """MS-1."""
+    count = torch.cuda.device_count()
+    assert MirroredStrategy().num_replicas_in_sync == count
+
+
+@pytest.mark.parametrize("twin", ["CPU:0", "/cpu:0", f"{CPU}0"])
+def test_no_device_has_two_replicas(twin: str) -> None:
+    """MS-2: after canonicalisation."""
+    with pytest.raises(ValueError, match="No duplicates allowed"):
+        MirroredStrategy(["CPU:0", twin])
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        ["CPU:0", "/job:worker/task:1/device:CPU:0"],
+        ["/job:worker/device:CPU:0", "/job:worker/device:CPU:1"],
+    ],
+)
+def test_local_and_remote_devices_do_not_mix(devices: list[str]) -> None:
+    """MS-3: mixed, or remote without task → ValueError."""
+    with pytest.raises(ValueError, match="all local, or all name a job and a task"):
+        MirroredStrategy(devices)
+
+
+def test_devices_of_other_processes_are_refused() -> None:
+    """MS-4: RuntimeError."""
+    remote = [f"/job:worker/task:{task}/device:CPU:0" for task in range(2)]
+    with pytest.raises(RuntimeError, match="In-graph multi-worker training"):
+        MirroredStrategy(remote)
+
+
+def test_devices_that_are_not_configured_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"no device .*CPU:4, it has .*set_logical_cpus"
+    ):
+        MirroredStrategy(["CPU:0", "CPU:4"])
+
+
+@pytest.mark.parametrize("form", ["cpu:{}", "CPU:{}", "/cpu:{}", "/device:CPU:{}"])
+def test_devices_are_named_in_full_in_the_order_given(form: str) -> None:
+    """MS-5, MS-6: a tuple, the same for variables."""
+    strategy = MirroredStrategy([form.format(1), form.format(0), f"{CPU}2"])
+    extended = strategy.extended
+    assert extended.worker_devices == (f"{CPU}1", f"{CPU}0", f"{CPU}2")
+    assert extended.parameter_devices == extended.worker_devices
+    devices = strategy.run(_device)
+    assert devices.values == extended.worker_devices
+
+
+def _device() -> str:
+    replica = stratagem.get_replica_context()
+    assert replica is not None
+    return replica.devices[0]
+
+
+def test_it_says_what_it_is() -> None:
+    """MS-12, MS-13, EXT-13, EXT-16, EXT-17."""
+    strategy = MirroredStrategy()
+    extended = strategy.extended
+    assert strategy.cluster_resolver is None
+    assert not extended.experimental_between_graph
+    assert not extended.experimental_require_static_shapes
+    assert extended.experimental_should_init
+    assert extended.should_checkpoint
+    assert extended.should_save_summary
+
+
+STRATEGIES: list[tuple[Callable[[], stratagem.Strategy], bool]] = [
+    (MirroredStrategy, True),
+    (stratagem.CentralStorageStrategy, True),
+    (lambda: stratagem.OneDeviceStrategy("CPU:0"), False),
+    (stratagem.get_strategy, False),
+]
+
+
+@pytest.mark.parametrize(("build", "isolates"), STRATEGIES)
+def test_a_configuration_is_copied_and_completed(
+    build: Callable[[], stratagem.Strategy], isolates: bool
+) -> None:
+    """CFG-2, MS-14: the argument is unchanged, filters are kept."""
+    given = ConfigProto(device_filters=["/job:ps"])
+    got = build().update_config_proto(given)
+    assert got == ConfigProto(
+        device_filters=["/job:ps"], isolate_session_state=isolates
+    )
+    assert given == ConfigProto(device_filters=["/job:ps"])
+
+
+@pytest.mark.parametrize(("build", "isolates"), STRATEGIES)
+def test_configure_changes_the_configuration_in_place(
+    build: Callable[[], stratagem.Strategy], isolates: bool
+) -> None:
+    """CFG-1: returns None."""
+    given = ConfigProto(device_filters=["/job:ps"])
+    with pytest.warns(DeprecationWarning, match="use update_config_proto"):
+        build().configure(given)
+    assert given.isolate_session_state is isolates
+    assert list(given.device_filters) == ["/job:ps"]
+    with pytest.warns(DeprecationWarning, match="use update_config_proto"):
+        build().configure(cluster_spec={"worker": ["a:1"]}, task_type="worker")
+
+
+@pytest.mark.parametrize(("build", "isolates"), STRATEGIES[:3])
+def test_a_deep_copy_is_a_strategy_of_its_own(
+    build: Callable[[], stratagem.Strategy], isolates: bool
+) -> None:
+    """CTX-41: “Mixing different” applies between both."""
+    original = build()
+    with original.scope():
+        module, mine = torch.nn.Linear(2, 2), Variable(1.0)
+    optimizer = stratagem.DistributedOptimizer(torch.optim.Adam(module.parameters()))
+    original.run(lambda: (module(torch.ones(2)).sum().backward(), optimizer.step()))
+    twin = copy.deepcopy(original)
+    assert twin.extended.worker_devices == original.extended.worker_devices
+    with twin.scope():
+        other = Variable(2.0)
+        with pytest.raises(RuntimeError, match="Mixing different"):
+            original.run(lambda: None)
+    assert other.distribute_strategy is twin
+    assert mine.distribute_strategy is original
+    before = module.weight.detach().clone()
+    twin.run(lambda: None)
+    assert torch.equal(module.weight, before)
+
+
+def test_both_contexts_are_those_of_any_strategy() -> None:
+    """CTX-17, RUN-1: a run enters the scope, replicas see their numbers in order."""
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"])
+    seen: list[int] = []
+
+    def fn(x: float) -> torch.Tensor:
+        replica = stratagem.get_replica_context()
+        assert replica is not None
+        assert replica.strategy is strategy
+        seen.append(int(replica.replica_id_in_sync_group or 0))
+        return torch.tensor(x * 10)
+
+    result = strategy.run(fn, (PerReplica([1.0, 2.0]),))
+    assert seen == [0, 1]
+    assert strategy.reduce("sum", result) == 30.0
+    assert strategy.reduce("mean", result) == 15.0
+    assert strategy.gather(PerReplica([torch.ones(1), torch.zeros(2)]), 0).tolist() == [
+        1.0,
+        0.0,
+        0.0,
+    ]

@@ -1,0 +1,128 @@
+"""Everything on one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stratagem
+from stratagem import OneDeviceStrategy, Variable
+
+CPU_1 = "/job:localhost/replica:0/task:0/device:CPU:1"
+
+pytestmark = pytest.mark.usefixtures("four_cpus")
+
+
+@pytest.fixture
+def strategy() -> OneDeviceStrategy:
+    return OneDeviceStrategy("/cpu:1")
+
+
+def test_there_is_one_replica_on_the_device(strategy: OneDeviceStrategy) -> None:
+    """OD-1, EXT-11, EXT-12: canonical names; values are not wrapped."""
+
+    def fn(x: int) -> tuple[int, tuple[str, ...]]:
+        replica = stratagem.get_replica_context()
+        assert replica is not None
+        return x + 1, replica.devices
+
+    assert strategy.num_replicas_in_sync == 1
+    assert strategy.extended.worker_devices == (CPU_1,)
+    assert strategy.extended.parameter_devices == (CPU_1,)
+    assert strategy.run(fn, (4,)) == (5, (CPU_1,))
+
+
+def test_variables_are_plain_and_on_the_device(strategy: OneDeviceStrategy) -> None:
+    """OD-1, VAR-7, VAR-16, VAR-18."""
+    with strategy.scope():
+        first = Variable([1.0, 2.0])
+        with stratagem.device("CPU:0"), strategy.extended.colocate_vars_with(first):
+            second = Variable(1.0)
+    for variable in (first, second):
+        assert variable.device_name == CPU_1
+        assert variable.values == (variable,)
+        assert variable.distribute_strategy is strategy
+    strategy.run(lambda: first.assign_add([1.0, 1.0]))
+    assert first.numpy().tolist() == [2.0, 3.0]
+
+
+def test_reducing_gives_the_value_on_the_device_asked_for(
+    strategy: OneDeviceStrategy,
+) -> None:
+    """OD-1, RED-24: one replica, so SUM of a plain value is it."""
+    value = torch.tensor([1.0, 2.0])
+    assert strategy.reduce("sum", value).tolist() == [1.0, 2.0]
+    assert strategy.reduce("mean", value, axis=0) == 1.5
+    assert strategy.gather(value, axis=0).tolist() == [1.0, 2.0]
+
+
+def test_update_calls_the_function_with_the_variable(
+    strategy: OneDeviceStrategy,
+) -> None:
+    """OD-2: `fn(v,*args)` on the device, Update(0 / device)."""
+    with strategy.scope():
+        variable = Variable(1.0)
+
+    def fn(v: Variable, delta: float) -> tuple[bool, str]:
+        v.assign_add(delta)
+        assert stratagem.in_cross_replica_context()
+        return v is variable, stratagem.get_strategy().extended._current_device()
+
+    assert strategy.extended.update(variable, fn, (2.0,)) == (True, CPU_1)
+    assert strategy.extended.update(variable, lambda v: 1, group=False) == (1,)
+    assert variable.numpy() == 3.0
+
+
+def test_non_slot_variables_live_on_the_device(strategy: OneDeviceStrategy) -> None:
+    """OD-4, EXT-6, EXT-7: `(device,)`."""
+    place = strategy.extended.non_slot_devices([])
+    assert place == (CPU_1,)
+    assert strategy.extended.update_non_slot(place, lambda x: x + 1, (1,)) == 2
+
+
+def test_it_says_what_it_is(strategy: OneDeviceStrategy) -> None:
+    """EXT-13, EXT-16, EXT-17, STR-4."""
+    extended = strategy.extended
+    assert not extended.experimental_between_graph
+    assert not extended.experimental_require_static_shapes
+    assert extended.experimental_should_init
+    assert extended.should_checkpoint
+    assert extended.should_save_summary
+    assert strategy.cluster_resolver is None
+
+
+def test_an_adopted_module_stays_the_users_own(strategy: OneDeviceStrategy) -> None:
+    with strategy.scope():
+        module = nn.Linear(2, 2)
+    weight = module.weight
+    assert type(module._parameters) is dict
+    assert strategy.run(lambda: module.weight) is weight
+
+
+@pytest.mark.parametrize(
+    ("device", "error"),
+    [
+        ("CPU:9", ValueError),
+        ("nonsense", ValueError),
+        ("/job:worker/task:1/device:CPU:0", NotImplementedError),
+        (3, TypeError),
+    ],
+)
+def test_a_device_that_is_not_here_is_refused(
+    device: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        OneDeviceStrategy(device)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_modules_move_to_the_gpu() -> None:
+    strategy = OneDeviceStrategy("cuda:0")
+    with strategy.scope():
+        module = nn.Linear(2, 2)
+    assert module.weight.device == torch.device("cuda:0")
+    assert strategy.run(lambda: torch.ones(1)).device.type == "cuda"
