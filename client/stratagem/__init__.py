@@ -17,6 +17,13 @@ from stratagem._contexts.context import (
 from stratagem._contexts.replica_context import ReplicaContext
 from stratagem._devices import device
 from stratagem._enums import ReduceOp, VariableAggregation, VariableSynchronization
+from stratagem._input.dataset import DistributedDataset
+from stratagem._input.iterator import DistributedIterator, InputIterator
+from stratagem._input.options import (
+    AutoShardPolicy,
+    InputOptions,
+    InputReplicationMode,
+)
 from stratagem._optimizers.optimizer import DistributedOptimizer
 from stratagem._options import (
     CommunicationOptions,
@@ -57,6 +64,7 @@ from stratagem_proto.errors import (
     StratagemError,
     UnauthenticatedError,
     UnavailableError,
+    UnbatchedInputError,
     UnimplementedError,
     UpdateFunctionError,
     VariableNotFoundError,
@@ -68,6 +76,7 @@ __all__ = [
     "AbortedError",
     "AlreadyExistsError",
     "AttachmentError",
+    "AutoShardPolicy",
     "CancelledError",
     "ClusterDef",
     "ClusterDeviceFilters",
@@ -77,12 +86,17 @@ __all__ = [
     "ContextError",
     "DataLossError",
     "DeadlineExceededError",
+    "DistributedDataset",
+    "DistributedIterator",
     "DistributedOptimizer",
     "DistributedValues",
     "FailedPreconditionError",
     "ForkedProcessError",
     "IndexedSlices",
     "InputContext",
+    "InputIterator",
+    "InputOptions",
+    "InputReplicationMode",
     "InternalError",
     "InvalidArgumentError",
     "InvalidNameError",
@@ -106,6 +120,7 @@ __all__ = [
     "StrategyExtended",
     "UnauthenticatedError",
     "UnavailableError",
+    "UnbatchedInputError",
     "UnimplementedError",
     "UpdateFunctionError",
     "ValueContext",

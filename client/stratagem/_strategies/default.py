@@ -12,7 +12,9 @@ from stratagem._contexts.context import has_strategy, require_strategy
 from stratagem._contexts.replica_context import ReplicaContext
 from stratagem._contexts.scope import Scope
 from stratagem._enums import ReduceOp
-from stratagem._options import CommunicationOptions
+from stratagem._input.options import AutoShardPolicy, InputOptions
+from stratagem._input.sharding import InputWorker
+from stratagem._options import CommunicationOptions, InputContext, ValueContext
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.strategy import Strategy
 from stratagem._variables.creators import NextCreator, creator_scope
@@ -126,6 +128,29 @@ class _DefaultExtended(StrategyExtended):
 
     def _local_results(self, value: Any) -> tuple[Any, ...]:
         return (value,)
+
+    def _input_worker(self) -> InputWorker:
+        return InputWorker(InputContext(), (None,))
+
+    def _distribute_dataset(
+        self,
+        dataset: Any,
+        options: InputOptions | None,
+        auto_shard_policy: AutoShardPolicy | int,
+    ) -> Any:
+        return dataset
+
+    def _distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[InputContext], Any],
+        options: InputOptions | None,
+    ) -> Any:
+        return dataset_fn(InputContext())
+
+    def _distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], Any]
+    ) -> Any:
+        return value_fn(ValueContext())
 
     def _update(
         self,
