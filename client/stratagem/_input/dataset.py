@@ -46,6 +46,7 @@ class DistributedDataset:
             )
         return steps
 
+    # A dataset may have no length, and it is more than its length.
     def __bool__(self) -> bool:
         return True
 

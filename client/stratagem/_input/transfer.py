@@ -67,4 +67,14 @@ def hand_over(round_: Round) -> None:
     """
     for leaf in leaves(list(round_.parts)):
         if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
-            leaf.record_stream(torch.cuda.current_stream(leaf.device))
+            for part in _in_memory(leaf):
+                part.record_stream(torch.cuda.current_stream(leaf.device))
+
+
+def _in_memory(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return the tensors that hold the values of `tensor`."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout is torch.jagged:
+        return tensor.values(), tensor.offsets()  # type: ignore[attr-defined]
+    return (tensor,)
