@@ -14,7 +14,6 @@ from stratagem import (
     InvalidTypeError,
     ParameterServerStrategy,
     Strategy,
-    config,
     device,
 )
 from stratagem import _devices as devices
@@ -22,17 +21,6 @@ from stratagem._input.rounds import DealElements
 from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.batches import Streamed, batches, shares, steps
 from tests.client.two_replicas import TwoReplicas
-
-
-@pytest.fixture(params=["written by a user", "parameter servers"])
-def strategy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Two replicas, under one strategy and another."""
-    if request.param == "written by a user":
-        return TwoReplicas()
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    request.addfinalizer(lambda: config.set_logical_cpus(1))
-    config.set_logical_cpus(2)
-    return ParameterServerStrategy(num_replicas_per_worker=2)
 
 
 def dealt(strategy: Strategy, dataset: Any) -> list[list[Any]]:

@@ -11,28 +11,14 @@ from stratagem import (
     InputContext,
     InputOptions,
     InputReplicationMode,
-    ParameterServerStrategy,
     Strategy,
     UnimplementedError,
-    config,
 )
 from stratagem._input.pipeline import splitting_pipeline
 from stratagem._input.sharding import InputWorker
 from tests.client.batches import batches, steps
-from tests.client.two_replicas import TwoReplicas
 
 PER_REPLICA = InputReplicationMode.PER_REPLICA
-
-
-@pytest.fixture(params=["written by a user", "parameter servers"])
-def strategy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Two replicas, under one strategy and another."""
-    if request.param == "written by a user":
-        return TwoReplicas()
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    request.addfinalizer(lambda: config.set_logical_cpus(1))
-    config.set_logical_cpus(2)
-    return ParameterServerStrategy(num_replicas_per_worker=2)
 
 
 def counted(context: InputContext) -> list[torch.Tensor]:

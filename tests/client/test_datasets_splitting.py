@@ -15,27 +15,14 @@ from stratagem import (
     InvalidArgumentError,
     InvalidTypeError,
     OutOfRangeError,
-    ParameterServerStrategy,
     Strategy,
     UnbatchedInputError,
     UnimplementedError,
-    config,
 )
 from stratagem._input.sharding import InputWorker
 from stratagem._input.splitting import split, without_rows
 from tests.client.batches import batches, pairs, steps
 from tests.client.two_replicas import TwoReplicas
-
-
-@pytest.fixture(params=["written by a user", "parameter servers"])
-def strategy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Two replicas, under one strategy and another."""
-    if request.param == "written by a user":
-        return TwoReplicas()
-    monkeypatch.delenv("TF_CONFIG", raising=False)
-    request.addfinalizer(lambda: config.set_logical_cpus(1))
-    config.set_logical_cpus(2)
-    return ParameterServerStrategy(num_replicas_per_worker=2)
 
 
 def split_by(strategy: Strategy, dataset: Any, **options: Any) -> list[list[Any]]:
