@@ -137,9 +137,12 @@ def test_workers_of_a_cluster_are_told_which_they_are(
     resolver = SimpleClusterResolver(spec, task_type=task_type, task_id=0)
     strategy = ParameterServerStrategy(resolver, consistency=consistency)
     told = []
-    dataset = strategy.distribute_datasets_from_function(
-        lambda context: told.append(context) or [torch.ones(1)]  # type: ignore[func-returns-value]
-    )
+
+    def dataset_fn(context: InputContext) -> Any:
+        told.append(context)
+        return [torch.ones(1)]
+
+    dataset = strategy.distribute_datasets_from_function(dataset_fn)
     assert told == [expected]
     assert steps(dataset) == [[[1]]]
     strategy.close()

@@ -84,8 +84,11 @@ def test_the_default_strategy_returns_the_raw_value() -> None:
     """DEF-6: `f(ValueContext())`, unwrapped."""
     told: list[ValueContext] = []
     default = get_strategy()
-    value = default.experimental_distribute_values_from_function(
-        lambda context: told.append(context) or told  # type: ignore[func-returns-value]
-    )
+
+    def value_fn(context: ValueContext) -> Any:
+        told.append(context)
+        return told
+
+    value = default.experimental_distribute_values_from_function(value_fn)
     assert value is told
     assert told == [ValueContext(0, 1)]

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -33,6 +35,9 @@ class Numbers(Iterator[int]):
         self._end = end
         self._failing = failing
 
+    def have_been_read(self, count: int) -> bool:
+        return len(self.read) == count
+
     def __next__(self) -> int:
         number = len(self.read)
         if number == self._end:
@@ -55,7 +60,7 @@ def test_a_thread_reads_as_far_ahead_as_told_and_no_further() -> None:
     assert numbers.read == []
     for taken in range(1, 5):
         assert next(ahead) == taken - 1
-        wait_until(lambda taken=taken: len(numbers.read) == taken + 3)  # type: ignore[misc]
+        wait_until(partial(numbers.have_been_read, taken + 3))
     assert set(numbers.read) == {numbers.read[0]}
     assert numbers.read[0] is not threading.current_thread()
     # It would read on if it could: the place of a taken item is what it waits for.
@@ -136,11 +141,11 @@ def test_errors_of_a_dataset_reach_the_training_loop() -> None:
 def test_a_seeded_loop_on_cpus_draws_what_a_plain_one_draws() -> None:
     """Shuffling and dropout take turns at torch's one generator."""
 
-    def drawn(dataset: object) -> list[float]:
+    def drawn(dataset: Iterable[Any]) -> list[float]:
         torch.manual_seed(3)
         draws = []
         for _ in range(2):
-            for _element in dataset:  # type: ignore[attr-defined]
+            for _ in dataset:
                 draws.append(torch.rand(()).item())
         return draws
 

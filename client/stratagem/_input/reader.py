@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -92,8 +93,7 @@ class Reader(Iterator[Any]):
             self._elements = _restored(dataset, position["loader"])
         else:
             self._elements = _opened(dataset, self._read)
-        own = [dataset, self._elements]
-        self._stateful = next((x for x in own if isinstance(x, Stateful)), None)
+        self._stateful = _stateful(dataset) or _stateful(self._elements)
 
     def __next__(self) -> Any:
         if self._ended:
@@ -110,7 +110,15 @@ class Reader(Iterator[Any]):
         """Return where this reader stands."""
         if self._stateful is None:
             return {"elements": self._read}
-        return {"elements": self._read, "loader": self._stateful.state_dict()}
+        # It may show what changes as the loader reads on.
+        loader = copy.deepcopy(self._stateful.state_dict())
+        return {"elements": self._read, "loader": loader}
+
+
+def _stateful(value: Any) -> Stateful | None:
+    # A class of iterators has the methods too, but for its instances.
+    known = isinstance(value, Stateful) and not isinstance(value, type)
+    return value if known else None
 
 
 def _opened(dataset: Any, start: int) -> Iterator[Any]:
@@ -135,14 +143,16 @@ def _made_by(function: Callable[[], Any]) -> Any:
 
 def _restored(dataset: Any, loader_state: Any) -> Iterator[Any]:
     """Return an iterator over `dataset`, which knows its position, from there on."""
-    if isinstance(dataset, Stateful):
-        dataset.load_state_dict(loader_state)
+    loader = _stateful(dataset)
+    if loader is not None:
+        loader.load_state_dict(loader_state)
         return _opened(dataset, 0)
     elements = _opened(dataset, 0)
-    if not isinstance(elements, Stateful):
+    reader = _stateful(elements)
+    if reader is None:
         raise InvalidArgumentError(
             f"The state has the position of a loader, but {dataset!r} has no "
             "load_state_dict to go there; use the loader that the state was saved with"
         )
-    elements.load_state_dict(loader_state)
-    return cast("Iterator[Any]", elements)
+    reader.load_state_dict(loader_state)
+    return elements
