@@ -17,6 +17,13 @@ from stratagem._contexts.context import (
 from stratagem._contexts.replica_context import ReplicaContext
 from stratagem._devices import device
 from stratagem._enums import ReduceOp, VariableAggregation, VariableSynchronization
+from stratagem._input.dataset import DistributedDataset
+from stratagem._input.iterator import DistributedIterator, InputIterator
+from stratagem._input.options import (
+    AutoShardPolicy,
+    InputOptions,
+    InputReplicationMode,
+)
 from stratagem._optimizers.optimizer import DistributedOptimizer
 from stratagem._options import (
     CommunicationOptions,
@@ -66,6 +73,7 @@ from stratagem_proto.errors import (
     StratagemError,
     UnauthenticatedError,
     UnavailableError,
+    UnbatchedInputError,
     UnimplementedError,
     UpdateFunctionError,
     VariableNotFoundError,
@@ -77,6 +85,7 @@ __all__ = [
     "AbortedError",
     "AlreadyExistsError",
     "AttachmentError",
+    "AutoShardPolicy",
     "CancelledError",
     "CentralStorageStrategy",
     "ClusterDef",
@@ -88,6 +97,8 @@ __all__ = [
     "CrossDeviceOps",
     "DataLossError",
     "DeadlineExceededError",
+    "DistributedDataset",
+    "DistributedIterator",
     "DistributedOptimizer",
     "DistributedValues",
     "FailedPreconditionError",
@@ -95,6 +106,9 @@ __all__ = [
     "HierarchicalCopyAllReduce",
     "IndexedSlices",
     "InputContext",
+    "InputIterator",
+    "InputOptions",
+    "InputReplicationMode",
     "InternalError",
     "InvalidArgumentError",
     "InvalidNameError",
@@ -122,6 +136,7 @@ __all__ = [
     "StrategyExtended",
     "UnauthenticatedError",
     "UnavailableError",
+    "UnbatchedInputError",
     "UnimplementedError",
     "UpdateFunctionError",
     "ValueContext",

@@ -4,7 +4,8 @@ StratagemError
 ├── InvalidArgumentError (ValueError)      the request can never succeed as it is
 │   ├── InvalidNameError
 │   ├── MalformedStreamError
-│   └── UpdateFunctionError                an update function that cannot be traced
+│   ├── UpdateFunctionError                an update function that cannot be traced
+│   └── UnbatchedInputError (IndexError)   rows are to be shared, but there are none
 ├── InvalidTypeError (TypeError)
 ├── NotFoundError (LookupError)
 │   └── VariableNotFoundError
@@ -71,6 +72,10 @@ class MalformedStreamError(InvalidArgumentError):
 
 class UpdateFunctionError(InvalidArgumentError):
     """An update function does what cannot be sent to a server as a graph."""
+
+
+class UnbatchedInputError(InvalidArgumentError, IndexError):
+    """A dataset is to be split between replicas, but its elements are no batches."""
 
 
 class InvalidTypeError(StratagemError, TypeError):
@@ -163,6 +168,7 @@ STATUS_CODES: dict[type[StratagemError], StatusCode] = {
     InvalidNameError: StatusCode.INVALID_ARGUMENT,
     MalformedStreamError: StatusCode.INVALID_ARGUMENT,
     UpdateFunctionError: StatusCode.INVALID_ARGUMENT,
+    UnbatchedInputError: StatusCode.INVALID_ARGUMENT,
     InvalidTypeError: StatusCode.INVALID_ARGUMENT,
     NotFoundError: StatusCode.NOT_FOUND,
     VariableNotFoundError: StatusCode.NOT_FOUND,

@@ -1,4 +1,4 @@
-"""Several logical devices on the one CPU."""
+"""Devices and strategies that tests of this folder share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem import config
+from stratagem import ParameterServerStrategy, Strategy, config
+from tests.client.two_replicas import TwoReplicas
 
 
 @pytest.fixture
@@ -15,3 +16,16 @@ def four_cpus() -> Iterator[None]:
     config.set_logical_cpus(4)
     yield
     config.set_logical_cpus(1)
+
+
+@pytest.fixture(params=["written by a user", "parameter servers"])
+def strategy(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Strategy:
+    """Two replicas, under one strategy and another."""
+    if request.param == "written by a user":
+        return TwoReplicas()
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    request.addfinalizer(lambda: config.set_logical_cpus(1))
+    config.set_logical_cpus(2)
+    return ParameterServerStrategy(num_replicas_per_worker=2)

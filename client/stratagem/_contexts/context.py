@@ -103,6 +103,14 @@ def current_replica_id() -> int | None:
     return _thread.component
 
 
+def updated_component() -> int | None:
+    """Return the component that an update function works on, None outside of one."""
+    context = current_context()
+    if context is None or context.replica_context is not None:
+        return None
+    return context.component
+
+
 def run_options() -> RunOptions | None:
     """Return the options of the `Strategy.run` that is being started here."""
     return _thread.run_options

@@ -9,7 +9,7 @@ from stratagem._cluster.membership import Membership
 from stratagem._devices import DeviceName
 from stratagem._enums import ReduceOp
 from stratagem._modules.extended import HostingExtended
-from stratagem._options import CommunicationOptions
+from stratagem._options import CommunicationOptions, InputContext
 from stratagem._replicas.reduction import place, reduce_nest
 from stratagem._replicas.threads import run_replicas
 from stratagem_proto.errors import InvalidArgumentError
@@ -77,6 +77,12 @@ class WorkerExtended(HostingExtended):
     def _first_replica_id(self) -> int:
         number = self._membership.number if self._synchronous else 0
         return number * self._num_local_replicas
+
+    def _input_context(self) -> InputContext:
+        member = self._membership
+        return InputContext(
+            member.num_workers, member.number, self._num_replicas_in_sync
+        )
 
     def _call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]

@@ -14,6 +14,7 @@ from stratagem._contexts.context import (
 )
 from stratagem._contexts.scope import entered
 from stratagem._enums import ReduceOp, reduce_op_from
+from stratagem._input.numpy_dataset import NumpyDataset
 from stratagem._replicas.nests import map_leaves
 from stratagem._replicas.values import PerReplica
 from stratagem._strategies.hooks import StrategyHooks
@@ -64,6 +65,27 @@ class StrategyExtended(StrategyHooks):
         with entered(self._container_strategy()):
             self._before_replicas()
             return self._call_for_each_replica(fn, args, kwargs or {})
+
+    def experimental_make_numpy_dataset(
+        self, numpy_input: Any, session: object = None
+    ) -> NumpyDataset:
+        """Return a dataset of the rows of arrays.
+
+        Args:
+            numpy_input: A nest of arrays of shape [rows, ...]; a list of arrays is
+                stacked to one.
+            session: Accepted and ignored.
+
+        Returns:
+            A map-style `Dataset`, to be batched by a `DataLoader`.
+
+        Raises:
+            InvalidArgumentError: The arrays differ in their numbers of rows, or have
+                none.
+
+        Spec: EXT-18, INP-50.
+        """
+        return NumpyDataset(numpy_input)
 
     def _create_in_scope(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
         strategy = self._container_strategy()

@@ -9,6 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stratagem import _devices
+from stratagem._input.dataset import DistributedDataset
+from stratagem._input.per_replica_values import per_replica_values
+from stratagem._input.pipeline import function_pipeline, splitting_pipeline
+from stratagem._input.sharding import InputWorker
+from stratagem._options import InputContext
 from stratagem._replicas.gathering import gather
 from stratagem._replicas.nests import map_leaves, opened
 from stratagem._replicas.reduction import Axis, place, reduce_axes
@@ -19,7 +24,8 @@ from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
     from stratagem._enums import ReduceOp
-    from stratagem._options import CommunicationOptions
+    from stratagem._input.options import AutoShardPolicy, InputOptions
+    from stratagem._options import CommunicationOptions, ValueContext
     from stratagem._strategies.strategy import Strategy
     from stratagem._variables.creators import NextCreator
     from stratagem_proto.v1.cluster_pb2 import ConfigProto
@@ -32,6 +38,7 @@ class StrategyHooks:
 
     - `_scope_resources(name)`: opened with each outermost `scope()` of the user.
     - `_create_variable(next_creator, **kwargs)`: for each `Variable(...)`.
+    - `_input_context()`: when a dataset is distributed.
     - `_before_replicas()`, then `_call_for_each_replica(fn, args, kwargs)`: for
       each `run`.
     - `_reduce_to`, `_batch_reduce_to`, `_gather`: values of all replicas
@@ -195,6 +202,43 @@ class StrategyHooks:
         local = range(self._num_local_replicas)
         return tuple(
             map_leaves(partial(select_component, index), value) for index in local
+        )
+
+    def _input_context(self) -> InputContext:
+        """Return which share of the data this process reads; decided only here."""
+        return InputContext(num_replicas_in_sync=self._num_replicas_in_sync)
+
+    def _input_worker(self) -> InputWorker:
+        local = self.worker_devices[: self._num_local_replicas]
+        devices = tuple(_devices.torch_device(device) for device in local)
+        return InputWorker(self._input_context(), devices)
+
+    def _distribute_dataset(
+        self,
+        dataset: Any,
+        options: InputOptions | None,
+        auto_shard_policy: AutoShardPolicy | int,
+    ) -> Any:
+        worker = self._input_worker()
+        pipeline = splitting_pipeline(dataset, worker, options, auto_shard_policy)
+        return DistributedDataset(self._container_strategy(), pipeline)
+
+    def _distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[InputContext], Any],
+        options: InputOptions | None,
+    ) -> Any:
+        pipeline = function_pipeline(dataset_fn, self._input_worker(), options)
+        return DistributedDataset(self._container_strategy(), pipeline)
+
+    def _distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], Any]
+    ) -> Any:
+        return per_replica_values(
+            value_fn,
+            self._first_replica_id,
+            self._num_local_replicas,
+            self._num_replicas_in_sync,
         )
 
     def _update(

@@ -17,6 +17,7 @@ from stratagem._contexts.scope import Scope
 from stratagem._enums import ReduceOp, reduce_op_from
 from stratagem._options import RunOptions
 from stratagem._replicas.reduction import Axis
+from stratagem._strategies.datasets import DatasetMethods
 from stratagem._strategies.extended import StrategyExtended
 from stratagem_proto.errors import ContextError, InvalidArgumentError, InvalidTypeError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
@@ -24,7 +25,7 @@ from stratagem_proto.v1.cluster_pb2 import ConfigProto
 _Self = TypeVar("_Self", bound="Strategy")
 
 
-class Strategy:
+class Strategy(DatasetMethods):
     """A way to distribute training over devices and machines.
 
     Everything that differs between strategies is in its `StrategyExtended`.

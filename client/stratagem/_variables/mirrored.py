@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stratagem import _devices
-from stratagem._contexts.context import current_context, get_update_replica_id, updating
+from stratagem._contexts.context import current_context, updated_component, updating
 from stratagem._enums import VariableAggregation, VariableSynchronization
 from stratagem._replicas.regroup import select_component
 from stratagem._replicas.values import DistributedValues, PerReplica
@@ -75,7 +75,7 @@ class CopiedVariable(ReplicaWritten):
         return any(copy._is_seen_as(tensor) for copy in self._copies)
 
     def _target(self, function: str) -> Any:
-        if isinstance(get_update_replica_id(), int):
+        if updated_component() is not None:
             return self._copy()._target(function)
         return super()._target(function)
 
@@ -86,7 +86,7 @@ class CopiedVariable(ReplicaWritten):
             super()._write_from_replica(write, value)
 
     def _write_everywhere(self, write: Write, value: Any) -> None:
-        index = get_update_replica_id()
+        index = updated_component()
         if isinstance(index, int):
             self._copies[index]._write(write, select_component(index, value))
         else:

@@ -1,0 +1,1 @@
+"""From the user's dataset to what each replica gets in each step."""

@@ -1,0 +1,159 @@
+"""Iterators over distributed datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from stratagem._contexts.context import current_context, require_strategy
+from stratagem._input.optional import Optional
+from stratagem._input.pipeline import Pipeline
+from stratagem._input.specs import PerReplicaSpec
+from stratagem._input.transfer import hand_over
+from stratagem._replicas.nests import map_leaves
+from stratagem._replicas.regroup import regroup
+from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError
+
+if TYPE_CHECKING:
+    from stratagem._strategies.strategy import Strategy
+
+
+class DistributedIterator(Iterator[Any]):
+    """Gives the input of one step after the other.
+
+    An input is a nest of `PerReplica`, of plain tensors where there is one replica.
+
+    Spec: INP-40 to INP-45.
+    """
+
+    def __init__(self, strategy: Strategy, pipeline: Pipeline) -> None:
+        self._strategy = strategy
+        self._pipeline = pipeline
+        self._rewind()
+
+    def _rewind(self, state: Mapping[str, Any] | None = None) -> None:
+        self._states = None if state is None else state["datasets"]
+        self._rounds = self._pipeline.open(self._states)
+
+    def __next__(self) -> Any:
+        """Return the input of the next step.
+
+        Raises:
+            StopIteration: The data have ended.
+            InvalidArgumentError: A replica is running.
+            ContextError: Another strategy is in charge.
+        """
+        self._require_outside_of_replicas()
+        round_ = next(self._rounds)
+        hand_over(round_)
+        self._states = round_.states
+        parts = round_.parts
+        return parts[0] if len(parts) == 1 else regroup(parts, always_wrap=True)
+
+    def _require_outside_of_replicas(self) -> None:
+        context = current_context()
+        if context is None:
+            return
+        require_strategy(self._strategy)
+        if context.replica_context is not None:
+            raise InvalidArgumentError(
+                "next(iterator) should be called from outside of replica_fn, as in "
+                "strategy.run(replica_fn, args=(next(iterator),))"
+            )
+
+    def get_next(self) -> Any:
+        """Return the input of the next step.
+
+        Raises:
+            OutOfRangeError: The data have ended. Spec: INP-42.
+            InvalidArgumentError: A replica is running.
+            ContextError: Another strategy is in charge.
+        """
+        try:
+            return next(self)
+        except StopIteration:
+            raise OutOfRangeError(
+                "End of sequence: the dataset has no further elements; make a new "
+                "iterator to start again"
+            ) from None
+
+    def get_next_as_optional(self) -> Optional:
+        """Return the input of the next step, or an optional without a value.
+
+        Raises:
+            InvalidArgumentError: A replica is running.
+            ContextError: Another strategy is in charge.
+
+        Spec: INP-43.
+        """
+        try:
+            return Optional(next(self))
+        except StopIteration:
+            return Optional()
+
+    @property
+    def element_spec(self) -> Any:
+        """Shapes and dtypes of what `next` returns. Spec: INP-45."""
+        return self._pipeline.spec
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last input that was taken.
+
+        It is for an iterator over the same dataset, in this program or a later one.
+        Where the dataset or its iterator has a `state_dict` of its own, that is part
+        of it; otherwise it counts elements, and the dataset has to give them in the
+        same order again: a `DataLoader` that shuffles has to be seeded.
+        """
+        states = self._states
+        return {"datasets": None if states is None else list(states)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go to the position that `state_dict` returned.
+
+        Raises:
+            InvalidArgumentError: A dataset that knew its position no longer does.
+        """
+        self._rewind(state_dict)
+
+
+class InputIterator(DistributedIterator):
+    """An iterator of the first version of the API, which can be started again.
+
+    Spec: INP-49b, DEF-7.
+    """
+
+    def initialize(self) -> list[Any]:
+        """Start again from the beginning.
+
+        Returns:
+            The operations that would have to be run in a graph: none.
+        """
+        self._rewind()
+        return []
+
+    @property
+    def initializer(self) -> list[Any]:
+        """What `initialize` returns, after calling it."""
+        return self.initialize()
+
+    @property
+    def output_shapes(self) -> Any:
+        """The shape of each leaf, of one replica; None is any number of rows."""
+        return self._of_first_replica(lambda spec: spec.shape)
+
+    @property
+    def output_types(self) -> Any:
+        """The dtype of each leaf."""
+        return self._of_first_replica(lambda spec: spec.dtype)
+
+    @property
+    def output_classes(self) -> Any:
+        """The class of each leaf, as one replica sees it."""
+        return self._of_first_replica(lambda spec: spec.kind)
+
+    def _of_first_replica(self, attribute: Callable[[Any], Any]) -> Any:
+        def ask(spec: Any) -> Any:
+            first = spec.specs[0] if isinstance(spec, PerReplicaSpec) else spec
+            return attribute(first)
+
+        return map_leaves(ask, self.element_spec)

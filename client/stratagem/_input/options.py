@@ -1,0 +1,131 @@
+"""What callers may say about how their data reaches the replicas."""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+from typing import NamedTuple
+
+from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
+
+
+class InputReplicationMode(Enum):
+    """How often a dataset function is called.
+
+    `PER_WORKER` calls it once for all replicas of a worker, `PER_REPLICA` once for
+    each of them. Spec: ENU-5.
+    """
+
+    PER_WORKER = "PER_WORKER"
+    PER_REPLICA = "PER_REPLICA"
+
+
+class AutoShardPolicy(IntEnum):
+    """What of a dataset each of several workers reads.
+
+    `OFF` gives every worker all of it, `FILE` every worker some of the files,
+    `DATA` every worker some of the rows; `AUTO` is `FILE` where the dataset
+    reads from files, else `DATA`. A single worker reads everything.
+
+    Spec: ENU-6.
+    """
+
+    OFF = -1
+    AUTO = 0
+    FILE = 1
+    DATA = 2
+    HINT = 3
+
+
+class _InputOptions(NamedTuple):
+    experimental_fetch_to_device: bool
+    experimental_replication_mode: InputReplicationMode
+    experimental_place_dataset_on_device: bool
+    experimental_per_replica_buffer_size: int
+
+
+class InputOptions(_InputOptions):
+    """Options of `experimental_distribute_dataset` and its sister from a function.
+
+    Attributes:
+        experimental_fetch_to_device: Whether elements go to the devices of their
+            replicas, or stay on the host. None means True.
+        experimental_replication_mode: How often a dataset function is called.
+        experimental_place_dataset_on_device: Accepted with `PER_REPLICA` if
+            elements are not fetched; datasets are read on the host all the same.
+        experimental_per_replica_buffer_size: How many rounds a thread reads ahead
+            of the one in use; with 0 the calling thread reads.
+
+    Spec: ENU-11.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        experimental_fetch_to_device: bool | None = None,
+        experimental_replication_mode: InputReplicationMode = (
+            InputReplicationMode.PER_WORKER
+        ),
+        experimental_place_dataset_on_device: bool = False,
+        experimental_per_replica_buffer_size: int = 1,
+    ) -> InputOptions:
+        if experimental_fetch_to_device is None:
+            experimental_fetch_to_device = True
+        return super().__new__(
+            cls,
+            experimental_fetch_to_device,
+            experimental_replication_mode,
+            experimental_place_dataset_on_device,
+            experimental_per_replica_buffer_size,
+        )
+
+    @property
+    def per_replica(self) -> bool:
+        """Whether each replica has a pipeline of its own."""
+        return self.experimental_replication_mode is InputReplicationMode.PER_REPLICA
+
+
+def check_for_dataset(options: InputOptions | None) -> None:
+    """Check the options with which one dataset is split.
+
+    Raises:
+        UnimplementedError: Each replica is to have a pipeline of its own.
+        InvalidArgumentError: The buffer size is negative. Spec: INP-31, INP-34.
+    """
+    if options is not None and options.per_replica:
+        raise UnimplementedError(
+            "InputReplicationMode.PER_REPLICA is only supported in "
+            "`distribute_datasets_from_function`, for one dataset cannot be read by "
+            "each replica alone; use that, or PER_WORKER"
+        )
+    _check_buffer(options)
+
+
+def check_for_function(options: InputOptions | None) -> None:
+    """Check the options with which datasets are made by a function.
+
+    Raises:
+        InvalidArgumentError: They contradict each other, or the buffer size is
+            negative. Spec: INP-31, INP-32.
+    """
+    _check_buffer(options)
+    if options is None or not options.experimental_place_dataset_on_device:
+        return
+    if not options.per_replica:
+        raise InvalidArgumentError(
+            "With `experimental_place_dataset_on_device` you must also specify "
+            "`PER_REPLICA` as the experimental_replication_mode"
+        )
+    if options.experimental_fetch_to_device:
+        raise InvalidArgumentError(
+            "`experimental_place_dataset_on_device` can not be set to True when "
+            "`experimental_fetch_to_device` is; set one of them to False"
+        )
+
+
+def _check_buffer(options: InputOptions | None) -> None:
+    size = 0 if options is None else options.experimental_per_replica_buffer_size
+    if size < 0:
+        raise InvalidArgumentError(
+            f"experimental_per_replica_buffer_size must be >=0, not {size}"
+        )

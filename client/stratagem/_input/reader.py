@@ -1,0 +1,158 @@
+"""Reading a dataset once, from its beginning or from where it was left."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from stratagem._input.tensors import as_tensors
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+
+State = Mapping[str, Any]
+"""Where a reader stands: the number of "elements" read, and where the dataset
+knows its own position the state of that "loader"."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """A dataset, loader or iterator that knows its own position."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state_dict: Any) -> Any: ...
+
+
+def is_dataset(value: Any) -> bool:
+    """Return whether `value` is a loader, a dataset or another collection."""
+    if isinstance(value, str | bytes | Mapping | torch.Tensor | np.ndarray | Iterator):
+        return False
+    return _iterable(value) or _map_style(value)
+
+
+def check_dataset(dataset: Any, origin: str) -> None:
+    """Check that `dataset` can be read, again and again.
+
+    Args:
+        dataset: A loader, an iterable or map-style dataset, a list, or a function
+            without arguments that makes an iterator, such as a generator function.
+        origin: Where it comes from, for the message.
+
+    Raises:
+        InvalidTypeError: It is something else. Spec: INP-26.
+    """
+    if isinstance(dataset, Iterator):
+        raise InvalidTypeError(
+            f"{origin} is {dataset!r}, which can be read only once; pass the function "
+            "that makes it instead"
+        )
+    if not (is_dataset(dataset) or callable(dataset)):
+        raise InvalidTypeError(
+            f"{origin} must be a DataLoader, a Dataset, a list of batches or a "
+            f"generator function, not {type(dataset).__name__}; a tensor becomes a "
+            "dataset by TensorDataset"
+        )
+
+
+def _iterable(dataset: Any) -> bool:
+    return hasattr(type(dataset), "__iter__")
+
+
+def _map_style(dataset: Any) -> bool:
+    kind = type(dataset)
+    return hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
+
+
+def length(dataset: Any) -> int | None:
+    """Return how many elements `dataset` has, None if it does not say."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+class Reader(Iterator[Any]):
+    """One pass over a dataset; it gives elements with tensors as leaves.
+
+    Args:
+        dataset: What `check_dataset` lets pass.
+        state: A position to go on from: what `state_dict` returned. A dataset
+            that knows its own position goes there by itself; of others that many
+            elements are skipped, so they have to come in the same order again.
+    """
+
+    def __init__(self, dataset: Any, state: State | None = None) -> None:
+        position: State = {"elements": 0} if state is None else state
+        self._read = int(position["elements"])
+        self._ended = False
+        if "loader" in position:
+            self._elements = _restored(dataset, position["loader"])
+        else:
+            self._elements = _opened(dataset, self._read)
+        self._stateful = _stateful(dataset) or _stateful(self._elements)
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        try:
+            element = next(self._elements)
+        except StopIteration:
+            self._ended = True
+            raise
+        self._read += 1
+        return as_tensors(element)
+
+    def state_dict(self) -> State:
+        """Return where this reader stands."""
+        if self._stateful is None:
+            return {"elements": self._read}
+        # It may show what changes as the loader reads on.
+        loader = copy.deepcopy(self._stateful.state_dict())
+        return {"elements": self._read, "loader": loader}
+
+
+def _stateful(value: Any) -> Stateful | None:
+    # A class of iterators has the methods too, but for its instances.
+    known = isinstance(value, Stateful) and not isinstance(value, type)
+    return value if known else None
+
+
+def _opened(dataset: Any, start: int) -> Iterator[Any]:
+    """Return an iterator over `dataset` from the element `start` on."""
+    iterable = _iterable(dataset)
+    if isinstance(dataset, list | tuple) or (_map_style(dataset) and not iterable):
+        return map(dataset.__getitem__, range(start, len(dataset)))
+    elements: Iterator[Any] = iter(dataset if iterable else _made_by(dataset))
+    deque(islice(elements, start), maxlen=0)
+    return elements
+
+
+def _made_by(function: Callable[[], Any]) -> Any:
+    made = function()
+    if not _iterable(made):
+        raise InvalidTypeError(
+            f"{function!r} is used as a dataset, but returned {type(made).__name__}; "
+            "let it return an iterator, or make it a generator function"
+        )
+    return made
+
+
+def _restored(dataset: Any, loader_state: Any) -> Iterator[Any]:
+    """Return an iterator over `dataset`, which knows its position, from there on."""
+    loader = _stateful(dataset)
+    if loader is not None:
+        loader.load_state_dict(loader_state)
+        return _opened(dataset, 0)
+    elements = _opened(dataset, 0)
+    reader = _stateful(elements)
+    if reader is None:
+        raise InvalidArgumentError(
+            f"The state has the position of a loader, but {dataset!r} has no "
+            "load_state_dict to go there; use the loader that the state was saved with"
+        )
+    reader.load_state_dict(loader_state)
+    return elements

@@ -1,0 +1,102 @@
+"""Cutting a global batch into the parts of the replicas."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from stratagem._replicas.nests import leaves, map_leaves
+from stratagem_proto.errors import InvalidArgumentError, UnbatchedInputError
+
+
+def split(batch: Any, parts: int) -> list[Any]:
+    """Cut `batch` into consecutive parts along the first dimension of its leaves.
+
+    Each part has ceil(rows / parts) rows; the last ones may have fewer, or none.
+
+    Args:
+        batch: A nest of tensors of shape [rows, ...], and of arrays of strings;
+            sparse and nested tensors do as well. None stays None in each part.
+        parts: How many.
+
+    Returns:
+        The parts, which share memory with `batch` where torch lets them.
+
+    Raises:
+        UnbatchedInputError: A leaf has no first dimension.
+        InvalidArgumentError: Leaves differ in their numbers of rows.
+
+    Spec: INP-11 to INP-13, INP-20, INP-24, INP-25.
+    """
+    rows = _rows(batch)
+    size = -(-rows // parts)
+    borders = [min(index * size, rows) for index in range(parts + 1)]
+    return [_rows_between(batch, start, end) for start, end in pairwise(borders)]
+
+
+def without_rows(element: Any) -> Any:
+    """Return a nest like `element` whose tensors have 0 rows.
+
+    It has the dtypes and inner shapes of `element`; a scalar becomes a vector of
+    length 0. It is what a replica gets that has no data in a round.
+
+    Spec: INP-27, INP-28.
+    """
+    return map_leaves(_emptied, element)
+
+
+def _emptied(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor) and not leaf.dim():
+        return leaf.new_empty(0)
+    return _leaf_rows(leaf, 0, 0) if _has_rows(leaf) else leaf
+
+
+def _has_rows(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor | np.ndarray) and leaf.ndim > 0
+
+
+def _rows(batch: Any) -> int:
+    columns = [leaf for leaf in leaves(batch) if leaf is not None]
+    for leaf in columns:
+        if not _has_rows(leaf):
+            raise UnbatchedInputError(
+                f"Unable to get batched dataset: an element has the leaf {leaf!r}, "
+                "which has no rows to share among several replicas; batch the dataset, "
+                "for instance by DataLoader(dataset, batch_size=...)"
+            )
+    sizes = sorted({leaf.shape[0] for leaf in columns})
+    if len(sizes) > 1:
+        raise InvalidArgumentError(
+            f"The leaves of a batch have {sizes} rows, so it cannot be split between "
+            "replicas; let all of them have the same number"
+        )
+    return int(sizes[0]) if sizes else 0
+
+
+def _rows_between(batch: Any, start: int, end: int) -> Any:
+    def cut(leaf: Any) -> Any:
+        return None if leaf is None else _leaf_rows(leaf, start, end)
+
+    return map_leaves(cut, batch)
+
+
+def _leaf_rows(leaf: Any, start: int, end: int) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return leaf[start:end]
+    if leaf.layout is torch.sparse_coo:
+        return leaf.narrow_copy(0, start, end - start)
+    if leaf.layout is torch.jagged:
+        return _ragged_rows(leaf, start, end)
+    return leaf.narrow(0, start, end - start)
+
+
+def _ragged_rows(ragged: torch.Tensor, start: int, end: int) -> torch.Tensor:
+    # torch slices no nested tensor along the batch, so it is cut by its parts.
+    offsets = ragged.offsets()  # type: ignore[attr-defined]
+    values = ragged.values()[offsets[start] : offsets[end]]
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets[start : end + 1] - offsets[start]
+    )

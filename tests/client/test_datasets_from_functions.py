@@ -1,0 +1,186 @@
+"""Datasets that a function makes: who reads what, and how the data end."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from stratagem import (
+    ClusterSpec,
+    InputContext,
+    InvalidTypeError,
+    ParameterServerStrategy,
+    Strategy,
+    device,
+)
+from stratagem import _devices as devices
+from stratagem._input.rounds import DealElements
+from stratagem.cluster_resolver import SimpleClusterResolver
+from tests.client.batches import Streamed, batches, shares, steps
+from tests.client.two_replicas import TwoReplicas
+
+
+def dealt(strategy: Strategy, dataset: Any) -> list[list[Any]]:
+    return steps(strategy.distribute_datasets_from_function(lambda context: dataset))
+
+
+def test_each_element_is_the_batch_of_one_replica(strategy: Strategy) -> None:
+    """INP-2, STR-35: batched by the per-replica size; not split."""
+    assert dealt(strategy, batches(8, 2)) == [
+        [[0, 1], [2, 3]],
+        [[4, 5], [6, 7]],
+    ]
+
+
+def test_a_last_incomplete_round_is_padded(strategy: Strategy) -> None:
+    """INP-28: `range(5).batch(2)`, 2 replicas: [01|23] [4|-]."""
+    assert dealt(strategy, batches(5, 2)) == [[[0, 1], [2, 3]], [[4], []]]
+
+
+def test_the_last_element_of_nine_is_not_lost(strategy: Strategy) -> None:
+    """INP-28: range(9).batch(2): the last step is [8], []; without it two steps."""
+    assert dealt(strategy, batches(9, 2))[-1] == [[8], []]
+    assert len(dealt(strategy, batches(9, 2, drop_last=True))) == 2
+
+
+def test_padding_has_the_form_of_data(strategy: Strategy) -> None:
+    """INP-27, INP-28: 0 rows, right dtype and inner shape."""
+    element = {"x": torch.ones(2, 3, dtype=torch.float16), "y": torch.tensor([1, 2])}
+    dataset = strategy.distribute_datasets_from_function(lambda context: [element])
+    (value,) = dataset
+    padding = strategy.experimental_local_results(value)[1]
+    assert padding["x"].shape == (0, 3)
+    assert padding["x"].dtype == torch.float16
+    assert padding["y"].shape == (0,)
+
+
+def test_scalars_and_dropping_loaders_lose_nothing_either(strategy: Strategy) -> None:
+    """INP-29: dropped silently in TensorFlow; padded here under every strategy."""
+    assert dealt(strategy, [torch.tensor(k) for k in range(3)]) == [[0, 1], [2, []]]
+    assert dealt(strategy, batches(6, 2, drop_last=True)) == [
+        [[0, 1], [2, 3]],
+        [[4, 5], []],
+    ]
+
+
+def test_a_step_ends_only_when_no_replica_has_data() -> None:
+    """INP-27: three replicas, four elements."""
+    assert dealt(TwoReplicas(3), batches(4, 1)) == [[[0], [1], [2]], [[3], [], []]]
+
+
+def test_an_infinite_dataset_is_never_padded(strategy: Strategy) -> None:
+    """INP-30c."""
+
+    def dataset() -> Any:
+        return (torch.tensor([k]) for k in itertools.count())
+
+    distributed = strategy.distribute_datasets_from_function(lambda context: dataset)
+    first = itertools.islice(distributed, 3)
+    assert steps(first) == [[[0], [1]], [[2], [3]], [[4], [5]]]
+
+
+def test_whole_rounds_drop_what_is_left_over() -> None:
+    """INP-6: one element per device, whole rounds only; range(11) drops the last."""
+    dealing, reader = DealElements(2, whole_rounds=True), iter(range(11))
+    rounds = []
+    with pytest.raises(StopIteration):
+        while True:
+            rounds.append(dealing.parts([reader]))
+    assert rounds == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert dealing.steps([11]) == 5
+
+
+def test_the_function_is_called_once_when_the_dataset_is_made(
+    strategy: Strategy,
+) -> None:
+    """INP-49e, INP-49d: at build time, on the CPU, with (1, 0, N)."""
+    calls: list[tuple[InputContext, str]] = []
+
+    def dataset_fn(context: InputContext) -> Any:
+        calls.append((context, devices.current()))
+        return batches(4, 1)
+
+    with device("GPU:0") if torch.cuda.is_available() else device("CPU:1"):
+        distributed = strategy.distribute_datasets_from_function(dataset_fn)
+    cpu = "/job:localhost/replica:0/task:0/device:CPU:0"
+    assert calls == [(InputContext(1, 0, 2), cpu)]
+    assert steps(distributed) == steps(distributed)
+    assert len(calls) == 1
+
+
+def test_the_context_gives_the_batch_size_of_a_replica(strategy: Strategy) -> None:
+    """ENU-13, INP-2."""
+
+    def dataset_fn(context: InputContext) -> Any:
+        return batches(4, context.get_per_replica_batch_size(4))
+
+    distributed = strategy.distribute_datasets_from_function(dataset_fn)
+    assert steps(distributed) == [[[0, 1], [2, 3]]]
+
+
+@pytest.mark.parametrize(
+    ("task_type", "consistency", "expected"),
+    [
+        ("chief", "async", InputContext(3, 0, 1)),
+        ("worker", "async", InputContext(3, 1, 1)),
+        ("worker", "sync", InputContext(3, 1, 3)),
+    ],
+)
+def test_workers_of_a_cluster_are_told_which_they_are(
+    task_type: str, consistency: str, expected: InputContext
+) -> None:
+    """INP-49d: worker 0 with chief: 3 pipelines, id 1."""
+    spec = ClusterSpec({"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]})
+    resolver = SimpleClusterResolver(spec, task_type=task_type, task_id=0)
+    strategy = ParameterServerStrategy(resolver, consistency=consistency)
+    told = []
+
+    def dataset_fn(context: InputContext) -> Any:
+        told.append(context)
+        return [torch.ones(1)]
+
+    dataset = strategy.distribute_datasets_from_function(dataset_fn)
+    assert told == [expected]
+    assert steps(dataset) == [[[1]]]
+    strategy.close()
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        [torch.tensor([0]), torch.tensor([1])],
+        Streamed([torch.tensor([0]), torch.tensor([1])]),
+        batches(2, 1),
+        lambda: (torch.tensor([k]) for k in range(2)),
+    ],
+    ids=["list", "IterableDataset", "DataLoader", "generator function"],
+)
+def test_every_kind_of_dataset_is_read_in_its_order(
+    strategy: Strategy, dataset: Any
+) -> None:
+    """INP-2, INP-40: and again from the beginning."""
+    distributed = strategy.distribute_datasets_from_function(lambda context: dataset)
+    assert steps(distributed) == [[[0], [1]]]
+    assert steps(distributed) == [[[0], [1]]]
+
+
+def test_a_function_that_is_no_dataset_is_named(strategy: Strategy) -> None:
+    """INP-26."""
+    distributed = strategy.distribute_datasets_from_function(lambda context: len)
+    with pytest.raises(TypeError):
+        next(iter(distributed))
+    distributed = strategy.distribute_datasets_from_function(lambda context: lambda: 3)
+    with pytest.raises(InvalidTypeError, match="returned int"):
+        next(iter(distributed))
+
+
+def test_the_old_name_forwards_and_says_so(strategy: Strategy) -> None:
+    """STR-34: deprecated 2.4."""
+    with pytest.warns(DeprecationWarning, match="distribute_datasets_from_function"):
+        distributed = strategy.experimental_distribute_datasets_from_function(
+            lambda context: batches(2, 1)
+        )
+    assert [shares(value) for value in distributed] == [[[0], [1]]]

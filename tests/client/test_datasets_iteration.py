@@ -1,0 +1,257 @@
+"""Distributed datasets and their iterators: section 10.5 of the behaviour."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from stratagem import (
+    ContextError,
+    DistributedDataset,
+    DistributedIterator,
+    InputOptions,
+    InvalidTypeError,
+    OutOfRangeError,
+    PerReplica,
+    get_replica_context,
+    get_strategy,
+)
+from tests.client.batches import Streamed, batches, pairs, shares, steps
+from tests.client.two_replicas import TwoReplicas
+
+
+@pytest.fixture
+def strategy() -> TwoReplicas:
+    return TwoReplicas()
+
+
+@pytest.fixture(params=[0, 2], ids=["read when asked", "read ahead"])
+def options(request: pytest.FixtureRequest) -> InputOptions:
+    return InputOptions(experimental_per_replica_buffer_size=request.param)
+
+
+def test_each_iterator_starts_from_the_beginning(
+    strategy: TwoReplicas, options: InputOptions
+) -> None:
+    """INP-40: several may be live."""
+    distributed = strategy.experimental_distribute_dataset(batches(6, 2), options)
+    assert isinstance(distributed, DistributedDataset)
+    first, second = iter(distributed), iter(distributed)
+    assert isinstance(first, DistributedIterator)
+    assert iter(first) is first
+    assert [shares(next(i)) for i in (first, first, second)] == [
+        [[0], [1]],
+        [[2], [3]],
+        [[0], [1]],
+    ]
+
+
+def test_a_step_is_a_nest_of_per_replica_values(
+    strategy: TwoReplicas, options: InputOptions
+) -> None:
+    """INP-41: plain tensors for one replica; StopIteration at the end."""
+    iterator = iter(strategy.experimental_distribute_dataset(pairs(2, 2), options))
+    features, labels = next(iterator)
+    assert isinstance(features, PerReplica)
+    assert shares(features) == [[[0, 1]], [[2, 3]]]
+    assert shares(labels) == [[0], [1]]
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            next(iterator)
+
+
+def test_one_replica_gets_plain_tensors(options: InputOptions) -> None:
+    """INP-41, OD-3."""
+    (value,) = TwoReplicas(1).experimental_distribute_dataset(batches(2, 2), options)
+    assert type(value) is torch.Tensor
+    assert value.tolist() == [0, 1]
+
+
+def test_a_loop_squares_what_it_is_given(strategy: TwoReplicas) -> None:
+    """INP-41, INP-11: [5,6,7,8].batch(2), square → [25,36],[49,64]."""
+    dataset = [torch.tensor([5.0, 6.0]), torch.tensor([7.0, 8.0])]
+    distributed = strategy.experimental_distribute_dataset(dataset)
+    squares = [strategy.run(lambda x: x * x, (x,)) for x in distributed]
+    assert steps(squares) == [[[25], [36]], [[49], [64]]]
+
+
+def test_get_next_ends_with_an_error(
+    strategy: TwoReplicas, options: InputOptions
+) -> None:
+    """INP-42: a loop of next ends with OutOfRangeError after all were summed: 26."""
+    dataset = [torch.tensor([5.0, 6.0]), torch.tensor([7.0, 8.0])]
+    iterator = iter(strategy.experimental_distribute_dataset(dataset, options))
+    total = torch.zeros(())
+    with pytest.raises(OutOfRangeError, match="End of sequence"):
+        while True:
+            total += strategy.reduce("sum", iterator.get_next(), axis=0)
+    assert total == 26
+    with pytest.raises(OutOfRangeError):
+        iterator.get_next()
+
+
+def test_an_optional_ends_a_loop(strategy: TwoReplicas, options: InputOptions) -> None:
+    """INP-43: has_value is False on exhaustion of all."""
+    iterator = iter(strategy.experimental_distribute_dataset(batches(3, 2), options))
+    seen = []
+    optional = iterator.get_next_as_optional()
+    while optional.has_value():
+        seen.append(shares(optional.get_value()))
+        optional = iterator.get_next_as_optional()
+    assert seen == [[[0], [1]], [[2], []]]
+    with pytest.raises(ValueError, match="no value"):
+        optional.get_value()
+
+
+@pytest.mark.parametrize("method", ["__next__", "get_next", "get_next_as_optional"])
+def test_a_replica_cannot_ask_for_input(strategy: TwoReplicas, method: str) -> None:
+    """INP-44, RUN-6: ValueError “should be called from outside of replica_fn”."""
+    iterator = iter(strategy.experimental_distribute_dataset(batches(4, 2)))
+
+    def replica_fn(argument: Any) -> None:
+        getattr(argument, method)()
+
+    with pytest.raises(ValueError, match="should be called from outside of replica_fn"):
+        strategy.run(replica_fn, (iterator,))
+    assert shares(next(iterator)) == [[0], [1]]
+
+
+def test_input_is_for_one_strategy(strategy: TwoReplicas) -> None:
+    """INP-44, CTX-33: not in the scope of another."""
+    iterator = iter(strategy.experimental_distribute_dataset(batches(4, 2)))
+    with strategy.scope():
+        assert shares(next(iterator)) == [[0], [1]]
+    with TwoReplicas().scope(), pytest.raises(ContextError, match="Mixing different"):
+        next(iterator)
+
+
+def test_the_spec_of_an_element_tells_its_form(strategy: TwoReplicas) -> None:
+    """INP-45: a nest of per-replica specs with batch dim None."""
+    distributed = strategy.experimental_distribute_dataset(pairs(4, 4))
+    for spec in (distributed.element_spec, iter(distributed).element_spec):
+        features, labels = spec
+        assert [s.shape for s in features.specs] == [(None, 2), (None, 2)]
+        assert [s.dtype for s in labels.specs] == [torch.int64, torch.int64]
+    alone = TwoReplicas(1).experimental_distribute_dataset([torch.ones(2), "text"])
+    assert alone.element_spec.shape == (None,)
+
+
+def test_asking_for_the_spec_leaves_the_order_alone(strategy: TwoReplicas) -> None:
+    """INP-45: a loader that shuffles draws from torch's generator."""
+    orders = []
+    for ask in (False, True):
+        torch.manual_seed(7)
+        dataset = strategy.experimental_distribute_dataset(batches(8, 8, shuffle=True))
+        if ask:
+            assert dataset.element_spec.specs[0].shape == (None,)
+        orders.append(steps(dataset))
+    assert orders[0] == orders[1]
+
+
+def test_an_empty_dataset_has_no_spec_and_no_steps(strategy: TwoReplicas) -> None:
+    """INP-45, INP-27."""
+    distributed = strategy.experimental_distribute_dataset([])
+    assert distributed
+    assert steps(distributed) == []
+    with pytest.raises(OutOfRangeError, match="no elements"):
+        _ = distributed.element_spec
+
+
+def test_a_dataset_is_folded_over_its_steps(strategy: TwoReplicas) -> None:
+    """INP-46."""
+    distributed = strategy.experimental_distribute_dataset(batches(6, 4))
+
+    def add(total: int, value: PerReplica) -> int:
+        return total + int(strategy.reduce("sum", value, axis=0))
+
+    assert distributed.reduce(100, add) == 115
+
+
+def test_a_dataset_knows_its_number_of_steps(strategy: TwoReplicas) -> None:
+    """INP-47: number of steps, UNKNOWN=-2."""
+    split = strategy.experimental_distribute_dataset(batches(10, 4))
+    assert (len(split), split.cardinality) == (3, 3)
+    dealt = strategy.distribute_datasets_from_function(lambda _: batches(10, 2))
+    assert (len(dealt), dealt.cardinality, len(steps(dealt))) == (3, 3, 3)
+    streamed = strategy.experimental_distribute_dataset(Streamed([torch.ones(2)]))
+    assert streamed.cardinality == -2
+    with pytest.raises(InvalidTypeError, match="does not know its length"):
+        len(streamed)
+
+
+def test_a_loader_that_shuffles_does_so_in_each_epoch(
+    strategy: TwoReplicas, options: InputOptions
+) -> None:
+    """INP-48: and a list gives the same order again."""
+    torch.manual_seed(0)
+    shuffled = batches(64, 64, shuffle=True)
+    distributed = strategy.experimental_distribute_dataset(shuffled, options)
+    first, second = steps(distributed), steps(distributed)
+    assert first != second
+    for ((front, back),) in (first, second):
+        assert sorted(front + back) == list(range(64))
+    fixed = strategy.experimental_distribute_dataset(list(batches(4, 2)), options)
+    assert steps(fixed) == steps(fixed)
+
+
+def test_a_loader_with_processes_can_be_distributed(strategy: TwoReplicas) -> None:
+    """INP-48: each epoch starts them again."""
+    loader = batches(4, 2, num_workers=1, multiprocessing_context="spawn")
+    distributed = strategy.experimental_distribute_dataset(loader)
+    assert steps(distributed) == [[[0], [1]], [[2], [3]]]
+
+
+def test_datasets_and_iterators_pass_through_replicas(strategy: TwoReplicas) -> None:
+    """INP-49: allowed as argument and return."""
+    distributed = strategy.experimental_distribute_dataset(batches(2, 2))
+    iterator = iter(distributed)
+
+    def replica_fn(first: Any, second: Any) -> Any:
+        return {"dataset": first, "iterator": second}
+
+    returned = strategy.run(replica_fn, (distributed, iterator))
+    assert returned["dataset"] is distributed
+    assert returned["iterator"] is iterator
+
+
+def test_replicas_without_data_still_take_part(strategy: TwoReplicas) -> None:
+    """INP-27: [5].batch(2): the second replica gets empty; fixed-size outputs."""
+    (value,) = strategy.experimental_distribute_dataset([torch.tensor([5.0])])
+
+    def replica_fn(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        replica = get_replica_context()
+        assert replica is not None
+        return x.sum(), x.shape[0]
+
+    sums, sizes = strategy.run(replica_fn, (value,))
+    assert shares(sums) == [5, 0]
+    assert sizes.values == (1, 0)
+    assert strategy.reduce("mean", value, axis=0) == 5
+
+
+def test_means_weigh_rows_not_replicas(strategy: TwoReplicas) -> None:
+    """INP-11, RED-9: [5,6,7] split 2+1: MEAN axis 0 = 6."""
+    (value,) = strategy.experimental_distribute_dataset([torch.tensor([5.0, 6.0, 7.0])])
+    assert strategy.reduce("mean", value, axis=0) == 6
+
+
+def test_the_default_strategy_changes_nothing() -> None:
+    """DEF-4: the same object; any options ignored."""
+    default, dataset = get_strategy(), [1, 2]
+    assert default.experimental_distribute_dataset(dataset) is dataset
+    options = InputOptions(experimental_per_replica_buffer_size=-1)
+    assert default.experimental_distribute_dataset(dataset, options) is dataset
+
+
+def test_the_default_strategy_calls_dataset_functions() -> None:
+    """DEF-5: called with an InputContext, result returned."""
+    default, told = get_strategy(), []
+
+    def dataset_fn(context: Any) -> Any:
+        told.append(str(context))
+        return told
+
+    assert default.distribute_datasets_from_function(dataset_fn) is told
+    assert told == ["tf.distribute.InputContext(input pipeline id 0, total: 1)"]

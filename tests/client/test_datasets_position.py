@@ -1,0 +1,214 @@
+"""Going on with a dataset where an earlier iterator stopped."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from stratagem import (
+    DistributedDataset,
+    DistributedIterator,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+    InvalidArgumentError,
+)
+from tests.client.batches import Streamed, batches, shares, steps
+from tests.client.two_replicas import TwoReplicas
+
+
+@pytest.fixture(params=[0, 2], ids=["read when asked", "read ahead"])
+def options(request: pytest.FixtureRequest) -> InputOptions:
+    return InputOptions(experimental_per_replica_buffer_size=request.param)
+
+
+class Shuffled:
+    """A loader that knows its own position and counts what it reads.
+
+    Its order is drawn anew for each epoch, so counting cannot restore it.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._order: list[int] | None = None
+        self.reads = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        if self._order is None:
+            self._order = torch.randperm(self._count).tolist()
+        while self._order:
+            self.reads += 1
+            yield torch.tensor([self._order.pop()])
+        self._order = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"order": self._order or []}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._order = list(state_dict["order"])
+
+
+class Counting(Iterator[torch.Tensor]):
+    """An iterator that knows its own position."""
+
+    def __init__(self) -> None:
+        self._number = -1
+
+    def __next__(self) -> torch.Tensor:
+        self._number += 1
+        return torch.tensor([self._number])
+
+    def state_dict(self) -> int:
+        return self._number
+
+    def load_state_dict(self, state_dict: int) -> None:
+        self._number = state_dict
+
+
+class Recorded(Sequence[torch.Tensor]):
+    """A map-style dataset that notes what is read."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        self.read.append(index)
+        return torch.tensor([index, index])
+
+
+class MapStyle(torch.utils.data.Dataset[torch.Tensor]):
+    def __init__(self, recorded: Recorded) -> None:
+        self._recorded = recorded
+
+    def __len__(self) -> int:
+        return len(self._recorded)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.as_tensor(self._recorded[index])
+
+
+def iterated(dataset: Any, options: InputOptions | None = None) -> DistributedIterator:
+    """Return an iterator for two replicas that share each element."""
+    distributed = TwoReplicas().experimental_distribute_dataset(dataset, options)
+    assert isinstance(distributed, DistributedDataset)
+    return iter(distributed)
+
+
+def dealt(dataset_fn: Any, options: InputOptions) -> DistributedIterator:
+    strategy = TwoReplicas()
+    distributed = strategy.distribute_datasets_from_function(dataset_fn, options)
+    assert isinstance(distributed, DistributedDataset)
+    return iter(distributed)
+
+
+def stored(state: dict[str, Any]) -> dict[str, Any]:
+    """Return `state` after a way through a file that holds no code."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+@pytest.mark.parametrize("kind", ["loader", "list", "stream", "function"])
+def test_an_iterator_goes_on_after_the_last_input_taken(
+    kind: str, options: InputOptions
+) -> None:
+    """What was read ahead, but not taken, comes again."""
+    elements = list(batches(8, 2))
+    dataset: Any = {
+        "loader": batches(8, 2),
+        "list": elements,
+        "stream": Streamed(elements),
+        "function": lambda: iter(elements),
+    }[kind]
+    first = iterated(dataset, options)
+    assert [shares(next(first)) for _ in range(2)] == [[[0], [1]], [[2], [3]]]
+    second = iterated(dataset, options)
+    second.load_state_dict(stored(first.state_dict()))
+    assert steps(second) == steps(first) == [[[4], [5]], [[6], [7]]]
+
+
+def test_positions_before_the_first_and_after_the_last_input(
+    options: InputOptions,
+) -> None:
+    iterator = iterated(batches(2, 2), options)
+    start = stored(iterator.state_dict())
+    assert steps(iterator) == [[[0], [1]]]
+    end = stored(iterator.state_dict())
+    iterator.load_state_dict(start)
+    assert iterator.state_dict() == start
+    assert steps(iterator) == [[[0], [1]]]
+    iterator.load_state_dict(end)
+    assert iterator.state_dict() == end
+    assert steps(iterator) == []
+
+
+def test_what_was_taken_is_not_read_again() -> None:
+    """A map-style dataset is entered at the right index."""
+    recorded = Recorded(4)
+    iterator = iterated(MapStyle(recorded))
+    next(iterator), next(iterator)
+    state = iterator.state_dict()
+    recorded.read.clear()
+    iterator.load_state_dict(state)
+    assert steps(iterator) == [[[2], [2]], [[3], [3]]]
+    assert recorded.read == [2, 3]
+
+
+def test_a_loader_that_knows_its_position_is_asked(options: InputOptions) -> None:
+    torch.manual_seed(0)
+    first = dealt(lambda context: Shuffled(20), options)
+    taken = [shares(next(first)) for _ in range(4)]
+    state = stored(first.state_dict())
+    fresh = Shuffled(20)
+    second = dealt(lambda context: fresh, options)
+    second.load_state_dict(state)
+    rest = steps(second)
+    assert rest == steps(first)
+    assert fresh.reads == 12
+    numbers = [part for step in taken + rest for (part,) in step]
+    assert sorted(numbers) == list(range(20))
+
+
+def test_an_iterator_that_knows_its_position_is_asked() -> None:
+    options = InputOptions(experimental_per_replica_buffer_size=0)
+
+    def dataset_fn(context: InputContext) -> Any:
+        return Counting
+
+    first = dealt(dataset_fn, options)
+    assert [shares(next(first)) for _ in range(2)] == [[[0], [1]], [[2], [3]]]
+    second = dealt(dataset_fn, options)
+    second.load_state_dict(stored(first.state_dict()))
+    assert shares(next(second)) == [[4], [5]]
+    assert shares(next(first)) == [[4], [5]]
+
+
+def test_each_replica_has_a_position_in_its_own_dataset() -> None:
+    mode = InputReplicationMode.PER_REPLICA
+    options = InputOptions(experimental_replication_mode=mode)
+
+    def dataset_fn(context: InputContext) -> Any:
+        start = 10 * context.input_pipeline_id
+        return [torch.tensor([start + k]) for k in range(1 + 2 * start)]
+
+    first = dealt(dataset_fn, options)
+    assert [shares(next(first)) for _ in range(2)] == [[[0], [10]], [[], [11]]]
+    second = dealt(dataset_fn, options)
+    second.load_state_dict(stored(first.state_dict()))
+    assert shares(next(second)) == [[], [12]]
+
+
+def test_a_position_of_a_loader_needs_a_loader() -> None:
+    iterator = iterated([torch.ones(2)])
+    with pytest.raises(InvalidArgumentError, match="has no load_state_dict"):
+        iterator.load_state_dict({"datasets": [{"elements": 1, "loader": {}}]})
