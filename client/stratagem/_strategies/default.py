@@ -11,15 +11,10 @@ from stratagem._contexts.context import has_strategy, require_strategy
 from stratagem._contexts.replica_context import ReplicaContext
 from stratagem._contexts.scope import Scope
 from stratagem._enums import ReduceOp
-<<<<<<< HEAD
-from stratagem._options import CommunicationOptions
-from stratagem._strategies.local_updates import LocalUpdates
-=======
 from stratagem._input.options import AutoShardPolicy, InputOptions
 from stratagem._input.sharding import InputWorker
 from stratagem._options import CommunicationOptions, InputContext, ValueContext
-from stratagem._strategies.extended import StrategyExtended
->>>>>>> datasets
+from stratagem._strategies.local_updates import LocalUpdates
 from stratagem._strategies.strategy import Strategy
 from stratagem._variables.creators import NextCreator, creator_scope
 from stratagem._variables.variable import Variable
@@ -132,8 +127,6 @@ class _DefaultExtended(LocalUpdates):
     def _local_results(self, value: Any) -> tuple[Any, ...]:
         return (value,)
 
-<<<<<<< HEAD
-=======
     def _input_worker(self) -> InputWorker:
         return InputWorker(InputContext(), (None,))
 
@@ -157,32 +150,6 @@ class _DefaultExtended(LocalUpdates):
     ) -> Any:
         return value_fn(ValueContext())
 
-    def _update(
-        self,
-        var: Any,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        group: bool,
-    ) -> Any:
-        return self._update_non_slot(var, partial(fn, var), args, kwargs, group)
-
-    def _update_non_slot(
-        self,
-        colocate_with: Any,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        group: bool,
-    ) -> Any:
-        device = getattr(colocate_with, "device_name", self._current_device())
-        strategy = self._container_strategy()
-        return run_update(strategy, device, fn, args, kwargs, group)
-
-    def non_slot_devices(self, var_list: Sequence[Variable]) -> Variable:
-        return smallest_by_name(var_list)
-
->>>>>>> datasets
 
 def _unsupported(member: str) -> ContextError:
     return ContextError(
