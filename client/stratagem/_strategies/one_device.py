@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from stratagem._options import ValueContext
 from stratagem._replicas.cross_device_ops import ReductionToOneDevice
 from stratagem._strategies.copies import CopiesExtended
 from stratagem._strategies.devices import distinct_devices
@@ -41,6 +42,11 @@ class _OneDeviceExtended(CopiesExtended):
     def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
         kwargs.pop("colocate_with", None)
         return next_creator(**{**kwargs, "device": self._devices[0]})
+
+    def _distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], Any]
+    ) -> Any:
+        return value_fn(ValueContext())
 
     def _united(self, copies: Sequence[LocalVariable]) -> Variable:
         (variable,) = copies
