@@ -25,11 +25,8 @@ class CentralStorageStrategy(Strategy):
     """Variables on one device of this machine, replicas on several.
 
     Each `run` brings the parameters of modules to the replicas' devices; gradients
-    are reduced and applied where the variables are::
-
-        strategy = CentralStorageStrategy(["GPU:0", "GPU:1"], "CPU:0")
-        with strategy.scope():
-            model = Model()
+    are reduced and applied where the variables are, for instance in the memory of
+    the host: `CentralStorageStrategy(["GPU:0", "GPU:1"], "CPU:0")`.
 
     Args:
         compute_devices: Devices of the replicas; by default all GPUs, or without any
