@@ -49,6 +49,7 @@ class ModuleAdopter:
         registry: The parameters that the strategy hosts.
         host: Makes variables of parameters: adds each to the registry. All
             workers call it with equal names in the same order.
+        host_buffers: Takes care of the buffers of modules.
     """
 
     def __init__(
@@ -56,10 +57,12 @@ class ModuleAdopter:
         names: UniqueNames,
         registry: ParameterRegistry,
         host: Callable[[Sequence[Adoption]], None],
+        host_buffers: Callable[[Sequence[nn.Module]], None],
     ) -> None:
         self._names = names
         self._registry = registry
         self._host = host
+        self._host_buffers = host_buffers
         # By thread: a scope is open in one thread only.
         self._open: dict[int, tuple[ModuleWatch, str]] = {}
         self._lazy: list[Adoption] = []
@@ -113,6 +116,7 @@ class ModuleAdopter:
         gc.collect()
         roots = watch.drain()
         keep_fresh(roots)
+        self._host_buffers(roots)
         return [self._named(prefix, one) for one in self._new(roots)]
 
     def _new(self, roots: Iterable[nn.Module]) -> list[Adoption]:

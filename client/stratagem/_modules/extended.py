@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
+from torch import nn
 
 from stratagem._contexts.context import cross_replica
 from stratagem._devices import torch_device
 from stratagem._modules.adoption import Adoption, ModuleAdopter
 from stratagem._modules.registry import ParameterRegistry
+from stratagem._modules.replica_buffers import BufferRegistry
 from stratagem._optimizers.step import OptimizerStep
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._variables.variable import Variable
@@ -54,8 +56,8 @@ class HostingExtended(StrategyExtended):
     - `_apply_gradients(step)`: when the replicas meet in an optimizer's step.
     - `_slots`, `_set_slots`: for `state_dict` and `load_state_dict`.
 
-    Buffers, such as the statistics of `nn.BatchNorm1d`, are not hosted: each
-    process keeps its own, and its replicas share them.
+    Buffers, such as the statistics of `nn.BatchNorm1d`, are not hosted: each replica
+    has its own, and those of each process's first replica last (`BufferRegistry`).
     """
 
     def __init__(self, container_strategy: Strategy) -> None:
@@ -65,12 +67,25 @@ class HostingExtended(StrategyExtended):
     @cached_property
     def _parameters(self) -> ParameterRegistry:
         """The hosted parameters."""
+        return ParameterRegistry(self._local_devices())
+
+    @cached_property
+    def _buffers(self) -> BufferRegistry:
+        """The buffers of hosted modules."""
+        return BufferRegistry(self._local_devices())
+
+    def _local_devices(self) -> list[torch.device]:
         local = self.worker_devices[: self._num_local_replicas]
-        return ParameterRegistry([torch_device(device) for device in local])
+        return [torch_device(device) for device in local]
 
     @cached_property
     def _adopter(self) -> ModuleAdopter:
-        return ModuleAdopter(self._names, self._parameters, self._host_across_replicas)
+        return ModuleAdopter(
+            self._names,
+            self._parameters,
+            self._host_across_replicas,
+            self._host_buffers,
+        )
 
     def _scope_resources(self, name: str | None) -> AbstractContextManager[object]:
         living_extended.add(self)
@@ -79,6 +94,11 @@ class HostingExtended(StrategyExtended):
     def _before_replicas(self) -> None:
         living_extended.add(self)
         self._adopter.adopt()
+        self._buffers.follow_first()
+
+    def _host_buffers(self, roots: Sequence[nn.Module]) -> None:
+        """Take care of the buffers of modules and their parts."""
+        self._buffers.add(roots)
 
     def _variable_seen_as(self, tensor: torch.Tensor) -> Variable | None:
         """Return the variable whose `value()` is this tensor, in any replica."""

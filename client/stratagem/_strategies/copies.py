@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
 from torch.nn import Parameter
 
 from stratagem._devices import torch_device
@@ -76,6 +77,14 @@ class CopiesExtended(InProcessExtended):
             [LocalVariable.over(leaf, traits, device) for leaf, device in copies]
         )
         self._parameters.add(parameter, variable, adoption.owners, leaves)
+
+    def _host_buffers(self, roots: Sequence[nn.Module]) -> None:
+        home = torch_device(self._devices[0])
+        for module in (part for root in roots for part in root.modules()):
+            for key, buffer in module._buffers.items():
+                if buffer is not None and buffer.device != home:
+                    module._buffers[key] = buffer.to(home)
+        super()._host_buffers(roots)
 
     def _before_replicas(self) -> None:
         super()._before_replicas()
