@@ -50,9 +50,12 @@ class OddSizes(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(ps=2, workers=1, processes=True) as cluster:
-        yield cluster
+def strategy() -> Iterator[stratagem.ParameterServerStrategy]:
+    with (
+        LocalCluster(ps=2, workers=1, processes=True) as cluster,
+        stratagem.ParameterServerStrategy(cluster.resolver("worker", 0)) as strategy,
+    ):
+        yield strategy
 
 
 def made_for(model: nn.Module, make: Any) -> torch.optim.Optimizer:
@@ -108,11 +111,10 @@ prefixes = (f"model{number}" for number in count())
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_parameters_and_optimizer_state_equal_a_local_loop(
-    cluster: LocalCluster, name: str
+    strategy: stratagem.ParameterServerStrategy, name: str
 ) -> None:
     torch.manual_seed(0)
     reference = OddSizes()
-    strategy = stratagem.ParameterServerStrategy(cluster.resolver("worker", 0))
     with strategy.scope(name=next(prefixes)):
         model = copy.deepcopy(reference)
     optimizer = stratagem.DistributedOptimizer(made_for(model, OPTIMIZERS[name]))
@@ -127,10 +129,9 @@ def test_parameters_and_optimizer_state_equal_a_local_loop(
 
 
 def test_a_state_loaded_after_the_scope_is_what_training_starts_from(
-    cluster: LocalCluster,
+    strategy: stratagem.ParameterServerStrategy,
 ) -> None:
     reference, other = OddSizes(), OddSizes()
-    strategy = stratagem.ParameterServerStrategy(cluster.resolver("worker", 0))
     with strategy.scope(name=next(prefixes)):
         model = copy.deepcopy(other)
     make = OPTIMIZERS["Adam"]
