@@ -20,7 +20,7 @@ demo: $(INSTALLED) ## Train a recommender on two servers and two workers.
 	$(BIN)/stratagem run --ps 2 --workers 2 examples/movielens.py
 
 test: $(INSTALLED) ## Run the tests.
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses auto --dist loadfile
 
 check: $(INSTALLED) ## Lint, type-check, and compare generated code with its source.
 	$(BIN)/ruff check

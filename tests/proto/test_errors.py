@@ -37,7 +37,7 @@ def test_an_error_crosses_the_border_unchanged(cls: type[StratagemError]) -> Non
     assert received.__dict__ == sent.__dict__
 
 
-@pytest.mark.parametrize("code", set(grpc.StatusCode) - {grpc.StatusCode.OK})
+@pytest.mark.parametrize("code", list(grpc.StatusCode)[1:])
 def test_every_bare_status_becomes_an_error(code: grpc.StatusCode) -> None:
     received = status.from_record(RecordedStatus(code=code.value[0], message="m"))
     assert STATUS_CODES[type(received)] is code
