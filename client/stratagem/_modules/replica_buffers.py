@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, Sequence, ValuesView
-from copy import deepcopy
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stratagem._contexts.context import current_replica_id
+from stratagem._modules.replica_view import ReplicaView
 
 _Buffers = dict[str, "Tensor | None"]
 
@@ -49,11 +49,8 @@ class BufferRegistry:
         return BufferRegistry((torch.device("cpu"), *self._others))
 
 
-class ReplicaBuffers(_Buffers):
+class ReplicaBuffers(ReplicaView["Tensor | None"]):
     """The `_buffers` of a module, with the current replica's tensors as values.
-
-    Copies of it, and so copies of the module, are plain dicts that know of no
-    strategy.
 
     Args:
         buffers: The buffers of the module until now.
@@ -90,28 +87,9 @@ class ReplicaBuffers(_Buffers):
         else:
             super().__setitem__(key, value)
 
-    def __iter__(self) -> Iterator[str]:
-        # Defined so that dict(self) and {**self} do not look into the base class.
-        return super().__iter__()
-
     def get(self, key: str, default: Any = None) -> Any:
         value = super().get(key, default)
         return self._own().get(key, value)
-
-    def items(self) -> ItemsView[str, Tensor | None]:  # type: ignore[override]
-        return ItemsView(self)
-
-    def values(self) -> ValuesView[Tensor | None]:  # type: ignore[override]
-        return ValuesView(self)
-
-    def copy(self) -> _Buffers:
-        return dict(self.items())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Buffers:
-        return {key: deepcopy(value, memo) for key, value in self.items()}
-
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        return dict, (self.copy(),)
 
 
 def _copied(

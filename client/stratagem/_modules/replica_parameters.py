@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, ValuesView
-from copy import deepcopy
 from typing import Any
 
 from torch import nn
@@ -11,6 +9,7 @@ from torch.nn import Parameter
 
 from stratagem._modules.hosting import HostedParameter, hosted_parameter
 from stratagem._modules.recurrent import follow_replica
+from stratagem._modules.replica_view import ReplicaView
 
 
 def show_leaves(module: nn.Module) -> None:
@@ -22,12 +21,8 @@ def show_leaves(module: nn.Module) -> None:
     follow_replica(module)
 
 
-class ReplicaParameters(dict[str, "Parameter | None"]):
+class ReplicaParameters(ReplicaView["Parameter | None"]):
     """The `_parameters` of a module, with the current replica's leaves as values.
-
-    A `dict` because torch checks for one; every way of reading passes through
-    `__getitem__`. Copies of it, and so copies of the module, are plain dicts that
-    know of no strategy.
 
     Args:
         parameters: The parameters of the module until now.
@@ -58,10 +53,6 @@ class ReplicaParameters(dict[str, "Parameter | None"]):
         super().__delitem__(key)
         self._hosted.pop(key, None)
 
-    def __iter__(self) -> Iterator[str]:
-        # Defined so that dict(self) and {**self} do not look into the base class.
-        return super().__iter__()
-
     def get(self, key: str, default: Any = None) -> Any:
         hosted = self._hosted.get(key)
         return super().get(key, default) if hosted is None else hosted.leaf()
@@ -72,18 +63,3 @@ class ReplicaParameters(dict[str, "Parameter | None"]):
         parameter = self[key]
         del self[key]
         return parameter
-
-    def items(self) -> ItemsView[str, Parameter | None]:  # type: ignore[override]
-        return ItemsView(self)
-
-    def values(self) -> ValuesView[Parameter | None]:  # type: ignore[override]
-        return ValuesView(self)
-
-    def copy(self) -> dict[str, Parameter | None]:
-        return dict(self.items())
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Parameter | None]:
-        return {key: deepcopy(parameter, memo) for key, parameter in self.items()}
-
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        return dict, (self.copy(),)
