@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 
 # Parameters of glibc's mallopt. Other C libraries have no such function.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 
 _KEPT_BYTES = 1 << 30
 _LARGEST_KEPT_BUFFER = 32 << 20
@@ -23,3 +23,6 @@ def keep_freed_memory() -> None:
         return
     mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
     mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT_BUFFER)
+    # A thread's own arena gives memory back in spite of the threshold: a pull of 100 MB
+    # takes 80 to 220 ms so, and 50 ms with one arena.
+    mallopt(_ARENA_MAX, 1)
