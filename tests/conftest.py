@@ -1,4 +1,4 @@
-"""What tests of more than one folder need: running servers."""
+"""What tests of more than one folder need: servers and devices."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from stratagem import config
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 
@@ -17,3 +18,11 @@ def server() -> Iterator[ParameterServer]:
     """A parameter server in this process, on free ports, that expects TOKEN."""
     with ParameterServer(ServerSettings(token=TOKEN)) as running:
         yield running
+
+
+@pytest.fixture
+def four_cpus() -> Iterator[None]:
+    """`CPU:0` to `CPU:3`."""
+    config.set_logical_cpus(4)
+    yield
+    config.set_logical_cpus(1)

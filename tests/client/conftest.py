@@ -1,21 +1,11 @@
-"""Devices and strategies that tests of this folder share."""
+"""Strategies that tests of this folder share."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 
 from stratagem import ParameterServerStrategy, Strategy, config
 from tests.client.two_replicas import TwoReplicas
-
-
-@pytest.fixture
-def four_cpus() -> Iterator[None]:
-    """`CPU:0` to `CPU:3`."""
-    config.set_logical_cpus(4)
-    yield
-    config.set_logical_cpus(1)
 
 
 @pytest.fixture(params=["written by a user", "parameter servers"])
