@@ -14,19 +14,14 @@ from torch import nn
 
 import stratagem
 from stratagem import DistributedOptimizer
-from tests.client.small_model import (
-    BATCHES,
-    hosted_model,
-    loss_of,
-)
+from tests.client.one_copy import OneCopy
+from tests.client.small_model import BATCHES, hosted_model, loss_of
 
 
-def test_a_parameter_of_no_strategy_is_refused_with_the_fix() -> None:
+def test_a_parameter_from_outside_of_the_scope_is_refused_with_the_fix() -> None:
     model = nn.Linear(2, 3)
-    with pytest.raises(
-        stratagem.InvalidArgumentError,
-        match=r"parameter 0 of param group 0, of shape \(3, 2\).*strategy\.scope\(\)",
-    ):
+    message = r"parameter 0 of param group 0, of shape \(3, 2\).*strategy\.scope\(\)"
+    with OneCopy().scope(), pytest.raises(ValueError, match=message):
         DistributedOptimizer(torch.optim.SGD(model.parameters()))
 
 

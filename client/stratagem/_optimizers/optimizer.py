@@ -13,10 +13,13 @@ from torch.optim import Optimizer
 from stratagem._contexts.context import (
     current_replica_id,
     get_replica_context,
+    get_strategy,
+    has_strategy,
     require_cross_replica_or_default,
     updating,
 )
 from stratagem._enums import ReduceOp, reduce_op_from
+from stratagem._modules.extended import HostingExtended
 from stratagem._optimizers.step import GroupStep, OptimizerStep, VariableGradients
 from stratagem._optimizers.trained import LeafList, Trained, TrainedTensors
 from stratagem_proto.errors import (
@@ -28,6 +31,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.optimizers import decode_group, encode_group, rule_named
 
 if TYPE_CHECKING:
+    from stratagem._contexts.replica_context import ReplicaContext
     from stratagem._strategies.strategy import Strategy
 
 _Gradients = list[list[torch.Tensor | None]]
@@ -67,17 +71,21 @@ class DistributedOptimizer(Optimizer):
     `state_dict` and `load_state_dict` fetch and replace it, in torch's format. A
     `stratagem.Variable` takes part by its `value()` in the param groups.
 
+    Parameters and variables that were made outside of every scope belong to the
+    default strategy: there each step is simply one of the wrapped optimizer.
+
     Args:
         optimizer: An optimizer of one of the classes that parameter servers run
-            (`stratagem_proto.optimizers.OPTIMIZERS`), over parameters of modules
-            that were built in a strategy's scope. Its state is empty.
+            (`stratagem_proto.optimizers.OPTIMIZERS`), over parameters of one
+            strategy. Its state is empty.
         reduce_op: MEAN divides the sum of the replicas' gradients by the number of
             replicas that have any, as suits a loss that is a mean; SUM does not.
 
     Raises:
         InvalidTypeError: `optimizer` is no `torch.optim.Optimizer`.
         InvalidArgumentError: Its class is not one that servers run, a flag of it
-            is not, or a parameter belongs to no strategy.
+            is not, there are no parameters, or one was made outside of the scope
+            that is open or that the others were made in.
         ContextError: Its parameters belong to several strategies.
         FailedPreconditionError: It has state already.
     """
@@ -93,8 +101,10 @@ class DistributedOptimizer(Optimizer):
         self._tensors = TrainedTensors()
         for number, group in enumerate(optimizer.param_groups):
             self._take_over(number, group)
-        self._extended = self._tensors.extended
-        self._name = self._extended._name_optimizer(type(optimizer).__name__)
+        self._strategy = self._tensors.strategy
+        self._name = type(optimizer).__name__
+        if not self._plain:
+            self._name = self._extended._name_optimizer(self._name)
         # Sets up hooks and profiling; __init__ would build groups of its own.
         Optimizer.__setstate__(self, {})
 
@@ -114,7 +124,7 @@ class DistributedOptimizer(Optimizer):
 
     @property
     def state(self) -> defaultdict[torch.Tensor, Any]:
-        """State that is kept in this process: none."""
+        """State that is kept here: none but under the default strategy."""
         return self._inner.state
 
     @state.setter
@@ -134,8 +144,8 @@ class DistributedOptimizer(Optimizer):
         """Add a group, as `torch.optim.Optimizer` does.
 
         Raises:
-            InvalidArgumentError: A parameter belongs to no strategy; the groups are
-                as before.
+            InvalidArgumentError: A parameter was made outside of the strategy's
+                scope; the groups are as before.
             ContextError: A parameter belongs to another strategy; likewise.
         """
         groups = self._inner.param_groups
@@ -150,7 +160,18 @@ class DistributedOptimizer(Optimizer):
         # Refuses flags that servers cannot honour.
         decode_group(self._rule, encode_group(self._rule, group))
         self._tensors.add(group["params"], f"param group {number}")
-        group["params"] = LeafList(group["params"], self._tensors)
+        if not self._plain:
+            group["params"] = LeafList(group["params"], self._tensors)
+
+    @property
+    def _plain(self) -> bool:
+        return self._tensors.plain
+
+    @property
+    def _extended(self) -> HostingExtended:
+        extended = self._strategy.extended
+        assert isinstance(extended, HostingExtended)
+        return extended
 
     # Steps.
 
@@ -179,17 +200,29 @@ class DistributedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        context = get_replica_context()
-        strategy = self._extended._container_strategy()
-        if context is None or context.strategy is not strategy:
-            raise ContextError(
-                f"DistributedOptimizer.step() of {self._name!r} must be called in a "
-                "replica; call it in the function that you give to strategy.run()"
-            )
-        context.merge_call(self._meet, args=(_Contribution(self._gradients()),))
+        replica = self._replica()
+        if self._plain:
+            self._inner.step()
+            return loss
+        replica.merge_call(self._meet, args=(_Contribution(self._gradients()),))
         # Schedulers on the wrapped optimizer ask for this.
         self._inner._opt_called = True  # type: ignore[attr-defined]
         return loss
+
+    def _replica(self) -> ReplicaContext:
+        context = get_replica_context()
+        if context is not None and context.strategy is self._strategy:
+            return context
+        if self._plain and has_strategy():
+            raise ContextError(
+                f"DistributedOptimizer.step() of {self._name!r} is called under "
+                f"{get_strategy()}, but its parameters were made outside of every "
+                "scope; build their module inside `with strategy.scope():`"
+            )
+        raise ContextError(
+            f"DistributedOptimizer.step() of {self._name!r} must be called in a "
+            "replica; call it in the function that you give to strategy.run()"
+        )
 
     def _gradients(self) -> _Gradients:
         return [[p.grad for p in group["params"]] for group in self.param_groups]
@@ -223,12 +256,11 @@ class DistributedOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of this replica; outside of replicas, of all."""
-        if current_replica_id() is not None:
+        if self._plain or current_replica_id() is not None:
             super().zero_grad(set_to_none)
             return
-        strategy = self._extended._container_strategy()
         for replica in range(self._extended._num_local_replicas):
-            with updating(strategy, replica):
+            with updating(self._strategy, replica):
                 super().zero_grad(set_to_none)
 
     # State.
@@ -237,8 +269,10 @@ class DistributedOptimizer(Optimizer):
         """Return the state as the wrapped optimizer would have it locally.
 
         Raises:
-            ContextError: A replica is running.
+            ContextError: A replica is running, of another strategy than the default.
         """
+        if self._plain:
+            return super().state_dict()
         self._require_no_replica("state_dict")
         pairs = list(self._pairs())
         variables = [trained.variable for _, trained in pairs]
@@ -256,8 +290,11 @@ class DistributedOptimizer(Optimizer):
         """Replace hyperparameters and state by those of a torch state dict.
 
         Raises:
-            ContextError: A replica is running.
+            ContextError: A replica is running, of another strategy than the default.
         """
+        if self._plain:
+            super().load_state_dict(state_dict)
+            return
         self._require_no_replica("load_state_dict")
         super().load_state_dict(state_dict)
         try:

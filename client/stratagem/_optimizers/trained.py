@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from stratagem._contexts.context import get_strategy
+from stratagem._contexts.context import DEFAULT, get_strategy, has_strategy
 from stratagem._modules.extended import HostingExtended, living_extended
 from stratagem._modules.hosting import hosted_parameter
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import ContextError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from stratagem._strategies.strategy import Strategy
 
 
 class Trained(Protocol):
@@ -39,26 +42,34 @@ class _TrainedVariable:
 
 
 class TrainedTensors:
-    """Finds what is behind the tensors of one optimizer; all of one strategy."""
+    """Finds what is behind the tensors of one optimizer; all of one strategy.
+
+    Attributes:
+        plain: Whether they are tensors of the default strategy, which are just what
+            they are, and are stepped by torch itself.
+    """
 
     def __init__(self) -> None:
+        self.plain = False
         self._extended: HostingExtended | None = None
         # By id; the param groups keep the tensors alive.
         self._variables: dict[int, _TrainedVariable] = {}
 
     @property
-    def extended(self) -> HostingExtended:
+    def strategy(self) -> Strategy:
         """The strategy of the tensors.
 
         Raises:
             InvalidArgumentError: There are no tensors yet.
         """
+        if self.plain:
+            return DEFAULT.strategy
         if self._extended is None:
             raise InvalidArgumentError(
                 "the optimizer has no parameters; give it those of a module that was "
                 "built inside `with strategy.scope():`"
             )
-        return self._extended
+        return self._extended._container_strategy()
 
     def add(self, tensors: Iterable[torch.Tensor], where: str) -> None:
         """Take tensors in.
@@ -68,22 +79,26 @@ class TrainedTensors:
             where: What errors call their container.
 
         Raises:
-            InvalidArgumentError: One belongs to no strategy.
+            InvalidArgumentError: One belongs to no strategy, though another strategy
+                than the default one is in charge or has the tensors before it.
             ContextError: Several strategies.
         """
         current = get_strategy().extended
         if isinstance(current, HostingExtended):
             current._adopter.adopt()
         for index, tensor in enumerate(tensors):
+            what = f"parameter {index} of {where}"
             extended = self._strategy_of(tensor)
-            if extended is None:
+            if extended is not None:
+                self._join(extended, what)
+            elif has_strategy() or self._extended is not None:
                 raise InvalidArgumentError(
-                    f"parameter {index} of {where}, of shape {_shape(tensor)}, belongs "
-                    "to no strategy; build its module or Variable inside `with "
-                    "strategy.scope():`, and pass that module's parameters or that "
-                    "variable's value()"
+                    f"{what}, of shape {_shape(tensor)}, belongs to no strategy; build "
+                    "its module or Variable inside `with strategy.scope():`, and pass "
+                    "that module's parameters or that variable's value()"
                 )
-            self._join(extended, f"parameter {index} of {where}")
+            else:
+                self.plain = True
 
     def _strategy_of(self, tensor: torch.Tensor) -> HostingExtended | None:
         hosted = hosted_parameter(tensor)
@@ -99,7 +114,7 @@ class TrainedTensors:
         return None
 
     def _join(self, extended: HostingExtended, what: str) -> None:
-        if self._extended not in (None, extended):
+        if self.plain or self._extended not in (None, extended):
             raise ContextError(
                 f"Mixing different tf.distribute.Strategy objects: {what} belongs to "
                 "another strategy than those before it; use an optimizer for each"
