@@ -21,6 +21,7 @@ from stratagem._input.rounds import DealElements
 from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.batches import Streamed, batches, shares, steps
 from tests.client.two_replicas import TwoReplicas
+from tests.deprecations import warns_to_use
 
 
 def dealt(strategy: Strategy, dataset: Any) -> list[list[Any]]:
@@ -88,7 +89,7 @@ def test_whole_rounds_drop_what_is_left_over() -> None:
     rounds = []
     with pytest.raises(StopIteration):
         while True:
-            rounds.append(dealing.parts([reader]))
+            rounds += dealing.rounds([reader])
     assert rounds == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
     assert dealing.steps([11]) == 5
 
@@ -179,7 +180,7 @@ def test_a_function_that_is_no_dataset_is_named(strategy: Strategy) -> None:
 
 def test_the_old_name_forwards_and_says_so(strategy: Strategy) -> None:
     """STR-34: deprecated 2.4."""
-    with pytest.warns(DeprecationWarning, match="distribute_datasets_from_function"):
+    with warns_to_use("distribute_datasets_from_function"):
         distributed = strategy.experimental_distribute_datasets_from_function(
             lambda context: batches(2, 1)
         )

@@ -11,15 +11,12 @@ import torch
 
 from stratagem import (
     AutoShardPolicy,
-    InputContext,
     InvalidArgumentError,
     InvalidTypeError,
     OutOfRangeError,
     Strategy,
     UnbatchedInputError,
-    UnimplementedError,
 )
-from stratagem._input.sharding import InputWorker
 from stratagem._input.splitting import split, without_rows
 from tests.client.batches import batches, pairs, steps
 from tests.client.two_replicas import TwoReplicas
@@ -201,20 +198,6 @@ def test_an_element_without_rows_has_the_form_of_one_with() -> None:
     assert emptied[1].shape == (0,)
     assert emptied[1].dtype == torch.int64
     assert emptied[2] == "name"
-
-
-def test_every_worker_has_as_many_replicas() -> None:
-    """INP-21: N not divisible by W → ValueError."""
-    with pytest.raises(ValueError, match="3 replicas in sync cannot be shared evenly"):
-        InputWorker(InputContext(2, 0, 3), (None,))
-
-
-def test_several_workers_need_to_say_who_reads_what() -> None:
-    """INP-16: under OFF every worker sees all the data; sharing is refused."""
-    worker, dataset = InputWorker(InputContext(2, 0, 2), (None,)), [1]
-    assert worker.share_of(dataset, AutoShardPolicy.OFF) is dataset
-    with pytest.raises(UnimplementedError, match="between 2 workers"):
-        worker.share_of(dataset, AutoShardPolicy.AUTO)
 
 
 @pytest.mark.parametrize(

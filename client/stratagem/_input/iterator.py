@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stratagem._contexts.context import current_context, require_strategy
 from stratagem._input.optional import Optional
 from stratagem._input.pipeline import Pipeline
+from stratagem._input.rounds import BEGINNING, Position, Round
 from stratagem._input.specs import PerReplicaSpec
 from stratagem._input.transfer import hand_over
 from stratagem._replicas.nests import map_leaves
@@ -31,24 +32,34 @@ class DistributedIterator(Iterator[Any]):
         self._pipeline = pipeline
         self._rewind()
 
-    def _rewind(self, state: Mapping[str, Any] | None = None) -> None:
-        self._states = None if state is None else state["datasets"]
-        self._rounds = self._pipeline.open(self._states)
+    def _rewind(self, position: Position = BEGINNING) -> None:
+        self._position = position
+        self._rounds = self._pipeline.open(position)
+        self._ended = False
 
     def __next__(self) -> Any:
         """Return the input of the next step.
 
         Raises:
-            StopIteration: The data have ended.
+            StopIteration: The data have ended, those of all workers in sync.
             InvalidArgumentError: A replica is running.
             ContextError: Another strategy is in charge.
         """
         self._require_outside_of_replicas()
-        round_ = next(self._rounds)
+        round_ = self._next_round()
         hand_over(round_)
-        self._states = round_.states
+        self._position = round_.position
         parts = round_.parts
         return parts[0] if len(parts) == 1 else regroup(parts, always_wrap=True)
+
+    def _next_round(self) -> Round:
+        if self._ended:
+            raise StopIteration
+        round_ = next(self._rounds, None)
+        if not self._strategy.extended._input_left(round_ is not None):
+            self._ended = True
+            raise StopIteration
+        return round_ or Round(self._pipeline.padding, self._position)
 
     def _require_outside_of_replicas(self) -> None:
         context = current_context()
@@ -104,8 +115,11 @@ class DistributedIterator(Iterator[Any]):
         of it; otherwise it counts elements, and the dataset has to give them in the
         same order again: a `DataLoader` that shuffles has to be seeded.
         """
-        states = self._states
-        return {"datasets": None if states is None else list(states)}
+        states = self._position.states
+        return {
+            "datasets": None if states is None else list(states),
+            "taken": self._position.taken,
+        }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to the position that `state_dict` returned.
@@ -113,7 +127,8 @@ class DistributedIterator(Iterator[Any]):
         Raises:
             InvalidArgumentError: A dataset that knew its position no longer does.
         """
-        self._rewind(state_dict)
+        taken = int(state_dict.get("taken", 0))
+        self._rewind(Position(state_dict["datasets"], taken))
 
 
 class InputIterator(DistributedIterator):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from stratagem import _devices
+from stratagem._input.generators import undisturbed
 from stratagem._input.options import (
     AutoShardPolicy,
     InputOptions,
@@ -19,16 +20,19 @@ from stratagem._input.options import (
 from stratagem._input.read_ahead import ReadAhead
 from stratagem._input.reader import Reader, State, check_dataset, length
 from stratagem._input.rounds import (
+    BEGINNING,
     DealElements,
     Dealing,
+    Position,
     Round,
     Rounds,
-    SplitBatches,
 )
 from stratagem._input.sharding import InputWorker
 from stratagem._input.specs import spec_of
+from stratagem._input.splitting import without_rows
 from stratagem._input.transfer import TransferredRounds
 from stratagem._options import InputContext
+from stratagem_proto.errors import OutOfRangeError
 
 
 @dataclass(frozen=True)
@@ -47,19 +51,17 @@ class Pipeline:
     devices: Sequence[torch.device | None]
     depth: int
 
-    def open(self, states: Sequence[State] | None = None) -> Iterator[Round]:
-        """Return the rounds, from the beginning or from where `states` stand."""
+    def open(self, position: Position = BEGINNING) -> Iterator[Round]:
+        """Return the rounds that follow `position`."""
         rounds = TransferredRounds(
-            self._rounds(states), self.devices, aside=self.depth > 0
+            self._rounds(position), self.devices, aside=self.depth > 0
         )
         return ReadAhead(rounds, self.depth) if self.depth else rounds
 
-    def _rounds(self, states: Sequence[State] | None = None) -> Rounds:
-        if states is None:
-            readers = [Reader(dataset) for dataset in self.datasets]
-        else:
-            readers = list(map(Reader, self.datasets, states))
-        return Rounds(readers, self.dealing)
+    def _rounds(self, position: Position = BEGINNING) -> Rounds:
+        beginning: Sequence[State | None] = [None] * len(self.datasets)
+        states = position.states or beginning
+        return Rounds(list(map(Reader, self.datasets, states)), self.dealing, position)
 
     @property
     def steps(self) -> int | None:
@@ -70,13 +72,30 @@ class Pipeline:
 
     @cached_property
     def spec(self) -> Any:
-        """What the first round looks like; reads it, but for torch's CPU generator.
+        """What the first round looks like; reads it, and leaves generators alone.
 
         Raises:
             OutOfRangeError: There is none.
         """
-        with torch.random.fork_rng(devices=[]):
+        with undisturbed(self.datasets):
             return spec_of(self._rounds())
+
+    @cached_property
+    def padding(self) -> Sequence[Any]:
+        """The parts of a round without data; reads the first one, as `spec` does.
+
+        Raises:
+            OutOfRangeError: There is none.
+        """
+        with undisturbed(self.datasets):
+            first = next(TransferredRounds(self._rounds(), self.devices, False), None)
+        if first is None:
+            raise OutOfRangeError(
+                "The dataset of this worker has no elements, so nobody knows what "
+                "empty ones look like while other workers have data; give every "
+                "worker at least one"
+            )
+        return [without_rows(part) for part in first.parts]
 
 
 def splitting_pipeline(
@@ -89,16 +108,17 @@ def splitting_pipeline(
 
     Raises:
         InvalidTypeError: `dataset` is none.
-        InvalidArgumentError: An option or the policy has no meaning.
+        InvalidArgumentError: An option or the policy has no meaning, or cannot be
+            honoured with this dataset.
+        NotFoundError: Files are to be shared, but the dataset names none.
         UnimplementedError: Each replica is to have a dataset of its own, or
-            several workers are to share this one.
+            several workers are to share this one in a way that does not exist.
     """
     check_for_dataset(options)
     check_dataset(dataset, "The dataset")
     devices = _destinations(worker.devices, options)
     share = worker.share_of(dataset, policy)
-    dealing = SplitBatches(len(devices))
-    return Pipeline([share], dealing, devices, _depth(devices, options))
+    return Pipeline([share.dataset], share.dealing, devices, _depth(devices, options))
 
 
 def function_pipeline(

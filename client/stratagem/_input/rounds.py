@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stratagem._input.reader import Reader, State
-from stratagem._input.splitting import split, without_rows
+from stratagem._input.splitting import rows_in, split, without_rows
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where reading stands.
+
+    Attributes:
+        states: Of each reader; None is the beginning.
+        taken: How many rounds were taken of the element that comes next.
+    """
+
+    states: Sequence[State] | None = None
+    taken: int = 0
+
+
+BEGINNING = Position()
 
 
 @dataclass(frozen=True)
@@ -16,44 +33,61 @@ class Round:
 
     Attributes:
         parts: A nest for each replica of this worker, in replica order.
-        states: Where each reader stands after it.
+        position: The one after it.
     """
 
     parts: Sequence[Any]
-    states: Sequence[State]
+    position: Position
 
 
 class Dealing(Protocol):
     """How elements of datasets become rounds."""
 
-    def parts(self, readers: Sequence[Iterator[Any]]) -> Sequence[Any]:
-        """Read what a round needs and return the part of each replica.
+    def rounds(self, readers: Sequence[Iterator[Any]]) -> list[Sequence[Any]]:
+        """Read what comes next and return the parts of each replica.
+
+        Returns:
+            One round, or the rounds that share what was read.
 
         Raises:
-            StopIteration: There is no further round.
+            StopIteration: The data have ended.
         """
 
-    def steps(self, lengths: Sequence[int]) -> int:
-        """Return the number of rounds in datasets of these lengths."""
+    def steps(self, lengths: Sequence[int]) -> int | None:
+        """Return the number of rounds in datasets of these lengths, if it is known."""
 
 
 @dataclass(frozen=True)
 class SplitBatches:
-    """Each element is a batch for all replicas.
+    """Each element is a batch for all replicas in sync, which is cut into chunks.
 
-    Spec: INP-1, INP-10 to INP-13, INP-27.
+    Attributes:
+        chunks: Into how many.
+        turns: The numbers of those that this worker's replicas take, in replica
+            order, for each step that an element lasts.
+
+    Spec: INP-1, INP-10 to INP-16, INP-27.
     """
 
-    replicas: int
+    chunks: int
+    turns: Sequence[range]
 
-    def parts(self, readers: Sequence[Iterator[Any]]) -> Sequence[Any]:
-        """Split the next element of the only reader."""
+    def rounds(self, readers: Sequence[Iterator[Any]]) -> list[Sequence[Any]]:
+        """Split the next element of the only reader.
+
+        A turn for which no rows are left is no round, unless it is the only one.
+        """
         element = next(readers[0])
-        return [element] if self.replicas == 1 else split(element, self.replicas)
+        if self.chunks == 1:
+            return [[element]]
+        chunks = split(element, self.chunks)
+        later = [turn for turn in self.turns[1:] if rows_in(chunks[turn.start])]
+        turns = [self.turns[0], *later]
+        return [[chunks[number] for number in turn] for turn in turns]
 
-    def steps(self, lengths: Sequence[int]) -> int:
-        """One for each element."""
-        return lengths[0]
+    def steps(self, lengths: Sequence[int]) -> int | None:
+        """One for each element; a longer element lasts by the rows it has."""
+        return lengths[0] if len(self.turns) == 1 else None
 
 
 _MISSING = object()
@@ -76,17 +110,18 @@ class DealElements:
     replicas: int
     whole_rounds: bool = False
 
-    def parts(self, readers: Sequence[Iterator[Any]]) -> Sequence[Any]:
+    def rounds(self, readers: Sequence[Iterator[Any]]) -> list[Sequence[Any]]:
         """Take one element for each replica."""
         turns = [readers[index % len(readers)] for index in range(self.replicas)]
         elements = [next(reader, _MISSING) for reader in turns]
         present = [element for element in elements if element is not _MISSING]
         if len(present) < (self.replicas if self.whole_rounds else 1):
             raise StopIteration
-        return [
+        parts = [
             without_rows(present[0]) if element is _MISSING else element
             for element in elements
         ]
+        return [parts]
 
     def steps(self, lengths: Sequence[int]) -> int:
         """Enough for the longest dataset, or for as many as are whole."""
@@ -97,12 +132,31 @@ class DealElements:
 
 
 class Rounds(Iterator[Round]):
-    """The rounds that `dealing` makes of what `readers` read."""
+    """The rounds that `dealing` makes of what `readers` read.
 
-    def __init__(self, readers: Sequence[Reader], dealing: Dealing) -> None:
+    Args:
+        readers: They stand where `position` says.
+        dealing: How.
+        position: Where to begin.
+    """
+
+    def __init__(
+        self, readers: Sequence[Reader], dealing: Dealing, position: Position
+    ) -> None:
         self._readers = readers
         self._dealing = dealing
+        self._position = position
+        self._rest: deque[Sequence[Any]] = deque()
 
     def __next__(self) -> Round:
-        parts = self._dealing.parts(self._readers)
-        return Round(parts, [reader.state_dict() for reader in self._readers])
+        if not self._rest:
+            rounds = self._dealing.rounds(self._readers)
+            self._rest.extend(rounds[self._position.taken :])
+        parts = self._rest.popleft()
+        self._position = self._after()
+        return Round(parts, self._position)
+
+    def _after(self) -> Position:
+        if self._rest:
+            return Position(self._position.states, self._position.taken + 1)
+        return Position([reader.state_dict() for reader in self._readers])

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from stratagem._input.generators import shuffle_alike
 from stratagem._input.options import AutoShardPolicy
+from stratagem._input.rounds import SplitBatches
 from stratagem._options import InputContext
-from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
+from stratagem_proto.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    UnimplementedError,
+)
+
+
+class Share(NamedTuple):
+    """What one worker reads.
+
+    Attributes:
+        dataset: All of it, or some of its files.
+        dealing: Which chunks of its batches are for this worker.
+    """
+
+    dataset: Any
+    dealing: SplitBatches
 
 
 @dataclass(frozen=True)
@@ -20,6 +38,8 @@ class InputWorker:
         context: Its place among all workers; dataset functions are given it.
         devices: Where the elements of each of its replicas go; None leaves them
             where they are.
+        seed: The same number for all workers, by which loaders shuffle that were
+            given no generator. None if the workers have agreed on none.
 
     Raises:
         InvalidArgumentError: The replicas in sync are not shared evenly between
@@ -28,37 +48,97 @@ class InputWorker:
 
     context: InputContext
     devices: tuple[torch.device | None, ...]
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         local, in_sync = len(self.devices), self.context.num_replicas_in_sync
         workers = self.context.num_input_pipelines
-        # Workers that step alone have nobody but themselves in sync.
         if in_sync not in (local, local * workers):
             raise InvalidArgumentError(
                 f"{in_sync} replicas in sync cannot be shared evenly between {workers} "
                 f"workers of which this one has {local}; give every worker as many"
             )
 
-    def share_of(self, dataset: Any, policy: AutoShardPolicy | int) -> Any:
+    @property
+    def _alone(self) -> bool:
+        """Whether nobody but this worker's own replicas is in sync with them."""
+        return self.context.num_replicas_in_sync == len(self.devices)
+
+    def share_of(self, dataset: Any, policy: AutoShardPolicy | int) -> Share:
         """Return the part of `dataset` that this worker reads.
+
+        Each element is cut into one chunk for each replica in sync, whatever the
+        policy. Under `DATA` chunk j is for worker j mod workers; all workers have
+        to read the same elements. Otherwise all chunks are for this worker, which
+        then takes several steps for an element.
 
         Args:
             dataset: The whole.
             policy: How to share; a single worker reads everything.
 
         Raises:
-            InvalidArgumentError: `policy` is none.
-            UnimplementedError: Several workers are to share one dataset.
+            InvalidArgumentError: `policy` is none, there are fewer files than
+                workers, or a loader shuffles differently on each worker.
+            NotFoundError: Files are to be shared, but the dataset names none.
+            UnimplementedError: The dataset cannot be shared so.
+
+        Spec: INP-11, INP-15 to INP-19.
         """
+        chunks, local = self.context.num_replicas_in_sync, len(self.devices)
+        turns = [range(start, start + local) for start in range(0, chunks, local)]
+        settled = self._settled(dataset, policy)
+        if settled is AutoShardPolicy.DATA:
+            shuffle_alike(dataset, self.seed)
+            workers = self.context.num_input_pipelines
+            turns = [range(self.context.input_pipeline_id, chunks, workers)]
+        elif settled is AutoShardPolicy.FILE:
+            dataset = self._some_files(dataset)
+        return Share(dataset, SplitBatches(chunks, tuple(turns)))
+
+    def _settled(self, dataset: Any, policy: AutoShardPolicy | int) -> AutoShardPolicy:
+        """Return DATA, FILE, or OFF, by which this worker reads everything."""
         if policy not in tuple(AutoShardPolicy):
             raise InvalidArgumentError(
                 f"auto_shard_policy must be one of AutoShardPolicy, not {policy!r}"
             )
-        workers = self.context.num_input_pipelines
-        if workers == 1 or policy == AutoShardPolicy.OFF:
-            return dataset
-        raise UnimplementedError(
-            f"A dataset cannot be shared between {workers} workers yet; use "
-            "distribute_datasets_from_function and read worker input_pipeline_id's "
-            "part, or let each worker read everything by AutoShardPolicy.OFF"
+        if self.context.num_input_pipelines == 1:
+            return AutoShardPolicy.OFF
+        if policy == AutoShardPolicy.AUTO:
+            by_file = _has_files(dataset)
+            policy = AutoShardPolicy.FILE if by_file else AutoShardPolicy.DATA
+        self._check_shareable(policy)
+        return AutoShardPolicy(policy)
+
+    def _check_shareable(self, policy: AutoShardPolicy | int) -> None:
+        advice = (
+            "use distribute_datasets_from_function and read the part of worker "
+            "input_pipeline_id, or let each worker read everything by "
+            "AutoShardPolicy.OFF"
         )
+        if policy == AutoShardPolicy.HINT:
+            raise UnimplementedError(
+                f"A dataset has no place for the hint of AutoShardPolicy.HINT; {advice}"
+            )
+        if policy == AutoShardPolicy.DATA and self._alone:
+            raise UnimplementedError(
+                "Batches cannot be shared between "
+                f"{self.context.num_input_pipelines} workers that step alone; {advice}"
+            )
+
+    def _some_files(self, dataset: Any) -> Any:
+        if not _has_files(dataset):
+            raise NotFoundError(
+                f"Found an unshardable source dataset: {dataset!r} has not both `files`"
+                " and `with_files(files)`; add them, or use AutoShardPolicy.DATA"
+            )
+        files, workers = list(dataset.files), self.context.num_input_pipelines
+        if len(files) < workers:
+            raise InvalidArgumentError(
+                f"There are not enough files for {workers} workers: {len(files)}; "
+                "write more files, or use AutoShardPolicy.DATA"
+            )
+        return dataset.with_files(files[self.context.input_pipeline_id :: workers])
+
+
+def _has_files(dataset: Any) -> bool:
+    return hasattr(dataset, "files") and hasattr(dataset, "with_files")

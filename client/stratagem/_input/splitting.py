@@ -31,7 +31,7 @@ def split(batch: Any, parts: int) -> list[Any]:
 
     Spec: INP-11 to INP-13, INP-20, INP-24, INP-25.
     """
-    rows = _rows(batch)
+    rows = rows_in(batch)
     size = -(-rows // parts)
     borders = [min(index * size, rows) for index in range(parts + 1)]
     return [_rows_between(batch, start, end) for start, end in pairwise(borders)]
@@ -58,7 +58,13 @@ def _has_rows(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor | np.ndarray) and leaf.ndim > 0
 
 
-def _rows(batch: Any) -> int:
+def rows_in(batch: Any) -> int:
+    """Return the number of rows that the leaves of `batch` have.
+
+    Raises:
+        UnbatchedInputError: A leaf has no first dimension.
+        InvalidArgumentError: Leaves differ in their numbers of rows.
+    """
     columns = [leaf for leaf in leaves(batch) if leaf is not None]
     for leaf in columns:
         if not _has_rows(leaf):

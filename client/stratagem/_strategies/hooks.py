@@ -213,6 +213,17 @@ class StrategyHooks:
         devices = tuple(_devices.torch_device(device) for device in local)
         return InputWorker(self._input_context(), devices)
 
+    def _input_left(self, here: bool) -> bool:
+        """Return whether any worker in sync has input for one more step.
+
+        Each asks for every step, in the same order. One without input then takes
+        part with tensors of 0 rows. Spec: INP-27.
+
+        Args:
+            here: Whether this one has.
+        """
+        return here
+
     def _distribute_dataset(
         self,
         dataset: Any,

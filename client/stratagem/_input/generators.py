@@ -1,0 +1,57 @@
+"""The random generators that loaders shuffle by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from stratagem_proto.errors import InvalidArgumentError
+
+_MISSING = object()
+
+
+def _drawing(dataset: Any) -> list[Any]:
+    """Return the loader and its samplers, as far as `dataset` has them."""
+    batch_sampler = getattr(dataset, "batch_sampler", None)
+    samplers = (getattr(owner, "sampler", None) for owner in (dataset, batch_sampler))
+    return [dataset, *samplers]
+
+
+@contextmanager
+def undisturbed(datasets: Sequence[Any]) -> Iterator[None]:
+    """Leave torch's CPU generator, and those of loaders, as they were before."""
+    owners = [owner for dataset in datasets for owner in _drawing(dataset)]
+    own = [getattr(owner, "generator", None) for owner in owners]
+    generators = [each for each in own if isinstance(each, torch.Generator)]
+    with torch.random.fork_rng(devices=[]):
+        states = [generator.get_state() for generator in generators]
+        try:
+            yield
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+
+
+def shuffle_alike(dataset: Any, seed: int | None) -> None:
+    """Give samplers that draw from torch's generator one of their own, by `seed`.
+
+    The generators of several processes may differ, and then each would read other
+    rows at the same place of the same batch.
+
+    Raises:
+        InvalidArgumentError: There is such a sampler, but no seed.
+    """
+    for sampler in _drawing(dataset)[1:]:
+        if getattr(sampler, "generator", _MISSING) is not None:
+            continue
+        if seed is None:
+            raise InvalidArgumentError(
+                f"The loader shuffles by {type(sampler).__name__} without a generator, "
+                "so each worker would read another order; give it one of the same seed "
+                "on every worker: DataLoader(..., "
+                "generator=torch.Generator().manual_seed(seed))"
+            )
+        sampler.generator = torch.Generator().manual_seed(seed)
