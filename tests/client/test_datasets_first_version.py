@@ -21,6 +21,7 @@ from stratagem import (
 )
 from tests.client.batches import batches, pairs, shares
 from tests.client.two_replicas import TwoReplicas
+from tests.deprecations import warns_to_use
 
 
 @pytest.fixture
@@ -29,19 +30,19 @@ def strategy() -> TwoReplicas:
 
 
 def dataset_iterator(strategy: Strategy, dataset: Any) -> InputIterator:
-    with pytest.warns(DeprecationWarning, match="experimental_distribute_dataset"):
+    with warns_to_use("experimental_distribute_dataset"):
         return strategy.make_dataset_iterator(dataset)
 
 
 def input_fn_iterator(
     strategy: Strategy, input_fn: Callable[[InputContext], Any]
 ) -> InputIterator:
-    with pytest.warns(DeprecationWarning, match="distribute_datasets_from_function"):
+    with warns_to_use("distribute_datasets_from_function"):
         return strategy.make_input_fn_iterator(input_fn)
 
 
 def run(strategy: Strategy, *args: Any) -> Any:
-    with pytest.warns(DeprecationWarning, match="Use run"):
+    with warns_to_use("run"):
         return strategy.experimental_run(*args)
 
 
@@ -201,7 +202,7 @@ def test_the_default_strategy_has_plain_iterators() -> None:
 def test_rows_of_arrays_become_a_dataset(strategy: TwoReplicas) -> None:
     """STR-32, EXT-18, INP-50: arrays → dataset rows; works with batching and run."""
     array = np.arange(4.0, dtype=np.float32)
-    with pytest.warns(DeprecationWarning, match="TensorDataset"):
+    with warns_to_use("experimental_distribute_dataset, with a DataLoader"):
         dataset = strategy.experimental_make_numpy_dataset(array)
     array[:] = 0
     loader = torch.utils.data.DataLoader(dataset, batch_size=2)

@@ -10,7 +10,15 @@ import pytest
 import torch
 
 import stratagem
-from stratagem import ConfigProto, MirroredStrategy, PerReplica, Variable, config
+from stratagem import (
+    ConfigProto,
+    MirroredStrategy,
+    PerReplica,
+    Variable,
+    _devices,
+    config,
+)
+from tests.deprecations import warns_to_use
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:"
 
@@ -76,14 +84,7 @@ def test_devices_are_named_in_full_in_the_order_given(form: str) -> None:
     extended = strategy.extended
     assert extended.worker_devices == (f"{CPU}1", f"{CPU}0", f"{CPU}2")
     assert extended.parameter_devices == extended.worker_devices
-    devices = strategy.run(_device)
-    assert devices.values == extended.worker_devices
-
-
-def _device() -> str:
-    replica = stratagem.get_replica_context()
-    assert replica is not None
-    return replica.devices[0]
+    assert strategy.run(_devices.current).values == extended.worker_devices
 
 
 def test_it_says_what_it_is() -> None:
@@ -125,11 +126,11 @@ def test_configure_changes_the_configuration_in_place(
 ) -> None:
     """CFG-1: returns None."""
     given = ConfigProto(device_filters=["/job:ps"])
-    with pytest.warns(DeprecationWarning, match="use update_config_proto"):
+    with warns_to_use("update_config_proto"):
         build().configure(given)
     assert given.isolate_session_state is isolates
     assert list(given.device_filters) == ["/job:ps"]
-    with pytest.warns(DeprecationWarning, match="use update_config_proto"):
+    with warns_to_use("update_config_proto"):
         build().configure(cluster_spec={"worker": ["a:1"]}, task_type="worker")
 
 

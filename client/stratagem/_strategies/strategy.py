@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
@@ -16,16 +15,19 @@ from stratagem._contexts.context import (
 from stratagem._contexts.scope import Scope
 from stratagem._enums import ReduceOp, reduce_op_from
 from stratagem._options import RunOptions
+from stratagem._replicas.nests import leaves
 from stratagem._replicas.reduction import Axis
+from stratagem._strategies.checkpoints import CheckpointMethods
 from stratagem._strategies.datasets import DatasetMethods
 from stratagem._strategies.extended import StrategyExtended
+from stratagem._strategies.old_spellings import OldSpellings
 from stratagem_proto.errors import ContextError, InvalidArgumentError, InvalidTypeError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 _Self = TypeVar("_Self", bound="Strategy")
 
 
-class Strategy(DatasetMethods):
+class Strategy(CheckpointMethods, DatasetMethods, OldSpellings):
     """A way to distribute training over devices and machines.
 
     Everything that differs between strategies is in its `StrategyExtended`.
@@ -171,8 +173,19 @@ class Strategy(DatasetMethods):
         """
         return self._extended._local_results(value)
 
-    def group(self, value: Any, name: str | None = None) -> None:
-        """Do nothing: what `value` stands for has been carried out. Spec: GRP-1."""
+    def group(self, value: Any, name: str | None = None) -> Any:
+        """Return a single local component as it is, and None for several.
+
+        What `value` stands for has been carried out already.
+
+        Args:
+            value: Anything that `run` returns.
+            name: Name of the group; with one, nothing is returned.
+
+        Spec: GRP-1.
+        """
+        parts = leaves(self.experimental_local_results(value))
+        return parts[0] if len(parts) == 1 and name is None else None
 
     def update_config_proto(self, config_proto: ConfigProto) -> ConfigProto:
         """Return a copy of a session's configuration as this strategy needs it.
@@ -186,34 +199,6 @@ class Strategy(DatasetMethods):
         updated.CopyFrom(config_proto)
         self._extended._update_config_proto(updated)
         return updated
-
-    def configure(
-        self,
-        session_config: ConfigProto | None = None,
-        cluster_spec: Any = None,
-        task_type: str | None = None,
-        task_id: int | None = None,
-    ) -> None:
-        """Change a session's configuration to what this strategy needs.
-
-        Deprecated in favour of `update_config_proto`.
-
-        Args:
-            session_config: The configuration; changed in place.
-            cluster_spec: Ignored; the constructor takes a `ClusterResolver`.
-            task_type: Ignored, likewise.
-            task_id: Ignored, likewise.
-
-        Spec: CFG-1.
-        """
-        warnings.warn(
-            "Strategy.configure is deprecated; use update_config_proto, and describe "
-            "the cluster to the strategy's constructor",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        if session_config is not None:
-            session_config.CopyFrom(self.update_config_proto(session_config))
 
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         """Return a strategy of its own, distinct from this one. Spec: CTX-41."""

@@ -1,0 +1,170 @@
+"""What methods of strategies were called in earlier versions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, cast
+
+from stratagem._contexts.context import require_cross_replica_or_default
+from stratagem._contexts.scope import entered
+from stratagem._deprecation import old_spelling
+from stratagem._input.input_function import input_function_pipeline
+from stratagem._input.iterator import InputIterator
+from stratagem._input.options import InputOptions, InputReplicationMode
+from stratagem._input.pipeline import splitting_pipeline
+from stratagem._options import InputContext
+
+if TYPE_CHECKING:
+    from stratagem._input.numpy_dataset import NumpyDataset
+    from stratagem._strategies.extended import StrategyExtended
+    from stratagem._strategies.strategy import Strategy
+    from stratagem_proto.v1.cluster_pb2 import ConfigProto
+
+
+class OldSpellings:
+    """The part of `Strategy` that is there for programs of 2019 to 2021.
+
+    Each method forwards to what its warning names.
+    """
+
+    _extended: StrategyExtended
+
+    @old_spelling("experimental_local_results")
+    def unwrap(self, value: Any) -> tuple[Any, ...]:
+        """Spec: LOC-7."""
+        return self._this().experimental_local_results(value)
+
+    @old_spelling("run")
+    def experimental_run_v2(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """As `run`, but `args` may be any iterable. Spec: STR-21."""
+        return self._extended.call_for_each_replica(fn, tuple(args), kwargs)
+
+    @old_spelling("run, with the next element of an iterator as an argument,")
+    def experimental_run(
+        self,
+        fn: Callable[..., Any],
+        input_iterator: InputIterator | None = None,
+    ) -> Any:
+        """Run `fn` once per replica, with the next input of an iterator.
+
+        Args:
+            fn: The replica function; the input is its only argument, however nested.
+            input_iterator: Is asked for one input; without, `fn` has no argument.
+
+        Raises:
+            OutOfRangeError: The data have ended.
+            ContextError: A replica is running, or another strategy is in charge.
+
+        Spec: STR-22.
+        """
+        require_cross_replica_or_default(self._extended, "experimental_run")
+        with entered(self._this()):
+            args = () if input_iterator is None else (input_iterator.get_next(),)
+            return self._this().run(fn, args)
+
+    @old_spelling("nothing, as there is nothing to initialize,")
+    def experimental_initialize(self) -> list[Any]:
+        """Return the operations to run in a graph: none. Spec: STR-7."""
+        return []
+
+    @old_spelling("nothing, as there is nothing to finalize,")
+    def experimental_finalize(self) -> list[Any]:
+        """Return the operations to run in a graph: none. Spec: STR-7."""
+        return []
+
+    @old_spelling("extended.colocate_vars_with")
+    def colocate_vars_with(
+        self, colocate_with_variable: Any
+    ) -> AbstractContextManager[None]:
+        """Spec: STR-8."""
+        return self._extended.colocate_vars_with(colocate_with_variable)
+
+    @old_spelling("distribute_datasets_from_function")
+    def experimental_distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[InputContext], Any],
+        options: InputOptions | None = None,
+    ) -> Any:
+        """Spec: STR-34."""
+        return self._this().distribute_datasets_from_function(dataset_fn, options)
+
+    @old_spelling("experimental_distribute_dataset")
+    def make_dataset_iterator(self, dataset: Any) -> InputIterator:
+        """Return an iterator over `dataset`, whose elements are global batches.
+
+        Raises:
+            InvalidTypeError: As for `experimental_distribute_dataset`.
+            UnimplementedError: As there.
+
+        Spec: STR-30, INP-3, INP-49b, DEF-7.
+        """
+        pipeline = splitting_pipeline(dataset, self._extended._input_worker())
+        return InputIterator(self._this(), pipeline)
+
+    @old_spelling("distribute_datasets_from_function")
+    def make_input_fn_iterator(
+        self,
+        input_fn: Callable[[InputContext], Any],
+        replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+    ) -> InputIterator:
+        """Return an iterator that deals what `input_fn` provides to the replicas.
+
+        A last round that has not an element for each replica is dropped.
+
+        Args:
+            input_fn: Called now; returns a dataset, or a function that returns one
+                element per call and ends by StopIteration or `OutOfRangeError`.
+            replication_mode: PER_WORKER.
+
+        Raises:
+            InvalidArgumentError: `replication_mode` is another one, or `input_fn`
+                returns something else.
+            ContextError: A replica is running, or another strategy is in charge.
+
+        Spec: STR-31, INP-4, INP-30b, INP-49c, DEF-7.
+        """
+        require_cross_replica_or_default(self._extended, "make_input_fn_iterator")
+        worker = self._extended._input_worker()
+        with entered(self._this()):
+            pipeline = input_function_pipeline(input_fn, worker, replication_mode)
+        return InputIterator(self._this(), pipeline)
+
+    @old_spelling(
+        "experimental_distribute_dataset, with a DataLoader over a TensorDataset,"
+    )
+    def experimental_make_numpy_dataset(
+        self, numpy_input: Any, session: object = None
+    ) -> NumpyDataset:
+        """Spec: STR-32."""
+        return self._extended.experimental_make_numpy_dataset(numpy_input, session)
+
+    @old_spelling("update_config_proto, and a cluster resolver,")
+    def configure(
+        self,
+        session_config: ConfigProto | None = None,
+        cluster_spec: Any = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+    ) -> None:
+        """Change a session's configuration to what this strategy needs.
+
+        Args:
+            session_config: The configuration; changed in place.
+            cluster_spec: Ignored; the constructor takes a `ClusterResolver`.
+            task_type: Ignored, likewise.
+            task_id: Ignored, likewise.
+
+        Spec: CFG-1.
+        """
+        if session_config is not None:
+            updated = self._this().update_config_proto(session_config)
+            session_config.CopyFrom(updated)
+
+    def _this(self) -> Strategy:
+        return cast("Strategy", self)

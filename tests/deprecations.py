@@ -1,0 +1,18 @@
+"""Calls of old spellings, each as if it were the first one of its process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from stratagem import _deprecation
+
+
+@contextmanager
+def warns_to_use(replacement: str) -> Iterator[None]:
+    """Scope in which an old spelling is called, whose warning names a new one."""
+    _deprecation.warned.clear()
+    with pytest.warns(DeprecationWarning, match=f"use {replacement}"):
+        yield
