@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
+# The environment whose answers ours are compared with.
+TENSORFLOW_PYTHON ?= .venv-tensorflow/bin/python
 
 # The first of these that runs and is new enough.
 PYTHON ?= $(shell for python in python3.11 python3; do \
@@ -11,7 +13,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 	&& echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench format protos clean
+.PHONY: help demo test check answers bench format protos clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s  %s\n", $$1, $$2 }' Makefile
@@ -29,6 +31,9 @@ check: $(INSTALLED) ## Lint, type-check, and compare generated code with its sou
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/buf lint proto
 	$(BIN)/python proto/compile.py --check
+
+answers: $(TENSORFLOW_PYTHON) ## Record what TensorFlow answers to the scenarios.
+	TF_CPP_MIN_LOG_LEVEL=3 $(TENSORFLOW_PYTHON) -m tests.differential.record
 
 bench: $(INSTALLED) ## Measure transfers beside a raw socket and a memcpy.
 	$(BIN)/python -m benchmarks transfer
@@ -54,3 +59,8 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
 $(BIN)/pip:
 	@test -n "$(PYTHON)" || { echo "Install Python 3.10 or newer first." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+
+.venv-tensorflow/bin/python:
+	@test -n "$(PYTHON)" || { echo "Install Python 3.10 or newer first." >&2; exit 1; }
+	$(PYTHON) -m venv .venv-tensorflow
+	.venv-tensorflow/bin/pip install tensorflow-cpu==2.21.0 || { rm -rf .venv-tensorflow; exit 1; }

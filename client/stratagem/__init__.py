@@ -14,9 +14,15 @@ from stratagem._contexts.context import (
     has_strategy,
     in_cross_replica_context,
 )
+from stratagem._contexts.global_scope import experimental_set_strategy
 from stratagem._contexts.replica_context import ReplicaContext
 from stratagem._devices import device
-from stratagem._enums import ReduceOp, VariableAggregation, VariableSynchronization
+from stratagem._enums import (
+    CommunicationImplementation,
+    ReduceOp,
+    VariableAggregation,
+    VariableSynchronization,
+)
 from stratagem._input.dataset import DistributedDataset
 from stratagem._input.iterator import DistributedIterator, InputIterator
 from stratagem._input.options import (
@@ -91,6 +97,7 @@ __all__ = [
     "ClusterDef",
     "ClusterDeviceFilters",
     "ClusterSpec",
+    "CommunicationImplementation",
     "CommunicationOptions",
     "ConfigProto",
     "ContextError",
@@ -149,6 +156,7 @@ __all__ = [
     "cluster_resolver",
     "config",
     "device",
+    "experimental_set_strategy",
     "get_replica_context",
     "get_strategy",
     "has_strategy",

@@ -60,6 +60,17 @@ class VariableSynchronization(Enum):
     ON_READ = 3
 
 
+class CommunicationImplementation(Enum):
+    """Which library carries collective communication.
+
+    Spec: ENU-7.
+    """
+
+    AUTO = "AUTO"
+    RING = "RING"
+    NCCL = "NCCL"
+
+
 def reduce_op_from(value: object) -> ReduceOp:
     """Return the `ReduceOp` that `value` is or names.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from stratagem._enums import CommunicationImplementation
 from stratagem_proto.errors import InvalidArgumentError
 
 
@@ -27,9 +28,6 @@ class RunOptions(NamedTuple):
     run_concurrently: bool = False
 
 
-_IMPLEMENTATIONS = ("AUTO", "RING", "NCCL")
-
-
 @dataclass(frozen=True)
 class CommunicationOptions:
     """Hints for operations that communicate between replicas.
@@ -38,7 +36,7 @@ class CommunicationOptions:
         bytes_per_pack: Pack tensors into messages of about so many bytes;
             0 lets the implementation choose.
         timeout_seconds: Give up after so many seconds; None waits for ever.
-        implementation: "AUTO", "RING" or "NCCL", in any case.
+        implementation: A `CommunicationImplementation`, or its name in any case.
 
     Raises:
         InvalidArgumentError: A field has no meaning. Spec: ENU-8.
@@ -46,20 +44,14 @@ class CommunicationOptions:
 
     bytes_per_pack: int = 0
     timeout_seconds: float | None = None
-    implementation: str = "AUTO"
+    implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
 
     def __post_init__(self) -> None:
         if self.bytes_per_pack < 0:
             raise InvalidArgumentError(
                 f"bytes_per_pack must be >=0, not {self.bytes_per_pack}"
             )
-        name = self.implementation
-        if not isinstance(name, str) or name.upper() not in _IMPLEMENTATIONS:
-            raise InvalidArgumentError(
-                f"implementation must be one of {', '.join(_IMPLEMENTATIONS)}, "
-                f"not {name!r}"
-            )
-        object.__setattr__(self, "implementation", name.upper())
+        object.__setattr__(self, "implementation", _implementation(self.implementation))
 
     def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
         """Return these options with the fields that `other` sets."""
@@ -67,6 +59,17 @@ class CommunicationOptions:
         given = {} if other is None else vars(other)
         changes = {k: v for k, v in given.items() if v != getattr(default, k)}
         return replace(self, **changes)
+
+
+def _implementation(value: object) -> CommunicationImplementation:
+    if isinstance(value, CommunicationImplementation):
+        return value
+    names = CommunicationImplementation.__members__
+    if isinstance(value, str) and value.upper() in names:
+        return CommunicationImplementation[value.upper()]
+    raise InvalidArgumentError(
+        f"implementation must be one of {', '.join(names)}, not {value!r}"
+    )
 
 
 @dataclass(frozen=True)

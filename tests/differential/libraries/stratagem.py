@@ -1,0 +1,104 @@
+"""Scenarios' library as Stratagem provides it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import stratagem
+from stratagem._contexts import context
+from stratagem._replicas import regroup
+from stratagem._variables.creators import creator_scope
+from tests.differential.library import Names
+
+
+class Stratagem:
+    """`Library` by Stratagem."""
+
+    def __init__(self) -> None:
+        self.distribute = self.v1 = Names(stratagem, regroup, context)
+
+    def tensor(self, value: Any, dtype: str = "float32") -> Any:
+        return torch.tensor(value, dtype=self.dtype(dtype))
+
+    def dtype(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def shape(self, tensor: Any) -> list[int]:
+        return list(tensor.shape)
+
+    def total(self, tensor: Any, axis: int | None = None) -> Any:
+        return torch.sum(tensor) if axis is None else torch.sum(tensor, axis)
+
+    def matmul(self, left: Any, right: Any) -> Any:
+        return torch.matmul(left, right)
+
+    def slices(self, values: Any, indices: Any, rows: int) -> Any:
+        values = torch.tensor(values, dtype=torch.float32)
+        shape = [rows, *values.shape[1:]]
+        return stratagem.IndexedSlices(values, torch.tensor(indices), shape)
+
+    def gradients(self, function: Callable[..., Any], *inputs: Any) -> list[Any]:
+        leaves = [value.detach().clone().requires_grad_() for value in inputs]
+        result = function(*leaves)
+        return list(torch.autograd.grad(result.sum(), leaves, allow_unused=True))
+
+    def device(self, name: str) -> AbstractContextManager[Any]:
+        return stratagem.device(name)
+
+    def device_of(self, variable: Any) -> str:
+        return str(variable.device_name)
+
+    def creator_scope(self, creator: Callable[..., Any]) -> AbstractContextManager[Any]:
+        return creator_scope(creator)
+
+    def range(self, count: int) -> Any:
+        return Elements([torch.tensor(number) for number in range(count)])
+
+    def dataset(self, elements: Sequence[Any]) -> Any:
+        tensors = torch.utils._pytree.tree_map(torch.tensor, list(elements))
+        return Elements(tensors)
+
+    def save(self, variables: Mapping[str, Any]) -> Any:
+        return {
+            name: variable.read_value().detach().clone()
+            for name, variable in variables.items()
+        }
+
+    def restore(self, checkpoint: Any, variables: Mapping[str, Any]) -> None:
+        for name, variable in variables.items():
+            variable.assign(checkpoint[name])
+
+    def opened(self, value: Any) -> tuple[str, Any] | None:
+        if isinstance(value, stratagem.Variable):
+            return "variable", [copy.value().detach() for copy in value.values]
+        for kind in (stratagem.PerReplica, stratagem.Mirrored):
+            if isinstance(value, kind):
+                return kind.__name__, list(value.values)
+        if isinstance(value, stratagem.IndexedSlices):
+            return "IndexedSlices", [value.values, value.indices]
+        if isinstance(value, torch.Tensor):
+            return "tensor", value.detach().numpy()
+        if isinstance(value, torch.dtype):
+            return "dtype", str(value).removeprefix("torch.")
+        return None
+
+
+class Elements(Dataset[Any]):
+    """A map-style dataset with the methods of `tf.data` that scenarios use."""
+
+    def __init__(self, elements: Sequence[Any]) -> None:
+        self._elements = elements
+
+    def __len__(self) -> int:
+        return len(self._elements)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._elements[index]
+
+    def batch(self, size: int, drop_remainder: bool = False) -> DataLoader[Any]:
+        return DataLoader(self, batch_size=size, drop_last=drop_remainder)

@@ -1,0 +1,115 @@
+"""Scenarios' library as TensorFlow provides it; runs in an environment of its own."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import (
+    distribute_lib,
+    distribute_utils,
+    ps_values,
+    values,
+)
+
+from tests.differential.library import Names
+
+LOGICAL_CPUS = 4
+
+
+def set_logical_cpus() -> None:
+    """Split the CPU, which only works before TensorFlow has used it."""
+    physical = tf.config.list_physical_devices("CPU")[0]
+    cpus = [tf.config.LogicalDeviceConfiguration() for _ in range(LOGICAL_CPUS)]
+    tf.config.set_logical_device_configuration(physical, cpus)
+
+
+class TensorFlow:
+    """`Library` by TensorFlow 2."""
+
+    def __init__(self) -> None:
+        internal = values, distribute_utils, distribute_lib
+        newest = tf.distribute, tf.distribute.experimental, tf.data.experimental
+        first = tf.compat.v1.distribute, tf.compat.v1.distribute.experimental
+        self.distribute = Names(*newest, tf, *internal)
+        self.v1 = Names(*first, tf.compat.v1, *internal)
+
+    def tensor(self, value: Any, dtype: str = "float32") -> Any:
+        return tf.constant(value, dtype)
+
+    def dtype(self, name: str) -> Any:
+        return tf.as_dtype(name)
+
+    def shape(self, tensor: Any) -> list[int]:
+        return [int(size) for size in tf.shape(tensor)]
+
+    def total(self, tensor: Any, axis: int | None = None) -> Any:
+        return tf.reduce_sum(tensor, axis)
+
+    def matmul(self, left: Any, right: Any) -> Any:
+        return tf.matmul(left, right)
+
+    def slices(self, values: Any, indices: Any, rows: int) -> Any:
+        values = tf.constant(values, tf.float32)
+        shape = tf.constant([rows, *values.shape[1:]])
+        return tf.IndexedSlices(values, tf.constant(indices), shape)
+
+    def gradients(self, function: Callable[..., Any], *inputs: Any) -> list[Any]:
+        with tf.GradientTape() as tape:
+            tape.watch(inputs)
+            result = function(*inputs)
+        return list(tape.gradient(result, inputs))
+
+    def device(self, name: str) -> AbstractContextManager[Any]:
+        scope: AbstractContextManager[Any] = tf.device(name)
+        return scope
+
+    def device_of(self, variable: Any) -> str:
+        return str(variable.device)
+
+    def creator_scope(self, creator: Callable[..., Any]) -> AbstractContextManager[Any]:
+        scope: AbstractContextManager[Any] = tf.variable_creator_scope(creator)
+        return scope
+
+    def range(self, count: int) -> Any:
+        return tf.data.Dataset.range(count)
+
+    def dataset(self, elements: Sequence[Any]) -> Any:
+        columns = tf.nest.map_structure(lambda *rows: list(rows), *elements)
+        return tf.data.Dataset.from_tensor_slices(columns)
+
+    def save(self, variables: Mapping[str, Any]) -> Any:
+        folder = Path(tempfile.mkdtemp(prefix="answers-"))
+        return tf.train.Checkpoint(**variables).write(str(folder / "checkpoint"))
+
+    def restore(self, checkpoint: Any, variables: Mapping[str, Any]) -> None:
+        tf.train.Checkpoint(**variables).read(checkpoint)
+
+    def opened(self, value: Any) -> tuple[str, Any] | None:
+        if isinstance(value, tf.Variable):
+            return "variable", _copies(value)
+        for kind in (values.PerReplica, values.Mirrored):
+            if isinstance(value, kind):
+                return kind.__name__, list(value.values)
+        if isinstance(value, tf.IndexedSlices):
+            return "IndexedSlices", [value.values, value.indices]
+        if isinstance(value, tf.Tensor):
+            return "tensor", value.numpy()
+        return _opened_description(value)
+
+
+def _copies(variable: Any) -> list[Any]:
+    if isinstance(variable, ps_values.AggregatingVariable):
+        return _copies(variable._get())
+    copies = getattr(variable, "values", (variable,))
+    return [tf.constant(copy.numpy()) for copy in copies]
+
+
+def _opened_description(value: Any) -> tuple[str, Any] | None:
+    if isinstance(value, tf.DType):
+        return "dtype", value.name
+    return ("shape", value.as_list()) if isinstance(value, tf.TensorShape) else None

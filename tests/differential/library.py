@@ -1,0 +1,83 @@
+"""What scenarios are written against: TensorFlow and Stratagem in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+
+class Library(Protocol):
+    """What the two libraries spell differently, and their namespaces.
+
+    Attributes:
+        distribute: The names of `tf.distribute`, with those of `experimental`, of
+            variables (`Variable`, `VariableAggregation`, `IndexedSlices`) and of the
+            classes of values (`PerReplica`, `Mirrored`).
+        v1: The same of the V1 API, whose strategies still have the old methods.
+    """
+
+    distribute: Any
+    v1: Any
+
+    def tensor(self, value: Any, dtype: str = "float32") -> Any:
+        """Return numbers as a tensor."""
+
+    def dtype(self, name: str) -> Any:
+        """Return a data type by its name, such as "float32"."""
+
+    def shape(self, tensor: Any) -> list[int]:
+        """Return the sizes of a tensor."""
+
+    def total(self, tensor: Any, axis: int | None = None) -> Any:
+        """Return the sum of the elements, or of those along an axis."""
+
+    def matmul(self, left: Any, right: Any) -> Any:
+        """Return the product of two matrices."""
+
+    def slices(self, values: Any, indices: Any, rows: int) -> Any:
+        """Return IndexedSlices of a tensor that has so many rows."""
+
+    def gradients(self, function: Callable[..., Any], *inputs: Any) -> list[Any]:
+        """Return the gradients of the sum of a function's result."""
+
+    def device(self, name: str) -> AbstractContextManager[Any]:
+        """Scope in which a device is the current one."""
+
+    def device_of(self, variable: Any) -> str:
+        """Return the name of the device on which a variable lives."""
+
+    def creator_scope(self, creator: Callable[..., Any]) -> AbstractContextManager[Any]:
+        """Scope in which `creator(next_creator, **kwargs)` makes the variables."""
+
+    def range(self, count: int) -> Any:
+        """Return the dataset of the numbers below `count`, to `.batch(n)`."""
+
+    def dataset(self, elements: Sequence[Any]) -> Any:
+        """Return the dataset of some elements, numbers or nests of them."""
+
+    def save(self, variables: Mapping[str, Any]) -> Any:
+        """Return a checkpoint of variables."""
+
+    def restore(self, checkpoint: Any, variables: Mapping[str, Any]) -> None:
+        """Give variables their values of a checkpoint."""
+
+    def opened(self, value: Any) -> tuple[str, Any] | None:
+        """Return the kind of a value of this library and what it holds.
+
+        Returns:
+            None where it is not one whose content can be told.
+        """
+
+
+class Names:
+    """The names of several namespaces; the first that has a name gives it."""
+
+    def __init__(self, *namespaces: Any) -> None:
+        self._namespaces = namespaces
+
+    def __getattr__(self, name: str) -> Any:
+        for namespace in self._namespaces:
+            if hasattr(namespace, name):
+                return getattr(namespace, name)
+        raise AttributeError(f"no namespace has {name!r}")

@@ -1,0 +1,30 @@
+"""Stratagem answers as TensorFlow did, but for the deviations that are listed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.differential.comparison import difference
+from tests.differential.expectations import DEVIATIONS, RECORDED
+from tests.differential.libraries.stratagem import Stratagem
+from tests.differential.scenario import Scenario, scenarios
+
+SCENARIOS = scenarios()
+
+pytestmark = [
+    pytest.mark.usefixtures("four_cpus"),
+    # Old spellings warn; that they do is shown elsewhere.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
+def test_the_answer_is_the_expected_one(scenario: Scenario) -> None:
+    answer = scenario.answer(Stratagem())
+    deviation = DEVIATIONS.get(scenario.name)
+    recorded = RECORDED[scenario.name]
+    if deviation is None:
+        assert difference(recorded, answer) is None
+    else:
+        assert difference(deviation.answer, answer) is None
+        assert difference(recorded, answer) is not None, "this is no deviation"
