@@ -24,6 +24,17 @@ _SHORT = re.compile(r"/?(?P<kind>cpu|gpu|cuda)(?::(?P<index>\d+))?", re.IGNORECA
 _ACCELERATOR = "GPU"
 
 
+class _LogicalDevices:
+    """Into how many logical devices this process divides its real ones."""
+
+    def __init__(self) -> None:
+        self.cpus = 1
+        self.per_gpu = 1
+
+
+_logical = _LogicalDevices()
+
+
 @dataclass(frozen=True)
 class DeviceName:
     """A device name in its parts; None where the name leaves one open.
@@ -46,16 +57,24 @@ class DeviceName:
             InvalidTypeError: `device` is neither a string nor a `torch.device`.
         """
         if isinstance(device, torch.device):
-            return cls(kind=_kind_of(device.type), index=device.index or 0)
+            return cls._of_torch(device.type, device.index or 0)
         if not isinstance(device, str):
             raise InvalidTypeError(
                 f"A device is a string or a torch.device, not {device!r}"
             )
         short = _SHORT.fullmatch(device)
         if short:
-            index = int(short["index"] or 0)
-            return cls(kind=_kind_of(short["kind"].lower()), index=index)
+            return cls._of_torch(short["kind"].lower(), int(short["index"] or 0))
         return cls._parse_full(device)
+
+    @classmethod
+    def _of_torch(cls, kind: str, index: int) -> DeviceName:
+        """Name a device of torch, or a logical "gpu"."""
+        if kind == "cpu":
+            return cls(kind="CPU", index=index)
+        if kind == "cuda":
+            index *= _logical.per_gpu
+        return cls(kind=_ACCELERATOR, index=index)
 
     @classmethod
     def _parse_full(cls, device: str) -> DeviceName:
@@ -86,7 +105,7 @@ class DeviceName:
     def torch_device(self) -> torch.device:
         """The device of torch; every logical CPU is its one CPU."""
         if self.kind == _ACCELERATOR:
-            return torch.device("cuda", self.index or 0)
+            return torch.device("cuda", (self.index or 0) // _logical.per_gpu)
         return torch.device("cpu")
 
     def __str__(self) -> str:
@@ -101,10 +120,6 @@ class DeviceName:
 
 
 _LOCAL_CPU = DeviceName(job="localhost", replica=0, task=0, kind="CPU", index=0)
-
-
-def _kind_of(torch_type: str) -> str:
-    return "CPU" if torch_type == "cpu" else _ACCELERATOR
 
 
 @cache
@@ -199,16 +214,6 @@ def _placement(target: torch.device) -> AbstractContextManager[object]:
     return nullcontext() if target == torch.get_default_device() else target
 
 
-class _LogicalDevices:
-    """How many logical CPUs this process has configured."""
-
-    def __init__(self) -> None:
-        self.cpus = 1
-
-
-_logical = _LogicalDevices()
-
-
 def set_logical_cpus(count: int) -> None:
     """Divide the CPU into `count` logical devices, `CPU:0` to `CPU:<count-1>`.
 
@@ -217,9 +222,34 @@ def set_logical_cpus(count: int) -> None:
     Raises:
         InvalidArgumentError: `count` is less than 1.
     """
-    if count < 1:
-        raise InvalidArgumentError(f"There must be at least 1 logical CPU, not {count}")
+    _require_positive(count, "CPU")
     _logical.cpus = count
+
+
+def set_logical_gpus(count: int) -> None:
+    """Divide each GPU into `count` logical devices, so that replicas can share it.
+
+    With two, `GPU:0` and `GPU:1` are `cuda:0`, `GPU:2` and `GPU:3` are `cuda:1`, and
+    so on, while torch's names stay torch's: "cuda:1" is the first part, `GPU:2`, of its
+    second GPU. The parts share the GPU's memory and NCCL cannot connect them.
+
+    To be called before the first strategy: the names that one already has would mean
+    other devices.
+
+    Raises:
+        InvalidArgumentError: `count` is less than 1.
+    """
+    _require_positive(count, _ACCELERATOR)
+    _logical.per_gpu = count
+    canonicalize.cache_clear()
+    torch_device.cache_clear()
+
+
+def _require_positive(count: int, kind: str) -> None:
+    if count < 1:
+        raise InvalidArgumentError(
+            f"There must be at least 1 logical {kind}, not {count}"
+        )
 
 
 def list_logical_devices(kind: str | None = None) -> tuple[str, ...]:
@@ -228,7 +258,8 @@ def list_logical_devices(kind: str | None = None) -> tuple[str, ...]:
     Args:
         kind: "CPU" or "GPU" to list only those.
     """
-    counts = {"CPU": _logical.cpus, _ACCELERATOR: torch.cuda.device_count()}
+    gpus = torch.cuda.device_count() * _logical.per_gpu
+    counts = {"CPU": _logical.cpus, _ACCELERATOR: gpus}
     return tuple(
         canonicalize(f"{name}:{index}")
         for name, count in counts.items()

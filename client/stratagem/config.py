@@ -1,5 +1,9 @@
 """The devices that strategies of this process may use."""
 
-from stratagem._devices import list_logical_devices, set_logical_cpus
+from stratagem._devices import (
+    list_logical_devices,
+    set_logical_cpus,
+    set_logical_gpus,
+)
 
-__all__ = ["list_logical_devices", "set_logical_cpus"]
+__all__ = ["list_logical_devices", "set_logical_cpus", "set_logical_gpus"]

@@ -210,6 +210,6 @@ def _replica_devices(count: int | None) -> list[str]:
     if not 1 <= count <= available:
         raise InvalidArgumentError(
             f"num_replicas_per_worker is {count}, but this process has {available} "
-            f"{kind} devices; config.set_logical_cpus(n) makes more CPUs"
+            f"{kind} devices; config.set_logical_{kind.lower()}s(n) makes more"
         )
     return [f"{kind}:{index}" for index in range(count)]

@@ -24,7 +24,8 @@ def distinct_devices(devices: Sequence[str | torch.device]) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise InvalidArgumentError(
             f"No duplicates allowed in the devices of replicas: {', '.join(names)}; "
-            "name each once, config.set_logical_cpus(n) makes several CPUs"
+            "name each once; config.set_logical_cpus(n) makes several of the CPU, "
+            "config.set_logical_gpus(n) of each GPU"
         )
     require_local(devices)
     return names
@@ -47,7 +48,8 @@ def require_local(devices: Sequence[str | torch.device]) -> None:
         if name not in known:
             raise InvalidArgumentError(
                 f"This process has no device {name}, it has {', '.join(known)}; "
-                "config.set_logical_cpus(n) makes more CPUs"
+                "config.set_logical_cpus(n) makes more of the CPU, "
+                "config.set_logical_gpus(n) of each GPU"
             )
 
 
