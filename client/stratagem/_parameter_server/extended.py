@@ -29,7 +29,7 @@ from stratagem._servers.barriers import barrier
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.creators import NextCreator
 from stratagem._variables.initial_values import initial_tensor, require_dense
-from stratagem._variables.updating import run_update, smallest_by_name
+from stratagem._variables.updating import smallest_by_name
 from stratagem._variables.variable import Variable, VariableTraits
 from stratagem_proto.errors import InvalidArgumentError
 
@@ -189,8 +189,7 @@ class ParameterServerExtended(WorkerExtended):
         call = partial(
             _remote_updates.run, self._store, remote.place.server, fn, [remote]
         )
-        strategy = self._container_strategy()
-        return run_update(strategy, remote.device_name, call, args, kwargs, group)
+        return self._run_update(remote.device_name, call, args, kwargs, group)
 
     def _update_non_slot(
         self,
@@ -202,8 +201,7 @@ class ParameterServerExtended(WorkerExtended):
     ) -> Any:
         remote = self._own(colocate_with)
         call = partial(_remote_updates.run, self._store, remote.place.server, fn, ())
-        strategy = self._container_strategy()
-        return run_update(strategy, remote.device_name, call, args, kwargs, group)
+        return self._run_update(remote.device_name, call, args, kwargs, group)
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Variable:
         return smallest_by_name(var_list)

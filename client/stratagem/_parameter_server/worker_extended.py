@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stratagem import _devices
 from stratagem._cluster.membership import Membership
 from stratagem._devices import DeviceName
 from stratagem._enums import ReduceOp
 from stratagem._modules.extended import HostingExtended
 from stratagem._options import CommunicationOptions, InputContext
-from stratagem._replicas.reduction import place, reduce_nest
-from stratagem._replicas.threads import run_replicas
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -47,6 +46,9 @@ class WorkerExtended(HostingExtended):
     @property
     def worker_devices(self) -> tuple[str, ...]:
         return self._devices
+
+    def _replica_devices(self) -> Sequence[Any]:
+        return [[_devices.current()]]
 
     @property
     def experimental_between_graph(self) -> bool:
@@ -87,7 +89,7 @@ class WorkerExtended(HostingExtended):
     def _call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        return run_replicas(self._container_strategy(), self._devices, fn, args, kwargs)
+        return self._run_replicas(self._devices, fn, args, kwargs)
 
     def _reduce_to(
         self,
@@ -97,8 +99,11 @@ class WorkerExtended(HostingExtended):
         options: CommunicationOptions | None,
     ) -> Any:
         self._require_own(destinations)
-        reduced = reduce_nest(reduce_op, value, self._num_local_replicas)
-        return place(reduced, destinations)
+        return self._reduce_nest(reduce_op, value, destinations)
+
+    def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        self._require_own(destinations)
+        return self._place_value(tensor, destinations)
 
     def _require_own(self, destinations: Any) -> None:
         if not isinstance(destinations, str):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from stratagem._replicas.nests import map_leaves
 from stratagem._replicas.values import DistributedValues, Mirrored, PerReplica
+from stratagem._variables.indexed_slices import IndexedSlices
+from stratagem._variables.operators import TensorStandIn
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 
 def regroup(
     values: Sequence[Any],
-    wrap: type[DistributedValues] = PerReplica,
+    wrap: Callable[[Sequence[Any]], Any] = PerReplica,
     always_wrap: bool = False,
 ) -> Any:
     """Merge the nests of all replicas into one.
@@ -23,7 +27,7 @@ def regroup(
 
     Args:
         values: One nest per replica, in replica order.
-        wrap: Container of leaves that differ.
+        wrap: Makes one leaf of leaves that differ; usually a container.
         always_wrap: Wrap every leaf.
 
     Raises:
@@ -36,7 +40,7 @@ def regroup(
     return map_leaves(merged, *values)
 
 
-def _merged(leaves: tuple[Any, ...], wrap: type[DistributedValues]) -> Any:
+def _merged(leaves: tuple[Any, ...], wrap: Callable[[Sequence[Any]], Any]) -> Any:
     first = leaves[0]
     if all(leaf is first for leaf in leaves):
         return first
@@ -97,14 +101,20 @@ def regroup_updates(results: Sequence[Any], group: bool) -> Any:
 
     Args:
         results: One nest per component.
-        group: Whether to merge to mirrored values; otherwise each leaf becomes
-            the tuple of its components, of length 1 if they are one object.
+        group: Whether to merge to mirrored values, where leaves that are no tensors
+            and not one object are lost; otherwise each leaf becomes the tuple of its
+            components, of length 1 if they are one object.
 
     Spec: REG-12, EXT-4.
     """
     if group:
-        return regroup(results, wrap=Mirrored)
+        return regroup(results, wrap=_mirrored_tensors)
     return map_leaves(_distinct, *results)
+
+
+def _mirrored_tensors(leaves: Sequence[Any]) -> Mirrored | None:
+    kinds = (torch.Tensor, TensorStandIn, IndexedSlices)
+    return Mirrored(leaves) if all(isinstance(leaf, kinds) for leaf in leaves) else None
 
 
 def _distinct(*leaves: Any) -> tuple[Any, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.nn import Parameter
 
@@ -16,10 +17,11 @@ from stratagem._optimizers.step import OptimizerStep, VariableGradients
 from stratagem._options import CommunicationOptions
 from stratagem._replicas.cross_device_ops import CrossDeviceOps
 from stratagem._replicas.nests import map_leaves, opened
-from stratagem._replicas.reduction import components, place, reduce_nest
-from stratagem._replicas.values import PerReplica
+from stratagem._replicas.reduction import components
+from stratagem._replicas.values import Mirrored, PerReplica
 from stratagem._strategies.in_process import InProcessExtended
 from stratagem._variables.local import LocalVariable
+from stratagem._variables.mirrored import MirroredVariable
 from stratagem._variables.updating import run_updates
 from stratagem._variables.variable import Variable, VariableTraits
 from stratagem_proto.errors import InvalidArgumentError
@@ -124,15 +126,21 @@ class CopiesExtended(InProcessExtended):
     ) -> Any:
         def reduced(leaf: Any, destination: Any) -> Any:
             parts = components(leaf)
-            if parts is not None:
-                ops, value = self._cross_device_ops, PerReplica(parts)
-                return ops.reduce(reduce_op, value, destination, options)
-            plain = reduce_nest(reduce_op, leaf, len(self._devices))
-            return place(plain, destination)
+            if parts is None:
+                return self._reduce_nest(reduce_op, leaf, destination)
+            if isinstance(leaf, Mirrored | MirroredVariable):
+                return _mean_of_equals(reduce_op, leaf)
+            ops, value = self._cross_device_ops, PerReplica(parts)
+            return ops.reduce(reduce_op, value, destination, options)
 
         if opened(destinations) is None:
             return map_leaves(lambda leaf: reduced(leaf, destinations), value)
         return map_leaves(reduced, value, destinations)
+
+    def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor):
+            return super()._broadcast_to(tensor, destinations)
+        return self._cross_device_ops.broadcast(tensor, destinations)
 
     def _update(
         self,
@@ -170,3 +178,12 @@ class CopiesExtended(InProcessExtended):
     def _validate_colocate_with(self, colocate_with_variable: Any) -> None:
         if colocate_with_variable != self.non_slot_devices(()):
             super()._validate_colocate_with(colocate_with_variable)
+
+
+def _mean_of_equals(op: ReduceOp, value: Any) -> Any:
+    if op is ReduceOp.MEAN:
+        return value
+    raise InvalidArgumentError(
+        f"Cannot reduce {value!r} by {op}: its copies are equal by definition, so that "
+        "their sum is probably not meant; use ReduceOp.MEAN, or multiply it yourself"
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from stratagem._contexts import context as _context
@@ -13,8 +12,8 @@ from stratagem._contexts.scope import Scope
 from stratagem._enums import ReduceOp
 from stratagem._input.options import AutoShardPolicy, InputOptions
 from stratagem._input.sharding import InputWorker
-from stratagem._options import CommunicationOptions, InputContext, ValueContext
-from stratagem._strategies.local_updates import LocalUpdates
+from stratagem._options import CommunicationOptions, InputContext
+from stratagem._strategies.one_replica import OneReplicaExtended
 from stratagem._strategies.strategy import Strategy
 from stratagem._variables.creators import NextCreator, creator_scope
 from stratagem._variables.variable import Variable
@@ -26,7 +25,7 @@ class _DefaultScope(Scope):
 
     def __init__(self, strategy: Strategy) -> None:
         super().__init__(strategy)
-        self._opened: list[AbstractContextManager[None]] = []
+        self._guards: list[creator_scope] = []
 
     def __enter__(self) -> Strategy:
         if has_strategy():
@@ -36,11 +35,12 @@ class _DefaultScope(Scope):
             )
         guard = creator_scope(_create_by_default)
         guard.__enter__()
-        self._opened.append(guard)
+        self._guards.append(guard)
         return self._strategy
 
     def __exit__(self, *error: Any) -> None:
-        self._opened.pop().__exit__(*error)
+        self._guards[-1].__exit__(*error)
+        self._guards.pop()
 
 
 def _create_by_default(next_creator: NextCreator, **kwargs: Any) -> Variable:
@@ -75,7 +75,7 @@ def _refuse_second() -> NoReturn:
     )
 
 
-class _DefaultExtended(LocalUpdates):
+class _DefaultExtended(OneReplicaExtended):
     @property
     def worker_devices(self) -> NoReturn:
         raise _unsupported("worker_devices")
@@ -92,10 +92,6 @@ class _DefaultExtended(LocalUpdates):
     def should_save_summary(self) -> bool:
         return True
 
-    @property
-    def _num_replicas_in_sync(self) -> int:
-        return 1
-
     def variable_created_in_scope(self, v: Variable) -> bool:
         return v.distribute_strategy is None
 
@@ -109,9 +105,6 @@ class _DefaultExtended(LocalUpdates):
         with ReplicaContext(self._container_strategy(), 0):
             return fn(*args, **kwargs)
 
-    def _reduce(self, reduce_op: ReduceOp, value: Any) -> Any:
-        return value
-
     def _reduce_to(
         self,
         reduce_op: ReduceOp,
@@ -120,12 +113,6 @@ class _DefaultExtended(LocalUpdates):
         options: CommunicationOptions | None,
     ) -> Any:
         return value
-
-    def _gather(self, value: Any, axis: int) -> Any:
-        return value
-
-    def _local_results(self, value: Any) -> tuple[Any, ...]:
-        return (value,)
 
     def _input_worker(self) -> InputWorker:
         return InputWorker(InputContext(), (None,))
@@ -144,11 +131,6 @@ class _DefaultExtended(LocalUpdates):
         options: InputOptions | None,
     ) -> Any:
         return dataset_fn(InputContext())
-
-    def _distribute_values_from_function(
-        self, value_fn: Callable[[ValueContext], Any]
-    ) -> Any:
-        return value_fn(ValueContext())
 
 
 def _unsupported(member: str) -> ContextError:

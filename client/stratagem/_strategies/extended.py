@@ -15,11 +15,10 @@ from stratagem._contexts.context import (
 from stratagem._contexts.scope import entered
 from stratagem._enums import ReduceOp, reduce_op_from
 from stratagem._input.numpy_dataset import NumpyDataset
-from stratagem._replicas.nests import map_leaves
-from stratagem._replicas.values import PerReplica
 from stratagem._strategies.hooks import StrategyHooks
 from stratagem._variables.creators import NextCreator, creator_scope
 from stratagem._variables.names import UniqueNames
+from stratagem._variables.updating import require_same_everywhere
 from stratagem._variables.variable import Variable, VariableTraits
 from stratagem_proto.errors import InvalidArgumentError
 
@@ -82,9 +81,11 @@ class StrategyExtended(StrategyHooks):
         Raises:
             InvalidArgumentError: The arrays differ in their numbers of rows, or have
                 none.
+            ContextError: A replica is running, or another strategy is in charge.
 
         Spec: EXT-18, INP-50.
         """
+        require_cross_replica_or_default(self, "experimental_make_numpy_dataset")
         return NumpyDataset(numpy_input)
 
     def _create_in_scope(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
@@ -200,6 +201,26 @@ class StrategyExtended(StrategyHooks):
             _require_destination(destinations)
         return self._batch_reduce_to(op, value_destination_pairs, options)
 
+    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """Copy a tensor to `destinations`.
+
+        Args:
+            tensor: The tensor; a Python number is returned as it is.
+            destinations: As for `reduce_to`.
+
+        Returns:
+            The tensor there, or `Mirrored` where there are several destinations.
+
+        Raises:
+            ContextError: A replica is running, or another strategy is in charge.
+            InvalidArgumentError: The destinations are none.
+
+        Spec: EXT-3.
+        """
+        require_cross_replica_or_default(self, "broadcast_to")
+        _require_destination(destinations)
+        return self._broadcast_to(tensor, destinations)
+
     def update(
         self,
         var: Any,
@@ -210,7 +231,8 @@ class StrategyExtended(StrategyHooks):
     ) -> Any:
         """Run `fn(var, *args, **kwargs)` where `var` is, to change it.
 
-        In a replica context this is a merge call, which all replicas have to make.
+        In a replica context this is a merge call, which all replicas have to make;
+        where each has a copy of `var`, it gets the arguments of its own replica.
 
         Args:
             var: The variable.
@@ -232,7 +254,7 @@ class StrategyExtended(StrategyHooks):
         if context is not None and context.replica_context is not None:
             return self._update_from_replica(var, fn, args, kwargs, group)
         require_cross_replica_or_default(self, "update")
-        _require_same_everywhere((args, kwargs))
+        require_same_everywhere((args, kwargs))
         with entered(self._container_strategy()):
             return self._update(var, fn, args, kwargs, group)
 
@@ -247,7 +269,7 @@ class StrategyExtended(StrategyHooks):
         require_strategy(self._container_strategy())
 
         def merge(_: Strategy, *merged: Any, **merged_kwargs: Any) -> Any:
-            return self.update(var, fn, merged, merged_kwargs, group)
+            return self._update(var, fn, merged, merged_kwargs, group)
 
         replica_context = get_replica_context()
         assert replica_context is not None
@@ -278,25 +300,14 @@ class StrategyExtended(StrategyHooks):
         """
         require_cross_replica_or_default(self, "update_non_slot")
         kwargs = kwargs or {}
-        _require_same_everywhere((args, kwargs))
+        require_same_everywhere((args, kwargs))
         with entered(self._container_strategy()):
             return self._update_non_slot(colocate_with, fn, args, kwargs, group)
 
 
 def _require_destination(destinations: Any) -> None:
-    if isinstance(destinations, list | tuple):
+    if destinations is None or isinstance(destinations, list | tuple):
         raise InvalidArgumentError(
             "destinations must be one device, variable or value, not "
             f"{destinations!r}; to reduce to several pass a value that lives there"
         )
-
-
-def _require_same_everywhere(nest: Any) -> None:
-    def check(leaf: Any) -> None:
-        if isinstance(leaf, PerReplica):
-            raise InvalidArgumentError(
-                f"`update` cannot take {leaf!r}, which differs between replicas; "
-                "combine it by reduce_to() first"
-            )
-
-    map_leaves(check, nest)

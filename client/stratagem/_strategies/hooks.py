@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,22 +15,25 @@ from stratagem._input.sharding import InputWorker
 from stratagem._options import InputContext
 from stratagem._replicas.gathering import gather
 from stratagem._replicas.nests import map_leaves, opened
-from stratagem._replicas.reduction import Axis, place, reduce_axes
+from stratagem._replicas.reduction import Axis, reduce_axes
 from stratagem._replicas.regroup import select_component
 from stratagem._replicas.values import DistributedValues
+from stratagem._strategies.primitives import StrategyPrimitives
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
+    import torch
+
+    from stratagem._checkpoints.deferred import Restoration
     from stratagem._enums import ReduceOp
     from stratagem._input.options import AutoShardPolicy, InputOptions
     from stratagem._options import CommunicationOptions, ValueContext
-    from stratagem._strategies.strategy import Strategy
     from stratagem._variables.creators import NextCreator
     from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
-class StrategyHooks:
+class StrategyHooks(StrategyPrimitives):
     """The protected half of `StrategyExtended`, which subclasses override.
 
     A training step meets them in this order:
@@ -42,30 +44,15 @@ class StrategyHooks:
     - `_before_replicas()`, then `_call_for_each_replica(fn, args, kwargs)`: for
       each `run`.
     - `_reduce_to`, `_batch_reduce_to`, `_gather`: values of all replicas
-      become one.
+      become one. `_broadcast_to`: one value goes to several devices.
     - `_update`, `_update_non_slot`: functions run where variables are.
 
     All are called in the strategy's cross-replica context, but for the reducing
     ones, which may also be called in the default context.
-
-    Args:
-        container_strategy: The strategy; only a weak reference is kept.
     """
 
     _default_device: str | None = None
     """The current device inside of the scope; None leaves it alone."""
-
-    def __init__(self, container_strategy: Strategy) -> None:
-        self._container = weakref.ref(container_strategy)
-
-    def _container_strategy(self) -> Strategy:
-        strategy = self._container()
-        if strategy is None:
-            raise InvalidArgumentError(
-                f"The strategy of this {type(self).__name__} has been collected; keep "
-                "a reference to the strategy as long as you use `extended`"
-            )
-        return strategy
 
     @property
     def worker_devices(self) -> Sequence[str]:
@@ -116,6 +103,10 @@ class StrategyHooks:
         """Number, among all replicas in sync, of the first one of this process."""
         return 0
 
+    def _replica_devices(self) -> Sequence[Any]:
+        """Return the `ReplicaContext.devices` of the running replica."""
+        return (_devices.current(),)
+
     def _scope_resources(self, name: str | None) -> AbstractContextManager[object]:
         """Return what has to be open while the user's `scope(name)` is.
 
@@ -152,7 +143,7 @@ class StrategyHooks:
     def _call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        """Call `fn` once per replica; usually by `run_replicas`."""
+        """Call `fn` once per replica; usually by `_run_replicas`."""
         raise self._missing("_call_for_each_replica")
 
     def _reduce_to(
@@ -162,7 +153,7 @@ class StrategyHooks:
         destinations: Any,
         options: CommunicationOptions | None,
     ) -> Any:
-        """Reduce a nest over replicas; usually by `reduce_nest` and `place`."""
+        """Reduce a nest over replicas; usually by `_reduce_nest`."""
         raise self._missing("_reduce_to")
 
     def _batch_reduce_to(
@@ -176,6 +167,10 @@ class StrategyHooks:
             for value, destinations in value_destination_pairs
         ]
 
+    def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """Copy a tensor to the destinations; usually by `_place_value`."""
+        raise self._missing("_broadcast_to")
+
     def _reduce(self, reduce_op: ReduceOp, value: Any) -> Any:
         """Reduce to the current device, for `Strategy.reduce` without an axis."""
         return self._reduce_to(reduce_op, value, self._current_device(), None)
@@ -183,12 +178,12 @@ class StrategyHooks:
     def _reduce_axes(self, reduce_op: ReduceOp, value: Any, axis: Axis) -> Any:
         """Reduce over `axis` and replicas, for `Strategy.reduce` with an axis."""
         reduced = reduce_axes(reduce_op, value, axis, self._num_local_replicas)
-        return place(reduced, self._current_device())
+        return self._place_value(reduced, self._current_device())
 
     def _gather(self, value: Any, axis: int) -> Any:
         """Concatenate the components of each leaf on the current device."""
         gathered = map_leaves(partial(gather, axis=axis), value)
-        return place(gathered, self._current_device())
+        return self._place_value(gathered, self._current_device())
 
     def _current_device(self) -> str:
         return _devices.current() or self._default_device or "/device:CPU:0"
@@ -260,7 +255,7 @@ class StrategyHooks:
         kwargs: dict[str, Any],
         group: bool,
     ) -> Any:
-        """Run `fn` where `var` is; usually by `run_update`."""
+        """Run `fn` where `var` is; usually by `_run_update`."""
         raise self._missing("_update")
 
     def _update_non_slot(
@@ -271,7 +266,7 @@ class StrategyHooks:
         kwargs: dict[str, Any],
         group: bool,
     ) -> Any:
-        """Run `fn` where non-slot variables are; usually by `run_update`."""
+        """Run `fn` where non-slot variables are; usually by `_run_update`."""
         raise self._missing("_update_non_slot")
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
@@ -285,6 +280,24 @@ class StrategyHooks:
         Spec: EXT-7.
         """
         raise self._missing("non_slot_devices")
+
+    def _state_dict(self) -> dict[str, torch.Tensor]:
+        """Return snapshots of everything that is to be in a checkpoint, by name."""
+        raise self._no_checkpoints()
+
+    def _load_state_dict(
+        self, state: Mapping[str, torch.Tensor], strict: bool
+    ) -> Restoration:
+        """Replace values by those of a checkpoint, also of what is made later."""
+        raise self._no_checkpoints()
+
+    def _no_checkpoints(self) -> UnimplementedError:
+        return UnimplementedError(
+            f"{type(self._container_strategy()).__name__} has no checkpoints of its "
+            "own here: strategies have them whose variables are all in this process. "
+            "Keep module.state_dict(), DistributedOptimizer.state_dict() and "
+            "Variable.read_value() instead"
+        )
 
     def _missing(self, member: str) -> UnimplementedError:
         return UnimplementedError(

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stratagem import _devices
+from stratagem._checkpoints.extended import CheckpointedExtended
 from stratagem._enums import ReduceOp
-from stratagem._modules.extended import HostingExtended
 from stratagem._optimizers.local import LocalOptimizers
 from stratagem._optimizers.step import OptimizerStep
 from stratagem._options import CommunicationOptions
-from stratagem._replicas.reduction import place, reduce_nest
-from stratagem._replicas.threads import run_replicas
 from stratagem._variables.variable import Variable
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
 
 
-class InProcessExtended(HostingExtended):
+class InProcessExtended(CheckpointedExtended):
     """Replicas on devices of this process, and torch's optimizers in it.
 
     What is left to a subclass is where variables live: `_create_variable`, `_host`,
@@ -39,6 +38,9 @@ class InProcessExtended(HostingExtended):
     @property
     def worker_devices(self) -> Sequence[str]:
         return self._devices
+
+    def _replica_devices(self) -> Sequence[Any]:
+        return [[_devices.current()]]
 
     @property
     def experimental_between_graph(self) -> bool:
@@ -59,7 +61,7 @@ class InProcessExtended(HostingExtended):
     def _call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        return run_replicas(self._container_strategy(), self._devices, fn, args, kwargs)
+        return self._run_replicas(self._devices, fn, args, kwargs)
 
     def _reduce_to(
         self,
@@ -68,7 +70,10 @@ class InProcessExtended(HostingExtended):
         destinations: Any,
         options: CommunicationOptions | None,
     ) -> Any:
-        return place(reduce_nest(reduce_op, value, len(self._devices)), destinations)
+        return self._reduce_nest(reduce_op, value, destinations)
+
+    def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        return self._place_value(tensor, destinations)
 
     def _apply_gradients(self, step: OptimizerStep) -> None:
         self._local_optimizers.step(step, self._reduced_gradients(step))
@@ -76,6 +81,9 @@ class InProcessExtended(HostingExtended):
     def _reduced_gradients(self, step: OptimizerStep) -> list[Any]:
         """Return one gradient for each of `step.updates()`."""
         return [step.reduced(update) for update in step.updates()]
+
+    def _stateful_optimizers(self) -> Iterable[str]:
+        return self._local_optimizers.names()
 
     def _slots(
         self, optimizer: str, variables: Sequence[Variable]

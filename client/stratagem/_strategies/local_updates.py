@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from stratagem._strategies.extended import StrategyExtended
-from stratagem._variables.updating import run_update, smallest_by_name
+from stratagem._variables.updating import smallest_by_name
 from stratagem._variables.variable import Variable
 
 
@@ -33,8 +33,7 @@ class LocalUpdates(StrategyExtended):
         group: bool,
     ) -> Any:
         device = getattr(colocate_with, "device_name", self._current_device())
-        strategy = self._container_strategy()
-        return run_update(strategy, device, fn, args, kwargs, group)
+        return self._run_update(device, fn, args, kwargs, group)
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Variable:
         return smallest_by_name(var_list)

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from stratagem._options import ValueContext
 from stratagem._replicas.cross_device_ops import ReductionToOneDevice
 from stratagem._strategies.copies import CopiesExtended
 from stratagem._strategies.devices import distinct_devices
+from stratagem._strategies.one_replica import OneReplicaExtended
 from stratagem._strategies.strategy import Strategy
 from stratagem._variables.creators import NextCreator
 from stratagem._variables.local import LocalVariable
@@ -35,18 +35,29 @@ class OneDeviceStrategy(Strategy):
         super().__init__(_OneDeviceExtended(self, distinct_devices([device])))
 
 
-class _OneDeviceExtended(CopiesExtended):
+class _OneDeviceExtended(OneReplicaExtended, CopiesExtended):
     def __init__(self, container_strategy: Strategy, devices: Sequence[str]) -> None:
         super().__init__(container_strategy, devices, ReductionToOneDevice())
+
+    def _replica_devices(self) -> Sequence[Any]:
+        return self.worker_devices
 
     def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
         kwargs.pop("colocate_with", None)
         return next_creator(**{**kwargs, "device": self._devices[0]})
 
-    def _distribute_values_from_function(
-        self, value_fn: Callable[[ValueContext], Any]
+    def _update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
     ) -> Any:
-        return value_fn(ValueContext())
+        return self._run_update(self._devices[0], fn, args, kwargs, group)
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[str, ...]:
+        return self._devices
 
     def _united(self, copies: Sequence[LocalVariable]) -> Variable:
         (variable,) = copies

@@ -16,6 +16,8 @@ from stratagem._replicas.regroup import (
     select_component,
     select_replica,
 )
+from stratagem._replicas.values import PerReplica
+from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
@@ -36,13 +38,17 @@ def run_update(
         strategy: The strategy, current in this thread, in cross-replica context.
         device: Where the variable is; the current device of the function.
         call: The function, with the variable already bound to it.
-        args: Positional arguments; of distributed ones the first component.
+        args: Positional arguments; mirrored ones are unwrapped.
         kwargs: Keyword arguments, likewise.
         group: Whether to return the result as it is; otherwise each leaf becomes
             a tuple of one.
 
+    Raises:
+        InvalidArgumentError: An argument differs between replicas.
+
     Spec: CTX-4, EXT-4, REG-12.
     """
+    require_same_everywhere((args, kwargs))
     args, kwargs = select_replica(0, (tuple(args), kwargs))
     with updating(strategy), _devices.device(device), torch.no_grad():
         result = call(*args, **kwargs)
@@ -77,6 +83,23 @@ def run_updates(
         with updating(strategy, index), _devices.device(device), torch.no_grad():
             results.append(call(*mine[0], **mine[1]))
     return regroup_updates(results, group)
+
+
+def require_same_everywhere(nest: Any) -> None:
+    """Check that update functions may be called with `nest`.
+
+    Raises:
+        InvalidArgumentError: A leaf differs between replicas. Spec: EXT-4.
+    """
+
+    def check(leaf: Any) -> None:
+        if isinstance(leaf, PerReplica):
+            raise InvalidArgumentError(
+                f"`update` cannot take {leaf!r}, which differs between replicas; "
+                "combine it by reduce_to() first"
+            )
+
+    map_leaves(check, nest)
 
 
 def smallest_by_name(variables: Sequence[Variable]) -> Variable:

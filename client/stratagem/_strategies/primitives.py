@@ -1,0 +1,105 @@
+"""What strategies whose replicas are in this process are made of."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stratagem._enums import ReduceOp
+from stratagem._replicas.reduction import place, reduce_nest
+from stratagem._replicas.threads import run_replicas
+from stratagem._variables.aggregating import AggregatingVariable
+from stratagem._variables.updating import run_update
+from stratagem._variables.variable import Variable
+from stratagem_proto.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from stratagem._strategies.strategy import Strategy
+
+
+class StrategyPrimitives:
+    """The operations that hooks of a strategy are usually one call of.
+
+    They are for authors of strategies, to be called by the hooks of
+    `StrategyExtended`, not overridden.
+
+    Args:
+        container_strategy: The strategy; only a weak reference is kept.
+    """
+
+    def __init__(self, container_strategy: Strategy) -> None:
+        self._container = weakref.ref(container_strategy)
+
+    def _container_strategy(self) -> Strategy:
+        strategy = self._container()
+        if strategy is None:
+            raise InvalidArgumentError(
+                f"The strategy of this {type(self).__name__} has been collected; keep "
+                "a reference to the strategy as long as you use `extended`"
+            )
+        return strategy
+
+    def _run_replicas(
+        self,
+        devices: Sequence[str],
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Call `fn` once per device, for `_call_for_each_replica`.
+
+        Of distributed values each replica gets its component; what the replicas
+        return is merged, and they may make merge calls. Spec: RUN-1 to RUN-7.
+        """
+        return run_replicas(self._container_strategy(), devices, fn, args, kwargs)
+
+    def _share(self, variable: Variable) -> Variable:
+        """Return what all replicas share of a variable, for `_create_variable`.
+
+        What several replicas write is reduced by `_reduce_to`, as the variable's
+        aggregation says, and written once. Spec: VAR-4.
+        """
+        return AggregatingVariable(self._container_strategy(), variable)
+
+    def _reduce_nest(self, reduce_op: ReduceOp, value: Any, destinations: Any) -> Any:
+        """Reduce a nest in replica order, for `_reduce_to`. Spec: EXT-1."""
+        total = reduce_nest(reduce_op, value, self._num_local_replicas)
+        return self._place_value(total, destinations)
+
+    def _place_value(self, value: Any, destinations: Any) -> Any:
+        """Copy tensors of a nest to the destinations, for `_broadcast_to`.
+
+        Several destinations, as of distributed values, give `Mirrored`. Other
+        leaves stay as they are. Spec: EXT-1, EXT-3.
+        """
+        return place(value, destinations)
+
+    def _run_update(
+        self,
+        device: str,
+        call: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        """Call a function on the one copy of a variable, for `_update`.
+
+        Args:
+            device: Where the variable is.
+            call: The function, with the variable already bound to it.
+            args: Positional arguments; mirrored ones are unwrapped.
+            kwargs: Keyword arguments, likewise.
+            group: Whether to return the result as it is; otherwise each leaf
+                becomes a tuple of one.
+
+        Raises:
+            InvalidArgumentError: An argument differs between replicas. Spec: EXT-4.
+        """
+        strategy = self._container_strategy()
+        return run_update(strategy, device, call, args, kwargs, group)
+
+    @property
+    def _num_local_replicas(self) -> int:
+        """How many of the replicas in sync run in this process."""
+        raise NotImplementedError
