@@ -126,6 +126,14 @@ def reduce_axes(op: ReduceOp, nest: Any, axis: Axis, replicas: int) -> Any:
 def _reduce_components(
     op: ReduceOp, components: Sequence[torch.Tensor], axis: Axis
 ) -> torch.Tensor:
+    total, count = axis_sum(components, axis)
+    return total if op is ReduceOp.SUM else quotient(total, count)
+
+
+def axis_sum(
+    components: Sequence[torch.Tensor], axis: Axis
+) -> tuple[torch.Tensor, int]:
+    """Return the sum over `axis` and components, and how many elements went into it."""
     totals, count = [], 0
     for component in components:
         dims = dimensions(component, axis)
@@ -133,7 +141,7 @@ def _reduce_components(
         count += torch.Size([component.shape[dim] for dim in dims]).numel()
     total = combine(ReduceOp.SUM, totals)
     assert isinstance(total, torch.Tensor)
-    return total if op is ReduceOp.SUM else quotient(total, count)
+    return total, count
 
 
 def _sum(tensor: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
