@@ -11,6 +11,7 @@ from types import TracebackType
 
 import torch
 
+from stratagem._contexts.nesting import nesting_error
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 _PARTS = re.compile(
@@ -186,18 +187,20 @@ class device:
 
     Raises:
         InvalidArgumentError: `name` names no device.
+        ContextError: On leaving: a scope opened inside is still open. This one can
+            be left once that is closed. Spec: CTX-13.
     """
 
     def __init__(self, name: str | torch.device) -> None:
         self._name = name
-        self._entered: list[AbstractContextManager[object]] = []
+        self._entered: list[tuple[int, AbstractContextManager[object]]] = []
 
     def __enter__(self) -> None:
         name = resolve(self._name)
         placement = _placement(torch_device(name))
         placement.__enter__()
-        self._entered.append(placement)
         _scopes.names.append(name)
+        self._entered.append((depth(), placement))
 
     def __exit__(
         self,
@@ -205,8 +208,12 @@ class device:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        inside, placement = self._entered[-1]
+        if depth() != inside:
+            raise nesting_error("Device")
+        self._entered.pop()
         _scopes.names.pop()
-        self._entered.pop().__exit__(kind, error, trace)
+        placement.__exit__(kind, error, trace)
 
 
 def _placement(target: torch.device) -> AbstractContextManager[object]:

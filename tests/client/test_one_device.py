@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import stratagem
-from stratagem import OneDeviceStrategy, Variable
+from stratagem import OneDeviceStrategy, Variable, _devices
 
 CPU_1 = "/job:localhost/replica:0/task:0/device:CPU:1"
 
@@ -24,15 +24,13 @@ def strategy() -> OneDeviceStrategy:
 def test_there_is_one_replica_on_the_device(strategy: OneDeviceStrategy) -> None:
     """OD-1, EXT-11, EXT-12: canonical names; values are not wrapped."""
 
-    def fn(x: int) -> tuple[int, tuple[str, ...]]:
-        replica = stratagem.get_replica_context()
-        assert replica is not None
-        return x + 1, replica.devices
+    def fn(x: int) -> tuple[int, str]:
+        return x + 1, _devices.current()
 
     assert strategy.num_replicas_in_sync == 1
     assert strategy.extended.worker_devices == (CPU_1,)
     assert strategy.extended.parameter_devices == (CPU_1,)
-    assert strategy.run(fn, (4,)) == (5, (CPU_1,))
+    assert strategy.run(fn, (4,)) == (5, CPU_1)
 
 
 def test_variables_are_plain_and_on_the_device(strategy: OneDeviceStrategy) -> None:

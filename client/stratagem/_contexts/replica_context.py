@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from typing_extensions import deprecated
 
-from stratagem import _devices
 from stratagem._contexts.all_gather import all_gather
 from stratagem._contexts.context import ThreadContext, cross_replica, require_replica
 from stratagem._enums import ReduceOp, reduce_op_from
@@ -91,14 +91,20 @@ class ReplicaContext:
         return self._replica_id
 
     @property
-    def devices(self) -> tuple[str, ...]:
-        """The device of the replica, as a tuple of one. Spec: REP-5.
+    @deprecated(
+        "Tensors that a replica makes are on its device; do not rely on devices"
+    )
+    def devices(self) -> Sequence[Any]:
+        """The device of the replica, the only one of a sequence.
+
+        Strategies with several replicas in this process nest it once more:
+        `[[device]]`. Deprecated. Spec: REP-5.
 
         Raises:
             ContextError: The replica is not running in this thread.
         """
         require_replica(self)
-        return (_devices.current(),)
+        return self._strategy.extended._replica_devices()
 
     def merge_call(
         self,

@@ -14,6 +14,7 @@ from stratagem._contexts.context import (
     require_cross_replica_or_default,
     require_strategy,
 )
+from stratagem._contexts.nesting import nesting_error
 from stratagem._variables import creators as _creators
 from stratagem_proto.errors import ContextError
 
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 class Scope:
     """What `Strategy.scope` returns: the cross-replica context of a strategy.
 
-    It may be entered several times, one after the other and nested; within a
-    scope of the same strategy nothing is pushed. Spec: CTX-10 to CTX-13.
+    Within a scope of the same strategy nothing is pushed, so that there it may be
+    entered any number of times. Elsewhere it serves once.
+    Spec: CTX-10 to CTX-13.
 
     Args:
         strategy: The strategy.
@@ -41,15 +43,25 @@ class Scope:
         self._name = name
         self._explicit = explicit
         self._entries: list[_Entry | None] = []
+        self._used = False
 
     def __enter__(self) -> Strategy:
         entry = None
         if has_strategy():
             require_cross_replica_or_default(self._strategy.extended, "scope")
         else:
+            self._require_unused()
             entry = _Entry(self._strategy, self._name, self._explicit)
+            self._used = True
         self._entries.append(entry)
         return self._strategy
+
+    def _require_unused(self) -> None:
+        if self._used:
+            raise ContextError(
+                f"This scope of {self._strategy} has been left and cannot be entered "
+                "again; call strategy.scope() for a new one"
+            )
 
     def __exit__(
         self,
@@ -85,11 +97,11 @@ class _Entry:
     def check_nesting(self) -> None:
         """Check that what was opened inside is closed. Spec: CTX-13."""
         if _creators.creators() is not self._creators:
-            raise _nesting_error("Variable creator")
+            raise nesting_error("Variable creator")
         if self._device_depth not in (None, _devices.depth()):
-            raise _nesting_error("Device")
+            raise nesting_error("Device")
         if current_context() is not self._context:
-            raise _nesting_error("Strategy")
+            raise nesting_error("Strategy")
 
     def leave(
         self,
@@ -98,14 +110,6 @@ class _Entry:
         trace: TracebackType | None,
     ) -> None:
         self._stack.__exit__(kind, error, trace)
-
-
-def _nesting_error(what: str) -> ContextError:
-    return ContextError(
-        f"{what} scope nesting error: a scope opened inside of strategy.scope() is "
-        "still open where that is left; move set_strategy out of `with`, or close the "
-        "inner scope first"
-    )
 
 
 def entered(strategy: Strategy) -> AbstractContextManager[object]:

@@ -17,6 +17,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from stratagem import _devices
 from stratagem._contexts.context import cross_replica, run_options
 from stratagem._contexts.replica_context import MergeCall, ReplicaContext
@@ -265,6 +267,7 @@ class _Replica:
     def _merge(
         self, merge_fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
+        _require_untraced()
         self._reports.put(_Merging(merge_fn, args, kwargs, TorchState.capture()))
         answer = self._answers.get()
         if isinstance(answer, _Stopped):
@@ -279,3 +282,23 @@ class _Replica:
             self._reports.put(_Failed(error))
         else:
             self._reports.put(_Finished(result))
+
+
+def _require_untraced() -> None:
+    """Check that no graph is being recorded, which would miss the other replicas.
+
+    Functions by torch.compile are cut in two at a merge call, so they need no check.
+
+    Raises:
+        ContextError: torch.jit.trace or torch.export records one. Spec: RUN-4.
+    """
+    exporting = (
+        torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+    )
+    if exporting or torch.jit.is_tracing():
+        raise ContextError(
+            "`merge_call` called while defining a new graph or a tf.function: the "
+            "replicas meet only outside of what torch.jit.trace and torch.export "
+            "record; trace a part of the replica function without merge_call, "
+            "all_reduce or assign, or use torch.compile"
+        )

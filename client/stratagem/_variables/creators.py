@@ -8,10 +8,12 @@ Spec: VAR-1.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING
+
+from stratagem._contexts.nesting import nesting_error
 
 if TYPE_CHECKING:
     from stratagem._variables.variable import Variable
@@ -45,12 +47,28 @@ def create(last: NextCreator, **kwargs: object) -> Variable:
     return step(**kwargs)
 
 
-@contextmanager
-def creator_scope(*added: Creator) -> Iterator[None]:
-    """Scope in which variables are created by `added`, the last one first."""
-    outer = _creators.stack
-    _creators.stack = (*outer, *added)
-    try:
-        yield
-    finally:
-        _creators.stack = outer
+class creator_scope:
+    """Scope in which variables are created by `added`, the last one first.
+
+    Raises:
+        ContextError: On leaving: a scope opened inside is still open. This one can
+            be left once that is closed. Spec: CTX-13.
+    """
+
+    def __init__(self, *added: Creator) -> None:
+        self._added = added
+
+    def __enter__(self) -> None:
+        self._outer = _creators.stack
+        self._inside = (*self._outer, *self._added)
+        _creators.stack = self._inside
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if _creators.stack is not self._inside:
+            raise nesting_error("Variable creator")
+        _creators.stack = self._outer
