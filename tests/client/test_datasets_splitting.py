@@ -218,7 +218,8 @@ def test_features_and_labels_stay_together(strategy: Strategy) -> None:
     def step(batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         features, labels = batch
         assert features[:, 0].tolist() == (2 * labels).tolist()
-        return labels.sum()
+        return labels
 
-    totals = [strategy.reduce("sum", strategy.run(step, (x,))) for x in distributed]
+    results = [strategy.run(step, (x,)) for x in distributed]
+    totals = [strategy.reduce("sum", result, axis=0) for result in results]
     assert [total.item() for total in totals] == [6, 4]

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import stratagem
-from stratagem._options import CommunicationOptions
-from stratagem._replicas.reduction import place, reduce_nest
-from stratagem._replicas.threads import run_replicas
-from stratagem._strategies.local_updates import LocalUpdates
-from stratagem._variables.aggregating import AggregatingVariable
-from stratagem._variables.creators import NextCreator
-from stratagem._variables.variable import Variable
+from stratagem import Variable
 
 HOME = "/job:localhost/replica:0/task:0/device:CPU:0"
 
@@ -41,36 +36,58 @@ class TwoReplicas(stratagem.Strategy):
         super().__init__(_Extended(self, replicas))
 
 
-class _Extended(LocalUpdates):
+class _Extended(stratagem.StrategyExtended):
     def __init__(self, strategy: stratagem.Strategy, replicas: int) -> None:
         super().__init__(strategy)
-        self._replicas = replicas
+        self._devices = tuple(HOME[:-1] + str(index) for index in range(replicas))
 
     @property
     def worker_devices(self) -> Sequence[str]:
-        return tuple(HOME[:-1] + str(index) for index in range(self._replicas))
+        return self._devices
 
     @property
     def parameter_devices(self) -> Sequence[str]:
         return (HOME,)
 
-    def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
+    def _create_variable(
+        self, next_creator: Callable[..., Variable], **kwargs: Any
+    ) -> Variable:
         variable = next_creator(device=HOME, **kwargs)
-        if self._replicas == 1:
-            return variable
-        return AggregatingVariable(self._container_strategy(), variable)
+        return variable if len(self._devices) == 1 else self._share(variable)
 
     def _call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        strategy, devices = self._container_strategy(), self.worker_devices
-        return run_replicas(strategy, devices, fn, args, kwargs)
+        return self._run_replicas(self._devices, fn, args, kwargs)
 
     def _reduce_to(
         self,
         reduce_op: stratagem.ReduceOp,
         value: Any,
         destinations: Any,
-        options: CommunicationOptions | None,
+        options: stratagem.CommunicationOptions | None,
     ) -> Any:
-        return place(reduce_nest(reduce_op, value, self._replicas), destinations)
+        return self._reduce_nest(reduce_op, value, destinations)
+
+    def _update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        return self._run_update(HOME, partial(fn, var), args, kwargs, group)
+
+    def _update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        return self._run_update(HOME, fn, args, kwargs, group)
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Variable:
+        return min(var_list, key=lambda variable: variable.name)

@@ -10,6 +10,7 @@ import torch
 
 from stratagem._input.rounds import Round
 from stratagem._replicas.nests import map_leaves
+from stratagem._replicas.values import PerReplica
 from stratagem_proto.errors import OutOfRangeError
 
 
@@ -20,13 +21,24 @@ class LeafSpec:
     Attributes:
         kind: Its class.
         shape: Its shape, None if it has none; the first dimension of a tensor is
-            None, as batches may be short.
+            None, as batches may be short, and so is a ragged one.
         dtype: Its dtype, None if it has none.
     """
 
     kind: type
     shape: tuple[int | None, ...] | None = None
     dtype: torch.dtype | None = None
+
+    def is_compatible_with(self, value: Any) -> bool:
+        """Return whether a leaf has this form."""
+        other = _leaf_spec(value)
+        if (self.kind, self.dtype) != (other.kind, other.dtype):
+            return False
+        if self.shape is None or other.shape is None:
+            return self.shape is other.shape
+        sizes = zip(self.shape, other.shape, strict=False)
+        same = all(size in (None, found) for size, found in sizes)
+        return len(self.shape) == len(other.shape) and same
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,13 @@ class PerReplicaSpec:
     """
 
     specs: Sequence[Any]
+
+    def is_compatible_with(self, value: Any) -> bool:
+        """Return whether a `PerReplica` has components of these forms. Spec: VAL-9."""
+        if not isinstance(value, PerReplica) or len(value.values) != len(self.specs):
+            return False
+        pairs = zip(self.specs, value.values, strict=True)
+        return all(spec.is_compatible_with(part) for spec, part in pairs)
 
 
 def spec_of(rounds: Iterator[Round]) -> Any:
@@ -60,5 +79,5 @@ def spec_of(rounds: Iterator[Round]) -> Any:
 def _leaf_spec(leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return LeafSpec(type(leaf))
-    shape = (None, *leaf.shape[1:]) if leaf.dim() else ()
-    return LeafSpec(torch.Tensor, shape, leaf.dtype)
+    inner = (size if isinstance(size, int) else None for size in leaf.shape[1:])
+    return LeafSpec(torch.Tensor, (None, *inner) if leaf.dim() else (), leaf.dtype)

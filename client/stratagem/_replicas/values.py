@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
 
 from stratagem import _devices
 from stratagem._contexts.context import current_context, current_replica_id
-from stratagem._variables.operators import Operators, TensorStandIn
+from stratagem._replicas.device_access import DeviceAccess
+from stratagem._variables.operators import Operators
 from stratagem_proto.errors import InvalidArgumentError
 
 
-class DistributedValues(TensorStandIn):
+class DistributedValues(DeviceAccess):
     """One value per replica, in replica order.
 
     Args:
-        values: The components.
+        values: The components; or a mapping of devices to them, as up to 1.13.
 
     Spec: VAL-1.
     """
 
-    def __init__(self, values: Sequence[Any]) -> None:
+    def __init__(
+        self, values: Sequence[Any] | Mapping[str | torch.device, Any]
+    ) -> None:
+        if isinstance(values, Mapping):
+            self._device_names = tuple(map(_devices.canonicalize, values))
+            values = tuple(values.values())
         self._values = tuple(values)
 
     @property
@@ -57,6 +65,9 @@ class PerReplica(DistributedValues):
     It has no arithmetic: reduce it first, or use it in a replica function.
     Spec: VAL-4.
     """
+
+    without_rows: tuple[int, ...] = ()
+    """The replicas that had no data when they returned their component."""
 
     def _operand(self) -> Any:
         context = current_context()

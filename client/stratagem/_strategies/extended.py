@@ -15,6 +15,7 @@ from stratagem._contexts.context import (
 from stratagem._contexts.scope import entered
 from stratagem._enums import ReduceOp, reduce_op_from
 from stratagem._input.numpy_dataset import NumpyDataset
+from stratagem._replicas.without_rows import marked, replicas_without_rows
 from stratagem._strategies.hooks import StrategyHooks
 from stratagem._variables.creators import NextCreator, creator_scope
 from stratagem._variables.names import UniqueNames
@@ -23,7 +24,9 @@ from stratagem._variables.variable import Variable, VariableTraits
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from stratagem._input.iterator import DistributedIterator
     from stratagem._options import CommunicationOptions
+    from stratagem._strategies.multi_step import MultiStepContext
     from stratagem._strategies.strategy import Strategy
 
 
@@ -63,7 +66,9 @@ class StrategyExtended(StrategyHooks):
         require_cross_replica_or_default(self, "run")
         with entered(self._container_strategy()):
             self._before_replicas()
-            return self._call_for_each_replica(fn, args, kwargs or {})
+            results = self._call_for_each_replica(fn, args, kwargs or {})
+        empty = replicas_without_rows((args, kwargs))
+        return marked(results, empty) if empty else results
 
     def experimental_make_numpy_dataset(
         self, numpy_input: Any, session: object = None
@@ -87,6 +92,41 @@ class StrategyExtended(StrategyHooks):
         """
         require_cross_replica_or_default(self, "experimental_make_numpy_dataset")
         return NumpyDataset(numpy_input)
+
+    def experimental_run_steps_on_iterator(
+        self,
+        fn: Callable[[MultiStepContext, Any], Any],
+        iterator: DistributedIterator,
+        iterations: int = 1,
+        initial_loop_values: Any = None,
+    ) -> MultiStepContext:
+        """Call a step for several inputs, one after the other.
+
+        Args:
+            fn: The step, called in cross-replica context with a `MultiStepContext`
+                and one input, however nested; it usually calls `run`.
+            iterator: Gives an input for each step.
+            iterations: How many steps.
+            initial_loop_values: None; or values of the outputs before the first
+                step, which are of no use here.
+
+        Returns:
+            The context, with what the last step has set.
+
+        Raises:
+            OutOfRangeError: The data have ended.
+            InvalidArgumentError: There are not as many `initial_loop_values` as
+                outputs.
+            UnimplementedError: The strategy has no such loops.
+            ContextError: A replica is running, or another strategy is in charge.
+
+        Spec: EXT-19, CTX-A8, MSC-2 to MSC-13.
+        """
+        require_cross_replica_or_default(self, "experimental_run_steps_on_iterator")
+        with entered(self._container_strategy()):
+            return self._experimental_run_steps_on_iterator(
+                fn, iterator, iterations, initial_loop_values
+            )
 
     def _create_in_scope(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
         strategy = self._container_strategy()

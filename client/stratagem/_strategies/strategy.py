@@ -17,6 +17,7 @@ from stratagem._enums import ReduceOp, reduce_op_from
 from stratagem._options import RunOptions
 from stratagem._replicas.nests import leaves
 from stratagem._replicas.reduction import Axis
+from stratagem._replicas.without_rows import warn_of_replicas_without_rows
 from stratagem._strategies.checkpoints import CheckpointMethods
 from stratagem._strategies.datasets import DatasetMethods
 from stratagem._strategies.extended import StrategyExtended
@@ -115,6 +116,8 @@ class Strategy(CheckpointMethods, DatasetMethods, OldSpellings):
     ) -> Any:
         """Reduce a nest of values over replicas, to the current device.
 
+        Without an axis, it warns if a replica had no data when it returned its part.
+
         Args:
             reduce_op: The reduction.
             value: Typically what `run` returned.
@@ -135,6 +138,7 @@ class Strategy(CheckpointMethods, DatasetMethods, OldSpellings):
         """
         require_cross_replica_or_default(self._extended, "reduce")
         if axis is None:
+            warn_of_replicas_without_rows(value)
             return self._extended._reduce(reduce_op_from(reduce_op), value)
         if not isinstance(reduce_op, ReduceOp | str):
             raise InvalidTypeError(

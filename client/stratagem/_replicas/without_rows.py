@@ -1,0 +1,61 @@
+"""Replicas that had no data in a step, as at the end of a dataset."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import torch
+
+from stratagem._replicas.nests import leaves, map_leaves
+from stratagem._replicas.values import PerReplica
+
+
+def replicas_without_rows(arguments: Any) -> tuple[int, ...]:
+    """Return the replicas that get nothing but tensors of 0 rows.
+
+    Args:
+        arguments: What a replica function is called with; only `PerReplica` leaves
+            are looked at.
+    """
+    parts = [leaf.values for leaf in leaves(arguments) if type(leaf) is PerReplica]
+    return tuple(
+        index
+        for index, mine in enumerate(zip(*parts, strict=False))
+        if _all_empty(mine)
+    )
+
+
+def _all_empty(parts: tuple[Any, ...]) -> bool:
+    tensors = [part for part in parts if isinstance(part, torch.Tensor) and part.dim()]
+    return bool(tensors) and not any(tensor.shape[0] for tensor in tensors)
+
+
+def marked(results: Any, replicas: tuple[int, ...]) -> Any:
+    """Return `results` with the note that these replicas had no data."""
+
+    def noted(leaf: Any) -> Any:
+        if type(leaf) is not PerReplica:
+            return leaf
+        twin = copy.copy(leaf)
+        twin.without_rows = replicas
+        return twin
+
+    return map_leaves(noted, results)
+
+
+def warn_of_replicas_without_rows(value: Any) -> None:
+    """Warn if `value`, about to be reduced, is partly of replicas without data."""
+    noted = [leaf.without_rows for leaf in leaves(value) if type(leaf) is PerReplica]
+    for replicas in {replicas for replicas in noted if replicas}:
+        warnings.warn(
+            f"reduce(axis=None) takes in what replica {_listed(replicas)} returned "
+            "without having had any data; let the replica function keep the rows, and "
+            "pass axis=0 to weigh replicas by their rows",
+            stacklevel=3,
+        )
+
+
+def _listed(replicas: tuple[int, ...]) -> str:
+    return " and ".join(map(str, replicas))
