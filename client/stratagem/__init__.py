@@ -50,6 +50,7 @@ from stratagem._strategies import default as _default_strategy
 from stratagem._strategies.central_storage import CentralStorageStrategy
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.mirrored import MirroredStrategy
+from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._strategies.one_device import OneDeviceStrategy
 from stratagem._strategies.strategy import Strategy
 from stratagem._variables.indexed_slices import IndexedSlices
@@ -123,6 +124,7 @@ __all__ = [
     "MalformedStreamError",
     "Mirrored",
     "MirroredStrategy",
+    "MultiStepContext",
     "NcclAllReduce",
     "NotFoundError",
     "OneDeviceStrategy",

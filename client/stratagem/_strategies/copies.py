@@ -12,6 +12,7 @@ from torch.nn import Parameter
 
 from stratagem._devices import torch_device
 from stratagem._enums import ReduceOp
+from stratagem._input.iterator import DistributedIterator
 from stratagem._modules.adoption import Adoption
 from stratagem._optimizers.step import OptimizerStep, VariableGradients
 from stratagem._options import CommunicationOptions
@@ -20,6 +21,7 @@ from stratagem._replicas.nests import map_leaves, opened
 from stratagem._replicas.reduction import components
 from stratagem._replicas.values import Mirrored, PerReplica
 from stratagem._strategies.in_process import InProcessExtended
+from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._variables.local import LocalVariable
 from stratagem._variables.mirrored import MirroredVariable
 from stratagem._variables.updating import run_updates
@@ -141,6 +143,15 @@ class CopiesExtended(InProcessExtended):
         if not isinstance(tensor, torch.Tensor):
             return super()._broadcast_to(tensor, destinations)
         return self._cross_device_ops.broadcast(tensor, destinations)
+
+    def _experimental_run_steps_on_iterator(
+        self,
+        fn: Callable[[MultiStepContext, Any], Any],
+        iterator: DistributedIterator,
+        iterations: int,
+        initial_loop_values: Any,
+    ) -> MultiStepContext:
+        return self._run_steps(fn, iterator, iterations, initial_loop_values)
 
     def _update(
         self,

@@ -14,10 +14,10 @@ from stratagem._input.pipeline import function_pipeline, splitting_pipeline
 from stratagem._input.sharding import InputWorker
 from stratagem._options import InputContext
 from stratagem._replicas.gathering import gather
-from stratagem._replicas.nests import map_leaves, opened
-from stratagem._replicas.reduction import Axis, reduce_axes
+from stratagem._replicas.nests import leaves, map_leaves, opened
+from stratagem._replicas.reduction import Axis, combine, reduce_axes
 from stratagem._replicas.regroup import select_component
-from stratagem._replicas.values import DistributedValues
+from stratagem._replicas.values import DistributedValues, PerReplica
 from stratagem._strategies.primitives import StrategyPrimitives
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
     from stratagem._checkpoints.deferred import Restoration
     from stratagem._enums import ReduceOp
+    from stratagem._input.iterator import DistributedIterator
     from stratagem._input.options import AutoShardPolicy, InputOptions
     from stratagem._options import CommunicationOptions, ValueContext
+    from stratagem._strategies.multi_step import MultiStepContext
     from stratagem._variables.creators import NextCreator
     from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
@@ -146,6 +148,16 @@ class StrategyHooks(StrategyPrimitives):
         """Call `fn` once per replica; usually by `_run_replicas`."""
         raise self._missing("_call_for_each_replica")
 
+    def _experimental_run_steps_on_iterator(
+        self,
+        fn: Callable[[MultiStepContext, Any], Any],
+        iterator: DistributedIterator,
+        iterations: int,
+        initial_loop_values: Any,
+    ) -> MultiStepContext:
+        """Call a step for several inputs; usually by `_run_steps`."""
+        raise self._missing("_experimental_run_steps_on_iterator")
+
     def _reduce_to(
         self,
         reduce_op: ReduceOp,
@@ -182,8 +194,31 @@ class StrategyHooks(StrategyPrimitives):
 
     def _gather(self, value: Any, axis: int) -> Any:
         """Concatenate the components of each leaf on the current device."""
-        gathered = map_leaves(partial(gather, axis=axis), value)
+        joined = iter(self._gathered(leaves(value), axis))
+        gathered = map_leaves(lambda _: next(joined), value)
         return self._place_value(gathered, self._current_device())
+
+    def _gathered(self, values: Sequence[Any], axis: int) -> list[Any]:
+        """Concatenate the components of each value, where the first of them is."""
+        return [gather(value, axis) for value in values]
+
+    def _lengths_before(self, lengths: Sequence[int]) -> Sequence[int]:
+        """Return where in concatenations the parts of this process begin.
+
+        Args:
+            lengths: Of those parts.
+        """
+        return [0] * len(lengths)
+
+    def _combine_copies(self, reduce_op: ReduceOp, value: PerReplica) -> torch.Tensor:
+        """Reduce the copies of a variable, for a read."""
+        total = combine(reduce_op, value.values)
+        assert isinstance(total, torch.Tensor)
+        return total
+
+    def _of_first_replica(self, value: Any) -> Any:
+        """Return what the first of all replicas in sync has of a value."""
+        return self._local_results(value)[0]
 
     def _current_device(self) -> str:
         return _devices.current() or self._default_device or "/device:CPU:0"

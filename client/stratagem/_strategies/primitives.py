@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stratagem._enums import ReduceOp
+from stratagem._input.iterator import DistributedIterator
 from stratagem._replicas.reduction import place, reduce_nest
 from stratagem._replicas.threads import run_replicas
+from stratagem._strategies.multi_step import MultiStepContext, run_steps
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.updating import run_update
 from stratagem._variables.variable import Variable
@@ -98,6 +100,17 @@ class StrategyPrimitives:
         """
         strategy = self._container_strategy()
         return run_update(strategy, device, call, args, kwargs, group)
+
+    def _run_steps(
+        self,
+        fn: Callable[[MultiStepContext, Any], Any],
+        iterator: DistributedIterator,
+        iterations: int,
+        initial_loop_values: Any,
+    ) -> MultiStepContext:
+        """Loop, for `_experimental_run_steps_on_iterator`. Spec: MSC-2 to MSC-12."""
+        strategy = self._container_strategy()
+        return run_steps(strategy, fn, iterator, iterations, initial_loop_values)
 
     @property
     def _num_local_replicas(self) -> int:

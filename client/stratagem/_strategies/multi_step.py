@@ -1,0 +1,140 @@
+"""Loops of several steps behind one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from stratagem._contexts.context import get_replica_context, get_strategy
+from stratagem._enums import ReduceOp
+from stratagem._input.iterator import DistributedIterator
+from stratagem._replicas.nests import leaves
+from stratagem_proto.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from stratagem._strategies.strategy import Strategy
+
+
+class MultiStepContext:
+    """What a step of `extended.experimental_run_steps_on_iterator` reports to.
+
+    Spec: MSC-3 to MSC-8.
+    """
+
+    def __init__(self) -> None:
+        self._last_step_outputs: dict[str, Any] = {}
+        self._non_tensor_outputs: dict[str, Any] = {}
+
+    @property
+    def run_op(self) -> None:
+        """The operation that would run the loop in a graph: None."""
+
+    @property
+    def last_step_outputs(self) -> dict[str, Any]:
+        """What the last step has set, by name. Spec: MSC-8."""
+        return self._last_step_outputs
+
+    @property
+    def non_tensor_outputs(self) -> dict[str, Any]:
+        """What is no nest of tensors, by name."""
+        return self._non_tensor_outputs
+
+    def set_last_step_output(
+        self, name: str, output: Any, reduce_op: ReduceOp | str | None = None
+    ) -> None:
+        """Set an output that is of interest after the last step.
+
+        In a replica this is a merge call, which all replicas have to make.
+
+        Args:
+            name: Its name.
+            output: A tensor, or what `run` returned.
+            reduce_op: How the replicas' values become one; None, outside of
+                replicas only, leaves `output` as it is.
+
+        Raises:
+            InvalidArgumentError: A replica gives no `reduce_op`.
+
+        Spec: MSC-4, MSC-5.
+        """
+        replica = get_replica_context()
+        if replica is not None:
+            _require_reduction(name, reduce_op)
+            replica.merge_call(
+                lambda _, merged: self.set_last_step_output(name, merged, reduce_op),
+                (output,),
+            )
+        elif reduce_op is None:
+            self._last_step_outputs[name] = output
+        else:
+            reduced = get_strategy().reduce(reduce_op, output, axis=None)
+            self._last_step_outputs[name] = reduced
+
+    def set_non_tensor_output(self, name: str, output: Any) -> None:
+        """Set an output of any kind.
+
+        In a replica this is a merge call, which all replicas have to make; the
+        output is then the tuple of what each of them gives.
+
+        Args:
+            name: Its name.
+            output: Anything.
+
+        Spec: MSC-7.
+        """
+        replica = get_replica_context()
+        if replica is None:
+            self._non_tensor_outputs[name] = output
+            return
+
+        def set_all(strategy: Strategy, merged: Any) -> None:
+            outputs = strategy.experimental_local_results(merged)
+            self.set_non_tensor_output(name, outputs)
+
+        replica.merge_call(set_all, (output,))
+
+
+def _require_reduction(name: str, reduce_op: object) -> None:
+    if reduce_op is None:
+        raise InvalidArgumentError(
+            f"Output {name!r} is set by replicas, so reduce_op must say how their "
+            "values become one; set it outside of the replicas to keep them all"
+        )
+
+
+def run_steps(
+    strategy: Strategy,
+    fn: Callable[[MultiStepContext, Any], Any],
+    iterator: DistributedIterator,
+    iterations: int,
+    initial_loop_values: Any,
+) -> MultiStepContext:
+    """Call `fn(context, inputs)` for so many inputs.
+
+    Args:
+        strategy: The strategy, current in this thread, in cross-replica context.
+        fn: The step.
+        iterator: Gives the inputs.
+        iterations: How many.
+        initial_loop_values: None, or a nest with as many leaves as outputs.
+
+    Spec: MSC-2 to MSC-12.
+    """
+    context = MultiStepContext()
+    for _ in range(iterations):
+        fn(context, iterator.get_next())
+        if initial_loop_values is not None:
+            _require_as_many(strategy, initial_loop_values, context.last_step_outputs)
+    return context
+
+
+def _require_as_many(strategy: Strategy, initial: Any, outputs: dict[str, Any]) -> None:
+    """Check that a graph's loop could carry the outputs. Spec: MSC-10."""
+    parts = map(strategy.experimental_local_results, outputs.values())
+    given, needed = len(leaves(initial)), len(leaves(list(parts)))
+    if given != needed:
+        raise InvalidArgumentError(
+            f"initial_loop_values has {given} leaves, but the step set {needed} "
+            f"outputs, {', '.join(outputs)}: they don't have the same nested "
+            "structure; leave initial_loop_values out"
+        )
