@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
 from stratagem._modules.hosting import hosted_parameter
+from stratagem._modules.named_buffers import NamedBuffers
 from stratagem._modules.registry import Owner, ParameterRegistry
 from stratagem._modules.state_dicts import keep_fresh
 from stratagem._modules.watch import ModuleWatch
@@ -50,6 +51,9 @@ class ModuleAdopter:
         host: Makes variables of parameters: adds each to the registry. All
             workers call it with equal names in the same order.
         host_buffers: Takes care of the buffers of modules.
+
+    Attributes:
+        buffers: The buffers of the modules by name.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class ModuleAdopter:
         self._registry = registry
         self._host = host
         self._host_buffers = host_buffers
+        self.buffers = NamedBuffers(names)
         # By thread: a scope is open in one thread only.
         self._open: dict[int, tuple[ModuleWatch, str]] = {}
         self._lazy: list[Adoption] = []
@@ -116,6 +121,7 @@ class ModuleAdopter:
         gc.collect()
         roots = watch.drain()
         keep_fresh(roots)
+        self.buffers.add(prefix, roots)
         self._host_buffers(roots)
         return [self._named(prefix, one) for one in self._new(roots)]
 

@@ -65,6 +65,10 @@ class LocalOptimizers:
         for key, tensor in zip(keys, tensors, strict=True):
             self._state[key] = engine.state[tensor]
 
+    def names(self) -> list[str]:
+        """Return the names of the optimizers that have state."""
+        return sorted({optimizer for optimizer, _, _ in self._state})
+
     def slots(self, optimizer: str, variable: Variable) -> Slots:
         """Return copies of an optimizer's state for a variable; {} without any."""
         state = self._state.get((optimizer, variable.name, 0), {})

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from stratagem import _devices
 from stratagem._input.dataset import DistributedDataset
 from stratagem._input.per_replica_values import per_replica_values
@@ -23,8 +25,6 @@ from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
-    import torch
-
     from stratagem._checkpoints.deferred import Restoration
     from stratagem._enums import ReduceOp
     from stratagem._input.iterator import DistributedIterator

@@ -20,6 +20,7 @@ from stratagem._variables.creators import NextCreator
 from stratagem._variables.local import LocalVariable
 from stratagem._variables.mirrored import (
     MirroredVariable,
+    copy_name,
     require_mean_exists,
     require_supported,
 )
@@ -84,7 +85,7 @@ class _MirroredExtended(CopiesExtended):
         value = {"initial_value": first.value().detach(), "dtype": None, "shape": None}
         return [first] + [
             next_creator(
-                **{**kwargs, **value, "name": f"{first.name}/replica_{number}"},
+                **{**kwargs, **value, "name": copy_name(first.name, number)},
                 device=device,
             )
             for number, device in enumerate(others, start=1)

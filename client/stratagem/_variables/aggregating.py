@@ -8,7 +8,7 @@ import torch
 
 from stratagem._contexts.context import current_context, in_cross_replica_context
 from stratagem._variables.replica_writes import ReplicaWritten
-from stratagem._variables.variable import Variable, Write
+from stratagem._variables.variable import Variable, VariableTraits, Write
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
@@ -34,6 +34,13 @@ class AggregatingVariable(ReplicaWritten):
         self._leaves: dict[int, torch.Tensor] = {}
         self._join(strategy)
         variable._join(strategy, container=self)
+
+    def _copied(
+        self, strategy: Strategy | None, traits: VariableTraits, memo: dict[int, Any]
+    ) -> AggregatingVariable:
+        assert strategy is not None
+        variable = self._variable._copied(strategy, traits, memo)
+        return AggregatingVariable(strategy, variable)
 
     @property
     def only_copy(self) -> Variable:

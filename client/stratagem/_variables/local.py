@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +14,9 @@ from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.initial_values import initial_tensor, operand
 from stratagem._variables.variable import Variable, VariableTraits, Write
 from stratagem_proto.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from stratagem._strategies.strategy import Strategy
 
 
 class LocalVariable(Variable):
@@ -70,6 +74,14 @@ class LocalVariable(Variable):
         variable._device_name = device_name
         variable._leaf = leaf
         return variable
+
+    def _copied(
+        self, strategy: Strategy | None, traits: VariableTraits, memo: dict[int, Any]
+    ) -> LocalVariable:
+        leaf = copy.deepcopy(self._leaf, memo)
+        copied = LocalVariable.over(leaf, traits, self._device_name)
+        copied._strategy = strategy
+        return copied
 
     def follow(self, leaf: torch.Tensor) -> None:
         """Have `leaf` itself as the variable's tensor from now on."""

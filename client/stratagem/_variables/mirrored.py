@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stratagem import _devices
-from stratagem._contexts.context import current_context, updated_component, updating
+from stratagem._contexts.context import (
+    current_context,
+    require_strategy,
+    updated_component,
+    updating,
+)
 from stratagem._enums import VariableAggregation, VariableSynchronization
-from stratagem._replicas.regroup import select_component
-from stratagem._replicas.values import DistributedValues, PerReplica
+from stratagem._replicas.regroup import regroup, select_component
+from stratagem._replicas.values import DistributedValues, Mirrored, PerReplica
 from stratagem._variables.replica_writes import ReplicaWritten
-from stratagem._variables.variable import Variable, Write
+from stratagem._variables.variable import Variable, VariableTraits, Write
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -37,6 +43,17 @@ class CopiedVariable(ReplicaWritten):
         for copy in self._copies:
             copy._join(strategy, container=self)
 
+    def _copied(
+        self, strategy: Strategy | None, traits: VariableTraits, memo: dict[int, Any]
+    ) -> CopiedVariable:
+        assert strategy is not None
+        names = [copy_name(traits.name, number) for number in range(len(self._copies))]
+        copies = [
+            copy._copied(strategy, replace(traits, name=name), memo)
+            for copy, name in zip(self._copies, names, strict=True)
+        ]
+        return type(self)(strategy, copies)
+
     @property
     def values(self) -> tuple[Variable, ...]:
         return self._copies
@@ -56,6 +73,16 @@ class CopiedVariable(ReplicaWritten):
     @property
     def device_name(self) -> str:
         return self._copy().device_name
+
+    def read_value(self) -> torch.Tensor:
+        """Return a snapshot of the value, differentiable with respect to it.
+
+        Raises:
+            ContextError: Another strategy is in charge. Spec: CTX-A18.
+        """
+        if current_context() is not None and self._strategy is not None:
+            require_strategy(self._strategy)
+        return super().read_value()
 
     def _component(self) -> int | None:
         """Return the number of the copy that a replica or an update works on."""
@@ -80,7 +107,8 @@ class CopiedVariable(ReplicaWritten):
         return super()._target(function)
 
     def _write_from_replica(self, write: Write, value: Any) -> None:
-        if len(self._copies) == 1:
+        assert self._strategy is not None
+        if self._strategy.num_replicas_in_sync == 1:
             self._write_everywhere(write, value)
         else:
             super()._write_from_replica(write, value)
@@ -122,9 +150,28 @@ class MirroredVariable(CopiedVariable):
     def value(self) -> torch.Tensor:
         return self._copy().value()
 
+    def _saved_value(self) -> torch.Tensor:
+        return self._copies[0]._saved_value()
+
+    def _result(self) -> Any:
+        index = self._component()
+        if index is not None:
+            return self._copies[index]._saved_value()
+        return regroup([copy._saved_value() for copy in self._copies], Mirrored)
+
     def _write_copies(self, write: Write, value: Any) -> None:
         self._require_combinable(write)
         super()._write_copies(write, value)
+
+
+def copy_name(name: str, number: int) -> str:
+    """Return the name of a copy of a variable. Spec: VAR-3.
+
+    Args:
+        name: Name of the variable.
+        number: Which copy; the first has the name of the variable itself.
+    """
+    return f"{name}/replica_{number}" if number else name
 
 
 def require_supported(name: str, synchronization: VariableSynchronization) -> None:

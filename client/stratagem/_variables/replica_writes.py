@@ -78,16 +78,17 @@ class ReplicaWritten(Variable):
 
     def _combined(self, strategy: Strategy, value: Any) -> Any:
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return strategy.experimental_local_results(value)[0]
+            return strategy.extended._of_first_replica(value)
         op = ReduceOp.from_variable_aggregation(self.aggregation)
         return strategy.extended.reduce_to(op, self._as_operands(value), self)
 
     def _as_operands(self, value: Any) -> Any:
-        if not isinstance(value, PerReplica):
-            return value
-        return PerReplica(
-            [
-                v if isinstance(v, IndexedSlices) else operand(self, v)
-                for v in value.values
-            ]
-        )
+        if isinstance(value, PerReplica):
+            return PerReplica([self._as_operand(one) for one in value.values])
+        assert self._strategy is not None
+        # What the only replica of a worker writes is not wrapped.
+        alone = self._strategy.extended._num_local_replicas == 1
+        return self._as_operand(value) if alone else value
+
+    def _as_operand(self, value: Any) -> Any:
+        return value if isinstance(value, IndexedSlices) else operand(self, value)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from stratagem._enums import ReduceOp, VariableAggregation
-from stratagem._replicas.reduction import combine
 from stratagem._replicas.regroup import select_component
 from stratagem._replicas.values import PerReplica
 from stratagem._variables.indexed_slices import IndexedSlices
@@ -32,18 +31,25 @@ class SyncOnReadVariable(CopiedVariable):
         index = self._component()
         return self._combined_copies() if index is None else self._copies[index].value()
 
+    def _saved_value(self) -> torch.Tensor:
+        return self._combined_copies().detach().clone()
+
+    def _result(self) -> Any:
+        return self if self._component() is not None else self._saved_value()
+
     def _combined_copies(self) -> torch.Tensor:
         """Return what the copies amount to.
 
         Raises:
             InvalidArgumentError: There is no aggregation. Spec: VRD-4.
         """
+        assert self._strategy is not None
+        values = PerReplica([copy.value() for copy in self._copies])
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return self._copies[0].value()
+            first: torch.Tensor = self._strategy.extended._of_first_replica(values)
+            return first
         op = ReduceOp.from_variable_aggregation(self.aggregation)
-        total = combine(op, [copy.value() for copy in self._copies])
-        assert isinstance(total, torch.Tensor)
-        return total
+        return self._strategy.extended._combine_copies(op, values)
 
     def _write_from_replica(self, write: Write, value: Any) -> None:
         self._require_dense(write, value)
@@ -59,9 +65,11 @@ class SyncOnReadVariable(CopiedVariable):
         if write is not Write.ASSIGN:
             self._require_spreadable(write)
         spread = write is Write.ASSIGN and self.aggregation is VariableAggregation.SUM
+        assert self._strategy is not None
+        first = self._strategy.extended._first_replica_id
         for index, copy in enumerate(self._copies):
             one = self._converted(select_component(index, value))
-            copy._write(write, self._share(one, index) if spread else one)
+            copy._write(write, self._share(one, first + index) if spread else one)
 
     def _converted(self, value: Any) -> torch.Tensor:
         if isinstance(value, TensorStandIn):
@@ -69,8 +77,9 @@ class SyncOnReadVariable(CopiedVariable):
         return operand(self, torch.as_tensor(value).to(self.dtype))
 
     def _share(self, total: torch.Tensor, index: int) -> torch.Tensor:
-        """Return the part of `total` for one copy; the shares add up to it."""
-        count = len(self._copies)
+        """Return the part of `total` for a replica; the shares add up to it."""
+        assert self._strategy is not None
+        count = self._strategy.num_replicas_in_sync
         if total.is_floating_point() or total.is_complex():
             return total / count
         share = torch.div(total, count, rounding_mode="floor")

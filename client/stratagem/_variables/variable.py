@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -179,6 +179,23 @@ class Variable(Operators, metaclass=VariableType):
         """Return whether `value` returns exactly this tensor, in any replica."""
         return self.value() is tensor
 
+    def _saved_value(self) -> torch.Tensor:
+        """Return a snapshot of what is saved of it. Spec: VCK-1 to VCK-6."""
+        return self.value().detach().clone()
+
+    def _result(self) -> Any:
+        """Return what a write returns. Spec: VWR-20, VWR-21."""
+        return self
+
+    def _copied(
+        self, strategy: Strategy | None, traits: VariableTraits, memo: dict[int, Any]
+    ) -> Variable:
+        """Return an independent variable of `strategy` with an equal value."""
+        raise UnimplementedError(
+            f"Variable {self.name!r} cannot be deep-copied where it lives, on "
+            f"{self.device_name}; make another Variable of its read_value()"
+        )
+
     def _missing(self, member: str) -> UnimplementedError:
         return UnimplementedError(
             f"{type(self).__name__}.{member} must be implemented in descendants"
@@ -191,6 +208,20 @@ class Variable(Operators, metaclass=VariableType):
         self._strategy = strategy
         if container is not None:
             self._container_ref = weakref.ref(container)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        """Return an independent variable of the same strategy, with an equal value.
+
+        Its name is made unique by a suffix.
+        """
+        if self._strategy is None or id(self._strategy) in memo:
+            # All of the strategy is being copied, its names too.
+            return self._copied(memo.get(id(self._strategy)), self._traits, memo)
+        names = self._strategy.extended._names
+        traits = replace(self._traits, name=names.choose(self.name))
+        copied = self._copied(self._strategy, traits, memo)
+        names.record(traits.name, copied)
+        return copied
 
     @property
     def name(self) -> str:
@@ -261,7 +292,7 @@ class Variable(Operators, metaclass=VariableType):
         use_locking: bool = False,
         name: str | None = None,
         read_value: bool = True,
-    ) -> Variable | None:
+    ) -> Any:
         """Replace the value.
 
         In a replica context the values of all replicas are combined as
@@ -272,7 +303,13 @@ class Variable(Operators, metaclass=VariableType):
                 or list that can be converted to its dtype.
             use_locking: Accepted and ignored.
             name: Accepted and ignored.
-            read_value: Whether to return the variable; otherwise None.
+            read_value: Whether to return the new value; otherwise None.
+
+        Returns:
+            Something to be used as a tensor of the new value. With one copy it is
+            the variable. With several it is a snapshot: in a replica context a
+            tensor, otherwise `Mirrored`; of `synchronization=ON_READ` what a read
+            would give.
 
         Raises:
             InvalidArgumentError: Shape or dtype differ; or in a replica context
@@ -290,7 +327,7 @@ class Variable(Operators, metaclass=VariableType):
         use_locking: bool = False,
         name: str | None = None,
         read_value: bool = True,
-    ) -> Variable | None:
+    ) -> Any:
         """Add `value`; otherwise as `assign`. Spec: VWR-11."""
         return self._written(Write.ASSIGN_ADD, value, read_value)
 
@@ -300,11 +337,11 @@ class Variable(Operators, metaclass=VariableType):
         use_locking: bool = False,
         name: str | None = None,
         read_value: bool = True,
-    ) -> Variable | None:
+    ) -> Any:
         """Subtract `value`; otherwise as `assign`. Spec: VWR-11."""
         return self._written(Write.ASSIGN_SUB, value, read_value)
 
-    def scatter_add(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_add(self, sparse_delta: IndexedSlices) -> Any:
         """Add rows; repeated ones add up. Spec: VSC-1 to VSC-5.
 
         Args:
@@ -316,42 +353,42 @@ class Variable(Operators, metaclass=VariableType):
         """
         return self._scattered(Write.SCATTER_ADD, sparse_delta)
 
-    def scatter_sub(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_sub(self, sparse_delta: IndexedSlices) -> Any:
         """Subtract rows; otherwise as `scatter_add`."""
         return self._scattered(Write.SCATTER_SUB, sparse_delta)
 
-    def scatter_mul(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_mul(self, sparse_delta: IndexedSlices) -> Any:
         """Multiply rows; otherwise as `scatter_add`."""
         return self._scattered(Write.SCATTER_MUL, sparse_delta)
 
-    def scatter_div(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_div(self, sparse_delta: IndexedSlices) -> Any:
         """Divide rows; otherwise as `scatter_add`."""
         return self._scattered(Write.SCATTER_DIV, sparse_delta)
 
-    def scatter_min(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_min(self, sparse_delta: IndexedSlices) -> Any:
         """Take the smaller elements of rows; otherwise as `scatter_add`."""
         return self._scattered(Write.SCATTER_MIN, sparse_delta)
 
-    def scatter_max(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_max(self, sparse_delta: IndexedSlices) -> Any:
         """Take the larger elements of rows; otherwise as `scatter_add`."""
         return self._scattered(Write.SCATTER_MAX, sparse_delta)
 
-    def scatter_update(self, sparse_delta: IndexedSlices) -> Variable:
+    def scatter_update(self, sparse_delta: IndexedSlices) -> Any:
         """Replace rows; otherwise as `scatter_add`."""
         return self._scattered(Write.SCATTER_UPDATE, sparse_delta)
 
-    def _written(self, write: Write, value: Any, read_value: bool) -> Variable | None:
+    def _written(self, write: Write, value: Any, read_value: bool) -> Any:
         self._write(write, value)
-        return self if read_value else None
+        return self._result() if read_value else None
 
-    def _scattered(self, write: Write, delta: object) -> Variable:
+    def _scattered(self, write: Write, delta: object) -> Any:
         if not isinstance(delta, IndexedSlices):
             raise InvalidTypeError(
                 f"Variable {self.name!r}: {write.value} takes IndexedSlices, not "
                 f"{type(delta).__name__}; use assign for a whole tensor"
             )
         self._write(write, delta)
-        return self
+        return self._result()
 
     def _operand(self) -> torch.Tensor:
         return self.value()

@@ -1,0 +1,86 @@
+"""What a checkpoint has for variables that are made after it was restored."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+
+import torch
+
+from stratagem._checkpoints.entry import Entry
+from stratagem_proto.errors import FailedPreconditionError
+from stratagem_proto.optimizers import OPTIMIZERS
+
+Slots = dict[str, dict[str, torch.Tensor]]
+"""The state that optimizers have for one variable, by optimizer and torch's key."""
+
+_NUMBER = re.compile(r"_\d+$")
+
+
+def slot_name(variable: str, optimizer: str, key: str) -> str:
+    """Return the name that an optimizer's state for a variable has."""
+    return f"{variable}/{optimizer}/{key}"
+
+
+class DeferredState:
+    """The values of a checkpoint that nothing has taken yet."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, torch.Tensor] = {}
+
+    def replace(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Forget the values there are, and have others from now on."""
+        self._values = dict(values)
+
+    def names(self) -> list[str]:
+        """Return the names of the values."""
+        return sorted(self._values)
+
+    def restore(self, entry: Entry) -> None:
+        """Write to `entry` its value, if there is one, which is then taken.
+
+        Raises:
+            InvalidArgumentError: It does not fit.
+        """
+        if entry.name in self._values:
+            entry.require_fit(self._values[entry.name])
+            entry.write(self._values.pop(entry.name))
+
+    def take_slots(self, variable: str) -> Slots:
+        """Return the optimizers' state for a variable, and forget it."""
+        slots: Slots = defaultdict(dict)
+        for name in [name for name in self._values if name.startswith(f"{variable}/")]:
+            optimizer, _, key = name.removeprefix(f"{variable}/").partition("/")
+            if _NUMBER.sub("", optimizer) in OPTIMIZERS and key and "/" not in key:
+                slots[optimizer][key] = self._values.pop(name)
+        return slots
+
+
+class Restoration:
+    """What became of a checkpoint that was restored. Spec: CKP-2.
+
+    Args:
+        deferred: What nothing has taken yet.
+    """
+
+    def __init__(self, deferred: DeferredState) -> None:
+        self._deferred = deferred
+
+    @property
+    def unused(self) -> list[str]:
+        """The names for which nothing has been made so far."""
+        return self._deferred.names()
+
+    def assert_consumed(self) -> None:
+        """Check that everything in the checkpoint has been used.
+
+        Raises:
+            FailedPreconditionError: Something has not.
+        """
+        if self.unused:
+            raise FailedPreconditionError(
+                f"the checkpoint has {', '.join(map(repr, self.unused))}, for which "
+                "this program has made no variable; make it under the same name, or "
+                "leave the check out"
+            )
