@@ -10,6 +10,8 @@ from stratagem import config
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 
+pytest_plugins = ("tests.spec.without_rows",)
+
 TOKEN = "the cluster's secret"
 
 
