@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stratagem._enums import ReduceOp
-from stratagem._replicas.gathering import gather
 from stratagem._replicas.nests import leaves, map_leaves
 from stratagem._replicas.reduction import dimensions, place
 from stratagem._replicas.values import DistributedValues, PerReplica
@@ -68,18 +67,20 @@ class _AllGather(torch.autograd.Function):
 
 
 def _join(axis: int, strategy: Strategy, *merged: Any) -> tuple[list[Any], list[Any]]:
-    joined = [place(gather(value, axis), value) for value in merged]
-    return joined, [_starts(value, axis) for value in merged]
+    extended = strategy.extended
+    joined = extended._gathered(merged, axis)
+    lengths = [_lengths(value, axis) for value in merged]
+    before = extended._lengths_before([sum(length) for length in lengths])
+    starts = [_starts(*pair) for pair in zip(before, lengths, strict=True)]
+    return [place(*pair) for pair in zip(joined, merged, strict=True)], starts
 
 
-def _starts(value: Any, axis: int) -> Any:
+def _lengths(value: Any, axis: int) -> list[int]:
+    parts = value.values if isinstance(value, DistributedValues) else (value,)
+    return [part.shape[dimensions(part, axis)[0]] for part in parts]
+
+
+def _starts(before: int, lengths: Sequence[int]) -> Any:
     """Return where the part of each replica begins."""
-    if not isinstance(value, DistributedValues):
-        dimensions(value, axis)
-        return 0
-    lengths = [tensor.shape[axis] for tensor in value.values]
-    return PerReplica(_sums_before(lengths))
-
-
-def _sums_before(lengths: Sequence[int]) -> list[int]:
-    return [sum(lengths[:index]) for index in range(len(lengths))]
+    starts = [before + sum(lengths[:index]) for index in range(len(lengths))]
+    return PerReplica(starts) if len(starts) > 1 else before
