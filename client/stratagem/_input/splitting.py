@@ -19,7 +19,8 @@ def split(batch: Any, parts: int) -> list[Any]:
 
     Args:
         batch: A nest of tensors of shape [rows, ...], and of arrays of strings;
-            sparse and nested tensors do as well. None stays None in each part.
+            sparse_coo tensors and ragged ones, which are nested tensors of layout
+            torch.jagged, do as well. None stays None in each part.
         parts: How many.
 
     Returns:
@@ -27,7 +28,8 @@ def split(batch: Any, parts: int) -> list[Any]:
 
     Raises:
         UnbatchedInputError: A leaf has no first dimension.
-        InvalidArgumentError: Leaves differ in their numbers of rows.
+        InvalidArgumentError: Leaves differ in their numbers of rows, or have a
+            layout that cannot be split.
 
     Spec: INP-11 to INP-13, INP-20, INP-24, INP-25.
     """
@@ -73,13 +75,18 @@ def rows_in(batch: Any) -> int:
                 "which has no rows to share among several replicas; batch the dataset, "
                 "for instance by DataLoader(dataset, batch_size=...)"
             )
-    sizes = sorted({leaf.shape[0] for leaf in columns})
+    sizes = sorted({_row_count(leaf) for leaf in columns})
     if len(sizes) > 1:
         raise InvalidArgumentError(
             f"The leaves of a batch have {sizes} rows, so it cannot be split between "
             "replicas; let all of them have the same number"
         )
-    return int(sizes[0]) if sizes else 0
+    return sizes[0] if sizes else 0
+
+
+def _row_count(leaf: Any) -> int:
+    # A nested tensor that is not jagged has no shape to ask.
+    return int(leaf.size(0)) if isinstance(leaf, torch.Tensor) else len(leaf)
 
 
 def _rows_between(batch: Any, start: int, end: int) -> Any:
@@ -94,15 +101,23 @@ def _leaf_rows(leaf: Any, start: int, end: int) -> Any:
         return leaf[start:end]
     if leaf.layout is torch.sparse_coo:
         return leaf.narrow_copy(0, start, end - start)
-    if leaf.layout is torch.jagged:
+    if leaf.layout is torch.jagged and leaf._ragged_idx == 1:
         return _ragged_rows(leaf, start, end)
-    return leaf.narrow(0, start, end - start)
+    if leaf.layout is torch.strided and not leaf.is_nested:
+        return leaf.narrow(0, start, end - start)
+    raise InvalidArgumentError(
+        f"A {'nested ' * leaf.is_nested}tensor of layout {leaf.layout} cannot be split "
+        "between replicas; make it dense, sparse_coo, or a nested tensor of layout "
+        "torch.jagged that is ragged in its second dimension"
+    )
 
 
-def _ragged_rows(ragged: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    # torch slices no nested tensor along the batch, so it is cut by its parts.
-    offsets = ragged.offsets()  # type: ignore[attr-defined]
-    values = ragged.values()[offsets[start] : offsets[end]]
+def _ragged_rows(ragged: Any, start: int, end: int) -> torch.Tensor:
+    # torch slices no nested tensor along the batch, so it is cut by its parts. Those
+    # of a narrowed one have gaps between them.
+    whole = ragged if ragged.lengths() is None else ragged.contiguous()
+    offsets = whole.offsets()
+    values = whole.values()[offsets[start] : offsets[end]]
     return torch.nested.nested_tensor_from_jagged(
         values, offsets[start : end + 1] - offsets[start]
     )

@@ -1,4 +1,4 @@
-"""Input options under every strategy: section 10.4 of the behaviour."""
+"""Input options under every strategy."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def counted(context: InputContext) -> list[torch.Tensor]:
     return [torch.tensor([10 * pipeline + k]) for k in range(4 + pipeline)]
 
 
+@pytest.mark.spec("ENU-11")
 def test_options_have_the_defaults_of_tensorflow() -> None:
-    """ENU-11: a None for the first field is stored as True."""
     assert InputOptions() == (True, InputReplicationMode.PER_WORKER, False, 1)
     assert InputOptions(None).experimental_fetch_to_device is True
     assert InputOptions(False).experimental_fetch_to_device is False
@@ -37,13 +37,13 @@ def test_options_have_the_defaults_of_tensorflow() -> None:
     assert replaced == InputOptions(experimental_per_replica_buffer_size=3)
 
 
+@pytest.mark.spec("ENU-5")
 def test_replication_modes_are_named() -> None:
-    """ENU-5."""
     assert [mode.name for mode in InputReplicationMode] == ["PER_WORKER", "PER_REPLICA"]
 
 
+@pytest.mark.spec("INP-30")
 def test_by_default_the_function_is_called_per_worker(strategy: Strategy) -> None:
-    """INP-30."""
     told: list[InputContext] = []
 
     def dataset_fn(context: InputContext) -> Any:
@@ -55,8 +55,8 @@ def test_by_default_the_function_is_called_per_worker(strategy: Strategy) -> Non
     assert told == [InputContext(1, 0, 2)]
 
 
+@pytest.mark.spec("INP-30", "INP-36")
 def test_elements_go_to_the_devices_of_their_replicas() -> None:
-    """INP-30, INP-36: unless they are to stay on the host."""
     worker = InputWorker(InputContext(1, 0, 2), (torch.device("meta"),) * 2)
     fetched = splitting_pipeline(batches(4, 4), worker)
     assert fetched.depth == 1
@@ -65,8 +65,8 @@ def test_elements_go_to_the_devices_of_their_replicas() -> None:
     assert {part.device.type for part in next(kept.open()).parts} == {"cpu"}
 
 
+@pytest.mark.spec("INP-31")
 def test_a_dataset_cannot_be_placed_for_a_worker(strategy: Strategy) -> None:
-    """INP-31: ValueError “must also specify `PER_REPLICA`”; else ignored."""
     options = InputOptions(experimental_place_dataset_on_device=True)
     with pytest.raises(ValueError, match="must also specify `PER_REPLICA`"):
         strategy.distribute_datasets_from_function(counted, options)
@@ -74,8 +74,8 @@ def test_a_dataset_cannot_be_placed_for_a_worker(strategy: Strategy) -> None:
     assert steps(distributed) == [[[0], [1]]]
 
 
+@pytest.mark.spec("INP-32")
 def test_a_placed_dataset_needs_no_fetching(strategy: Strategy) -> None:
-    """INP-32: ValueError “can not be set to True when”."""
     options = InputOptions(True, PER_REPLICA, True)
     with pytest.raises(ValueError, match="can not be set to True when"):
         strategy.distribute_datasets_from_function(counted, options)
@@ -84,8 +84,8 @@ def test_a_placed_dataset_needs_no_fetching(strategy: Strategy) -> None:
     assert steps(distributed)[0] == [[0], [10]]
 
 
+@pytest.mark.spec("INP-33", "INP-34")
 def test_one_dataset_cannot_be_split_per_replica(strategy: Strategy) -> None:
-    """INP-33, INP-34: NotImplementedError “only supported in”; the rest is accepted."""
     options = InputOptions(experimental_replication_mode=PER_REPLICA)
     with pytest.raises(UnimplementedError, match="only supported in"):
         strategy.experimental_distribute_dataset(batches(2, 2), options)
@@ -94,8 +94,8 @@ def test_one_dataset_cannot_be_split_per_replica(strategy: Strategy) -> None:
     assert steps(distributed) == [[[0], [1]]]
 
 
+@pytest.mark.spec("INP-35")
 def test_each_replica_may_have_a_pipeline_of_its_own(strategy: Strategy) -> None:
-    """INP-35: called once per replica; the shorter one is padded (INP-27)."""
     told: list[InputContext] = []
 
     def dataset_fn(context: InputContext) -> Any:
@@ -115,8 +115,8 @@ def test_each_replica_may_have_a_pipeline_of_its_own(strategy: Strategy) -> None
     assert len(distributed) == 5
 
 
+@pytest.mark.spec("INP-36")
 def test_not_fetching_changes_the_placement_alone(strategy: Strategy) -> None:
-    """INP-36: the function is called once all the same."""
     calls: list[InputContext] = []
 
     def dataset_fn(context: InputContext) -> Any:
@@ -129,19 +129,19 @@ def test_not_fetching_changes_the_placement_alone(strategy: Strategy) -> None:
     assert len(calls) == 1
 
 
+@pytest.mark.spec("INP-37")
 @pytest.mark.parametrize("size", [0, 1, 5])
 def test_the_buffer_size_does_not_change_the_values(
     strategy: Strategy, size: int
 ) -> None:
-    """INP-37: prefetch depth only."""
     options = InputOptions(experimental_per_replica_buffer_size=size)
     distributed = strategy.experimental_distribute_dataset(batches(10, 4), options)
     expected = strategy.experimental_distribute_dataset(batches(10, 4))
     assert steps(distributed) == steps(expected)
 
 
+@pytest.mark.spec("INP-37")
 def test_a_buffer_size_is_not_negative(strategy: Strategy) -> None:
-    """INP-37."""
     options = InputOptions(experimental_per_replica_buffer_size=-1)
     with pytest.raises(ValueError, match=">=0, not -1"):
         strategy.experimental_distribute_dataset(batches(2, 2), options)
@@ -149,11 +149,12 @@ def test_a_buffer_size_is_not_negative(strategy: Strategy) -> None:
         strategy.distribute_datasets_from_function(counted, options)
 
 
+@pytest.mark.spec("INP-30")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("depth", [0, 2])
 def test_elements_arrive_on_the_gpu_with_their_values(depth: int) -> None:
-    """INP-30: through pinned memory, read ahead or not."""
+    """They go through pinned memory, read ahead or not."""
     gpu = torch.device("cuda", 0)
     worker = InputWorker(InputContext(1, 0, 2), (gpu, gpu))
     options = InputOptions(experimental_per_replica_buffer_size=depth)

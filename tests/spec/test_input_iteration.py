@@ -1,7 +1,8 @@
-"""Distributed datasets and their iterators: section 10.5 of the behaviour."""
+"""Distributed datasets and their iterators."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -32,10 +33,10 @@ def options(request: pytest.FixtureRequest) -> InputOptions:
     return InputOptions(experimental_per_replica_buffer_size=request.param)
 
 
+@pytest.mark.spec("INP-40")
 def test_each_iterator_starts_from_the_beginning(
     strategy: TwoReplicas, options: InputOptions
 ) -> None:
-    """INP-40: several may be live."""
     distributed = strategy.experimental_distribute_dataset(batches(6, 2), options)
     assert isinstance(distributed, DistributedDataset)
     first, second = iter(distributed), iter(distributed)
@@ -48,10 +49,10 @@ def test_each_iterator_starts_from_the_beginning(
     ]
 
 
+@pytest.mark.spec("INP-41")
 def test_a_step_is_a_nest_of_per_replica_values(
     strategy: TwoReplicas, options: InputOptions
 ) -> None:
-    """INP-41: plain tensors for one replica; StopIteration at the end."""
     iterator = iter(strategy.experimental_distribute_dataset(pairs(2, 2), options))
     features, labels = next(iterator)
     assert isinstance(features, PerReplica)
@@ -62,25 +63,25 @@ def test_a_step_is_a_nest_of_per_replica_values(
             next(iterator)
 
 
+@pytest.mark.spec("INP-41", "OD-3")
 def test_one_replica_gets_plain_tensors(options: InputOptions) -> None:
-    """INP-41, OD-3."""
     (value,) = TwoReplicas(1).experimental_distribute_dataset(batches(2, 2), options)
     assert type(value) is torch.Tensor
     assert value.tolist() == [0, 1]
 
 
+@pytest.mark.spec("INP-41", "INP-11")
 def test_a_loop_squares_what_it_is_given(strategy: TwoReplicas) -> None:
-    """INP-41, INP-11: [5,6,7,8].batch(2), square → [25,36],[49,64]."""
     dataset = [torch.tensor([5.0, 6.0]), torch.tensor([7.0, 8.0])]
     distributed = strategy.experimental_distribute_dataset(dataset)
     squares = [strategy.run(lambda x: x * x, (x,)) for x in distributed]
     assert steps(squares) == [[[25], [36]], [[49], [64]]]
 
 
+@pytest.mark.spec("INP-42")
 def test_get_next_ends_with_an_error(
     strategy: TwoReplicas, options: InputOptions
 ) -> None:
-    """INP-42: a loop of next ends with OutOfRangeError after all were summed: 26."""
     dataset = [torch.tensor([5.0, 6.0]), torch.tensor([7.0, 8.0])]
     iterator = iter(strategy.experimental_distribute_dataset(dataset, options))
     total = torch.zeros(())
@@ -92,8 +93,8 @@ def test_get_next_ends_with_an_error(
         iterator.get_next()
 
 
+@pytest.mark.spec("INP-43")
 def test_an_optional_ends_a_loop(strategy: TwoReplicas, options: InputOptions) -> None:
-    """INP-43: has_value is False on exhaustion of all."""
     iterator = iter(strategy.experimental_distribute_dataset(batches(3, 2), options))
     seen = []
     optional = iterator.get_next_as_optional()
@@ -105,9 +106,9 @@ def test_an_optional_ends_a_loop(strategy: TwoReplicas, options: InputOptions) -
         optional.get_value()
 
 
+@pytest.mark.spec("INP-44", "RUN-6")
 @pytest.mark.parametrize("method", ["__next__", "get_next", "get_next_as_optional"])
 def test_a_replica_cannot_ask_for_input(strategy: TwoReplicas, method: str) -> None:
-    """INP-44, RUN-6: ValueError “should be called from outside of replica_fn”."""
     iterator = iter(strategy.experimental_distribute_dataset(batches(4, 2)))
 
     def replica_fn(argument: Any) -> None:
@@ -118,8 +119,8 @@ def test_a_replica_cannot_ask_for_input(strategy: TwoReplicas, method: str) -> N
     assert shares(next(iterator)) == [[0], [1]]
 
 
+@pytest.mark.spec("INP-44", "CTX-33")
 def test_input_is_for_one_strategy(strategy: TwoReplicas) -> None:
-    """INP-44, CTX-33: not in the scope of another."""
     iterator = iter(strategy.experimental_distribute_dataset(batches(4, 2)))
     with strategy.scope():
         assert shares(next(iterator)) == [[0], [1]]
@@ -127,8 +128,8 @@ def test_input_is_for_one_strategy(strategy: TwoReplicas) -> None:
         next(iterator)
 
 
+@pytest.mark.spec("INP-45")
 def test_the_spec_of_an_element_tells_its_form(strategy: TwoReplicas) -> None:
-    """INP-45: a nest of per-replica specs with batch dim None."""
     distributed = strategy.experimental_distribute_dataset(pairs(4, 4))
     for spec in (distributed.element_spec, iter(distributed).element_spec):
         features, labels = spec
@@ -138,20 +139,35 @@ def test_the_spec_of_an_element_tells_its_form(strategy: TwoReplicas) -> None:
     assert alone.element_spec.shape == (None,)
 
 
+@pytest.mark.spec("INP-45")
 def test_asking_for_the_spec_leaves_the_order_alone(strategy: TwoReplicas) -> None:
-    """INP-45: a loader that shuffles draws from torch's generator."""
+    """A loader that shuffles draws from torch's generator, or from its own."""
     orders = []
-    for ask in (False, True):
+    for ask, own in itertools.product((False, True), (False, True)):
         torch.manual_seed(7)
-        dataset = strategy.experimental_distribute_dataset(batches(8, 8, shuffle=True))
+        generator = torch.Generator().manual_seed(2) if own else None
+        loader = batches(8, 8, shuffle=True, generator=generator)
+        dataset = strategy.experimental_distribute_dataset(loader)
         if ask:
             assert dataset.element_spec.specs[0].shape == (None,)
         orders.append(steps(dataset))
-    assert orders[0] == orders[1]
+    assert orders[:2] == orders[2:]
+    assert orders[0] != orders[1]
 
 
+@pytest.mark.spec("INP-45")
+def test_the_spec_of_a_ragged_tensor_leaves_the_ragged_size_open() -> None:
+    rows = [torch.ones(2, 5), torch.ones(3, 5)]
+    ragged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    distributed = TwoReplicas().experimental_distribute_dataset([ragged])
+    assert [spec.shape for spec in distributed.element_spec.specs] == [
+        (None, None, 5),
+        (None, None, 5),
+    ]
+
+
+@pytest.mark.spec("INP-45", "INP-27")
 def test_an_empty_dataset_has_no_spec_and_no_steps(strategy: TwoReplicas) -> None:
-    """INP-45, INP-27."""
     distributed = strategy.experimental_distribute_dataset([])
     assert distributed
     assert steps(distributed) == []
@@ -159,8 +175,8 @@ def test_an_empty_dataset_has_no_spec_and_no_steps(strategy: TwoReplicas) -> Non
         _ = distributed.element_spec
 
 
+@pytest.mark.spec("INP-46")
 def test_a_dataset_is_folded_over_its_steps(strategy: TwoReplicas) -> None:
-    """INP-46."""
     distributed = strategy.experimental_distribute_dataset(batches(6, 4))
 
     def add(total: int, value: PerReplica) -> int:
@@ -169,8 +185,8 @@ def test_a_dataset_is_folded_over_its_steps(strategy: TwoReplicas) -> None:
     assert distributed.reduce(100, add) == 115
 
 
+@pytest.mark.spec("INP-47")
 def test_a_dataset_knows_its_number_of_steps(strategy: TwoReplicas) -> None:
-    """INP-47: number of steps, UNKNOWN=-2."""
     split = strategy.experimental_distribute_dataset(batches(10, 4))
     assert (len(split), split.cardinality) == (3, 3)
     dealt = strategy.distribute_datasets_from_function(lambda _: batches(10, 2))
@@ -181,10 +197,10 @@ def test_a_dataset_knows_its_number_of_steps(strategy: TwoReplicas) -> None:
         len(streamed)
 
 
+@pytest.mark.spec("INP-48")
 def test_a_loader_that_shuffles_does_so_in_each_epoch(
     strategy: TwoReplicas, options: InputOptions
 ) -> None:
-    """INP-48: and a list gives the same order again."""
     torch.manual_seed(0)
     shuffled = batches(64, 64, shuffle=True)
     distributed = strategy.experimental_distribute_dataset(shuffled, options)
@@ -196,15 +212,15 @@ def test_a_loader_that_shuffles_does_so_in_each_epoch(
     assert steps(fixed) == steps(fixed)
 
 
+@pytest.mark.spec("INP-48")
 def test_a_loader_with_processes_can_be_distributed(strategy: TwoReplicas) -> None:
-    """INP-48: each epoch starts them again."""
     loader = batches(4, 2, num_workers=1, multiprocessing_context="spawn")
     distributed = strategy.experimental_distribute_dataset(loader)
     assert steps(distributed) == [[[0], [1]], [[2], [3]]]
 
 
+@pytest.mark.spec("INP-49")
 def test_datasets_and_iterators_pass_through_replicas(strategy: TwoReplicas) -> None:
-    """INP-49: allowed as argument and return."""
     distributed = strategy.experimental_distribute_dataset(batches(2, 2))
     iterator = iter(distributed)
 
@@ -216,8 +232,8 @@ def test_datasets_and_iterators_pass_through_replicas(strategy: TwoReplicas) -> 
     assert returned["iterator"] is iterator
 
 
+@pytest.mark.spec("INP-27")
 def test_replicas_without_data_still_take_part(strategy: TwoReplicas) -> None:
-    """INP-27: [5].batch(2): the second replica gets empty; fixed-size outputs."""
     (value,) = strategy.experimental_distribute_dataset([torch.tensor([5.0])])
 
     def replica_fn(x: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -231,22 +247,22 @@ def test_replicas_without_data_still_take_part(strategy: TwoReplicas) -> None:
     assert strategy.reduce("mean", value, axis=0) == 5
 
 
+@pytest.mark.spec("INP-11", "RED-9")
 def test_means_weigh_rows_not_replicas(strategy: TwoReplicas) -> None:
-    """INP-11, RED-9: [5,6,7] split 2+1: MEAN axis 0 = 6."""
     (value,) = strategy.experimental_distribute_dataset([torch.tensor([5.0, 6.0, 7.0])])
     assert strategy.reduce("mean", value, axis=0) == 6
 
 
+@pytest.mark.spec("DEF-4")
 def test_the_default_strategy_changes_nothing() -> None:
-    """DEF-4: the same object; any options ignored."""
     default, dataset = get_strategy(), [1, 2]
     assert default.experimental_distribute_dataset(dataset) is dataset
     options = InputOptions(experimental_per_replica_buffer_size=-1)
     assert default.experimental_distribute_dataset(dataset, options) is dataset
 
 
+@pytest.mark.spec("DEF-5")
 def test_the_default_strategy_calls_dataset_functions() -> None:
-    """DEF-5: called with an InputContext, result returned."""
     default, told = get_strategy(), []
 
     def dataset_fn(context: Any) -> Any:

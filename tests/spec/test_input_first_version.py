@@ -55,15 +55,15 @@ def rest(iterator: InputIterator) -> list[Any]:
     return values
 
 
+@pytest.mark.spec("STR-30", "INP-3")
 def test_a_dataset_iterator_splits_global_batches(strategy: TwoReplicas) -> None:
-    """STR-30, INP-3: as INP-1."""
     iterator = dataset_iterator(strategy, batches(5, 4))
     assert isinstance(iterator, InputIterator)
     assert rest(iterator) == [[[0, 1], [2, 3]], [[4], []]]
 
 
+@pytest.mark.spec("INP-49b")
 def test_an_iterator_can_be_started_again(strategy: TwoReplicas) -> None:
-    """INP-49b: the next `get_next` restarts; initialize() first is optional."""
     iterator = dataset_iterator(strategy, batches(4, 2))
     assert iterator.initialize() == []
     assert shares(iterator.get_next()) == [[0], [1]]
@@ -73,23 +73,23 @@ def test_an_iterator_can_be_started_again(strategy: TwoReplicas) -> None:
     assert rest(iterator) == [[[0], [1]], [[2], [3]]]
 
 
+@pytest.mark.spec("INP-49b")
 def test_an_iterator_tells_the_form_of_its_elements(strategy: TwoReplicas) -> None:
-    """INP-49b: `output_shapes/types/classes`."""
     iterator = dataset_iterator(strategy, pairs(4, 2))
     assert tuple(iterator.output_shapes) == ((None, 2), (None,))
     assert tuple(iterator.output_types) == (torch.float32, torch.int64)
     assert tuple(iterator.output_classes) == (torch.Tensor, torch.Tensor)
 
 
+@pytest.mark.spec("INP-23", "INP-22")
 def test_a_dataset_iterator_needs_batches(strategy: TwoReplicas) -> None:
-    """INP-23, INP-22: ValueError; a batch that is uneven is split by INP-11."""
     with pytest.raises(ValueError, match="Unable to get batched dataset"):
         dataset_iterator(strategy, [1, 2]).get_next()
     assert rest(dataset_iterator(strategy, batches(3, 3))) == [[[0, 1], [2]]]
 
 
+@pytest.mark.spec("STR-31", "INP-4", "INP-49c", "INP-49d")
 def test_an_input_function_is_told_its_context(strategy: TwoReplicas) -> None:
-    """STR-31, INP-4, INP-49c, INP-49d: called once per input worker, not split."""
     told = []
 
     def input_fn(context: InputContext) -> Any:
@@ -104,11 +104,11 @@ def test_an_input_function_is_told_its_context(strategy: TwoReplicas) -> None:
     assert len(told) == 1
 
 
+@pytest.mark.spec("INP-49c")
 @pytest.mark.parametrize("error", [StopIteration, OutOfRangeError])
 def test_an_input_function_may_return_a_callable(
     strategy: TwoReplicas, error: type[Exception]
 ) -> None:
-    """INP-49c: a callable giving one element per call."""
     numbers = itertools.count()
 
     def element() -> torch.Tensor:
@@ -121,8 +121,8 @@ def test_an_input_function_may_return_a_callable(
     assert rest(iterator) == [[[0], [1]], [[2], [3]]]
 
 
+@pytest.mark.spec("INP-49c")
 def test_a_generator_function_is_a_dataset(strategy: TwoReplicas) -> None:
-    """INP-49c."""
 
     def elements() -> Any:
         yield from (torch.tensor([k]) for k in range(2))
@@ -130,31 +130,31 @@ def test_a_generator_function_is_a_dataset(strategy: TwoReplicas) -> None:
     assert rest(input_fn_iterator(strategy, lambda context: elements)) == [[[0], [1]]]
 
 
+@pytest.mark.spec("INP-30b")
 def test_incomplete_rounds_are_dropped(strategy: TwoReplicas) -> None:
-    """INP-30b."""
     iterator = input_fn_iterator(strategy, lambda context: batches(5, 1))
     assert rest(iterator) == [[[0], [1]], [[2], [3]]]
 
 
+@pytest.mark.spec("INP-49c")
 @pytest.mark.parametrize("returned", [3, None, torch.ones(2), "text", iter([1])])
 def test_an_input_function_returns_a_dataset_or_a_callable(
     strategy: TwoReplicas, returned: object
 ) -> None:
-    """INP-49c: ValueError “must return a tf.data.Dataset or a callable”."""
     with pytest.raises(ValueError, match=r"must return a tf\.data\.Dataset or a call"):
         input_fn_iterator(strategy, lambda context: returned)
 
 
+@pytest.mark.spec("INP-49c")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_input_functions_are_for_workers(strategy: TwoReplicas) -> None:
-    """INP-49c: mode other than PER_WORKER → ValueError “not supported”."""
     mode = InputReplicationMode.PER_REPLICA
     with pytest.raises(ValueError, match="not supported"):
         strategy.make_input_fn_iterator(lambda context: [1], mode)
 
 
+@pytest.mark.spec("STR-22")
 def test_a_run_takes_one_input_as_one_argument(strategy: TwoReplicas) -> None:
-    """STR-22: exactly one `get_next()`; a tuple is not unpacked; OutOfRangeError."""
     iterator = dataset_iterator(strategy, pairs(4, 2))
 
     def fn(batch: Any) -> torch.Tensor:
@@ -168,8 +168,8 @@ def test_a_run_takes_one_input_as_one_argument(strategy: TwoReplicas) -> None:
         run(strategy, fn, iterator)
 
 
+@pytest.mark.spec("STR-22")
 def test_input_is_asked_for_inside_the_scope(strategy: TwoReplicas) -> None:
-    """STR-22."""
     seen = []
 
     def elements() -> Any:
@@ -180,13 +180,13 @@ def test_input_is_asked_for_inside_the_scope(strategy: TwoReplicas) -> None:
     assert seen == [(strategy, True)]
 
 
+@pytest.mark.spec("STR-22")
 def test_a_run_needs_no_input(strategy: TwoReplicas) -> None:
-    """STR-22: without: `fn()`."""
     assert run(strategy, lambda: 5) == 5
 
 
+@pytest.mark.spec("DEF-7")
 def test_the_default_strategy_has_plain_iterators() -> None:
-    """DEF-7: get_next, get_next_as_optional, initialize, initializer."""
     default = get_strategy()
     for iterator in (
         dataset_iterator(default, batches(2, 1)),
@@ -199,8 +199,8 @@ def test_the_default_strategy_has_plain_iterators() -> None:
         assert not iterator.get_next_as_optional().has_value()
 
 
+@pytest.mark.spec("STR-32", "EXT-18", "INP-50")
 def test_rows_of_arrays_become_a_dataset(strategy: TwoReplicas) -> None:
-    """STR-32, EXT-18, INP-50: arrays → dataset rows; works with batching and run."""
     array = np.arange(4.0, dtype=np.float32)
     with warns_to_use("experimental_distribute_dataset, with a DataLoader"):
         dataset = strategy.experimental_make_numpy_dataset(array)
@@ -211,8 +211,8 @@ def test_rows_of_arrays_become_a_dataset(strategy: TwoReplicas) -> None:
     assert [shares(value) for value in doubled] == [[[0], [2]], [[4], [6]]]
 
 
+@pytest.mark.spec("INP-50")
 def test_structures_of_arrays_are_kept_and_lists_stacked(strategy: TwoReplicas) -> None:
-    """INP-50: tuple/dict kept; a list of arrays is stacked into one array."""
     extended = strategy.extended
     both = {
         "x": (np.arange(6).reshape(3, 2), np.ones(3)),
@@ -229,10 +229,10 @@ def test_structures_of_arrays_are_kept_and_lists_stacked(strategy: TwoReplicas) 
         _ = stacked[2]
 
 
+@pytest.mark.spec("INP-50")
 @pytest.mark.parametrize("arrays", [(np.ones(2), np.ones(3)), np.float32(1), {}])
 def test_arrays_of_a_dataset_have_equally_many_rows(
     strategy: TwoReplicas, arrays: Any
 ) -> None:
-    """INP-50."""
     with pytest.raises(ValueError, match="rows"):
         strategy.extended.experimental_make_numpy_dataset(arrays)

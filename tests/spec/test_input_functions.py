@@ -28,27 +28,27 @@ def dealt(strategy: Strategy, dataset: Any) -> list[list[Any]]:
     return steps(strategy.distribute_datasets_from_function(lambda context: dataset))
 
 
+@pytest.mark.spec("INP-2", "STR-35")
 def test_each_element_is_the_batch_of_one_replica(strategy: Strategy) -> None:
-    """INP-2, STR-35: batched by the per-replica size; not split."""
     assert dealt(strategy, batches(8, 2)) == [
         [[0, 1], [2, 3]],
         [[4, 5], [6, 7]],
     ]
 
 
+@pytest.mark.spec("INP-28")
 def test_a_last_incomplete_round_is_padded(strategy: Strategy) -> None:
-    """INP-28: `range(5).batch(2)`, 2 replicas: [01|23] [4|-]."""
     assert dealt(strategy, batches(5, 2)) == [[[0, 1], [2, 3]], [[4], []]]
 
 
+@pytest.mark.spec("INP-28")
 def test_the_last_element_of_nine_is_not_lost(strategy: Strategy) -> None:
-    """INP-28: range(9).batch(2): the last step is [8], []; without it two steps."""
     assert dealt(strategy, batches(9, 2))[-1] == [[8], []]
     assert len(dealt(strategy, batches(9, 2, drop_last=True))) == 2
 
 
+@pytest.mark.spec("INP-27", "INP-28")
 def test_padding_has_the_form_of_data(strategy: Strategy) -> None:
-    """INP-27, INP-28: 0 rows, right dtype and inner shape."""
     element = {"x": torch.ones(2, 3, dtype=torch.float16), "y": torch.tensor([1, 2])}
     dataset = strategy.distribute_datasets_from_function(lambda context: [element])
     (value,) = dataset
@@ -58,8 +58,9 @@ def test_padding_has_the_form_of_data(strategy: Strategy) -> None:
     assert padding["y"].shape == (0,)
 
 
+@pytest.mark.spec("INP-29")
 def test_scalars_and_dropping_loaders_lose_nothing_either(strategy: Strategy) -> None:
-    """INP-29: dropped silently in TensorFlow; padded here under every strategy."""
+    """TensorFlow drops the last round silently where shapes are static."""
     assert dealt(strategy, [torch.tensor(k) for k in range(3)]) == [[0, 1], [2, []]]
     assert dealt(strategy, batches(6, 2, drop_last=True)) == [
         [[0, 1], [2, 3]],
@@ -67,13 +68,13 @@ def test_scalars_and_dropping_loaders_lose_nothing_either(strategy: Strategy) ->
     ]
 
 
+@pytest.mark.spec("INP-27")
 def test_a_step_ends_only_when_no_replica_has_data() -> None:
-    """INP-27: three replicas, four elements."""
     assert dealt(TwoReplicas(3), batches(4, 1)) == [[[0], [1], [2]], [[3], [], []]]
 
 
+@pytest.mark.spec("INP-30c")
 def test_an_infinite_dataset_is_never_padded(strategy: Strategy) -> None:
-    """INP-30c."""
 
     def dataset() -> Any:
         return (torch.tensor([k]) for k in itertools.count())
@@ -83,8 +84,8 @@ def test_an_infinite_dataset_is_never_padded(strategy: Strategy) -> None:
     assert steps(first) == [[[0], [1]], [[2], [3]], [[4], [5]]]
 
 
+@pytest.mark.spec("INP-6")
 def test_whole_rounds_drop_what_is_left_over() -> None:
-    """INP-6: one element per device, whole rounds only; range(11) drops the last."""
     dealing, reader = DealElements(2, whole_rounds=True), iter(range(11))
     rounds = []
     with pytest.raises(StopIteration):
@@ -94,10 +95,10 @@ def test_whole_rounds_drop_what_is_left_over() -> None:
     assert dealing.steps([11]) == 5
 
 
+@pytest.mark.spec("INP-49e", "INP-49d")
 def test_the_function_is_called_once_when_the_dataset_is_made(
     strategy: Strategy,
 ) -> None:
-    """INP-49e, INP-49d: at build time, on the CPU, with (1, 0, N)."""
     calls: list[tuple[InputContext, str]] = []
 
     def dataset_fn(context: InputContext) -> Any:
@@ -112,8 +113,8 @@ def test_the_function_is_called_once_when_the_dataset_is_made(
     assert len(calls) == 1
 
 
+@pytest.mark.spec("ENU-13", "INP-2")
 def test_the_context_gives_the_batch_size_of_a_replica(strategy: Strategy) -> None:
-    """ENU-13, INP-2."""
 
     def dataset_fn(context: InputContext) -> Any:
         return batches(4, context.get_per_replica_batch_size(4))
@@ -122,6 +123,7 @@ def test_the_context_gives_the_batch_size_of_a_replica(strategy: Strategy) -> No
     assert steps(distributed) == [[[0, 1], [2, 3]]]
 
 
+@pytest.mark.spec("INP-49d")
 @pytest.mark.parametrize(
     ("task_type", "consistency", "expected"),
     [
@@ -133,7 +135,6 @@ def test_the_context_gives_the_batch_size_of_a_replica(strategy: Strategy) -> No
 def test_workers_of_a_cluster_are_told_which_they_are(
     task_type: str, consistency: str, expected: InputContext
 ) -> None:
-    """INP-49d: worker 0 with chief: 3 pipelines, id 1."""
     spec = ClusterSpec({"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]})
     resolver = SimpleClusterResolver(spec, task_type=task_type, task_id=0)
     strategy = ParameterServerStrategy(resolver, consistency=consistency)
@@ -149,6 +150,7 @@ def test_workers_of_a_cluster_are_told_which_they_are(
     strategy.close()
 
 
+@pytest.mark.spec("INP-2", "INP-40")
 @pytest.mark.parametrize(
     "dataset",
     [
@@ -162,14 +164,13 @@ def test_workers_of_a_cluster_are_told_which_they_are(
 def test_every_kind_of_dataset_is_read_in_its_order(
     strategy: Strategy, dataset: Any
 ) -> None:
-    """INP-2, INP-40: and again from the beginning."""
     distributed = strategy.distribute_datasets_from_function(lambda context: dataset)
     assert steps(distributed) == [[[0], [1]]]
     assert steps(distributed) == [[[0], [1]]]
 
 
+@pytest.mark.spec("INP-26")
 def test_a_function_that_is_no_dataset_is_named(strategy: Strategy) -> None:
-    """INP-26."""
     distributed = strategy.distribute_datasets_from_function(lambda context: len)
     with pytest.raises(TypeError):
         next(iter(distributed))
@@ -178,8 +179,8 @@ def test_a_function_that_is_no_dataset_is_named(strategy: Strategy) -> None:
         next(iter(distributed))
 
 
+@pytest.mark.spec("STR-34")
 def test_the_old_name_forwards_and_says_so(strategy: Strategy) -> None:
-    """STR-34: deprecated 2.4."""
     with warns_to_use("distribute_datasets_from_function"):
         distributed = strategy.experimental_distribute_datasets_from_function(
             lambda context: batches(2, 1)

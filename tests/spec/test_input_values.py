@@ -1,4 +1,4 @@
-"""Values that a function makes for each replica: section 10.6 of the behaviour."""
+"""Values that a function makes for each replica."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from stratagem import (
 from tests.client.two_replicas import TwoReplicas
 
 
+@pytest.mark.spec("STR-36", "INP-5", "INP-51", "ENU-14")
 def test_a_function_makes_one_value_for_each_replica() -> None:
-    """STR-36, INP-5, INP-51, ENU-14: in order, with the numbers of the replicas."""
     strategy, told = TwoReplicas(3), []
 
     def value_fn(context: ValueContext) -> Any:
@@ -31,8 +31,8 @@ def test_a_function_makes_one_value_for_each_replica() -> None:
     assert strategy.reduce("sum", values) == 3
 
 
+@pytest.mark.spec("VAL-10", "INP-51")
 def test_values_stay_as_they_are() -> None:
-    """VAL-10, INP-51: numbers and arrays are not converted; (3.0, 2.0)."""
     strategy = TwoReplicas()
     numbers = strategy.experimental_distribute_values_from_function(
         lambda context: (3.0, 2.0)[context.replica_id_in_sync_group]
@@ -44,8 +44,8 @@ def test_values_stay_as_they_are() -> None:
     assert arrays.values[0] is arrays.values[1] is array
 
 
+@pytest.mark.spec("INP-51", "INP-52")
 def test_structures_become_structures_of_per_replica_values() -> None:
-    """INP-51, INP-52: leaves that are no tensors are kept; sparse ones allowed."""
     strategy = TwoReplicas()
     sparse = torch.eye(2).to_sparse()
     values = strategy.experimental_distribute_values_from_function(
@@ -60,8 +60,8 @@ def test_structures_become_structures_of_per_replica_values() -> None:
         )
 
 
+@pytest.mark.spec("INP-51")
 def test_each_replica_gets_its_value_in_a_run() -> None:
-    """INP-51: extracted by id, used in run."""
     strategy = TwoReplicas()
     values = strategy.experimental_distribute_values_from_function(
         lambda context: np.arange(4.0)[context.replica_id_in_sync_group]
@@ -69,10 +69,10 @@ def test_each_replica_gets_its_value_in_a_run() -> None:
     assert strategy.run(lambda x: x * x, (values,)).values == (0, 1)
 
 
+@pytest.mark.spec("INP-51")
 def test_one_replica_gets_a_distributed_value_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """INP-51: always a PerReplica, also N==1."""
     monkeypatch.delenv("TF_CONFIG", raising=False)
     for strategy in (TwoReplicas(1), ParameterServerStrategy()):
         values = strategy.experimental_distribute_values_from_function(lambda _: 4)
@@ -80,8 +80,8 @@ def test_one_replica_gets_a_distributed_value_too(
         assert values.values == (4,)
 
 
+@pytest.mark.spec("DEF-6")
 def test_the_default_strategy_returns_the_raw_value() -> None:
-    """DEF-6: `f(ValueContext())`, unwrapped."""
     told: list[ValueContext] = []
     default = get_strategy()
 
