@@ -1,0 +1,46 @@
+"""The network on digits, shortened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from examples import digits
+from stratagem import config
+
+EPOCHS = 4
+
+
+@pytest.fixture(autouse=True)
+def one_logical_cpu_again() -> Iterator[None]:
+    yield
+    config.set_logical_cpus(1)
+
+
+@pytest.fixture(scope="module")
+def plain() -> float:
+    return digits.train_plainly(EPOCHS, seed=0)
+
+
+@pytest.mark.parametrize("way", digits.STRATEGIES)
+def test_every_strategy_reaches_the_accuracy_of_plain_torch(
+    way: digits.Way, plain: float
+) -> None:
+    """But for 1 of 100 images: replicas normalise by smaller batches."""
+    accuracy = digits.train(digits.STRATEGIES[way](), EPOCHS, seed=0)
+    assert plain > 0.97
+    assert accuracy > plain - 0.01
+
+
+def test_the_command_shows_a_table_of_what_it_was_asked_for() -> None:
+    app = typer.Typer()
+    app.command()(digits.main)
+    asked = ["--strategy", "plain", "--strategy", "mirrored-2", "--epochs", "1"]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 0
+    rows = [line for line in result.output.splitlines() if "│" in line]
+    names = {line.split("│")[1].strip() for line in rows}
+    assert names == {"plain", "mirrored-2"}
