@@ -35,9 +35,8 @@ def replica() -> ReplicaContext:
     return context
 
 
+@pytest.mark.spec("REP-8")
 def test_every_replica_gets_all_parts_in_order(strategy: Strategy) -> None:
-    """REP-8: sizes along axis may differ; nests keep their structure."""
-
     def fn() -> Any:
         index = number()
         value = {"a": torch.full((index, 2), index), "b": [torch.tensor([index])]}
@@ -52,20 +51,19 @@ def test_every_replica_gets_all_parts_in_order(strategy: Strategy) -> None:
     assert first.data_ptr() != second.data_ptr()
 
 
+@pytest.mark.spec("REP-8")
 @pytest.mark.parametrize(("axis", "shape"), [(0, (6, 3)), (1, (2, 9)), (-1, (2, 9))])
 def test_any_axis_will_do(
     strategy: Strategy, axis: int, shape: tuple[int, ...]
 ) -> None:
-    """REP-8, ODD-9: a negative axis counts from the end; one tensor for all."""
     value = torch.arange(6).view(2, 3)
     result = strategy.run(lambda: replica().all_gather(value, axis))
     assert {tuple(part.shape) for part in result.values} == {shape}
     assert torch.equal(result.values[0], torch.cat([value] * 3, axis))
 
 
+@pytest.mark.spec("REP-8")
 def test_gradients_flow_back_to_their_slices(strategy: Strategy) -> None:
-    """REP-8: SUM of the incoming gradients, then each replica's own slice."""
-
     def fn() -> torch.Tensor:
         value = torch.zeros(number() + 1, requires_grad=True)
         joined = replica().all_gather(value, axis=0)
@@ -78,9 +76,8 @@ def test_gradients_flow_back_to_their_slices(strategy: Strategy) -> None:
     assert grads == [[0.0], [111.0, 222.0], [333.0, 444.0, 555.0]]
 
 
+@pytest.mark.spec("REP-8")
 def test_a_single_replica_has_everything_already() -> None:
-    """REP-8 with one replica; so has the default strategy."""
-
     def fn() -> tuple[torch.Tensor, torch.Tensor | None]:
         value = torch.ones(2, requires_grad=True)
         joined = replica().all_gather(value, axis=0)
@@ -93,6 +90,7 @@ def test_a_single_replica_has_everything_already() -> None:
         assert grad.tolist() == [1.0, 2.0]
 
 
+@pytest.mark.spec("REP-8")
 @pytest.mark.parametrize(
     ("value", "axis", "error"),
     [
@@ -106,19 +104,18 @@ def test_a_single_replica_has_everything_already() -> None:
 def test_what_does_not_fit_is_refused(
     strategy: Strategy, value: Any, axis: int, error: str
 ) -> None:
-    """REP-8: NotImplementedError for rows, else ValueError."""
     kind = NotImplementedError if error == "not support" else ValueError
     with pytest.raises(kind, match=error):
         strategy.run(lambda: replica().all_gather(value(), axis))
 
 
+@pytest.mark.spec("REP-8")
 def test_nothing_is_gathered_from_nothing(strategy: Strategy) -> None:
-    """REP-8, REP-9: the empty structure."""
     assert strategy.run(lambda: replica().all_gather({}, 0)) == {}
 
 
+@pytest.mark.spec("REP-10")
 def test_a_replica_that_is_over_gathers_nothing(strategy: Strategy) -> None:
-    """REP-10: RuntimeError."""
     kept = strategy.experimental_local_results(strategy.run(lambda: [replica()]))[0][0]
     with pytest.raises(RuntimeError, match="ReplicaContext"):
         kept.all_gather(torch.ones(1), 0)
