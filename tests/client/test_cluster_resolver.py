@@ -1,4 +1,4 @@
-"""Resolvers, and TF_CONFIG in particular. Spec: RES-1, RES-7 to RES-11."""
+"""Resolvers, and TF_CONFIG in particular."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def test_a_resolver_has_to_say_what_the_cluster_is() -> None:
         ClusterResolver()  # type: ignore[abstract]
 
 
+@pytest.mark.spec("RES-1")
 def test_a_simple_resolver_returns_what_it_was_given() -> None:
     spec = ClusterSpec(CLUSTER)
     resolver = SimpleClusterResolver(
@@ -38,6 +39,7 @@ def test_a_simple_resolver_returns_what_it_was_given() -> None:
     assert resolver.master() == "grpc://m:9"
 
 
+@pytest.mark.spec("RES-1")
 def test_a_simple_resolver_formats_the_address_of_the_task_asked_for() -> None:
     resolver = SimpleClusterResolver(ClusterSpec(CLUSTER), task_type="ps", task_id=1)
     assert resolver.master() == ""
@@ -47,6 +49,7 @@ def test_a_simple_resolver_formats_the_address_of_the_task_asked_for() -> None:
     assert resolver.master() == "grpc://"
 
 
+@pytest.mark.spec("RES-1")
 def test_a_simple_resolver_can_be_told_its_task_later() -> None:
     resolver = SimpleClusterResolver(ClusterSpec(CLUSTER))
     assert (resolver.task_type, resolver.task_id) == (None, None)
@@ -54,6 +57,7 @@ def test_a_simple_resolver_can_be_told_its_task_later() -> None:
     assert (resolver.task_type, resolver.task_id) == ("worker", 1)
 
 
+@pytest.mark.spec("RES-1")
 @pytest.mark.parametrize(
     "arguments",
     [{"cluster_spec": CLUSTER}, {"cluster_spec": ClusterSpec({}), "master": 1}],
@@ -63,6 +67,7 @@ def test_a_simple_resolver_refuses_other_types(arguments: Any) -> None:
         SimpleClusterResolver(**arguments)
 
 
+@pytest.mark.spec("RES-7", "RES-8")
 def test_tf_config_gives_cluster_and_task(monkeypatch: pytest.MonkeyPatch) -> None:
     set_tf_config(
         monkeypatch,
@@ -80,6 +85,7 @@ def test_tf_config_gives_cluster_and_task(monkeypatch: pytest.MonkeyPatch) -> No
     assert resolver.master("ps", 0) == "grpc://p0:1"
 
 
+@pytest.mark.spec("RES-7", "RES-11")
 def test_tf_config_is_read_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     resolver = TFConfigClusterResolver()
     monkeypatch.delenv("TF_CONFIG", raising=False)
@@ -90,6 +96,7 @@ def test_tf_config_is_read_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None
     assert resolver.cluster_spec() == {"worker": {3: "w3:1"}}
 
 
+@pytest.mark.spec("RES-10")
 def test_arguments_and_setters_go_before_tf_config(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -107,16 +114,19 @@ def test_arguments_and_setters_go_before_tf_config(
     assert resolver.master() == "w0:1"
 
 
+@pytest.mark.spec("RES-9")
 def test_a_session_master_is_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
     set_tf_config(monkeypatch, cluster=CLUSTER, session_master="m:9", rpc_layer="grpc")
     assert TFConfigClusterResolver().master("ps", 1) == "grpc://m:9"
 
 
+@pytest.mark.spec("RES-9")
 def test_a_cluster_of_one_task_needs_no_master(monkeypatch: pytest.MonkeyPatch) -> None:
     set_tf_config(monkeypatch, cluster={"worker": ["w0:1"]}, rpc_layer="grpc")
     assert TFConfigClusterResolver().master() == ""
 
 
+@pytest.mark.spec("RES-9")
 def test_without_a_task_there_is_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     set_tf_config(monkeypatch, cluster=CLUSTER)
     with pytest.raises(ValueError, match="No such job in cluster"):
@@ -144,6 +154,7 @@ def test_what_is_wrong_in_tf_config_is_named_by_its_path(
     assert str(caught.value).startswith(path)
 
 
+@pytest.mark.spec("RES-7")
 def test_tf_config_that_is_no_json_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", "{'cluster'")
     with pytest.raises(ValueError, match=r"TF_CONFIG is not JSON.*\{'cluster'"):

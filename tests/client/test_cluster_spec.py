@@ -1,4 +1,4 @@
-"""ClusterSpec and the roles of tasks. Spec: CLS, MWU, FIL."""
+"""ClusterSpec and the roles of tasks."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ TRAINING = {
 SPARSE = {"worker": {1: "w1:1", 4: "w4:1"}}
 
 
+@pytest.mark.spec("CLS-1", "CLS-3", "CLS-9")
 @pytest.mark.parametrize("form", ["dict", "message", "spec"])
 def test_every_form_of_a_cluster_describes_the_same_one(form: str) -> None:
     spec = ClusterSpec(TRAINING)
@@ -32,6 +33,7 @@ def test_every_form_of_a_cluster_describes_the_same_one(form: str) -> None:
     assert spec.as_dict() == TRAINING
 
 
+@pytest.mark.spec("CLS-2", "CLS-4")
 def test_a_job_with_gaps_is_shown_by_index() -> None:
     spec = ClusterSpec({**SPARSE, "ps": ["p0:1"], "idle": []})
     assert spec.as_dict() == {**SPARSE, "ps": ["p0:1"], "idle": {}}
@@ -41,6 +43,7 @@ def test_a_job_with_gaps_is_shown_by_index() -> None:
     assert spec.job_tasks("idle") == []
 
 
+@pytest.mark.spec("CLS-5", "CLS-6")
 def test_unknown_jobs_and_indices_are_named_with_the_known_ones() -> None:
     spec = ClusterSpec(SPARSE)
     with pytest.raises(ValueError, match=r"No such job in cluster: 'ps'.*\['worker'\]"):
@@ -49,6 +52,7 @@ def test_unknown_jobs_and_indices_are_named_with_the_known_ones() -> None:
         spec.task_address("worker", 2)
 
 
+@pytest.mark.spec("CLS-7")
 @pytest.mark.parametrize(
     "cluster",
     [
@@ -70,12 +74,14 @@ def test_a_negative_index_is_refused() -> None:
         ClusterSpec({"worker": {-1: "w:1"}})
 
 
+@pytest.mark.spec("CLS-8")
 def test_a_cluster_is_true_if_it_has_jobs() -> None:
     assert ClusterSpec({"worker": []})
     assert not ClusterSpec({})
     assert not ClusterSpec(pb.ClusterDef())
 
 
+@pytest.mark.spec("CLS-10")
 def test_the_text_of_a_cluster_has_its_jobs_sorted() -> None:
     spec = ClusterSpec({"worker": ["w0:1"], "ps": {3: "p3:1"}})
     assert str(spec) == "ClusterSpec({'ps': {3: 'p3:1'}, 'worker': ['w0:1']})"
@@ -89,6 +95,7 @@ def test_a_changed_answer_leaves_the_cluster_alone() -> None:
     assert spec == SPARSE
 
 
+@pytest.mark.spec("MWU-1")
 @pytest.mark.parametrize(
     ("task_type", "task_id", "with_chief", "alone"),
     [
@@ -108,6 +115,7 @@ def test_the_chief_is_the_chief_or_else_the_first_worker(
         assert roles.is_chief(headless, task_type, task_id) is alone
 
 
+@pytest.mark.spec("MWU-2", "MWU-3")
 def test_workers_are_counted_and_numbered_after_the_chief() -> None:
     assert roles.worker_count(TRAINING, "worker") == 3
     assert roles.worker_count(TRAINING, "chief") == 3
@@ -116,12 +124,14 @@ def test_workers_are_counted_and_numbered_after_the_chief() -> None:
     assert roles.id_in_cluster({"worker": ["a:1", "b:1"]}, "worker", 1) == 1
 
 
+@pytest.mark.spec("MWU-2", "MWU-3")
 def test_evaluators_are_a_cluster_of_their_own() -> None:
     cluster = {**TRAINING, "evaluator": ["e:1"]}
     assert roles.worker_count(cluster, "evaluator") == 1
     assert roles.id_in_cluster(cluster, "evaluator", 0) == 0
 
 
+@pytest.mark.spec("MWU-2", "MWU-3")
 def test_parameter_servers_are_not_workers() -> None:
     with pytest.raises(ValueError, match="Unexpected `task_type` 'ps'"):
         roles.worker_count(TRAINING, "ps")
@@ -129,6 +139,7 @@ def test_parameter_servers_are_not_workers() -> None:
         roles.id_in_cluster(TRAINING, "ps", 0)
 
 
+@pytest.mark.spec("MWU-4")
 @pytest.mark.parametrize(
     ("cluster", "leader"),
     [
@@ -141,12 +152,14 @@ def test_the_chief_leads_the_workers(cluster: Any, leader: str) -> None:
     assert roles.collective_leader(cluster, None, None) == leader
 
 
+@pytest.mark.spec("MWU-5")
 def test_a_parameter_server_is_reached_by_all() -> None:
     assert roles.coordination_leader(TRAINING) == "/job:ps/replica:0/task:0"
     assert roles.coordination_leader({"chief": ["c:1"]}).startswith("/job:chief")
     assert roles.coordination_leader({}) == ""
 
 
+@pytest.mark.spec("MWU-6", "MWU-7")
 @pytest.mark.parametrize(
     ("cluster", "task", "message"),
     [
@@ -166,6 +179,7 @@ def test_what_is_no_training_cluster_is_refused(
         roles.validated(cluster, *task)
 
 
+@pytest.mark.spec("FIL-1")
 def test_device_filters_become_a_message_and_replace_earlier_ones() -> None:
     filters = stratagem.ClusterDeviceFilters()
     filters.set_device_filters("worker", 1, ["/job:worker"])
@@ -176,6 +190,7 @@ def test_device_filters_become_a_message_and_replace_earlier_ones() -> None:
     assert list(job.tasks[1].device_filters) == expected
 
 
+@pytest.mark.spec("FIL-1")
 @pytest.mark.parametrize("wrong", ["/job:ps", [1]])
 def test_a_device_filter_is_a_string_in_a_list(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"/job:ps/task:0 is a list of strings"):

@@ -7,11 +7,11 @@ import torch
 
 import stratagem
 from stratagem import _devices
-from stratagem._devices import canonicalize
 
 LOCAL = "/job:localhost/replica:0/task:0/device:"
 
 
+@pytest.mark.spec("DEV-1", "DEV-2")
 @pytest.mark.parametrize(
     ("device", "full"),
     [
@@ -28,30 +28,32 @@ LOCAL = "/job:localhost/replica:0/task:0/device:"
     ],
 )
 def test_names_are_completed(device: str | torch.device, full: str) -> None:
-    """DEV-1, DEV-2."""
-    assert canonicalize(device) == full
-    assert canonicalize(full) == full
+    assert _devices.canonicalize(device) == full
+    assert _devices.canonicalize(full) == full
 
 
+@pytest.mark.spec("DEV-1")
 def test_a_default_fills_the_gaps_first() -> None:
-    """DEV-1: parts from `default` win over these."""
+    """Parts from `default` win over these."""
     worker = "/job:worker/task:2/device:GPU:0"
     expected = "/job:worker/replica:0/task:2/device:CPU:1"
-    assert canonicalize("CPU:1", worker) == expected
-    assert canonicalize("/job:ps", worker).startswith("/job:ps/replica:0/task:2")
+    assert _devices.canonicalize("CPU:1", worker) == expected
+    assert _devices.canonicalize("/job:ps", worker).startswith(
+        "/job:ps/replica:0/task:2"
+    )
 
 
+@pytest.mark.spec("DEV-2")
 @pytest.mark.parametrize("name", ["/device:cpu:0", "CPU:x", "/task:0/job:a", "TPU"])
 def test_what_names_no_device_is_refused(name: str) -> None:
-    """DEV-2."""
     with pytest.raises(stratagem.InvalidArgumentError, match="is not a device name"):
-        canonicalize(name)
+        _devices.canonicalize(name)
     with pytest.raises(stratagem.InvalidTypeError):
-        canonicalize(0)
+        _devices.canonicalize(0)
 
 
+@pytest.mark.spec("DEV-3", "DEV-4")
 def test_scopes_nest_and_complete_each_other() -> None:
-    """DEV-3, DEV-4."""
     assert _devices.current() == ""
     with stratagem.device("/job:worker/task:1"):
         with stratagem.device("CPU:2"):
