@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-import stratagem
 from stratagem import (
     CentralStorageStrategy,
-    IndexedSlices,
     Mirrored,
     PerReplica,
     Variable,
     VariableAggregation,
-    VariableSynchronization,
 )
-from stratagem._variables.aggregating import AggregatingVariable
-from stratagem._variables.local import LocalVariable
 from tests.client.two_replicas import number, shared
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:"
@@ -113,98 +106,6 @@ def test_a_replicas_own_values_can_be_had(strategy: CentralStorageStrategy) -> N
     """LOC-1: all values of the worker."""
     result = strategy.run(lambda: torch.tensor(number()))
     assert strategy.experimental_local_results(result) == (0, 1)
-
-
-def test_one_wrapper_for_several_replicas_none_for_one(
-    strategy: CentralStorageStrategy,
-) -> None:
-    """VAR-4, VAR-5, VAR-18, VRD-9."""
-    alone = CentralStorageStrategy(["CPU:0"])
-    for owner, kind in ((strategy, AggregatingVariable), (alone, LocalVariable)):
-        variable = shared(owner, 1.0)
-        assert type(variable) is kind
-        assert variable.distribute_strategy is owner
-        assert owner.experimental_local_results(variable) == (variable,)
-    component = shared(strategy, 1.0)
-    assert isinstance(component, AggregatingVariable)
-    assert strategy.extended.value_container(component._variable) is component
-
-
-def test_synchronization_does_not_matter(strategy: CentralStorageStrategy) -> None:
-    """VAR-20, VAR-24, ODD-2: accepted; ON_READ behaves as ON_WRITE."""
-    with strategy.scope():
-        assert Variable(1.0, synchronization=VariableSynchronization.NONE) == 1.0
-        on_read = Variable(
-            1.0, synchronization=VariableSynchronization.ON_READ, aggregation=SUM
-        )
-    assert on_read.synchronization is VariableSynchronization.ON_READ
-    assert not on_read.trainable
-    strategy.run(on_read.assign_add, (PerReplica([1.0, 2.0]),))
-    assert on_read.numpy() == 4.0
-
-
-@pytest.mark.parametrize("aggregation", ["x", 7])
-def test_modes_are_checked(strategy: CentralStorageStrategy, aggregation: Any) -> None:
-    """VAR-21, VAR-22, ODD-22: a ValueError whatever the name."""
-    with pytest.raises(ValueError, match="Invalid variable aggregation mode"):
-        shared(strategy, 1.0, aggregation)
-
-
-def test_the_mean_of_integers_has_no_place_in_them(
-    strategy: CentralStorageStrategy,
-) -> None:
-    """VAR-23, VWR-12: accepted here; the assignment fails."""
-    variable = shared(strategy, 1, MEAN)
-    with pytest.raises(ValueError, match=r"torch\.float64"):
-        strategy.run(variable.assign, (PerReplica([1, 2]),))
-    assert variable.numpy() == 1
-
-
-def test_reads_are_the_same_everywhere(strategy: CentralStorageStrategy) -> None:
-    """VRD-7, VRD-8, VRD-13."""
-    variable = shared(strategy, 3.0)
-    seen = strategy.run(lambda: (variable + 0.0).detach())
-    assert [float(value) for value in seen.values] == [3.0, 3.0]
-    with stratagem.device("CPU:1"):
-        assert variable.read_value() == 3.0
-    assert repr(variable).startswith("<Variable 'Variable' shape=()")
-    assert strategy.extended.read_var(variable) == 3.0
-
-
-def test_writes_of_replicas_are_combined_and_made_once(
-    strategy: CentralStorageStrategy,
-) -> None:
-    """VWR-5, VWR-7, VWR-10, VWR-11, VWR-21: the same handle for all."""
-    for aggregation, expected in ((SUM, 13.0), (MEAN, 11.5)):
-        variable = shared(strategy, 10.0, aggregation)
-        result = strategy.run(variable.assign_add, (PerReplica([1.0, 2.0]),))
-        assert result is variable
-        assert variable.numpy() == expected
-    with pytest.raises(ValueError, match="must specify an aggregation method"):
-        strategy.run(shared(strategy, 1.0).assign, (PerReplica([1.0, 2.0]),))
-
-
-def test_writes_from_outside(strategy: CentralStorageStrategy) -> None:
-    """VWR-1, VWR-2, VWR-3, VWR-15, ODD-3."""
-    variable = shared(strategy, 1.0)
-    assert variable.assign(2.0) is variable
-    variable.assign(Mirrored([torch.tensor(3.0), torch.tensor(4.0)]))
-    assert variable.numpy() == 3.0
-    with pytest.raises(ValueError, match="PerReplica"), strategy.scope():
-        variable.assign(PerReplica([5.0, 6.0]))
-    assert variable.numpy() == 3.0
-
-
-def test_rows_of_replicas_are_written_once(strategy: CentralStorageStrategy) -> None:
-    """VSC-2 on one copy."""
-    variable = shared(strategy, [2.0, 1.0, 1.0], MEAN)
-
-    def fn() -> None:
-        value, index = torch.tensor([number() + 2.0]), torch.tensor([number()])
-        variable.scatter_mul(IndexedSlices(value, index))
-
-    strategy.run(fn)
-    assert variable.numpy().tolist() == [2.0, 1.5, 1.0]
 
 
 def test_updates_run_once_where_the_variable_is(

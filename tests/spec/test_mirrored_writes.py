@@ -34,30 +34,35 @@ def copies_of(variable: Variable) -> list[Any]:
 
 
 @pytest.mark.parametrize("aggregation", list(VariableAggregation))
+@pytest.mark.spec("VWR-1", "VWR-15", "VWR-20", "VWR-22", "VWR-23")
 def test_a_write_outside_of_replicas_goes_to_every_copy(
     strategy: MirroredStrategy, aggregation: VariableAggregation
 ) -> None:
-    """VWR-1, VWR-15, VWR-20, VWR-22, VWR-23: in scope or not."""
+    """In scope or not."""
     variable = shared(strategy, 1.0, aggregation)
-    assert variable.assign(5.0) is variable
+    written = variable.assign(5.0)
+    assert isinstance(written, Mirrored)
     with strategy.scope():
         assert variable.assign_add(torch.tensor(2.0), read_value=False) is None
-        assert torch.add(variable.assign_sub(1.0), 0.0) == 6.0  # type: ignore[call-overload]
+        assert torch.add(variable.assign_sub(1.0), 0.0) == 6.0
     assert copies_of(variable) == [6.0, 6.0]
+    assert [float(value) for value in written.values] == [5.0, 5.0]
 
 
+@pytest.mark.spec("VWR-2")
 def test_values_that_differ_between_replicas_are_refused(
     strategy: MirroredStrategy,
 ) -> None:
-    """VWR-2, ODD-3: ValueError; nothing is changed."""
+    """Nothing is changed."""
     variable = shared(strategy, 1.0)
     with pytest.raises(ValueError, match=r"PerReplica .*differ; combine"):
         variable.assign(PerReplica([2.0, 3.0]))
     assert copies_of(variable) == [1.0, 1.0]
 
 
+@pytest.mark.spec("VWR-3")
 def test_each_copy_gets_its_own_of_mirrored_values(strategy: MirroredStrategy) -> None:
-    """VWR-3: also of another mirrored variable."""
+    """Also of another mirrored variable."""
     variable, other = shared(strategy, 1.0), shared(strategy, 0.0)
     variable.assign(Mirrored([torch.tensor(2.0), torch.tensor(3.0)]))
     assert copies_of(variable) == [2.0, 3.0]
@@ -67,10 +72,11 @@ def test_each_copy_gets_its_own_of_mirrored_values(strategy: MirroredStrategy) -
 
 
 @pytest.mark.parametrize("aggregation", list(VariableAggregation))
+@pytest.mark.spec("VWR-4")
 def test_an_update_writes_one_copy(
     strategy: MirroredStrategy, aggregation: VariableAggregation
 ) -> None:
-    """VWR-4, EXT-4: by the copy or by the variable."""
+    """By the copy or by the variable."""
     variable = shared(strategy, 1.0, aggregation)
     deltas = Mirrored([10.0, 20.0])
     strategy.extended.update(variable, lambda v, x: v.assign_add(x), (deltas,))
@@ -128,22 +134,25 @@ def test_only_variables_of_the_strategy_are_updated(
         (FIRST, "assign_sub", 8.0),
     ],
 )
+@pytest.mark.spec("VWR-5", "VWR-7", "VWR-9", "VWR-11", "VWR-21")
 def test_what_replicas_write_is_combined(
     strategy: MirroredStrategy,
     aggregation: VariableAggregation,
     method: str,
     expected: float,
 ) -> None:
-    """VWR-5, VWR-7, VWR-9, VWR-11, VWR-21: the same on every copy."""
+    """The same on every copy."""
     variable = shared(strategy, 10.0, aggregation)
     write = getattr(variable, method)
     result = strategy.run(lambda x: write(x), (PerReplica([2.0, 3.0]),))
-    assert result is variable
+    assert isinstance(result, PerReplica)
+    assert [value.tolist() for value in result.values] == [expected, expected]
     assert copies_of(variable) == [expected, expected]
 
 
+@pytest.mark.spec("VWR-6", "VWR-8")
 def test_one_value_of_all_replicas_has_no_sum(strategy: MirroredStrategy) -> None:
-    """VWR-6, VWR-8: unclear for SUM, itself for MEAN."""
+    """Unclear for SUM, itself for MEAN."""
     summed, averaged = shared(strategy, 1.0, SUM), shared(strategy, 1.0, MEAN)
     value = torch.tensor(4.0)
     for same in (4.0, value):
@@ -155,20 +164,21 @@ def test_one_value_of_all_replicas_has_no_sum(strategy: MirroredStrategy) -> Non
 
 
 @pytest.mark.parametrize("aggregation", list(VariableAggregation))
+@pytest.mark.spec("VWR-6")
 def test_a_single_replica_writes_what_it_likes(
     aggregation: VariableAggregation,
 ) -> None:
-    """VWR-6: N==1 fine."""
     strategy = MirroredStrategy(["CPU:0"])
     variable = shared(strategy, 1.0, aggregation)
     strategy.run(lambda: variable.assign_add(4.0))
     assert copies_of(variable) == [5.0]
 
 
+@pytest.mark.spec("VWR-10", "VSC-4")
 def test_replicas_do_not_write_without_an_aggregation(
     strategy: MirroredStrategy,
 ) -> None:
-    """VWR-10, VSC-4, ODD-1: ValueError, no silent divergence."""
+    """Where TensorFlow lets the copies diverge in silence."""
     variable = shared(strategy, [1.0])
     for write in (
         lambda: variable.assign([2.0]),
@@ -179,16 +189,17 @@ def test_replicas_do_not_write_without_an_aggregation(
     assert copies_of(variable) == [[1.0], [1.0]]
 
 
+@pytest.mark.spec("VWR-13")
 def test_every_replica_has_to_write(strategy: MirroredStrategy) -> None:
-    """VWR-13: RuntimeError."""
     variable = shared(strategy, 1.0, MEAN)
     with pytest.raises(RuntimeError, match="different number of `merge_call`"):
         strategy.run(lambda: variable.assign(2.0) if number() == 0 else None)
     assert copies_of(variable) == [1.0, 1.0]
 
 
+@pytest.mark.spec("VWR-14")
 def test_another_strategy_must_not_be_in_charge(strategy: MirroredStrategy) -> None:
-    """VWR-14: RuntimeError, in scope and in replica."""
+    """In scope and in a replica."""
     variable, other = shared(strategy, 1.0, MEAN), MirroredStrategy(["CPU:2", "CPU:3"])
     with pytest.raises(RuntimeError, match="Mixing different"), other.scope():
         variable.assign(2.0)
@@ -223,13 +234,13 @@ def rows(values: list[float], indices: list[int]) -> IndexedSlices:
     ],
 )
 @pytest.mark.parametrize("aggregation", [NONE, FIRST])
+@pytest.mark.spec("VSC-1", "VSC-5")
 def test_rows_are_written_to_every_copy(
     strategy: MirroredStrategy,
     method: str,
     expected: list[float],
     aggregation: VariableAggregation,
 ) -> None:
-    """VSC-1, VSC-5."""
     variable = shared(strategy, [2.0, 4.0, 6.0], aggregation)
     getattr(variable, method)(rows([3.0, 2.0], [0, 2]))
     assert copies_of(variable) == [pytest.approx(expected)] * 2
@@ -251,21 +262,23 @@ def test_rows_are_written_to_every_copy(
         (FIRST, "scatter_min", [1.0, 4.0]),
     ],
 )
+@pytest.mark.spec("VSC-2", "VSC-3")
 def test_rows_of_replicas_are_put_together(
     strategy: MirroredStrategy,
     aggregation: VariableAggregation,
     method: str,
     expected: list[float],
 ) -> None:
-    """VSC-2, VSC-3: duplicates accumulate; MEAN: values ÷ N."""
+    """Duplicates accumulate; MEAN: values ÷ N."""
     variable = shared(strategy, [2.0, 4.0], aggregation)
     write = getattr(variable, method)
     strategy.run(lambda: write(rows([float(number() + 1)], [0])))
     assert copies_of(variable) == [expected, expected]
 
 
+@pytest.mark.spec("VSC-6")
 def test_rows_are_multiplied_by_their_means(strategy: MirroredStrategy) -> None:
-    """VSC-6: `[2,1,1]`, scatter_mul idx r by r+2 → `[2, 1.5, 1]`."""
+    """`[2,1,1]`, scatter_mul idx r by r+2 → `[2, 1.5, 1]`."""
     variable = shared(strategy, [2.0, 1.0, 1.0], MEAN)
     strategy.run(lambda: variable.scatter_mul(rows([float(number() + 2)], [number()])))
     assert copies_of(variable) == [[2.0, 1.5, 1.0]] * 2
@@ -273,10 +286,11 @@ def test_rows_are_multiplied_by_their_means(strategy: MirroredStrategy) -> None:
 
 @pytest.mark.parametrize("method", ["scatter_min", "scatter_max", "scatter_update"])
 @pytest.mark.parametrize("aggregation", [SUM, MEAN])
+@pytest.mark.spec("VSC-1", "VSC-2")
 def test_rows_without_a_combination_are_refused(
     strategy: MirroredStrategy, method: str, aggregation: VariableAggregation
 ) -> None:
-    """VSC-1, VSC-2: NotImplementedError naming the method, in any context."""
+    """In any context."""
     variable = shared(strategy, [2.0], aggregation)
     write = getattr(variable, method)
     with pytest.raises(NotImplementedError, match=method):
@@ -299,4 +313,3 @@ def test_reduced_values_fit_the_variable(strategy: MirroredStrategy) -> None:
     )
     assert isinstance(first, Mirrored)
     assert second == 4.0
-    assert strategy.reduce("sum", variable) == 4.0

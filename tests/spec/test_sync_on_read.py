@@ -56,10 +56,11 @@ def counted(strategy: MirroredStrategy, aggregation: VariableAggregation) -> Var
 
 
 @pytest.mark.parametrize("aggregation", list(VariableAggregation))
+@pytest.mark.spec("VRD-3", "VOR-1")
 def test_a_replica_works_on_its_own_copy(
     strategy: MirroredStrategy, aggregation: VariableAggregation
 ) -> None:
-    """VRD-3, VOR-1: no communication, so that one replica may write alone."""
+    """No communication, so that one replica may write alone."""
     variable = counted(strategy, aggregation)
 
     def fn() -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,8 +76,9 @@ def test_a_replica_works_on_its_own_copy(
     assert copies_of(variable) == [0.5, 13.5]
 
 
+@pytest.mark.spec("VOR-1", "VOR-11")
 def test_what_a_replica_wrote_can_be_reduced(strategy: MirroredStrategy) -> None:
-    """VOR-1, VOR-11: also by `all_reduce`, which sees the local copies."""
+    """Also by `all_reduce`, which sees the local copies."""
     variable = counted(strategy, MEAN)
     result = strategy.run(lambda: variable.assign_add(1.0))
     locals_ = strategy.experimental_local_results(result)
@@ -94,10 +96,11 @@ def test_what_a_replica_wrote_can_be_reduced(strategy: MirroredStrategy) -> None
 @pytest.mark.parametrize(
     ("aggregation", "expected"), [(SUM, 5.0), (MEAN, 2.5), (FIRST, 1.0)]
 )
+@pytest.mark.spec("VRD-4", "VRD-5")
 def test_elsewhere_a_read_combines_the_copies(
     strategy: MirroredStrategy, aggregation: VariableAggregation, expected: float
 ) -> None:
-    """VRD-4, VRD-5: in scope, and in the default context."""
+    """In scope, and in the default context."""
     variable = counted(strategy, aggregation)
     assert variable.read_value() == expected
     with strategy.scope():
@@ -106,10 +109,10 @@ def test_elsewhere_a_read_combines_the_copies(
     assert strategy.extended.read_var(variable) == expected
 
 
+@pytest.mark.spec("VRD-4")
 def test_without_aggregation_there_is_nothing_to_read(
     strategy: MirroredStrategy,
 ) -> None:
-    """VRD-4: ValueError."""
     variable = counted(strategy, NONE)
     with pytest.raises(ValueError, match=r"Could not convert from .*NONE"):
         variable.read_value()
@@ -118,29 +121,44 @@ def test_without_aggregation_there_is_nothing_to_read(
 
 @pytest.mark.parametrize(
     ("aggregation", "copies"),
-    [(SUM, [3.0, 3.0]), (MEAN, [6.0, 6.0]), (FIRST, [6.0, 6.0]), (NONE, [6.0, 6.0])],
+    [(SUM, [3.0, 3.0]), (MEAN, [6.0, 6.0]), (FIRST, [6.0, 6.0])],
 )
+@pytest.mark.spec("VOR-2")
 def test_an_assignment_is_spread_over_the_copies(
     strategy: MirroredStrategy,
     aggregation: VariableAggregation,
     copies: list[float],
 ) -> None:
-    """VOR-2: in scope, and in the default context."""
+    """In scope, and in the default context."""
     variable = counted(strategy, aggregation)
-    variable.assign(6.0)
+    assert variable.assign(6.0) == 6.0
     assert copies_of(variable) == copies
     with strategy.scope():
         variable.assign(torch.tensor(6.0))
     assert copies_of(variable) == copies
 
 
+@pytest.mark.spec("VOR-2")
+def test_without_aggregation_the_result_of_an_assignment_has_no_value(
+    strategy: MirroredStrategy,
+) -> None:
+    """Reading it fails, after writing; nothing is read if it is not wanted."""
+    variable = counted(strategy, NONE)
+    with pytest.raises(ValueError, match="Could not convert from"):
+        variable.assign(6.0)
+    assert copies_of(variable) == [6.0, 6.0]
+    assert variable.assign(7.0, read_value=False) is None
+    assert copies_of(variable) == [7.0, 7.0]
+
+
 @pytest.mark.parametrize(
     ("total", "copies"), [(3, [2, 1]), (-3, [-1, -2]), (4, [2, 2])]
 )
+@pytest.mark.spec("VOR-2")
 def test_the_remainder_of_an_integer_goes_to_the_first_replica(
     strategy: MirroredStrategy, total: int, copies: list[int]
 ) -> None:
-    """VOR-2, ODD-4: reading returns what was assigned."""
+    """Reading returns what was assigned."""
     variable = metric(strategy, 0, SUM)
     variable.assign(total)
     assert copies_of(variable) == copies
@@ -156,8 +174,9 @@ def test_the_remainder_of_an_integer_goes_to_the_first_replica(
         PerReplica([6.0, 6.0]),
     ],
 )
+@pytest.mark.spec("VOR-3")
 def test_what_is_assigned_is_converted(strategy: MirroredStrategy, value: Any) -> None:
-    """VOR-3; a PerReplica is no value for all of them."""
+    """A PerReplica is no value for all of them."""
     variable = metric(strategy, 0.0, SUM)
     if isinstance(value, PerReplica):
         with pytest.raises(ValueError, match="cannot take a PerReplica"):
@@ -169,10 +188,10 @@ def test_what_is_assigned_is_converted(strategy: MirroredStrategy, value: Any) -
 
 
 @pytest.mark.parametrize("method", ["assign_add", "assign_sub"])
+@pytest.mark.spec("VOR-4")
 def test_a_sum_takes_no_deltas_from_outside(
     strategy: MirroredStrategy, method: str
 ) -> None:
-    """VOR-4: ValueError."""
     variable = counted(strategy, SUM)
     with pytest.raises(ValueError, match="SyncOnReadVariable does not support"):
         getattr(variable, method)(1.0)
@@ -180,10 +199,10 @@ def test_a_sum_takes_no_deltas_from_outside(
 
 
 @pytest.mark.parametrize("aggregation", [MEAN, FIRST])
+@pytest.mark.spec("VOR-5")
 def test_other_deltas_go_to_every_copy(
     strategy: MirroredStrategy, aggregation: VariableAggregation
 ) -> None:
-    """VOR-5, VOR-7: as in 2.x."""
     variable = counted(strategy, aggregation)
     with strategy.scope():
         variable.assign_add(2.0)
@@ -191,8 +210,9 @@ def test_other_deltas_go_to_every_copy(
     assert copies_of(variable) == [2.0, 5.0]
 
 
+@pytest.mark.spec("VOR-6")
 def test_deltas_without_aggregation_change_nothing(strategy: MirroredStrategy) -> None:
-    """VOR-6, ODD-5: the check comes first."""
+    """The check comes first."""
     variable = counted(strategy, NONE)
     with pytest.raises(ValueError, match=r"Could not convert from .*NONE"):
         variable.assign_add(1.0)
@@ -200,10 +220,11 @@ def test_deltas_without_aggregation_change_nothing(strategy: MirroredStrategy) -
 
 
 @pytest.mark.parametrize("aggregation", [SUM, MEAN, NONE])
+@pytest.mark.spec("VOR-8")
 def test_an_update_works_on_one_copy(
     strategy: MirroredStrategy, aggregation: VariableAggregation
 ) -> None:
-    """VOR-8: component r only, also for SUM."""
+    """Component r only, also for SUM."""
     variable = counted(strategy, aggregation)
 
     def fn(v: Variable) -> torch.Tensor:
@@ -228,8 +249,9 @@ def test_an_update_works_on_one_copy(
         "scatter_update",
     ],
 )
+@pytest.mark.spec("VOR-9")
 def test_rows_are_not_written(strategy: MirroredStrategy, method: str) -> None:
-    """VOR-9: NotImplementedError in any context."""
+    """In any context."""
     variable = metric(strategy, [1.0, 2.0], MEAN)
     rows = IndexedSlices(torch.ones(1), torch.tensor([0]))
     write = getattr(variable, method)
@@ -240,8 +262,8 @@ def test_rows_are_not_written(strategy: MirroredStrategy, method: str) -> None:
     assert copies_of(variable) == [[1.0, 2.0]] * 2
 
 
+@pytest.mark.spec("VOR-10")
 def test_a_captured_per_replica_value_is_refused(strategy: MirroredStrategy) -> None:
-    """VOR-10."""
     variable, values = metric(strategy, 0.0, MEAN), PerReplica([1.0, 2.0])
     with pytest.raises(ValueError, match="pass it to the replica function"):
         strategy.run(lambda: variable.assign(values))

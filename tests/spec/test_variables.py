@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,8 @@ import torch
 
 import stratagem
 from stratagem import Variable, VariableAggregation, VariableSynchronization
+from stratagem._variables import shared_creation
 from stratagem._variables.creators import creator_scope
-from stratagem._variables.shared_creation import canonical_name
 from tests.client.two_replicas import HOME, TwoReplicas, number, shared
 
 MEAN = VariableAggregation.MEAN
@@ -34,8 +36,9 @@ def strategy() -> TwoReplicas:
         (lambda: torch.ones(2, dtype=torch.int32), torch.int32),
     ],
 )
+@pytest.mark.spec("VAR-2")
 def test_the_initial_value_says_shape_and_dtype(value: Any, dtype: torch.dtype) -> None:
-    """VAR-2: a value or a callable."""
+    """A value or a callable."""
     variable = Variable(value)
     expected = torch.as_tensor(value() if callable(value) else value)
     assert variable.dtype == dtype
@@ -43,6 +46,7 @@ def test_the_initial_value_says_shape_and_dtype(value: Any, dtype: torch.dtype) 
     assert torch.equal(variable.read_value(), expected)
 
 
+@pytest.mark.spec("VAR-15", "VAR-19")
 def test_the_initial_value_is_copied() -> None:
     initial = torch.ones(2)
     variable = Variable(initial)
@@ -67,7 +71,6 @@ def test_arguments_are_those_of_the_signature() -> None:
 
 
 def test_a_variable_is_trainable_unless_synchronized_on_read() -> None:
-    """VAR-15, VAR-19."""
     on_read = VariableSynchronization.ON_READ
     assert Variable(1.0).trainable
     assert Variable(1.0).value().requires_grad
@@ -81,11 +84,17 @@ def test_a_variable_is_trainable_unless_synchronized_on_read() -> None:
 
 
 @pytest.mark.parametrize("within", [False, True])
-@pytest.mark.parametrize("mode", ["synchronization", "aggregation"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("synchronization", marks=pytest.mark.spec("VAR-21")),
+        pytest.param("aggregation", marks=pytest.mark.spec("VAR-22")),
+    ],
+)
 def test_a_mode_that_does_not_exist_is_refused(
     strategy: TwoReplicas, mode: str, within: bool
 ) -> None:
-    """VAR-21, VAR-22 with ODD-22: the ValueError that was meant."""
+    """The ValueError that was meant."""
     scope = strategy.scope() if within else stratagem.get_strategy().scope()
     message = f"Invalid variable {mode} mode: 'sum' for variable 'w'"
     modes: dict[str, Any] = {mode: "sum"}
@@ -93,6 +102,7 @@ def test_a_mode_that_does_not_exist_is_refused(
         Variable(1.0, name="w", **modes)
 
 
+@pytest.mark.spec("VAR-1", "VAR-4", "VAR-9", "VAR-18")
 def test_names_are_unique_within_a_strategy(strategy: TwoReplicas) -> None:
     with strategy.scope():
         kept = [Variable(1.0), Variable(1.0), Variable(1.0, name="w")]
@@ -109,7 +119,6 @@ def test_names_are_unique_within_a_strategy(strategy: TwoReplicas) -> None:
 def test_a_strategy_creates_and_owns_what_is_made_in_its_scope(
     strategy: TwoReplicas,
 ) -> None:
-    """VAR-1, VAR-4, VAR-9, VAR-18, EXT-9."""
     with strategy.scope(), strategy.scope():
         variable = Variable(1.0, name="w")
     plain = Variable(1.0)
@@ -122,8 +131,8 @@ def test_a_strategy_creates_and_owns_what_is_made_in_its_scope(
     assert not stratagem.get_strategy().extended.variable_created_in_scope(variable)
 
 
+@pytest.mark.spec("VAR-5", "VAR-18")
 def test_with_one_replica_there_is_no_wrapper() -> None:
-    """VAR-5, VAR-18."""
     one = TwoReplicas(replicas=1)
     variable = shared(one, 1.0)
     assert type(variable).__name__ == "LocalVariable"
@@ -132,8 +141,9 @@ def test_with_one_replica_there_is_no_wrapper() -> None:
     assert variable.numpy() == 2.0
 
 
+@pytest.mark.spec("VAR-1")
 def test_the_innermost_creator_sees_the_call_first(strategy: TwoReplicas) -> None:
-    """VAR-1: synchronization and aggregation reach the creators, too."""
+    """Synchronization and aggregation reach the creators, too."""
     seen = []
 
     def noticing(following: Any, **kwargs: Any) -> Any:
@@ -159,13 +169,15 @@ def test_the_innermost_creator_sees_the_call_first(strategy: TwoReplicas) -> Non
         ("foo_a/_3bar/b4", "foo_a/_3bar/b4"),
     ],
 )
+@pytest.mark.spec("VAR-10")
 def test_canonical_names_have_no_numbers(name: str | None, canonical: str) -> None:
-    """VAR-10: every `_<digits>` directly before a `/`, and a trailing one."""
-    assert canonical_name(name) == canonical
+    """Every `_<digits>` directly before a `/`, and a trailing one."""
+    assert shared_creation.canonical_name(name) == canonical
 
 
+@pytest.mark.spec("VAR-10")
 def test_replicas_create_one_variable_together(strategy: TwoReplicas) -> None:
-    """VAR-10: Replica 0 really creates; the others get the same."""
+    """Replica 0 really creates; the others get the same."""
     created = []
 
     def fn() -> tuple[Variable, ...]:
@@ -179,11 +191,16 @@ def test_replicas_create_one_variable_together(strategy: TwoReplicas) -> None:
     assert [float(v) for v in (first, second, named)] == [5.0, 6.0, 5.0]
 
 
-@pytest.mark.parametrize("names", [("a", "b"), ("a", "a", "a")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("a", "b"), marks=pytest.mark.spec("VAR-11")),
+        pytest.param(("a", "a", "a"), marks=pytest.mark.spec("VAR-12")),
+    ],
+)
 def test_replicas_have_to_create_the_same_variables(
     strategy: TwoReplicas, names: tuple[str, ...]
 ) -> None:
-    """VAR-11, VAR-12: “Tried to create variable” … “with mismatching name”."""
 
     def fn() -> None:
         for name in names[:1] if number() == 0 else names[1:]:
@@ -195,8 +212,8 @@ def test_replicas_have_to_create_the_same_variables(
         strategy.run(fn)
 
 
+@pytest.mark.spec("VAR-16")
 def test_colocated_variables_know_with_which(strategy: TwoReplicas) -> None:
-    """EXT-10, VAR-16."""
     seen = []
 
     def noticing(following: Any, **kwargs: Any) -> Any:
@@ -227,6 +244,7 @@ def test_a_component_knows_its_container(strategy: TwoReplicas) -> None:
     assert extended.value_container(component) is component
 
 
+@pytest.mark.spec("VRD-8")
 def test_the_current_device_is_where_a_plain_variable_goes() -> None:
     with stratagem.device("CPU:3"):
         variable = Variable(1.0)
@@ -238,7 +256,6 @@ def test_the_current_device_is_where_a_plain_variable_goes() -> None:
 
 
 def test_a_variable_is_usable_wherever_torch_takes_a_tensor() -> None:
-    """VRD-8."""
     weight, bias = Variable([[1.0, 2.0]]), Variable([3.0])
     x = torch.ones(1, 2)
     assert torch.nn.functional.linear(x, weight, bias).item() == 6.0  # type: ignore[arg-type]
@@ -253,16 +270,16 @@ def test_a_variable_is_usable_wherever_torch_takes_a_tensor() -> None:
     assert [1, 2, 3][Variable(1)] == 2
 
 
+@pytest.mark.spec("VRD-12")
 def test_equality_is_by_element_and_hash_by_identity() -> None:
-    """VRD-12."""
     variable = Variable([1.0, 2.0])
     assert (variable == torch.tensor([1.0, 0.0])).tolist() == [True, False]
     assert (variable != torch.tensor([1.0, 0.0])).tolist() == [False, True]
     assert len({variable, variable, Variable([1.0, 2.0])}) == 2
 
 
+@pytest.mark.spec("VRD-7")
 def test_a_read_value_is_a_snapshot_that_gradients_flow_through() -> None:
-    """VRD-7."""
     variable = Variable([1.0, 2.0])
     snapshot, array = variable.read_value(), variable.numpy()
     variable.assign([5.0, 6.0])
@@ -274,8 +291,8 @@ def test_a_read_value_is_a_snapshot_that_gradients_flow_through() -> None:
     assert variable.value().grad is None
 
 
+@pytest.mark.spec("VRD-13")
 def test_the_repr_names_and_shows_the_variable() -> None:
-    """VRD-13: CS as plain variable."""
     text = repr(Variable(1.5, name="w"))
     assert text == "<Variable 'w' shape=() dtype=torch.float32, value=tensor(1.5000)>"
 
@@ -322,3 +339,58 @@ def test_an_initial_value_that_is_none_is_refused_with_the_cure(
 def test_rows_are_numbered_by_integers() -> None:
     with pytest.raises(stratagem.InvalidTypeError, match=r"torch\.int64"):
         stratagem.IndexedSlices(torch.ones(1, 2), torch.tensor([1.0]))
+
+
+@pytest.mark.parametrize("which", ["one device", "default"])
+@pytest.mark.spec("VAR-7")
+def test_where_there_is_one_device_variables_are_plain(which: str) -> None:
+    one = stratagem.OneDeviceStrategy("CPU:0")
+    owner = one if which == "one device" else stratagem.get_strategy()
+    with owner.scope():
+        variable = Variable(1.0, name="v")
+    assert type(variable) is type(Variable(1.0))
+    assert variable.values == (variable,)
+    assert owner.run(lambda: variable.assign(2.0)) is variable
+    assert variable.numpy() == 2.0
+
+
+COPIED: dict[str, Callable[[], stratagem.Strategy]] = {
+    "plain": stratagem.get_strategy,
+    "shared": TwoReplicas,
+    "central": lambda: stratagem.CentralStorageStrategy(["CPU:0", "CPU:1"]),
+    "mirrored": lambda: stratagem.MirroredStrategy(["CPU:0", "CPU:1"]),
+}
+
+
+@pytest.mark.parametrize("owner", COPIED)
+@pytest.mark.usefixtures("four_cpus")
+@pytest.mark.spec("VAR-18")
+def test_a_deep_copy_is_a_variable_of_its_own(owner: str) -> None:
+    """Of the same strategy, under a name that is free there."""
+    strategy = COPIED[owner]()
+    with strategy.scope():
+        variable = Variable([1.0, 2.0], name="v", aggregation=MEAN)
+    duplicate = copy.deepcopy(variable)
+    assert type(duplicate) is type(variable)
+    assert duplicate.distribute_strategy is variable.distribute_strategy
+    assert duplicate.aggregation is MEAN
+    strategy.run(lambda: duplicate.assign([5.0, 6.0]))
+    for one in duplicate.values:
+        assert one.numpy().tolist() == [5.0, 6.0]
+    for one in variable.values:
+        assert one.numpy().tolist() == [1.0, 2.0]
+    named = {variable.name, *(one.name for one in (*variable.values, duplicate))}
+    assert len(named) == (1 if owner == "plain" else len(variable.values) + 1)
+
+
+@pytest.mark.usefixtures("four_cpus")
+def test_a_deep_copied_strategy_has_variables_of_its_own() -> None:
+    strategy = COPIED["mirrored"]()
+    with strategy.scope():
+        holder = {"strategy": strategy, "variable": Variable(1.0, name="v")}
+    duplicate = copy.deepcopy(holder)
+    variable: Any = duplicate["variable"]
+    assert variable.distribute_strategy is duplicate["strategy"]
+    assert variable.name == "v"
+    variable.assign(2.0)
+    assert float(holder["variable"]) == 1.0  # type: ignore[arg-type]

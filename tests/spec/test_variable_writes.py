@@ -21,8 +21,9 @@ def strategy() -> TwoReplicas:
     return TwoReplicas()
 
 
+@pytest.mark.spec("VWR-1", "VWR-22")
 def test_assignments_replace_add_and_subtract() -> None:
-    """VWR-1, VWR-22: `read_value=False` None."""
+    """`read_value=False` None."""
     variable = Variable([1.0, 2.0])
     assert variable.assign([3.0, 4.0]) is variable
     assert variable.assign_add(torch.ones(2)) is variable
@@ -31,6 +32,7 @@ def test_assignments_replace_add_and_subtract() -> None:
 
 
 @pytest.mark.parametrize("value", [1.0, [1.0], [[1.0, 2.0]], [1.0, 2.0, 3.0]])
+@pytest.mark.spec("VWR-12")
 def test_a_value_of_another_shape_is_refused(value: Any) -> None:
     variable = Variable([1.0, 2.0], name="w")
     with pytest.raises(stratagem.InvalidArgumentError, match=r"'w' has shape \(2,\)"):
@@ -39,7 +41,6 @@ def test_a_value_of_another_shape_is_refused(value: Any) -> None:
 
 
 def test_a_value_of_another_dtype_is_refused() -> None:
-    """VWR-12: dtype error at assign."""
     variable = Variable(1)
     with pytest.raises(stratagem.InvalidArgumentError, match=r"torch\.float64"):
         variable.assign(torch.tensor(1.5, dtype=torch.float64))
@@ -89,10 +90,11 @@ def test_torch_writes_only_what_lives_here(strategy: TwoReplicas) -> None:
     ],
 )
 @pytest.mark.parametrize("columns", [(), (2,)])
+@pytest.mark.spec("VSC-1")
 def test_rows_are_written(
     method: str, values: Any, indices: Any, expected: Any, columns: tuple[int, ...]
 ) -> None:
-    """VSC-1: duplicates accumulate."""
+    """Duplicates accumulate."""
 
     def wide(numbers: list[float]) -> torch.Tensor:
         column = torch.tensor(numbers).view(-1, *(1 for _ in columns))
@@ -104,8 +106,8 @@ def test_rows_are_written(
     assert torch.equal(variable.read_value(), wide(expected))
 
 
+@pytest.mark.spec("VSC-5")
 def test_rows_that_do_not_fit_are_refused() -> None:
-    """VSC-5: delta not IndexedSlices → TypeError."""
     variable = Variable([[1.0], [2.0]])
     with pytest.raises(TypeError, match="scatter_add takes IndexedSlices"):
         variable.scatter_add(torch.ones(2, 1))  # type: ignore[arg-type]
@@ -123,10 +125,11 @@ def test_rows_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize(
     ("aggregation", "assigned", "added"), [(SUM, 3.0, 13.0), (MEAN, 1.5, 11.5)]
 )
+@pytest.mark.spec("VWR-5", "VWR-7", "VWR-11", "VWR-21")
 def test_what_replicas_write_is_combined(
     strategy: TwoReplicas, aggregation: Any, assigned: float, added: float
 ) -> None:
-    """VWR-5, VWR-7, VWR-11, VWR-21: the same single handle for all."""
+    """The same single handle for all."""
     variable = shared(strategy, 10.0, aggregation)
 
     def fn(method: str) -> Any:
@@ -140,17 +143,19 @@ def test_what_replicas_write_is_combined(
     assert variable.numpy() == assigned
 
 
+@pytest.mark.spec("VWR-5")
 def test_numbers_and_lists_of_replicas_are_combined_whole(
     strategy: TwoReplicas,
 ) -> None:
-    """VWR-5: different values on each replica, of whatever kind."""
+    """Different values on each replica, of whatever kind."""
     variable = shared(strategy, torch.zeros(2, dtype=torch.float64), SUM)
     strategy.run(lambda: variable.assign([1.0 + number(), 2]))
     assert variable.numpy().tolist() == [3.0, 4.0]
 
 
+@pytest.mark.spec("VWR-6")
 def test_the_same_number_has_no_sum_over_replicas(strategy: TwoReplicas) -> None:
-    """VWR-6: ValueError RED-16; N==1 fine."""
+    """ValueError RED-16; N==1 fine."""
     variable = shared(strategy, 1.0, SUM)
     with pytest.raises(ValueError, match=r"non-DistributedValues value 5\.0"):
         strategy.run(lambda: variable.assign(5.0))
@@ -160,45 +165,48 @@ def test_the_same_number_has_no_sum_over_replicas(strategy: TwoReplicas) -> None
     assert variable.numpy() == 5.0
 
 
+@pytest.mark.spec("VWR-8")
 def test_the_same_number_is_its_own_mean(strategy: TwoReplicas) -> None:
-    """VWR-8: that value unchanged; assign_add(1) with MEAN → +1."""
+    """That value unchanged; assign_add(1) with MEAN → +1."""
     variable = shared(strategy, 1.0, MEAN)
     strategy.run(lambda: variable.assign_add(1.0))
     assert variable.numpy() == 2.0
 
 
+@pytest.mark.spec("VWR-9")
 def test_only_the_first_replica_may_be_heard(strategy: TwoReplicas) -> None:
-    """VWR-9: N replicas, ONLY_FIRST global step +1 per run."""
+    """N replicas, ONLY_FIRST global step +1 per run."""
     step = shared(strategy, 0, FIRST)
     strategy.run(lambda: step.assign_add(1))
     strategy.run(lambda: step.assign_add(torch.tensor(1 + number())))
     assert step.numpy() == 2
 
 
+@pytest.mark.spec("VWR-10")
 def test_without_an_aggregation_replicas_cannot_write(strategy: TwoReplicas) -> None:
-    """VWR-10 with ODD-1: ValueError “must specify an aggregation method”."""
     variable = shared(strategy, 1.0, NONE)
     with pytest.raises(ValueError, match="must specify an aggregation method"):
         strategy.run(lambda: variable.assign(2.0))
     assert variable.numpy() == 1.0
 
 
+@pytest.mark.spec("VWR-12")
 def test_a_mean_of_integers_does_not_fit_an_integer(strategy: TwoReplicas) -> None:
-    """VWR-12: mean is float64 → dtype error at assign."""
+    """Mean is float64 → dtype error at assign."""
     variable = shared(strategy, 1, MEAN)
     with pytest.raises(stratagem.InvalidArgumentError, match=r"torch\.float64"):
         strategy.run(lambda: variable.assign(torch.tensor(number())))
 
 
+@pytest.mark.spec("VWR-13")
 def test_all_replicas_have_to_reach_the_assignment(strategy: TwoReplicas) -> None:
-    """VWR-13: RuntimeError MRG-3."""
     variable = shared(strategy, 1.0, SUM)
     with pytest.raises(RuntimeError, match="different number of"):
         strategy.run(lambda: number() or variable.assign(torch.tensor(1.0)))
 
 
+@pytest.mark.spec("VWR-14")
 def test_another_strategy_cannot_write(strategy: TwoReplicas) -> None:
-    """VWR-14: RuntimeError “Mixing different”."""
     variable, other = shared(strategy, 1.0, SUM), TwoReplicas()
     foreign = shared(other, 1.0)
 
@@ -214,8 +222,9 @@ def test_another_strategy_cannot_write(strategy: TwoReplicas) -> None:
     assert variable.numpy() == 1.0
 
 
+@pytest.mark.spec("VWR-1", "VWR-3", "VWR-15")
 def test_in_cross_replica_context_there_is_one_value(strategy: TwoReplicas) -> None:
-    """VWR-1, VWR-3, VWR-15 and ODD-3: a PerReplica is to be reduced first."""
+    """A PerReplica is to be reduced first."""
     variable = shared(strategy, 1.0, NONE)
     variable.assign(2.0)
     with strategy.scope():
@@ -225,8 +234,9 @@ def test_in_cross_replica_context_there_is_one_value(strategy: TwoReplicas) -> N
     assert variable.numpy() == 3.0
 
 
+@pytest.mark.spec("VWR-4")
 def test_an_update_function_writes_the_variable(strategy: TwoReplicas) -> None:
-    """VWR-4, EXT-4: once on the single variable; mirrored arguments unwrapped."""
+    """Once on the single variable; mirrored arguments unwrapped."""
     variable = shared(strategy, 1.0, NONE)
     mirrored = stratagem.Mirrored((torch.tensor(2.0), torch.tensor(2.0)))
 
@@ -294,10 +304,11 @@ def rows_of_replica() -> IndexedSlices:
         ("scatter_max", FIRST, [2.0, 1.0, 1.0]),
     ],
 )
+@pytest.mark.spec("VSC-2", "VSC-3", "VSC-6")
 def test_rows_of_replicas_are_combined(
     strategy: TwoReplicas, method: str, aggregation: Any, expected: list[float]
 ) -> None:
-    """VSC-2, VSC-3, VSC-6: `[2,1,1]`, scatter_mul idx r by r+2 → `[2, 1.5, 1]`."""
+    """`[2,1,1]`, scatter_mul idx r by r+2 → `[2, 1.5, 1]`."""
     variable = shared(strategy, [2.0, 1.0, 1.0], aggregation)
     result = strategy.run(lambda: getattr(variable, method)(rows_of_replica()))
     assert result is variable
@@ -305,8 +316,8 @@ def test_rows_of_replicas_are_combined(
 
 
 @pytest.mark.parametrize("method", ["scatter_min", "scatter_max", "scatter_update"])
+@pytest.mark.spec("VSC-2")
 def test_extremes_of_rows_have_no_sum(strategy: TwoReplicas, method: str) -> None:
-    """VSC-2: NotImplementedError naming the method."""
     variable = shared(strategy, [2.0, 1.0], SUM)
     with pytest.raises(NotImplementedError, match=method):
         strategy.run(lambda: getattr(variable, method)(rows_of_replica()))

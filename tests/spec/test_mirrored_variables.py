@@ -43,10 +43,11 @@ def diverged(strategy: MirroredStrategy) -> Variable:
     return variable
 
 
+@pytest.mark.spec("VAR-2", "VAR-3")
 def test_each_device_gets_a_copy_of_one_initial_value(
     strategy: MirroredStrategy,
 ) -> None:
-    """VAR-2, VAR-3: a random initialiser runs once."""
+    """A random initialiser runs once."""
     variable = created(strategy, lambda: torch.randn(3), name="w")
     assert isinstance(variable, MirroredVariable)
     first, second = variable.values
@@ -57,18 +58,19 @@ def test_each_device_gets_a_copy_of_one_initial_value(
 
 
 @pytest.mark.parametrize("mode", ["AUTO", "ON_WRITE", None])
+@pytest.mark.spec("VAR-3", "VAR-19")
 def test_copies_are_mirrored_unless_on_read(
     strategy: MirroredStrategy, mode: str | None
 ) -> None:
-    """VAR-3, VAR-19."""
     synchronization = None if mode is None else VariableSynchronization[mode]
     variable = created(strategy, 1.0, synchronization=synchronization)
     assert isinstance(variable, MirroredVariable)
     assert isinstance(created(strategy, 1.0, synchronization=ON_READ), Variable)
 
 
+@pytest.mark.spec("VAR-1")
 def test_creators_of_the_user_see_both_sides(strategy: MirroredStrategy) -> None:
-    """VAR-1: the outer one is called once per copy, the inner one once."""
+    """The outer one is called once per copy, the inner one once."""
     outer: list[str] = []
     inner: list[str] = []
 
@@ -84,25 +86,30 @@ def test_creators_of_the_user_see_both_sides(strategy: MirroredStrategy) -> None
     assert (outer, inner) == (["v", "v/replica_1"], ["v"])
 
 
+@pytest.mark.spec("VAR-9")
 def test_a_nested_scope_wraps_once(strategy: MirroredStrategy) -> None:
-    """VAR-9."""
     with strategy.scope(), strategy.scope():
         variable = Variable(1.0)
     assert [type(copy).__name__ for copy in variable.values] == ["LocalVariable"] * 2
 
 
+@pytest.mark.spec("VAR-10")
 def test_replicas_create_a_variable_together(strategy: MirroredStrategy) -> None:
-    """VAR-10."""
     variable = strategy.run(lambda: Variable(float(number()), name="v"))
     assert isinstance(variable, MirroredVariable)
     assert [float(copy) for copy in variable.values] == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("second", ["other", "v"])
+@pytest.mark.parametrize(
+    "second",
+    [
+        pytest.param("other", marks=pytest.mark.spec("VAR-11")),
+        pytest.param("v", marks=pytest.mark.spec("VAR-12")),
+    ],
+)
 def test_replicas_have_to_create_the_same(
     strategy: MirroredStrategy, second: str
 ) -> None:
-    """VAR-11, VAR-12."""
 
     def fn() -> None:
         Variable(1.0, name="v" if number() == 0 else second)
@@ -113,15 +120,16 @@ def test_replicas_have_to_create_the_same(
         strategy.run(fn)
 
 
+@pytest.mark.spec("VAR-15")
 def test_variables_are_trainable_unless_on_read(strategy: MirroredStrategy) -> None:
-    """VAR-15: an explicit True is kept."""
+    """An explicit True is kept."""
     assert created(strategy, 1.0).trainable
     assert not created(strategy, 1.0, synchronization=ON_READ).trainable
     assert created(strategy, 1.0, trainable=True, synchronization=ON_READ).trainable
 
 
+@pytest.mark.spec("VAR-18")
 def test_copies_belong_to_the_strategy(strategy: MirroredStrategy) -> None:
-    """VAR-18, EXT-8, EXT-9: and to their container."""
     variable = created(strategy, 1.0)
     for one in (variable, *variable.values):
         assert one.distribute_strategy is strategy
@@ -132,8 +140,9 @@ def test_copies_belong_to_the_strategy(strategy: MirroredStrategy) -> None:
         assert one is variable or any(one is local for local in locals_)
 
 
+@pytest.mark.spec("VAR-16")
 def test_variables_can_be_put_beside_others(strategy: MirroredStrategy) -> None:
-    """VAR-16, EXT-10: what `non_slot_devices` returns will do."""
+    """What `non_slot_devices` returns will do."""
     first = created(strategy, 1.0)
     extended = strategy.extended
     with strategy.scope():
@@ -147,29 +156,40 @@ def test_variables_can_be_put_beside_others(strategy: MirroredStrategy) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        (
+        pytest.param(
             {"synchronization": VariableSynchronization.NONE},
             "`NONE` variable synchronization mode is not supported.*'v'",
+            marks=pytest.mark.spec("VAR-20"),
         ),
-        ({"synchronization": "x"}, "Invalid variable synchronization mode.*'v'"),
-        ({"aggregation": "x"}, "Invalid variable aggregation mode.*'v'"),
-        (
+        pytest.param(
+            {"synchronization": "x"},
+            "Invalid variable synchronization mode.*'v'",
+            marks=pytest.mark.spec("VAR-21"),
+        ),
+        pytest.param(
+            {"aggregation": "x"},
+            "Invalid variable aggregation mode.*'v'",
+            marks=pytest.mark.spec("VAR-22"),
+        ),
+        pytest.param(
             {"aggregation": VariableAggregation.MEAN, "dtype": torch.int64},
             "'v'.*aggregation=MEAN and a non-floating dtype",
+            marks=pytest.mark.spec("VAR-23"),
         ),
     ],
 )
 def test_modes_without_a_meaning_are_refused(
     strategy: MirroredStrategy, kwargs: dict[str, Any], message: str
 ) -> None:
-    """VAR-20, VAR-21, VAR-22, VAR-23: the name is free again afterwards."""
+    """The name is free again afterwards."""
     with pytest.raises(ValueError, match=message):
         created(strategy, 1, name="v", **kwargs)
     assert created(strategy, 1, name="v").name == "v"
 
 
+@pytest.mark.spec("VRD-1", "VRD-8")
 def test_each_replica_reads_its_own_copy(strategy: MirroredStrategy) -> None:
-    """VRD-1, VRD-8: in a replica and in an update; every way of reading."""
+    """In a replica and in an update; every way of reading."""
     variable = diverged(strategy)
 
     def fn() -> tuple[Any, ...]:
@@ -188,10 +208,11 @@ def test_each_replica_reads_its_own_copy(strategy: MirroredStrategy) -> None:
     assert [float(value) for value in read.values] == [1.0, 2.0]
 
 
+@pytest.mark.spec("VRD-2", "VRD-11")
 def test_outside_of_replicas_the_device_selects_the_copy(
     strategy: MirroredStrategy,
 ) -> None:
-    """VRD-2, VRD-11: the copy on the current device, else the first one."""
+    """The copy on the current device, else the first one."""
     variable = diverged(strategy)
     assert (float(variable), variable.device_name) == (1.0, f"{CPU}0")
     with stratagem.device("CPU:1"):
@@ -202,16 +223,17 @@ def test_outside_of_replicas_the_device_selects_the_copy(
         assert float(variable) == 1.0
 
 
+@pytest.mark.spec("VRD-9", "VRD-10")
 def test_its_copies_can_be_had(strategy: MirroredStrategy) -> None:
-    """VRD-9, VRD-10."""
     variable = created(strategy, [1.0])
     results = strategy.experimental_local_results(variable)
     assert results is variable.values
     assert len(results) == 2
 
 
+@pytest.mark.spec("VRD-11", "VRD-13")
 def test_it_is_described_as_its_first_copy(strategy: MirroredStrategy) -> None:
-    """VRD-11, VRD-13: one line per copy."""
+    """One line per copy."""
     variable = created(strategy, [1.0, 2.0], name="v")
     assert variable.name == "v"
     assert variable.dtype is torch.float32
@@ -227,10 +249,10 @@ def test_it_is_described_as_its_first_copy(strategy: MirroredStrategy) -> None:
     assert repr(on_read).startswith("SyncOnReadVariable:{")
 
 
+@pytest.mark.spec("VRD-12")
 def test_it_compares_by_elements_and_hashes_by_identity(
     strategy: MirroredStrategy,
 ) -> None:
-    """VRD-12."""
     first, second = created(strategy, [1.0, 2.0]), created(strategy, [1.0, 3.0])
     assert (first == second).tolist() == [True, False]
     assert len({first, second, first}) == 2
@@ -253,3 +275,31 @@ def test_gradients_stay_with_their_copies(strategy: MirroredStrategy) -> None:
         return variable.grad
 
     assert [float(grad) for grad in strategy.run(fn).values] == [6.0, 12.0]
+
+
+@pytest.mark.spec("VAR-10")
+def test_replicas_match_their_variables_by_canonical_name(
+    strategy: MirroredStrategy,
+) -> None:
+    """Numbers that differ do not matter; the name is that of the first replica."""
+    named = strategy.run(lambda: Variable(1.0, name=f"foo_{number()}"))
+    assert named.name == "foo_0"
+    names = ["foo/bar", "foo_1/bar", "foo_1/bar_1", "foo/bar_1"]
+    several = strategy.run(lambda: [Variable(1.0, name=name) for name in names])
+    assert [variable.name for variable in several] == names
+    assert len(set(several)) == 4
+
+
+@pytest.mark.parametrize("synchronization", ["AUTO", "ON_READ"])
+@pytest.mark.spec("VAR-3")
+def test_variables_made_in_replicas_start_alike(
+    strategy: MirroredStrategy, synchronization: str
+) -> None:
+    """A random initialiser runs on the first replica only."""
+    mode = VariableSynchronization[synchronization]
+
+    def fn() -> Variable:
+        return Variable(lambda: torch.rand(3), synchronization=mode)
+
+    first, second = strategy.run(fn).values
+    assert torch.equal(first.read_value(), second.read_value())
