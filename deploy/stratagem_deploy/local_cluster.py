@@ -47,7 +47,7 @@ class LocalCluster:
         """Describes the cluster; entering the block starts it.
 
         Args:
-            ps: Number of parameter servers.
+            ps: Number of parameter servers; none for workers that train without.
             workers: Number of workers.
             processes: Whether servers and workers are processes. Otherwise they are
                 threads of this process, which start in no time.
@@ -59,12 +59,12 @@ class LocalCluster:
                 errors that they cause either way.
 
         Raises:
-            InvalidArgumentError: There would be no server, or less than no worker.
+            InvalidArgumentError: There would be nobody, or less than that.
         """
-        if ps < 1 or workers < 0:
+        if min(ps, workers) < 0 or not ps + workers:
             raise InvalidArgumentError(
                 f"a cluster of {ps} parameter servers and {workers} workers cannot "
-                "be; ask for at least one server"
+                "be; ask for at least one of them"
             )
         self._counts = {"ps": ps, "worker": workers, "chief": 1}
         self._processes = processes
@@ -73,6 +73,7 @@ class LocalCluster:
         self._screen = Screen(sys.stderr) if show_output else None
         self._token = secrets.token_urlsafe(32)
         self._addresses: dict[str, list[ReservedAddress]] = {}
+        self._running = False
         self._servers: Sequence[Server] = ()
         self._workers: Sequence[Worker] = ()
 
@@ -85,6 +86,7 @@ class LocalCluster:
             self._create(resources)
             resources.enter_context(serving(self._servers, self._start_timeout))
             self._resources = resources.pop_all()
+        self._running = True
         return self
 
     def __exit__(
@@ -93,6 +95,7 @@ class LocalCluster:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._running = False
         self._servers, self._workers = (), ()
         self._resources.close()
 
@@ -232,12 +235,12 @@ class LocalCluster:
         count = self._counts[job] if job in ("ps", "worker") else 0
         if not 0 <= index < count:
             raise InvalidArgumentError(
-                f"the cluster has no task {job}:{index}; its tasks are ps:0 to "
-                f"ps:{self._counts['ps'] - 1}, and {self._counts['worker']} workers"
+                f"the cluster has no task {job}:{index}; it has {self._counts['ps']} "
+                f"tasks of ps and {self._counts['worker']} of worker, from index 0"
             )
 
     def _check_running(self) -> None:
-        if not self._servers:
+        if not self._running:
             raise FailedPreconditionError(
                 "the cluster does not run; use it inside `with LocalCluster(...) as "
                 "cluster:`"

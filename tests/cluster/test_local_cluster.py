@@ -295,7 +295,7 @@ def test_a_task_that_does_not_exist_is_refused(
 ) -> None:
     with pytest.raises(InvalidArgumentError, match="no task"):
         threads.resolver(*task)
-    with pytest.raises(InvalidArgumentError, match="its tasks are ps:0 to ps:1"):
+    with pytest.raises(InvalidArgumentError, match="it has 2 tasks of ps"):
         threads.kill(*task)
 
 
@@ -329,9 +329,16 @@ def test_a_team_runs_one_function_at_a_time(threads: LocalCluster) -> None:
     first.join()
 
 
-def test_a_cluster_without_servers_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="at least one server"):
-        LocalCluster(ps=0)
+@pytest.mark.parametrize(("ps", "workers"), [(0, 0), (-1, 2), (1, -1)])
+def test_a_cluster_of_nobody_is_refused(ps: int, workers: int) -> None:
+    with pytest.raises(InvalidArgumentError, match="at least one of them"):
+        LocalCluster(ps, workers)
+
+
+def test_workers_can_do_without_servers() -> None:
+    with LocalCluster(ps=0, workers=2) as cluster:
+        jobs = cluster.run(lambda resolver: resolver.cluster_spec().jobs)
+    assert jobs == [["worker"], ["worker"]]
 
 
 def test_a_cluster_that_does_not_run_says_so() -> None:

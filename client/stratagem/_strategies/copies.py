@@ -131,7 +131,7 @@ class CopiesExtended(InProcessExtended):
             if parts is None:
                 return self._reduce_nest(reduce_op, leaf, destination)
             if isinstance(leaf, Mirrored | MirroredVariable):
-                return _mean_of_equals(reduce_op, leaf)
+                return mean_of_equals(reduce_op, leaf)
             ops, value = self._cross_device_ops, PerReplica(parts)
             return ops.reduce(reduce_op, value, destination, options)
 
@@ -191,7 +191,12 @@ class CopiesExtended(InProcessExtended):
             super()._validate_colocate_with(colocate_with_variable)
 
 
-def _mean_of_equals(op: ReduceOp, value: Any) -> Any:
+def mean_of_equals(op: ReduceOp, value: Any) -> Any:
+    """Return the mean of a value whose copies are equal.
+
+    Raises:
+        InvalidArgumentError: Another reduction is asked for.
+    """
     if op is ReduceOp.MEAN:
         return value
     raise InvalidArgumentError(

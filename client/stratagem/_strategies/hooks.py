@@ -19,7 +19,7 @@ from stratagem._replicas.gathering import gather
 from stratagem._replicas.nests import leaves, map_leaves, opened
 from stratagem._replicas.reduction import Axis, combine, reduce_axes
 from stratagem._replicas.regroup import select_component
-from stratagem._replicas.values import DistributedValues, PerReplica
+from stratagem._replicas.values import DistributedValues
 from stratagem._strategies.primitives import StrategyPrimitives
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
@@ -210,15 +210,21 @@ class StrategyHooks(StrategyPrimitives):
         """
         return [0] * len(lengths)
 
-    def _combine_copies(self, reduce_op: ReduceOp, value: PerReplica) -> torch.Tensor:
+    def _combine_copies(
+        self, reduce_op: ReduceOp, copies: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
         """Reduce the copies of a variable, for a read."""
-        total = combine(reduce_op, value.values)
+        total = combine(reduce_op, copies)
         assert isinstance(total, torch.Tensor)
         return total
 
     def _of_first_replica(self, value: Any) -> Any:
-        """Return what the first of all replicas in sync has of a value."""
-        return self._local_results(value)[0]
+        """Return what the first of all replicas in sync has.
+
+        Args:
+            value: What the first replica of this process has.
+        """
+        return value
 
     def _current_device(self) -> str:
         return _devices.current() or self._default_device or "/device:CPU:0"

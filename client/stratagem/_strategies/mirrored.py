@@ -61,10 +61,12 @@ class MirroredStrategy(Strategy):
             raise InvalidTypeError(
                 f"cross_device_ops must be CrossDeviceOps, not {ops!r}"
             )
-        super().__init__(_MirroredExtended(self, names, ops))
+        super().__init__(MirroredExtended(self, names, ops))
 
 
-class _MirroredExtended(CopiesExtended):
+class MirroredExtended(CopiesExtended):
+    """The `extended` of a `MirroredStrategy`."""
+
     def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
         # Every variable is on all devices, whichever it is to be with.
         kwargs.pop("colocate_with", None)
@@ -80,8 +82,7 @@ class _MirroredExtended(CopiesExtended):
     ) -> list[Variable]:
         """Create the first copy, and the others from its value. Spec: VAR-3."""
         home, *others = self._devices
-        first = next_creator(**{**kwargs, "device": home})
-        require_mean_exists(first)
+        first = self._first_copy(next_creator, **{**kwargs, "device": home})
         value = {"initial_value": first.value().detach(), "dtype": None, "shape": None}
         return [first] + [
             next_creator(
@@ -90,6 +91,11 @@ class _MirroredExtended(CopiesExtended):
             )
             for number, device in enumerate(others, start=1)
         ]
+
+    def _first_copy(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
+        first = next_creator(**kwargs)
+        require_mean_exists(first)
+        return first
 
     def _update_config_proto(self, config: ConfigProto) -> None:
         config.isolate_session_state = True

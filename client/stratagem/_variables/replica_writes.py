@@ -78,7 +78,8 @@ class ReplicaWritten(Variable):
 
     def _combined(self, strategy: Strategy, value: Any) -> Any:
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return strategy.extended._of_first_replica(value)
+            first = strategy.experimental_local_results(value)[0]
+            return strategy.extended._of_first_replica(self._as_operand(first))
         op = ReduceOp.from_variable_aggregation(self.aggregation)
         return strategy.extended.reduce_to(op, self._as_operands(value), self)
 

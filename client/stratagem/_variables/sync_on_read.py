@@ -44,12 +44,13 @@ class SyncOnReadVariable(CopiedVariable):
             InvalidArgumentError: There is no aggregation. Spec: VRD-4.
         """
         assert self._strategy is not None
-        values = PerReplica([copy.value() for copy in self._copies])
+        extended = self._strategy.extended
+        values = [copy.value() for copy in self._copies]
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            first: torch.Tensor = self._strategy.extended._of_first_replica(values)
+            first: torch.Tensor = extended._of_first_replica(values[0])
             return first
         op = ReduceOp.from_variable_aggregation(self.aggregation)
-        return self._strategy.extended._combine_copies(op, values)
+        return extended._combine_copies(op, values)
 
     def _write_from_replica(self, write: Write, value: Any) -> None:
         self._require_dense(write, value)

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import PrefixStore
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
-from torch.distributed import PrefixStore
 
 from stratagem._workers.meeting import Meeting
 from stratagem._workers.place import WorkerPlace
@@ -41,6 +41,18 @@ _SUMMABLE = {
 }
 
 
+class _ProcessGroup(Protocol):
+    """What is used of torch's process groups, whatever carries them."""
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> distributed.Work: ...
+
+    def allgather(
+        self, found: list[list[torch.Tensor]], own: list[torch.Tensor]
+    ) -> distributed.Work: ...
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> distributed.Work: ...
+
+
 class Links:
     """One process's connections with all other workers.
 
@@ -61,7 +73,7 @@ class Links:
         self._meeting = Meeting(place, timeout)
         self._meeting.wait_for_all()
         self._host = self._carried_out(self._gloo)
-        self._gpu: distributed.Backend | None = None
+        self._gpu: _ProcessGroup | None = None
 
     def sums(
         self, tensors: Sequence[torch.Tensor], pack_bytes: int
@@ -131,36 +143,38 @@ class Links:
     def _await(
         self,
         device: torch.device,
-        start: Callable[[distributed.Backend], distributed.Work],
+        start: Callable[[_ProcessGroup], distributed.Work],
     ) -> None:
         group = self._host if device.type == "cpu" else self._nccl_on(device)
         self._carried_out(lambda: start(group).wait())
 
-    def _nccl_on(self, device: torch.device) -> distributed.Backend:
+    def _nccl_on(self, device: torch.device) -> _ProcessGroup:
         if self._gpu is None:
             self._gpu = self._carried_out(lambda: self._nccl(device))
         return self._gpu
 
-    def _gloo(self) -> distributed.Backend:
-        store = PrefixStore("gloo", self._meeting.store)
-        place = self._place
-        return distributed.ProcessGroupGloo(
+    def _gloo(self) -> _ProcessGroup:
+        store, place = PrefixStore("gloo", self._meeting.store), self._place
+        group: object = distributed.ProcessGroupGloo(
             store, place.rank, place.size, self._timeout
         )
+        return cast("_ProcessGroup", group)
 
-    def _nccl(self, device: torch.device) -> distributed.Backend:
+    def _nccl(self, device: torch.device) -> _ProcessGroup:
         if not distributed.is_nccl_available():
             raise UnimplementedError(
                 f"{self._place.name} has its replicas on {device}, but this torch has "
                 "no NCCL; install one that has, or use the CPU",
                 task=self._place.name,
             )
+        store, place = PrefixStore("nccl", self._meeting.store), self._place
         options = distributed.ProcessGroupNCCL.Options()
         options._timeout = self._timeout
-        store = PrefixStore("nccl", self._meeting.store)
-        place = self._place
         with torch.cuda.device(device):
-            return distributed.ProcessGroupNCCL(store, place.rank, place.size, options)
+            group: object = distributed.ProcessGroupNCCL(
+                store, place.rank, place.size, options
+            )
+        return cast("_ProcessGroup", group)
 
     def _carried_out(self, operation: Callable[[], _Result]) -> _Result:
         """Do what takes all workers; once it has failed nothing works any more."""

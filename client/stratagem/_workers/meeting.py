@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from datetime import timedelta
 from functools import cache
 
-from torch.distributed import DistStoreError, PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import DistStoreError
 
 from stratagem._workers.place import WorkerPlace
 from stratagem_proto.errors import (
