@@ -51,6 +51,7 @@ from stratagem._strategies.central_storage import CentralStorageStrategy
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.mirrored import MirroredStrategy
 from stratagem._strategies.multi_step import MultiStepContext
+from stratagem._strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from stratagem._strategies.one_device import OneDeviceStrategy
 from stratagem._strategies.strategy import Strategy
 from stratagem._variables.indexed_slices import IndexedSlices
@@ -125,6 +126,7 @@ __all__ = [
     "Mirrored",
     "MirroredStrategy",
     "MultiStepContext",
+    "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "NotFoundError",
     "OneDeviceStrategy",
