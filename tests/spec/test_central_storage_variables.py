@@ -61,7 +61,7 @@ def test_synchronization_does_not_matter(strategy: CentralStorageStrategy) -> No
 
 
 @pytest.mark.parametrize("aggregation", ["x", 7])
-@pytest.mark.spec("VAR-21", "VAR-22")
+@pytest.mark.spec("VAR-22")
 def test_modes_are_checked(strategy: CentralStorageStrategy, aggregation: Any) -> None:
     """A ValueError whatever the name."""
     with pytest.raises(ValueError, match="Invalid variable aggregation mode"):

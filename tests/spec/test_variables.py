@@ -46,7 +46,6 @@ def test_the_initial_value_says_shape_and_dtype(value: Any, dtype: torch.dtype) 
     assert torch.equal(variable.read_value(), expected)
 
 
-@pytest.mark.spec("VAR-15", "VAR-19")
 def test_the_initial_value_is_copied() -> None:
     initial = torch.ones(2)
     variable = Variable(initial)
@@ -70,6 +69,7 @@ def test_arguments_are_those_of_the_signature() -> None:
         Variable()  # type: ignore[call-arg]
 
 
+@pytest.mark.spec("VAR-15", "VAR-19")
 def test_a_variable_is_trainable_unless_synchronized_on_read() -> None:
     on_read = VariableSynchronization.ON_READ
     assert Variable(1.0).trainable
@@ -102,7 +102,6 @@ def test_a_mode_that_does_not_exist_is_refused(
         Variable(1.0, name="w", **modes)
 
 
-@pytest.mark.spec("VAR-1", "VAR-4", "VAR-9", "VAR-18")
 def test_names_are_unique_within_a_strategy(strategy: TwoReplicas) -> None:
     with strategy.scope():
         kept = [Variable(1.0), Variable(1.0), Variable(1.0, name="w")]
@@ -116,6 +115,7 @@ def test_names_are_unique_within_a_strategy(strategy: TwoReplicas) -> None:
         assert Variable(1.0, name="w").name == "w_1"
 
 
+@pytest.mark.spec("VAR-1", "VAR-4", "VAR-9", "VAR-18")
 def test_a_strategy_creates_and_owns_what_is_made_in_its_scope(
     strategy: TwoReplicas,
 ) -> None:
@@ -244,7 +244,6 @@ def test_a_component_knows_its_container(strategy: TwoReplicas) -> None:
     assert extended.value_container(component) is component
 
 
-@pytest.mark.spec("VRD-8")
 def test_the_current_device_is_where_a_plain_variable_goes() -> None:
     with stratagem.device("CPU:3"):
         variable = Variable(1.0)
@@ -255,6 +254,7 @@ def test_the_current_device_is_where_a_plain_variable_goes() -> None:
 # Reading.
 
 
+@pytest.mark.spec("VRD-8")
 def test_a_variable_is_usable_wherever_torch_takes_a_tensor() -> None:
     weight, bias = Variable([[1.0, 2.0]]), Variable([3.0])
     x = torch.ones(1, 2)
