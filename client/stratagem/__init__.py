@@ -5,6 +5,9 @@ Everything public is here; modules whose names start with `_` are not.
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from stratagem import cluster_resolver, config
 from stratagem._cluster.device_filters import ClusterDeviceFilters
 from stratagem._cluster.spec import ClusterSpec
@@ -37,8 +40,6 @@ from stratagem._options import (
     RunOptions,
     ValueContext,
 )
-from stratagem._parameter_server.strategy import ParameterServerStrategy
-from stratagem._parameter_server.variable_placement import VariablePlacement
 from stratagem._replicas.cross_device_ops import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
@@ -51,7 +52,6 @@ from stratagem._strategies.central_storage import CentralStorageStrategy
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.mirrored import MirroredStrategy
 from stratagem._strategies.multi_step import MultiStepContext
-from stratagem._strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 from stratagem._strategies.one_device import OneDeviceStrategy
 from stratagem._strategies.strategy import Strategy
 from stratagem._variables.indexed_slices import IndexedSlices
@@ -87,6 +87,11 @@ from stratagem_proto.errors import (
     VariableNotFoundError,
 )
 from stratagem_proto.v1.cluster_pb2 import ClusterDef, ConfigProto, ServerDef
+
+if TYPE_CHECKING:
+    from stratagem._parameter_server.strategy import ParameterServerStrategy
+    from stratagem._parameter_server.variable_placement import VariablePlacement
+    from stratagem._strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
 
 # Alphabetical; each name that is added is imported above.
 __all__ = [
@@ -170,12 +175,33 @@ __all__ = [
 
 _default_strategy.install()
 
+# What only some programs use and takes time to load, by its module: loaded when first
+# asked for.
+_LATE = {
+    "MultiWorkerMirroredStrategy": "stratagem._strategies.multi_worker_mirrored",
+    "ParameterServerStrategy": "stratagem._parameter_server.strategy",
+    "VariablePlacement": "stratagem._parameter_server.variable_placement",
+}
 
-def _show_public_names() -> None:
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(_LATE[name])
+    globals()[name] = value = getattr(module, name, module)
+    _show_public_name(name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATE})
+
+
+def _show_public_name(name: str) -> None:
     """Let tracebacks, `help` and pickles say `stratagem.X`, not where X is kept."""
-    for name in __all__:
-        if hasattr(globals()[name], "__qualname__"):
-            globals()[name].__module__ = __name__
+    if hasattr(globals()[name], "__qualname__"):
+        globals()[name].__module__ = __name__
 
 
-_show_public_names()
+for _name in {*__all__} - {*_LATE}:
+    _show_public_name(_name)

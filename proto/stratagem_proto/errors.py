@@ -1,4 +1,4 @@
-"""The errors of Stratagem: one tree and the one table of their gRPC status codes.
+"""The errors of Stratagem: one tree.
 
 StratagemError
 ├── InvalidArgumentError (ValueError)      the request can never succeed as it is
@@ -28,12 +28,11 @@ StratagemError
 ├── DataLossError (RuntimeError)
 └── InternalError (RuntimeError)           a bug; please report it
 
-Both sides translate by `STATUS_CODES`; `stratagem_proto.status` does it.
+`stratagem_proto.status` carries them over the wire. This module has no need of gRPC,
+which takes its time to load.
 """
 
 from __future__ import annotations
-
-from grpc import StatusCode
 
 
 class StratagemError(Exception):
@@ -160,39 +159,3 @@ class DataLossError(StratagemError, RuntimeError):
 
 class InternalError(StratagemError, RuntimeError):
     """Stratagem broke one of its own promises."""
-
-
-# The first class of each code is the one that a bare status becomes.
-STATUS_CODES: dict[type[StratagemError], StatusCode] = {
-    InvalidArgumentError: StatusCode.INVALID_ARGUMENT,
-    InvalidNameError: StatusCode.INVALID_ARGUMENT,
-    MalformedStreamError: StatusCode.INVALID_ARGUMENT,
-    UpdateFunctionError: StatusCode.INVALID_ARGUMENT,
-    UnbatchedInputError: StatusCode.INVALID_ARGUMENT,
-    InvalidTypeError: StatusCode.INVALID_ARGUMENT,
-    NotFoundError: StatusCode.NOT_FOUND,
-    VariableNotFoundError: StatusCode.NOT_FOUND,
-    AlreadyExistsError: StatusCode.ALREADY_EXISTS,
-    FailedPreconditionError: StatusCode.FAILED_PRECONDITION,
-    ContextError: StatusCode.FAILED_PRECONDITION,
-    AttachmentError: StatusCode.FAILED_PRECONDITION,
-    SessionLostError: StatusCode.FAILED_PRECONDITION,
-    ProtocolVersionError: StatusCode.FAILED_PRECONDITION,
-    ForkedProcessError: StatusCode.FAILED_PRECONDITION,
-    OutOfRangeError: StatusCode.OUT_OF_RANGE,
-    UnimplementedError: StatusCode.UNIMPLEMENTED,
-    UnauthenticatedError: StatusCode.UNAUTHENTICATED,
-    PermissionDeniedError: StatusCode.PERMISSION_DENIED,
-    ResourceExhaustedError: StatusCode.RESOURCE_EXHAUSTED,
-    AbortedError: StatusCode.ABORTED,
-    CancelledError: StatusCode.CANCELLED,
-    DeadlineExceededError: StatusCode.DEADLINE_EXCEEDED,
-    UnavailableError: StatusCode.UNAVAILABLE,
-    DataLossError: StatusCode.DATA_LOSS,
-    InternalError: StatusCode.INTERNAL,
-    # Foreign code raised something that we have no class for.
-    StratagemError: StatusCode.UNKNOWN,
-}
-
-CLASSES_BY_NAME = {cls.__name__: cls for cls in STATUS_CODES}
-CLASSES_BY_CODE = {code: cls for cls, code in reversed(STATUS_CODES.items())}

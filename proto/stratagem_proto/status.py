@@ -9,13 +9,15 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from stratagem_proto.errors import (
-    CLASSES_BY_CODE,
-    CLASSES_BY_NAME,
-    STATUS_CODES,
     InternalError,
     ResourceExhaustedError,
     StratagemError,
     UnavailableError,
+)
+from stratagem_proto.status_codes import (
+    CLASSES_BY_CODE,
+    CLASSES_BY_NAME,
+    STATUS_CODES,
 )
 from stratagem_proto.v1.error_pb2 import ErrorDetail, RecordedStatus
 

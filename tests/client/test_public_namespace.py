@@ -6,16 +6,16 @@ import subprocess
 import sys
 from types import ModuleType
 
+import pytest
+
 import stratagem
-import stratagem_proto.errors
+from stratagem_proto.status_codes import STATUS_CODES
 
 
 def test_the_namespace_is_what_it_says() -> None:
-    public = {
-        name
-        for name, value in vars(stratagem).items()
-        if not name.startswith("_") and name != "annotations"
-    } | {"__version__"}
+    imports = {"Any", "TYPE_CHECKING", "annotations", "import_module"}
+    public = {name for name in dir(stratagem) if not name.startswith("_")}
+    public = public - imports | {"__version__"}
     assert list(stratagem.__all__) == sorted(public, key=_as_listed)
 
 
@@ -34,21 +34,46 @@ def test_public_objects_show_their_public_name() -> None:
 
 
 def test_every_error_is_public() -> None:
-    errors = {cls.__name__ for cls in stratagem_proto.errors.STATUS_CODES}
+    errors = {cls.__name__ for cls in STATUS_CODES}
     assert errors <= set(stratagem.__all__)
 
 
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'stratagem' has no attribute 'tpu'"):
+        _ = stratagem.tpu
+
+
+HEAVY = {
+    "cloudpickle",
+    "grpc",
+    "pandas",
+    "pydantic",
+    "rich",
+    "sklearn",
+    "structlog",
+    "tqdm",
+    "typer",
+}
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has afterwards."""
+    run = subprocess.run(
+        [sys.executable, "-c", f"import sys; {statement}; print(*sys.modules)"],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    return {name.partition(".")[0] for name in run.stdout.split()}
+
+
 def test_importing_loads_nothing_heavy_that_torch_does_not() -> None:
-    listing = "import sys; import {}; print(*sys.modules)"
-    loaded = [
-        subprocess.run(
-            [sys.executable, "-c", listing.format(package)],
-            env={"PYTHONPATH": ":".join(sys.path)},
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout.split()
-        for package in ("torch", "stratagem")
-    ]
-    added = {name.partition(".")[0] for name in {*loaded[1]} - {*loaded[0]}}
-    assert not added & {"pandas", "pydantic", "rich", "typer", "cloudpickle", "tqdm"}
+    added = loaded_by("import stratagem") - loaded_by("import torch")
+    assert "stratagem_proto" in added
+    assert not added & HEAVY
+
+
+def test_what_needs_grpc_is_loaded_when_it_is_asked_for() -> None:
+    assert "grpc" in loaded_by("from stratagem import ParameterServerStrategy")
+    assert "grpc" in loaded_by("from stratagem import *")

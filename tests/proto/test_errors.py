@@ -9,7 +9,8 @@ import grpc
 import pytest
 
 from stratagem_proto import errors, status
-from stratagem_proto.errors import STATUS_CODES, StratagemError
+from stratagem_proto.errors import StratagemError
+from stratagem_proto.status_codes import STATUS_CODES
 from stratagem_proto.v1.error_pb2 import ErrorDetail, RecordedStatus
 
 

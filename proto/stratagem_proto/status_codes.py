@@ -1,0 +1,70 @@
+"""The one table of the errors and their gRPC status codes."""
+
+from __future__ import annotations
+
+from grpc import StatusCode
+
+from stratagem_proto.errors import (
+    AbortedError,
+    AlreadyExistsError,
+    AttachmentError,
+    CancelledError,
+    ContextError,
+    DataLossError,
+    DeadlineExceededError,
+    FailedPreconditionError,
+    ForkedProcessError,
+    InternalError,
+    InvalidArgumentError,
+    InvalidNameError,
+    InvalidTypeError,
+    MalformedStreamError,
+    NotFoundError,
+    OutOfRangeError,
+    PermissionDeniedError,
+    ProtocolVersionError,
+    ResourceExhaustedError,
+    SessionLostError,
+    StratagemError,
+    UnauthenticatedError,
+    UnavailableError,
+    UnbatchedInputError,
+    UnimplementedError,
+    UpdateFunctionError,
+    VariableNotFoundError,
+)
+
+# The first class of each code is the one that a bare status becomes.
+STATUS_CODES: dict[type[StratagemError], StatusCode] = {
+    InvalidArgumentError: StatusCode.INVALID_ARGUMENT,
+    InvalidNameError: StatusCode.INVALID_ARGUMENT,
+    MalformedStreamError: StatusCode.INVALID_ARGUMENT,
+    UpdateFunctionError: StatusCode.INVALID_ARGUMENT,
+    UnbatchedInputError: StatusCode.INVALID_ARGUMENT,
+    InvalidTypeError: StatusCode.INVALID_ARGUMENT,
+    NotFoundError: StatusCode.NOT_FOUND,
+    VariableNotFoundError: StatusCode.NOT_FOUND,
+    AlreadyExistsError: StatusCode.ALREADY_EXISTS,
+    FailedPreconditionError: StatusCode.FAILED_PRECONDITION,
+    ContextError: StatusCode.FAILED_PRECONDITION,
+    AttachmentError: StatusCode.FAILED_PRECONDITION,
+    SessionLostError: StatusCode.FAILED_PRECONDITION,
+    ProtocolVersionError: StatusCode.FAILED_PRECONDITION,
+    ForkedProcessError: StatusCode.FAILED_PRECONDITION,
+    OutOfRangeError: StatusCode.OUT_OF_RANGE,
+    UnimplementedError: StatusCode.UNIMPLEMENTED,
+    UnauthenticatedError: StatusCode.UNAUTHENTICATED,
+    PermissionDeniedError: StatusCode.PERMISSION_DENIED,
+    ResourceExhaustedError: StatusCode.RESOURCE_EXHAUSTED,
+    AbortedError: StatusCode.ABORTED,
+    CancelledError: StatusCode.CANCELLED,
+    DeadlineExceededError: StatusCode.DEADLINE_EXCEEDED,
+    UnavailableError: StatusCode.UNAVAILABLE,
+    DataLossError: StatusCode.DATA_LOSS,
+    InternalError: StatusCode.INTERNAL,
+    # Foreign code raised something that we have no class for.
+    StratagemError: StatusCode.UNKNOWN,
+}
+
+CLASSES_BY_NAME = {cls.__name__: cls for cls in STATUS_CODES}
+CLASSES_BY_CODE = {code: cls for cls, code in reversed(STATUS_CODES.items())}
