@@ -51,10 +51,19 @@ class Library(Protocol):
         """Scope in which `creator(next_creator, **kwargs)` makes the variables."""
 
     def range(self, count: int) -> Any:
-        """Return the dataset of the numbers below `count`, to `.batch(n)`."""
+        """Return the dataset of the numbers below `count`, to `.batch(n)`.
+
+        Before that it can be `.shuffle(n)`d, after it `.cache()`d or `.repeat()`ed.
+        """
 
     def dataset(self, elements: Sequence[Any]) -> Any:
         """Return the dataset of some elements, numbers or nests of them."""
+
+    def batched(self, dataset: Any, size: int) -> Any:
+        """Return a dataset of batches of another one's elements."""
+
+    def sharded(self, strategy: Any, dataset: Any, policy: str) -> Any:
+        """Distribute a dataset under an AutoShardPolicy."""
 
     def save(self, variables: Mapping[str, Any]) -> Any:
         """Return a checkpoint of variables."""

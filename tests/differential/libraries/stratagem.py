@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import stratagem
 from stratagem._contexts import context
+from stratagem._input.specs import LeafSpec, PerReplicaSpec
 from stratagem._replicas import regroup
 from stratagem._variables.creators import creator_scope
 from tests.differential.library import Names
@@ -60,8 +62,16 @@ class Stratagem:
         return Elements([torch.tensor(number) for number in range(count)])
 
     def dataset(self, elements: Sequence[Any]) -> Any:
-        tensors = torch.utils._pytree.tree_map(torch.tensor, list(elements))
+        tensors = torch.utils._pytree.tree_map(torch.as_tensor, list(elements))
         return Elements(tensors)
+
+    def batched(self, dataset: Any, size: int) -> Any:
+        return DataLoader(dataset, batch_size=size)
+
+    def sharded(self, strategy: Any, dataset: Any, policy: str) -> Any:
+        return strategy.experimental_distribute_dataset(
+            dataset, auto_shard_policy=stratagem.AutoShardPolicy[policy]
+        )
 
     def save(self, variables: Mapping[str, Any]) -> Any:
         return {
@@ -83,16 +93,25 @@ class Stratagem:
             return "IndexedSlices", [value.values, value.indices]
         if isinstance(value, torch.Tensor):
             return "tensor", value.detach().numpy()
-        if isinstance(value, torch.dtype):
-            return "dtype", str(value).removeprefix("torch.")
-        return None
+        return _opened_description(value)
+
+
+def _opened_description(value: Any) -> tuple[str, Any] | None:
+    if isinstance(value, torch.dtype):
+        return "dtype", str(value).removeprefix("torch.")
+    if isinstance(value, LeafSpec):
+        return "spec", [list(value.shape or ()), value.dtype]
+    if isinstance(value, PerReplicaSpec):
+        return "PerReplicaSpec", list(value.specs)
+    return None
 
 
 class Elements(Dataset[Any]):
     """A map-style dataset with the methods of `tf.data` that scenarios use."""
 
-    def __init__(self, elements: Sequence[Any]) -> None:
+    def __init__(self, elements: Sequence[Any], shuffled: bool = False) -> None:
         self._elements = elements
+        self._shuffled = shuffled
 
     def __len__(self) -> int:
         return len(self._elements)
@@ -100,5 +119,20 @@ class Elements(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         return self._elements[index]
 
-    def batch(self, size: int, drop_remainder: bool = False) -> DataLoader[Any]:
-        return DataLoader(self, batch_size=size, drop_last=drop_remainder)
+    def shuffle(self, buffer_size: int) -> Elements:
+        return Elements(self._elements, shuffled=buffer_size > 1)
+
+    def batch(self, size: int, drop_remainder: bool = False) -> Batches:
+        return Batches(
+            self, batch_size=size, drop_last=drop_remainder, shuffle=self._shuffled
+        )
+
+
+class Batches(DataLoader[Any]):
+    """A loader with the methods of `tf.data` that scenarios use."""
+
+    def cache(self) -> list[Any]:
+        return list(self)
+
+    def repeat(self) -> Callable[[], Iterator[Any]]:
+        return lambda: itertools.chain.from_iterable(itertools.repeat(self))

@@ -82,6 +82,15 @@ class TensorFlow:
         columns = tf.nest.map_structure(lambda *rows: list(rows), *elements)
         return tf.data.Dataset.from_tensor_slices(columns)
 
+    def batched(self, dataset: Any, size: int) -> Any:
+        return dataset.batch(size)
+
+    def sharded(self, strategy: Any, dataset: Any, policy: str) -> Any:
+        options = tf.data.Options()
+        policies = tf.data.experimental.AutoShardPolicy
+        options.experimental_distribute.auto_shard_policy = policies[policy]
+        return strategy.experimental_distribute_dataset(dataset.with_options(options))
+
     def save(self, variables: Mapping[str, Any]) -> Any:
         folder = Path(tempfile.mkdtemp(prefix="answers-"))
         return tf.train.Checkpoint(**variables).write(str(folder / "checkpoint"))
@@ -112,4 +121,8 @@ def _copies(variable: Any) -> list[Any]:
 def _opened_description(value: Any) -> tuple[str, Any] | None:
     if isinstance(value, tf.DType):
         return "dtype", value.name
+    if isinstance(value, tf.TensorSpec):
+        return "spec", [value.shape.as_list(), value.dtype]
+    if isinstance(value, values.PerReplicaSpec):
+        return "PerReplicaSpec", list(value._value_specs)
     return ("shape", value.as_list()) if isinstance(value, tf.TensorShape) else None
