@@ -89,6 +89,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1.cluster_pb2 import ClusterDef, ConfigProto, ServerDef
 
 if TYPE_CHECKING:
+    from stratagem import contrib
     from stratagem._parameter_server.strategy import ParameterServerStrategy
     from stratagem._parameter_server.variable_placement import VariablePlacement
     from stratagem._strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
@@ -164,6 +165,7 @@ __all__ = [
     "__version__",
     "cluster_resolver",
     "config",
+    "contrib",
     "device",
     "experimental_set_strategy",
     "get_replica_context",
@@ -179,6 +181,7 @@ _default_strategy.install()
 # asked for.
 _LATE = {
     "MultiWorkerMirroredStrategy": "stratagem._strategies.multi_worker_mirrored",
+    "contrib": "stratagem.contrib",
     "ParameterServerStrategy": "stratagem._parameter_server.strategy",
     "VariablePlacement": "stratagem._parameter_server.variable_placement",
 }

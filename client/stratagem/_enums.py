@@ -46,6 +46,7 @@ class VariableAggregation(Enum):
     SUM = 1
     MEAN = 2
     ONLY_FIRST_REPLICA = 3
+    ONLY_FIRST_TOWER = 3  # as it was called in TensorFlow 1.12
 
 
 class VariableSynchronization(Enum):

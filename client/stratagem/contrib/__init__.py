@@ -1,0 +1,47 @@
+"""The API of `tf.contrib.distribute` as of TensorFlow 1.12, where replicas are towers.
+
+Its strategies are those of `stratagem` with the methods of then; each method, class
+and function warns once of what to write instead. There are no graphs: what returned
+operations then has the eager behaviour of then. The names of 1.13 that
+`tf.contrib.distribute` had in addition are here too.
+"""
+
+from __future__ import annotations
+
+from stratagem._enums import VariableAggregation
+from stratagem.contrib._map_output import MapOutput
+from stratagem.contrib._multi_step import MultiStepContext
+from stratagem.contrib._strategies import (
+    MirroredStrategy,
+    OneDeviceStrategy,
+    ParameterServerStrategy,
+)
+from stratagem.contrib._strategy import DistributionStrategy
+from stratagem.contrib._towers import (
+    TowerContext,
+    get_cross_replica_context,
+    get_cross_tower_context,
+    get_distribution_strategy,
+    get_tower_context,
+    has_distribution_strategy,
+    in_cross_tower_context,
+    increment_var,
+)
+
+__all__ = [
+    "DistributionStrategy",
+    "MapOutput",
+    "MirroredStrategy",
+    "MultiStepContext",
+    "OneDeviceStrategy",
+    "ParameterServerStrategy",
+    "TowerContext",
+    "VariableAggregation",
+    "get_cross_replica_context",
+    "get_cross_tower_context",
+    "get_distribution_strategy",
+    "get_tower_context",
+    "has_distribution_strategy",
+    "in_cross_tower_context",
+    "increment_var",
+]

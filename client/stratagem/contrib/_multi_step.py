@@ -1,0 +1,93 @@
+"""What the steps of a loop report to, as in TensorFlow 1.12."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stratagem._contexts.context import get_replica_context
+from stratagem._deprecation import old_spelling
+from stratagem._enums import ReduceOp, VariableAggregation
+from stratagem._strategies import multi_step
+from stratagem._strategies.strategy import Strategy
+
+
+class MultiStepContext:
+    """A `stratagem.MultiStepContext` with the arguments of then.
+
+    Args:
+        context: That context.
+    """
+
+    def __init__(self, context: multi_step.MultiStepContext) -> None:
+        self._context = context
+
+    @property
+    def run_op(self) -> None:
+        """The operation that would run the loop in a graph: None."""
+        return self._context.run_op
+
+    @property
+    def last_step_outputs(self) -> dict[str, Any]:
+        """What the last step has set, by name."""
+        return self._context.last_step_outputs
+
+    @property
+    def non_tensor_outputs(self) -> dict[str, Any]:
+        """What is no nest of tensors, by name."""
+        return self._context.non_tensor_outputs
+
+    @old_spelling("stratagem.MultiStepContext.set_last_step_output with reduce_op")
+    def set_last_step_output(
+        self,
+        name: str,
+        output: Any,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+    ) -> None:
+        """Set an output that is of interest after the last step.
+
+        Args:
+            name: Its name.
+            output: A tensor, or what `call_for_each_tower` returned.
+            aggregation: SUM or MEAN of the towers' values; NONE, between towers
+                only, leaves `output` as it is.
+
+        Raises:
+            InvalidArgumentError: A tower gives NONE, or it is another one.
+
+        Spec: MSC-6.
+        """
+        op = None
+        if aggregation is not VariableAggregation.NONE:
+            op = ReduceOp.from_variable_aggregation(aggregation)
+        self._context.set_last_step_output(name, output, op)
+
+    @old_spelling("stratagem.MultiStepContext.set_non_tensor_output")
+    def set_non_tensor_output(self, name: str, output: Any) -> None:
+        """Set an output of any kind; of towers the list of theirs. Spec: MSC-7."""
+        replica = get_replica_context()
+        if replica is None:
+            self._context.set_non_tensor_output(name, output)
+            return
+
+        def set_all(strategy: Strategy, merged: Any) -> None:
+            outputs = list(strategy.experimental_local_results(merged))
+            self._context.set_non_tensor_output(name, outputs)
+
+        replica.merge_call(set_all, (output,))
+
+
+def unpacking(
+    fn: Callable[..., Any],
+) -> Callable[[multi_step.MultiStepContext, Any], Any]:
+    """Return a step of today that calls one of then: `fn(context, *inputs)`.
+
+    Of a list, too, the elements are arguments: a `DataLoader` makes lists of the
+    tuples of its dataset. Spec: MSC-1.
+    """
+
+    def step(context: multi_step.MultiStepContext, inputs: Any) -> Any:
+        several = isinstance(inputs, tuple | list)
+        return fn(MultiStepContext(context), *(inputs if several else (inputs,)))
+
+    return step

@@ -1,0 +1,63 @@
+"""Reductions that a `VariableAggregation` names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stratagem._enums import ReduceOp, VariableAggregation
+from stratagem._replicas.reduction import components
+from stratagem._replicas.values import DistributedValues
+from stratagem._strategies.strategy import Strategy
+from stratagem.contrib._map_output import with_all_outputs
+from stratagem_proto.errors import InvalidArgumentError
+
+
+def reduced(
+    strategy: Strategy,
+    aggregation: VariableAggregation,
+    value: Any,
+    destinations: Any,
+) -> Any:
+    """Reduce over towers.
+
+    Args:
+        strategy: The strategy.
+        aggregation: SUM, MEAN or ONLY_FIRST_TOWER.
+        value: A value with one component per tower, or the result of a map.
+        destinations: As for `extended.reduce_to`, or a list of devices.
+
+    Raises:
+        InvalidArgumentError: `aggregation` is another one, or a plain value other
+            than 0 is to be summed over several towers.
+
+    Spec: TWR-10, MS-11, OD-5.
+    """
+    _require_reduction(aggregation)
+    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        parts = components(value)
+        return value if parts is None else spread(strategy, parts[0], destinations)
+    if isinstance(value, int | float) and value == 0:
+        return value
+    several = isinstance(destinations, list | tuple)
+    op = ReduceOp.from_variable_aggregation(aggregation)
+    total = strategy.extended.reduce_to(
+        op, with_all_outputs(value), destinations[0] if several else destinations
+    )
+    return spread(strategy, total, destinations) if several else total
+
+
+def spread(strategy: Strategy, tensor: Any, destinations: Any) -> Any:
+    """Copy a tensor to the destinations. Spec: TWR-12."""
+    if isinstance(destinations, list | tuple):
+        destinations = DistributedValues(destinations)
+    return strategy.extended.broadcast_to(tensor, destinations)
+
+
+def _require_reduction(aggregation: object) -> None:
+    if aggregation is VariableAggregation.NONE or not isinstance(
+        aggregation, VariableAggregation
+    ):
+        raise InvalidArgumentError(
+            f"{aggregation!r} names no reduction; use VariableAggregation.SUM, MEAN "
+            "or ONLY_FIRST_TOWER"
+        )

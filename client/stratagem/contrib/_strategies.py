@@ -1,0 +1,234 @@
+"""The strategies of TensorFlow 1.12, as they were constructed then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from stratagem._cluster.spec import ClusterSpec
+from stratagem._contexts.context import cross_replica
+from stratagem._deprecation import old_spelling
+from stratagem._devices import list_logical_devices
+from stratagem._enums import VariableAggregation
+from stratagem._parameter_server import strategy as parameter_server
+from stratagem._replicas.cross_device_ops import CrossDeviceOps
+from stratagem._replicas.values import Mirrored
+from stratagem._strategies import mirrored, one_device
+from stratagem._strategies.devices import require_local
+from stratagem.cluster_resolver import SimpleClusterResolver
+from stratagem.contrib._strategy import DistributionStrategy
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.v1.cluster_pb2 import ConfigProto
+
+
+class OneDeviceStrategy(DistributionStrategy):
+    """Everything on one device.
+
+    Args:
+        device: The device.
+        prefetch_on_device: Accepted and ignored: data are read ahead for GPUs.
+
+    Spec: OD-5 to OD-7.
+    """
+
+    @old_spelling("stratagem.OneDeviceStrategy")
+    def __init__(
+        self, device: str | torch.device, prefetch_on_device: bool | None = None
+    ) -> None:
+        super().__init__(one_device.OneDeviceStrategy(device))
+
+    def _broadcast(self, tensor: Any, destinations: Any) -> Any:
+        return tensor
+
+
+class MirroredStrategy(DistributionStrategy):
+    """Variables with a copy on each of several devices.
+
+    Args:
+        devices: Devices of the towers.
+        num_gpus: How many GPUs to use, instead; 0 stands for the CPU, and without
+            either all GPUs are used.
+        num_gpus_per_worker: Another name of it.
+        cross_tower_ops: How values of several devices are brought together.
+        prefetch_on_device: Accepted and ignored: data are read ahead for GPUs.
+        auto_shard_dataset: Accepted and ignored: there is one worker.
+
+    Raises:
+        InvalidArgumentError: The arguments contradict each other, or there is no
+            device. Spec: MS-7.
+    """
+
+    @old_spelling("stratagem.MirroredStrategy")
+    def __init__(
+        self,
+        devices: Sequence[str | torch.device] | None = None,
+        num_gpus: int | None = None,
+        num_gpus_per_worker: int | None = None,
+        cross_tower_ops: CrossDeviceOps | None = None,
+        prefetch_on_device: bool | None = None,
+        auto_shard_dataset: bool = False,
+    ) -> None:
+        if None not in (num_gpus, num_gpus_per_worker):
+            raise InvalidArgumentError(
+                "You cannot specify both `num_gpus` and `num_gpus_per_worker`: they "
+                "are two names of one thing; leave one out"
+            )
+        self._num_gpus = num_gpus_per_worker if num_gpus is None else num_gpus
+        chosen = _mirrored_devices(devices, self._num_gpus)
+        super().__init__(mirrored.MirroredStrategy(chosen, cross_tower_ops))
+
+    def _reduced(
+        self, aggregation: VariableAggregation, value: Any, destinations: Any
+    ) -> Any:
+        if isinstance(value, Mirrored):
+            raise InvalidArgumentError(
+                f"{value!r} is equal on all towers; there is nothing to reduce"
+            )
+        return super()._reduced(aggregation, value, destinations)
+
+    @old_spelling("update_config_proto, and MultiWorkerMirroredStrategy,")
+    def configure(
+        self,
+        session_config: ConfigProto | None = None,
+        cluster_spec: Any = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+    ) -> None:
+        """Change a session's configuration to what this strategy needs.
+
+        Args:
+            session_config: The configuration; changed in place.
+            cluster_spec: The cluster whose devices are to be the towers'.
+            task_type: Ignored.
+            task_id: Ignored.
+
+        Raises:
+            InvalidArgumentError: A cluster is given, but `num_gpus` was not.
+            UnimplementedError: A cluster is given: one process does not train on
+                the devices of others.
+
+        Spec: MS-8.
+        """
+        if cluster_spec is not None:
+            require_local(self._devices_of_workers(ClusterSpec(cluster_spec)))
+        if session_config is not None:
+            updated = self._strategy.update_config_proto(session_config)
+            session_config.CopyFrom(updated)
+
+    def _devices_of_workers(self, cluster: ClusterSpec) -> list[str]:
+        if self._num_gpus is None:
+            raise InvalidArgumentError(
+                "`num_gpus` has to be given to the constructor if a cluster is to be "
+                "configured, as the other workers' devices are not known otherwise"
+            )
+        kinds = _gpus(self._num_gpus) or ["CPU:0"]
+        return [
+            f"/job:{job}/task:{task}/device:{kind}"
+            for job in ("chief", "worker")
+            if job in cluster.jobs
+            for task in cluster.task_indices(job)
+            for kind in kinds
+        ]
+
+
+def _mirrored_devices(
+    devices: Sequence[str | torch.device] | None, num_gpus: int | None
+) -> Sequence[str | torch.device]:
+    if devices is None:
+        count = len(list_logical_devices("GPU")) if num_gpus is None else num_gpus
+        return _gpus(count) or ["CPU:0"]
+    if num_gpus is not None:
+        raise InvalidArgumentError(
+            "Must only specify one of `devices` and `num_gpus`; leave one out"
+        )
+    if not devices:
+        raise InvalidArgumentError(
+            "Must specify at least one device; leave `devices` out for all GPUs"
+        )
+    return devices
+
+
+def _gpus(count: int) -> list[str]:
+    return [f"GPU:{index}" for index in range(count)]
+
+
+class ParameterServerStrategy(DistributionStrategy):
+    """Variables on parameter servers; without a cluster, in this process.
+
+    Args:
+        num_gpus_per_worker: The number of towers in this process; 0 stands for one.
+
+    Raises:
+        InvalidArgumentError: This process has not as many devices.
+    """
+
+    @old_spelling("stratagem.ParameterServerStrategy")
+    def __init__(self, num_gpus_per_worker: int = 0) -> None:
+        self._towers = num_gpus_per_worker or None
+        self._clustered = False
+        super().__init__(self._with(SimpleClusterResolver(ClusterSpec({}))))
+
+    def _with(
+        self, resolver: SimpleClusterResolver
+    ) -> parameter_server.ParameterServerStrategy:
+        return parameter_server.ParameterServerStrategy(
+            resolver, num_replicas_per_worker=self._towers
+        )
+
+    @old_spelling("update_config_proto, and a cluster resolver,")
+    def configure(
+        self,
+        session_config: ConfigProto | None = None,
+        cluster_spec: Any = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+    ) -> None:
+        """Describe the cluster, before the scope is entered for the first time.
+
+        Args:
+            session_config: A session's configuration; changed in place to what the
+                cluster needs.
+            cluster_spec: The cluster; once there is one, another is ignored.
+            task_type: The job of this process.
+            task_id: Its task.
+
+        Raises:
+            InvalidArgumentError: The task is not given, or the cluster has no
+                parameter servers.
+
+        Spec: PCF-1, PCF-6, PCF-7.
+        """
+        if cluster_spec and not self._clustered:
+            cluster = ClusterSpec(cluster_spec)
+            self._strategy = self._with(
+                SimpleClusterResolver(cluster, task_type=task_type, task_id=task_id)
+            )
+            self._clustered = True
+        if session_config is not None and self._clustered:
+            updated = self._strategy.update_config_proto(session_config)
+            session_config.CopyFrom(updated)
+
+
+class DefaultStrategy(DistributionStrategy):
+    """What is in charge outside of every scope. Spec: DEF-12."""
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        with self._strategy.scope(), cross_replica(self._strategy):
+            yield
+
+    def _between_towers(self) -> AbstractContextManager[object]:
+        return self._opened()
+
+    def _broadcast(self, tensor: Any, destinations: Any) -> Any:
+        if destinations is None:
+            return tensor
+        return super()._broadcast(tensor, destinations)
+
+    @old_spelling("distribute_datasets_from_function")
+    def distribute_dataset(self, dataset_fn: Any) -> Any:
+        """Return what `dataset_fn` returns."""
+        return dataset_fn()

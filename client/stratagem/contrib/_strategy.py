@@ -1,0 +1,261 @@
+"""A strategy with the methods of TensorFlow 1.12."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+from weakref import WeakValueDictionary
+
+from stratagem._contexts.context import (
+    get_strategy,
+    in_cross_replica_context,
+    require_strategy,
+)
+from stratagem._deprecation import old_spelling
+from stratagem._enums import VariableAggregation
+from stratagem._input.iterator import InputIterator
+from stratagem._options import RunOptions
+from stratagem._replicas.nests import map_leaves
+from stratagem._replicas.reduction import components
+from stratagem._replicas.regroup import select_replica_mirrored
+from stratagem._replicas.values import PerReplica
+from stratagem._strategies.strategy import Strategy
+from stratagem.contrib._dataset import PerDeviceDataset
+from stratagem.contrib._map_output import mapped
+from stratagem.contrib._multi_step import MultiStepContext, unpacking
+from stratagem.contrib._properties import StrategyProperties, as_places
+from stratagem.contrib._reduction import reduced, spread
+from stratagem.contrib._wording import in_tower_words
+from stratagem_proto.errors import ContextError
+
+_entered: WeakValueDictionary[Strategy, DistributionStrategy] = WeakValueDictionary()
+"""For a strategy the object whose scope was entered."""
+
+
+class DistributionStrategy(StrategyProperties):
+    """A strategy of today behind the methods of then.
+
+    Between towers, its methods want its `scope()` to be open.
+
+    Args:
+        strategy: The strategy, with whose methods and functions these may be mixed.
+
+    Spec: TWR-1 to TWR-20.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+
+    @contextmanager
+    def scope(self) -> Iterator[DistributionStrategy]:
+        """Make this strategy the current one. Spec: TWR-1.
+
+        Raises:
+            ContextError: A tower is running, or another strategy is in charge.
+        """
+        with ExitStack() as stack:
+            with in_tower_words():
+                stack.enter_context(self._between_towers())
+            _entered[self._strategy] = self
+            yield self
+
+    def _between_towers(self) -> AbstractContextManager[object]:
+        return self._strategy.scope()
+
+    def _require_cross_tower(self, method: str) -> None:
+        """Check that `method` is called in scope, between towers.
+
+        Raises:
+            ContextError: It is not. Spec: CTX-18, CTX-34, CTX-35, DEF-12.
+        """
+        if get_strategy() is not self._strategy:
+            require_strategy(self._strategy)
+        if not in_cross_replica_context():
+            raise ContextError(
+                f"`{method}` of {self._strategy} requires being in cross-tower "
+                "context; enter its scope, or in a tower use "
+                "get_tower_context().merge_call()"
+            )
+
+    @old_spelling("Strategy.run")
+    def call_for_each_tower(
+        self, fn: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call `fn` once per tower and merge the results.
+
+        The keyword `run_concurrently` says whether towers may overlap; by default
+        they run one at a time, for which programs of then have to be prepared.
+
+        Spec: TWR-2.
+        """
+        self._require_cross_tower("call_for_each_tower")
+        options = RunOptions(run_concurrently=kwargs.pop("run_concurrently", False))
+        with in_tower_words():
+            return self._strategy.run(fn, args, kwargs, options)
+
+    @old_spelling("Strategy.reduce, or extended.reduce_to,")
+    def reduce(
+        self, aggregation: VariableAggregation, value: Any, destinations: Any
+    ) -> Any:
+        """Reduce a value over towers.
+
+        Args:
+            aggregation: SUM, MEAN or ONLY_FIRST_TOWER.
+            value: A value with one component per tower, or the result of `map`.
+            destinations: A device, a list of them, a variable or a value.
+
+        Raises:
+            InvalidArgumentError: `aggregation` is another one, or a plain value
+                other than 0 is to be summed over several towers.
+
+        Spec: TWR-10, MS-11, OD-5.
+        """
+        self._require_cross_tower("reduce")
+        return self._reduced(aggregation, value, destinations)
+
+    def _reduced(
+        self, aggregation: VariableAggregation, value: Any, destinations: Any
+    ) -> Any:
+        return reduced(self._strategy, aggregation, value, destinations)
+
+    @old_spelling("extended.batch_reduce_to")
+    def batch_reduce(
+        self,
+        aggregation: VariableAggregation,
+        value_destination_pairs: Iterable[tuple[Any, Any]],
+    ) -> list[Any]:
+        """Reduce several values. Spec: TWR-11."""
+        self._require_cross_tower("batch_reduce")
+        return [
+            self._reduced(aggregation, value, destinations)
+            for value, destinations in value_destination_pairs
+        ]
+
+    @old_spelling("extended.broadcast_to")
+    def broadcast(self, tensor: Any, destinations: Any = None) -> Any:
+        """Copy a tensor to devices, by default all of the towers'. Spec: TWR-12."""
+        self._require_cross_tower("broadcast")
+        return self._broadcast(tensor, destinations)
+
+    def _broadcast(self, tensor: Any, destinations: Any) -> Any:
+        everywhere = destinations is None
+        places = self._worker_devices() if everywhere else destinations
+        return spread(self._strategy, tensor, places)
+
+    @old_spelling("extended.update")
+    def update(
+        self, var: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run `fn(var, *args, **kwargs)` where `var` is, to change it.
+
+        The keyword `grouped` says whether to merge what `fn` returns; otherwise each
+        leaf becomes the list of what it is on each device.
+
+        Raises:
+            InvalidTypeError: An argument may differ between towers.
+
+        Spec: TWR-13.
+        """
+        self._require_cross_tower("update")
+        return self._updated(self._strategy.extended.update, var, fn, args, kwargs)
+
+    @old_spelling("extended.update_non_slot")
+    def update_non_slot(
+        self, colocate_with: Any, fn: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Run `fn(*args, **kwargs)` where `colocate_with` is; else as `update`."""
+        self._require_cross_tower("update_non_slot")
+        update = self._strategy.extended.update_non_slot
+        return self._updated(update, as_places(colocate_with), fn, args, kwargs)
+
+    def _updated(
+        self,
+        update: Callable[..., Any],
+        where: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        grouped = kwargs.pop("grouped", True)
+        select_replica_mirrored(0, (tuple(args), kwargs))
+        result = update(where, fn, args, kwargs)
+        return result if grouped else map_leaves(_components, result)
+
+    @old_spelling("experimental_local_results")
+    def unwrap(self, value: Any) -> list[Any]:
+        """Return the components of `value`. Spec: TWR-14."""
+        return _components(value)
+
+    @old_spelling("Strategy.group")
+    def group(self, value: Any, name: str | None = None) -> Any:
+        """Return nothing of several components. Spec: TWR-15."""
+        return self._strategy.group(value, name)
+
+    @old_spelling("distribute_datasets_from_function")
+    def distribute_dataset(self, dataset_fn: Callable[[], Any]) -> Any:
+        """Deal the elements of a dataset to the towers.
+
+        Args:
+            dataset_fn: Returns the dataset; called now.
+
+        Returns:
+            An object with `make_one_shot_iterator()`.
+
+        Raises:
+            InvalidArgumentError: `dataset_fn` returns no dataset. Spec: TWR-16.
+        """
+        return PerDeviceDataset(self._strategy, dataset_fn)
+
+    @old_spelling("extended.experimental_run_steps_on_iterator")
+    def run_steps_on_dataset(
+        self,
+        fn: Callable[..., Any],
+        iterator: InputIterator,
+        iterations: int = 1,
+        initial_loop_values: Any = None,
+    ) -> MultiStepContext:
+        """Call `fn(context, *inputs)` for several inputs, one after the other.
+
+        Spec: MSC-1.
+        """
+        self._require_cross_tower("run_steps_on_dataset")
+        run = self._strategy.extended.experimental_run_steps_on_iterator
+        context = run(unpacking(fn), iterator, iterations, initial_loop_values)
+        return MultiStepContext(context)
+
+    @old_spelling("a loop")
+    def map(
+        self, map_over: Iterable[Any], fn: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call `fn(element, *args, **kwargs)` for each element, where towers are.
+
+        Returns:
+            What `reduce` takes: a `MapOutput`, or with several devices a
+            `PerReplica` of them, to which the elements go in turn.
+
+        Spec: OD-5, MS-9.
+        """
+        self._require_cross_tower("map")
+        return mapped(self._worker_devices(), map_over, fn, args, kwargs)
+
+    @property
+    @old_spelling("replica_id_in_sync_group of the replica context")
+    def worker_device_index(self) -> Any:
+        """The index of each tower's device; 0 where there is one.
+
+        Spec: TWR-19, OD-7, MS-10.
+        """
+        self._require_cross_tower("worker_device_index")
+        count = len(self._worker_devices())
+        return 0 if count == 1 else PerReplica(range(count))
+
+
+def _components(value: Any) -> list[Any]:
+    parts = components(value)
+    return [value] if parts is None else list(parts)
+
+
+def entered(strategy: Strategy) -> DistributionStrategy | None:
+    """Return the object by which the scope of `strategy` was entered."""
+    return _entered.get(strategy)
