@@ -58,7 +58,7 @@ def scenario(
     """Register a program as a scenario of the file that it stands in."""
 
     def register(program: Program) -> Program:
-        prefix = program.__module__.rpartition(".")[2].upper()
+        prefix = program.__module__.rpartition(".")[2].partition("_")[0].upper()
         name = f"{prefix}/{program.__name__}"
         if name in _SCENARIOS:
             raise ValueError(f"two scenarios are named {name}")
