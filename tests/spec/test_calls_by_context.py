@@ -114,6 +114,13 @@ ROWS = [
         "CTX-A7",
     ),
     row(
+        lambda s, v: s.extended.experimental_run_steps_on_iterator(
+            lambda context, value: None, s.make_dataset_iterator(dataset())
+        ),
+        ACROSS,
+        "CTX-A8",
+    ),
+    row(
         lambda s, v: s.extended.experimental_make_numpy_dataset(torch.ones(2).numpy()),
         ACROSS,
         "CTX-A9",
@@ -147,6 +154,7 @@ ROWS = [
         ANYWHERE,
         "CTX-A13",
     ),
+    row(lambda s, v: s.unwrap(PerReplica((1, 2))), ANYWHERE, "CTX-A13"),
     row(lambda s, v: s.group(1), ANYWHERE, "CTX-A13"),
     row(lambda s, v: s.num_replicas_in_sync, ANYWHERE, "CTX-A13"),
     row(lambda s, v: s.update_config_proto(ConfigProto()), ANYWHERE, "CTX-A13"),

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 import stratagem
-from stratagem import InputContext, InputOptions, InputReplicationMode, ValueContext
 from tests.spec.contexts import CROSS, state
 
 spec = pytest.mark.spec
@@ -48,58 +45,6 @@ def test_reducing_returns_the_value(default: stratagem.Strategy, op: str) -> Non
     value = {"a": 3, "b": torch.ones(2)}
     assert default.reduce(op, value, axis=None) is value
     assert default.extended.reduce_to(op, value, "CPU:0") is value
-
-
-@spec("DEF-4")
-def test_a_dataset_stays_as_it_is(default: stratagem.Strategy) -> None:
-    dataset = [torch.tensor([0, 1]), torch.tensor([2, 3])]
-    options = InputOptions(
-        experimental_replication_mode=InputReplicationMode.PER_REPLICA
-    )
-    assert default.experimental_distribute_dataset(dataset) is dataset
-    assert default.experimental_distribute_dataset(dataset, options) is dataset
-
-
-@spec("DEF-5")
-def test_a_dataset_function_is_called_and_its_result_returned(
-    default: stratagem.Strategy,
-) -> None:
-    told: list[InputContext] = []
-
-    def dataset_fn(context: InputContext) -> list[InputContext]:
-        told.append(context)
-        return told
-
-    assert default.distribute_datasets_from_function(dataset_fn) is told
-    assert told == [InputContext(1, 0, 1)]
-
-
-@spec("DEF-6")
-def test_a_value_function_is_called_and_its_result_returned(
-    default: stratagem.Strategy,
-) -> None:
-    told: list[ValueContext] = []
-
-    def value_fn(context: ValueContext) -> list[ValueContext]:
-        told.append(context)
-        return told
-
-    assert default.experimental_distribute_values_from_function(value_fn) is told
-    assert told == [ValueContext(0, 1)]
-
-
-@spec("DEF-7")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("method", ["make_dataset_iterator", "make_input_fn_iterator"])
-def test_it_has_plain_iterators(default: stratagem.Strategy, method: str) -> None:
-    batches = [torch.tensor([0]), torch.tensor([1])]
-    given: Any = batches if method == "make_dataset_iterator" else lambda _: batches
-    iterator = getattr(default, method)(given)
-    assert iterator.get_next() is not batches
-    assert iterator.get_next().tolist() == [1]
-    assert not iterator.get_next_as_optional().has_value()
-    assert iterator.initialize() == iterator.initializer == []
-    assert iterator.get_next_as_optional().get_value().tolist() == [0]
 
 
 @spec("DEF-8")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import stratagem
-from stratagem import DistributedIterator, PerReplica, _devices
+from stratagem import PerReplica, _devices
 from tests.client.two_replicas import TwoReplicas, number
 
 spec = pytest.mark.spec
@@ -111,17 +111,6 @@ def test_a_graph_cannot_be_recorded_across_a_merge_call(
     message = "merge_call` called while defining a new graph or a tf.function"
     with pytest.raises(stratagem.ContextError, match=message):
         strategy.run(lambda: record(Total(), (torch.ones(2),)))
-
-
-@spec("RUN-6")
-def test_a_replica_is_given_an_iterator_but_cannot_advance_it(
-    strategy: TwoReplicas,
-) -> None:
-    iterator = iter(strategy.experimental_distribute_dataset([torch.arange(2)]))
-    assert strategy.run(type, (iterator,)) is DistributedIterator
-    with pytest.raises(ValueError, match="outside of replica_fn"):
-        strategy.run(next, (iterator,))
-    assert [part.tolist() for part in next(iterator).values] == [[0], [1]]
 
 
 class Trouble(Exception):
