@@ -1,0 +1,196 @@
+"""Functions that run where variables are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import stratagem
+from stratagem import (
+    CentralStorageStrategy,
+    Mirrored,
+    MirroredStrategy,
+    OneDeviceStrategy,
+    PerReplica,
+    Strategy,
+    Variable,
+)
+
+pytestmark = pytest.mark.usefixtures("four_cpus")
+
+DEVICES = ["CPU:0", "CPU:1"]
+KINDS: dict[str, Callable[[], Strategy]] = {
+    "mirrored": partial(MirroredStrategy, DEVICES),
+    "central": partial(CentralStorageStrategy, DEVICES),
+    "one device": partial(OneDeviceStrategy, "CPU:1"),
+    "default": stratagem.get_strategy,
+}
+
+
+def kinds(*names: str) -> pytest.MarkDecorator:
+    """Run a test under these strategies."""
+    return pytest.mark.parametrize("kind", [KINDS[name] for name in names], ids=names)
+
+
+def shared(strategy: Strategy, value: Any = 1.0) -> Variable:
+    with strategy.scope():
+        return Variable(value)
+
+
+def copies(variable: Variable) -> list[Any]:
+    return [copy.numpy().tolist() for copy in variable.values]
+
+
+def adding(v: Variable, x: Any, *, scale: float = 1.0) -> None:
+    v.assign_add(x * scale)
+
+
+@pytest.mark.spec("EXT-4")
+@kinds(*KINDS)
+def test_a_function_is_called_for_each_copy(kind: Callable[[], Strategy]) -> None:
+    strategy = kind()
+    variable = shared(strategy)
+    seen = []
+
+    def fn(v: Variable, x: torch.Tensor) -> None:
+        assert stratagem.in_cross_replica_context()
+        seen.append(v)
+        v.assign_add(x)
+
+    strategy.extended.update(variable, fn, (torch.tensor(2.0),))
+    assert all(one is other for one, other in zip(seen, variable.values, strict=True))
+    assert copies(variable) == [3.0] * len(seen)
+
+
+@pytest.mark.spec("EXT-4")
+def test_each_copy_gets_its_own_of_mirrored_arguments() -> None:
+    strategy = MirroredStrategy(DEVICES)
+    variable, slot = shared(strategy), shared(strategy, 5.0)
+    mirrored = Mirrored(torch.tensor([10.0, 20.0]))
+    strategy.extended.update(variable, adding, (mirrored,), {"scale": 2.0})
+    assert copies(variable) == [21.0, 41.0]
+
+    def fn(v: Variable, s: Variable) -> bool:
+        return any(s is beside for beside in slot.values) and s is not slot
+
+    assert strategy.extended.update(variable, fn, (slot,))
+
+
+@pytest.mark.spec("EXT-4")
+@kinds(*KINDS)
+def test_arguments_may_not_differ(kind: Callable[[], Strategy]) -> None:
+    extended = kind().extended
+    with pytest.raises(ValueError, match="differs between replicas"):
+        extended.update(shared(kind()), adding, ([PerReplica((1.0, 2.0))],))
+
+
+@pytest.mark.spec("EXT-4")
+def test_results_of_several_copies_are_mirrored() -> None:
+    """What are neither tensors nor one object is lost."""
+    strategy = MirroredStrategy(DEVICES)
+    variable, numbers = shared(strategy), iter(range(1000, 1010))
+
+    def fn(v: Variable) -> dict[str, Any]:
+        return {"tensor": v + 1.0, "number": next(numbers), "same": "text"}
+
+    result = strategy.extended.update(variable, fn)
+    assert isinstance(result["tensor"], Mirrored)
+    assert (result["number"], result["same"]) == (None, "text")
+    listed = strategy.extended.update(variable, fn, group=False)
+    assert listed == {"tensor": (2.0, 2.0), "number": (1002, 1003), "same": ("text",)}
+
+
+@pytest.mark.spec("EXT-4")
+@kinds("central", "one device", "default")
+def test_the_result_of_one_copy_is_what_it_is(kind: Callable[[], Strategy]) -> None:
+    strategy = kind()
+    variable = shared(strategy)
+    update = strategy.extended.update
+    assert update(variable, lambda v: {"a": 1, "b": None}) == {"a": 1, "b": None}
+    assert update(variable, lambda v: {"a": 1}, group=False) == {"a": (1,)}
+
+
+@pytest.mark.spec("EXT-4")
+def test_what_is_updated_is_a_variable() -> None:
+    mirrored, central = MirroredStrategy(DEVICES), CentralStorageStrategy(DEVICES)
+    for wrong in (3.0, Variable(1.0)):
+        with pytest.raises(ValueError, match="created in this strategy's scope"):
+            mirrored.extended.update(wrong, lambda v: None)
+    with pytest.raises(ValueError, match="must be a Variable"):
+        central.extended.update(3.0, lambda v: None)
+    plain = Variable(1.0)
+    central.extended.update(plain, adding, (2.0,))
+    assert plain.numpy() == 3.0
+    for one in (OneDeviceStrategy("CPU:0"), stratagem.get_strategy()):
+        assert one.extended.update(3.0, lambda v: v + 1) == 4.0
+
+
+@pytest.mark.spec("EXT-5")
+def test_replicas_update_together() -> None:
+    """Each copy gets the argument of its replica; equal literals stay literals."""
+    strategy = MirroredStrategy(DEVICES)
+    variable = shared(strategy)
+    seen: list[Any] = []
+
+    def add(v: Variable, x: Any) -> None:
+        seen.append(x)
+        v.assign_add(x)
+
+    def fn(x: torch.Tensor) -> None:
+        strategy.extended.update(variable, add, (x,))
+        strategy.extended.update(variable, add, (5.0,))
+
+    strategy.run(fn, (PerReplica(torch.tensor([1.0, 2.0])),))
+    assert seen == [1.0, 2.0, 5.0, 5.0]
+    assert copies(variable) == [7.0, 8.0]
+
+
+@pytest.mark.spec("EXT-5")
+def test_replicas_update_one_copy_by_what_is_equal() -> None:
+    strategy = CentralStorageStrategy(DEVICES)
+    variable = shared(strategy)
+    strategy.run(lambda: strategy.extended.update(variable, adding, (2.0,)))
+    assert copies(variable) == [3.0]
+    with pytest.raises(ValueError, match="differs between replicas"):
+        strategy.run(
+            lambda x: strategy.extended.update(variable, adding, (x,)),
+            (PerReplica((1.0, 2.0)),),
+        )
+    assert copies(variable) == [3.0]
+
+
+@pytest.mark.spec("EXT-6")
+@kinds(*KINDS)
+def test_functions_run_where_other_variables_are(kind: Callable[[], Strategy]) -> None:
+    strategy = kind()
+    extended, variable = strategy.extended, shared(strategy)
+    places = extended.non_slot_devices([variable])
+    seen: list[int] = []
+    assert extended.update_non_slot(places, lambda x: seen.append(x), (1,)) is None
+    assert seen == [1] * len(variable.values)
+    result = extended.update_non_slot(places, lambda x: x, ("a",), group=False)
+    assert result == ("a",)
+    with pytest.raises(ValueError, match="differs between replicas"):
+        extended.update_non_slot(places, lambda x: None, (PerReplica((1.0, 2.0)),))
+
+
+@pytest.mark.spec("EXT-7")
+@kinds("central", "default")
+def test_one_copy_is_beside_the_first_by_name(kind: Callable[[], Strategy]) -> None:
+    strategy = kind()
+    with strategy.scope():
+        variables = [Variable(1.0, name=name) for name in ("b", "a", "c")]
+    assert strategy.extended.non_slot_devices(variables) is variables[1]
+    with pytest.raises(ValueError, match="empty"):
+        strategy.extended.non_slot_devices([])
+
+
+@pytest.mark.spec("EXT-7")
+@kinds("mirrored", "one device")
+def test_copies_are_on_all_devices(kind: Callable[[], Strategy]) -> None:
+    extended = kind().extended
+    assert extended.non_slot_devices([]) == extended.worker_devices
