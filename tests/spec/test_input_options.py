@@ -37,11 +37,6 @@ def test_options_have_the_defaults_of_tensorflow() -> None:
     assert replaced == InputOptions(experimental_per_replica_buffer_size=3)
 
 
-@pytest.mark.spec("ENU-5")
-def test_replication_modes_are_named() -> None:
-    assert [mode.name for mode in InputReplicationMode] == ["PER_WORKER", "PER_REPLICA"]
-
-
 @pytest.mark.spec("INP-30")
 def test_by_default_the_function_is_called_per_worker(strategy: Strategy) -> None:
     told: list[InputContext] = []

@@ -178,8 +178,7 @@ def require_strategy(strategy: Strategy) -> None:
     Raises:
         ContextError: It is not. Spec: CTX-33, CTX-34.
     """
-    context = _thread.current
-    if context is None or context.strategy is not strategy:
+    if get_strategy() is not strategy:
         raise _foreign(strategy)
 
 
