@@ -168,7 +168,7 @@ def test_the_default_strategy_can_do_less() -> None:
     assert strategy.distribute_dataset(lambda: [1, 2]) == [1, 2]
 
 
-@pytest.mark.spec("DEF-12")
+@pytest.mark.spec("REP-11", "TWR-3")
 def test_a_merge_call_outside_of_scopes_is_between_towers() -> None:
     tower = contrib.get_tower_context()
     assert tower is not None

@@ -47,7 +47,7 @@ def numbers(values: Any) -> list[Any]:
     return [value.tolist() for value in values]
 
 
-@pytest.mark.spec("TWR-1", "CTX-2")
+@pytest.mark.spec("TWR-1")
 def test_a_scope_gives_its_strategy_and_makes_it_current(
     strategy: contrib.MirroredStrategy,
 ) -> None:
@@ -107,7 +107,7 @@ BETWEEN_TOWERS: dict[str, Call] = {
 }
 
 
-@pytest.mark.spec("TWR-13", "TWR-19", "CTX-34", "CTX-35")
+@pytest.mark.spec("TWR-19")
 @pytest.mark.parametrize("method", BETWEEN_TOWERS)
 def test_methods_are_for_between_towers(
     strategy: contrib.MirroredStrategy, method: str
