@@ -99,7 +99,7 @@ def test_only_sums_and_means_are_reductions(strategy: Strategy, op: Any) -> None
 
 @pytest.mark.spec("EXT-1")
 def test_a_replica_cannot_reduce_to_anything(strategy: Strategy) -> None:
-    with pytest.raises(RuntimeError, match="reduce_to"):
+    with pytest.raises(stratagem.ContextError, match="reduce_to"):
         strategy.run(lambda: strategy.extended.reduce_to("sum", 1.0, "CPU:0"))
 
 
