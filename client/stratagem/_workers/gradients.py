@@ -53,7 +53,7 @@ class StepsTogether:
         """
         same: list[Any] = [step.optimizer, step.class_name, str(step.reduce_op)]
         same.append(f"parameters that were written by hand: {written or 'none'}")
-        same += [_hyperparameters(group) for group in step.groups]
+        same += [pair for group in step.groups for pair in _hyperparameters(group)]
         own = {"replicas": step.replicas, "groups": list(map(_forms, step.groups))}
         heard = self._group.agree("A step of an optimizer", same, own)
         groups = [
@@ -95,11 +95,15 @@ def _with_all(
 
 def _zeros(variable: Variable, sparse: bool) -> VariableGradients:
     zeros = torch.zeros_like(variable.values[0].value().detach())
-    return VariableGradients(variable, (zeros.to_sparse(1) if sparse else zeros,))
+    if sparse:
+        nowhere = torch.empty(0, dtype=torch.int64, device=zeros.device)
+        zeros = _sparse(IndexedSlices(zeros[:0], nowhere, zeros.shape))
+    return VariableGradients(variable, (zeros,))
 
 
-def _hyperparameters(group: GroupStep) -> list[list[str]]:
-    return [[key, _shown(value)] for key, value in group.hyperparameters.items()]
+def _hyperparameters(group: GroupStep) -> list[str]:
+    pairs = group.hyperparameters.items()
+    return [f"{key}={_shown(value)}" for key, value in pairs]
 
 
 def _shown(value: object) -> str:
@@ -129,5 +133,7 @@ def _union(by_rank: Sequence[Sequence[Sequence[Any]]]) -> Mapping[str, bool]:
 
 def _sparse(rows: IndexedSlices) -> torch.Tensor:
     assert rows.dense_shape is not None
-    indices = rows.indices.unsqueeze(0)
-    return torch.sparse_coo_tensor(indices, rows.values, rows.dense_shape).coalesce()
+    tensor = torch.sparse_coo_tensor(
+        rows.indices.unsqueeze(0), rows.values, rows.dense_shape, check_invariants=False
+    )
+    return tensor.coalesce()
