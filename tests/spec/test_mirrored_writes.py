@@ -85,41 +85,6 @@ def test_an_update_writes_one_copy(
     assert copies_of(variable) == [10.0, 20.0]
 
 
-def test_an_update_sees_the_copies_of_other_variables(
-    strategy: MirroredStrategy,
-) -> None:
-    """EXT-4, EXT-6: of variables, too, each call gets the copy beside it."""
-    variable, slot = shared(strategy, 1.0), shared(strategy, 5.0)
-    extended = strategy.extended
-
-    def fn(v: Variable, s: Variable) -> tuple[bool, bool, torch.Tensor]:
-        index = 0 if v is variable.values[0] else 1
-        return v is variable.values[index], s is slot.values[index], v + s
-
-    mine, beside, total = extended.update(variable, fn, (slot,))
-    assert mine
-    assert beside
-    assert isinstance(total, Mirrored)
-    assert extended.update(variable, lambda v: None) is None
-    assert extended.update(variable, lambda v: None, group=False) == (None,)
-    assert extended.update(variable, lambda v: v.name, group=False) == (
-        "Variable",
-        "Variable/replica_1",
-    )
-    devices = extended.non_slot_devices([variable])
-    assert extended.update_non_slot(devices, lambda x: x + 1, (1,)) == 2
-
-
-@pytest.mark.parametrize("wrong", [3.0, "plain"])
-def test_only_variables_of_the_strategy_are_updated(
-    strategy: MirroredStrategy, wrong: Any
-) -> None:
-    """EXT-4: `var` must be a distributed variable."""
-    target = Variable(1.0) if wrong == "plain" else wrong
-    with pytest.raises(ValueError, match="created in this strategy's scope"):
-        strategy.extended.update(target, lambda v: None)
-
-
 @pytest.mark.parametrize(
     ("aggregation", "method", "expected"),
     [

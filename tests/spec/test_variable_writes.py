@@ -252,44 +252,6 @@ def test_an_update_function_writes_the_variable(strategy: TwoReplicas) -> None:
     assert variable.numpy() == 9.0
 
 
-def test_updating_in_a_replica_is_a_merge_call(strategy: TwoReplicas) -> None:
-    """EXT-5: Python literals equal on all replicas stay literals."""
-    variable = shared(strategy, 1.0, NONE)
-    calls = []
-
-    def fn(v: Variable, x: float) -> None:
-        calls.append(x)
-        v.assign_add(x)
-
-    strategy.run(lambda: strategy.extended.update(variable, fn, (2.0,)))
-    assert calls == [2.0]
-    assert variable.numpy() == 3.0
-
-
-def test_updates_take_nothing_that_differs_between_replicas(
-    strategy: TwoReplicas,
-) -> None:
-    """EXT-4: `PerReplica` arguments to `update` are a ValueError."""
-    variable, value = shared(strategy, 1.0), PerReplica((1.0, 2.0))
-    extended = strategy.extended
-    for update in (extended.update, extended.update_non_slot):
-        with pytest.raises(ValueError, match="differs between replicas"):
-            update(variable, lambda *_: None, ([value],))
-
-
-def test_non_slot_variables_are_updated_beside_their_place(
-    strategy: TwoReplicas,
-) -> None:
-    """EXT-6, EXT-7."""
-    extended = strategy.extended
-    place = extended.non_slot_devices([shared(strategy, 1.0)])
-    with strategy.scope(), extended.colocate_vars_with(place):
-        step = Variable(0, aggregation=FIRST)
-    extended.update_non_slot(place, lambda: step.assign_add(1))
-    assert step.numpy() == 1
-    assert extended.read_var(step) == 1
-
-
 def rows_of_replica() -> IndexedSlices:
     """VSC-6: scatter row r by r+2."""
     return IndexedSlices(torch.tensor([number() + 2.0]), torch.tensor([number()]))

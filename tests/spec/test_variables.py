@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -229,19 +228,6 @@ def test_colocated_variables_know_with_which(strategy: TwoReplicas) -> None:
         with pytest.raises(ValueError, match="must only be passed a variable created"):
             strategy.extended.colocate_vars_with(foreign)
     assert not seen
-
-
-def test_a_component_knows_its_container(strategy: TwoReplicas) -> None:
-    """EXT-8: `value in experimental_local_results(value_container(value))`."""
-    container = shared(strategy, 1.0)
-    component: Variable = container._variable
-    extended = strategy.extended
-    assert extended.value_container(component) is container
-    assert extended.value_container(container) is container
-    assert extended.value_container(5) == 5
-    del container
-    gc.collect()
-    assert extended.value_container(component) is component
 
 
 def test_the_current_device_is_where_a_plain_variable_goes() -> None:
