@@ -86,7 +86,7 @@ def test_gathering_takes_parts_of_different_lengths(axis: int) -> None:
         return strategy.gather(strategy.run(fn), axis).tolist()
 
     parts = [[number] * number for number in (1, 2, 3)]
-    row = sum(parts, [])
+    row = [number for part in parts for number in part]
     expected = [row, row] if axis else [[number] * 2 for number in row]
     assert on_two_workers(gather) == [expected, expected]
 

@@ -64,9 +64,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         resolver = cluster_resolver or TFConfigClusterResolver()
         place = _place(resolver, cluster_resolver is None)
         devices = _devices_of(place)
-        kinds = [DeviceName.parse(device).kind for device in devices]
+        facts = [f"{len(devices)} replicas on {DeviceName.parse(devices[0]).kind}"]
         timeout = options.timeout_seconds or default_pg_timeout.total_seconds()
-        group = WorkerGroup(place, timeout, [f"replicas on {kind}" for kind in kinds])
+        group = WorkerGroup(place, timeout, facts)
         extended = MultiWorkerMirroredExtended(self, group, devices, options)
         extended._cluster_resolver = resolver
         super().__init__(extended)
