@@ -15,10 +15,12 @@ class Library(Protocol):
             variables (`Variable`, `VariableAggregation`, `IndexedSlices`) and of the
             classes of values (`PerReplica`, `Mirrored`).
         v1: The same of the V1 API, whose strategies still have the old methods.
+        contrib: The names of `tf.contrib.distribute` of 1.12.
     """
 
     distribute: Any
     v1: Any
+    contrib: Any
 
     def tensor(self, value: Any, dtype: str = "float32") -> Any:
         """Return numbers as a tensor."""
@@ -40,6 +42,12 @@ class Library(Protocol):
 
     def gradients(self, function: Callable[..., Any], *inputs: Any) -> list[Any]:
         """Return the gradients of the sum of a function's result."""
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function as the library's compiler makes it from another."""
+
+    def recorded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that records all that another does, and replays it."""
 
     def device(self, name: str) -> AbstractContextManager[Any]:
         """Scope in which a device is the current one."""
@@ -65,11 +73,21 @@ class Library(Protocol):
     def sharded(self, strategy: Any, dataset: Any, policy: str) -> Any:
         """Distribute a dataset under an AutoShardPolicy."""
 
-    def save(self, variables: Mapping[str, Any]) -> Any:
-        """Return a checkpoint of variables."""
+    def save(self, variables: Mapping[str, Any], wait: bool = True) -> Any:
+        """Return a checkpoint of variables, each named as its key.
+
+        Args:
+            variables: The variables.
+            wait: Whether it has to be written when this returns.
+        """
 
     def restore(self, checkpoint: Any, variables: Mapping[str, Any]) -> None:
         """Give variables their values of a checkpoint."""
+
+    def restore_first(
+        self, checkpoint: Any, strategy: Any, name: str, make: Callable[[], Any]
+    ) -> Any:
+        """Restore a checkpoint, then make and return the variable that it has."""
 
     def opened(self, value: Any) -> tuple[str, Any] | None:
         """Return the kind of a value of this library and what it holds.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, Dataset
 
 import stratagem
@@ -23,6 +26,7 @@ class Stratagem:
 
     def __init__(self) -> None:
         self.distribute = self.v1 = Names(stratagem, regroup, context)
+        self.contrib = stratagem.contrib
 
     def tensor(self, value: Any, dtype: str = "float32") -> Any:
         return torch.tensor(value, dtype=self.dtype(dtype))
@@ -49,6 +53,13 @@ class Stratagem:
         result = function(*leaves)
         return list(torch.autograd.grad(result.sum(), leaves, allow_unused=True))
 
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        # Not for speed, so without the C++ compiler that the default needs.
+        return torch.compile(function, backend="eager")
+
+    def recorded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: torch.jit.trace(function, args)(*args)
+
     def device(self, name: str) -> AbstractContextManager[Any]:
         return stratagem.device(name)
 
@@ -73,15 +84,30 @@ class Stratagem:
             dataset, auto_shard_policy=stratagem.AutoShardPolicy[policy]
         )
 
-    def save(self, variables: Mapping[str, Any]) -> Any:
-        return {
-            name: variable.read_value().detach().clone()
-            for name, variable in variables.items()
-        }
+    def save(self, variables: Mapping[str, Any], wait: bool = True) -> Any:
+        path = Path(tempfile.mkdtemp(prefix="answers-")) / "checkpoint"
+        owners = {each.distribute_strategy for each in variables.values()}
+        for owner in owners - {None}:
+            return path, owner.save(path, wait)
+        plain = {name: v.read_value().detach() for name, v in variables.items()}
+        save_file(plain, path)
+        return path, None
 
     def restore(self, checkpoint: Any, variables: Mapping[str, Any]) -> None:
+        path, written = checkpoint
+        if written is not None:
+            written.result()
         for name, variable in variables.items():
-            variable.assign(checkpoint[name])
+            if variable.distribute_strategy is None:
+                variable.assign(load_file(path)[name])
+            else:
+                variable.distribute_strategy.restore(path)
+
+    def restore_first(
+        self, checkpoint: Any, strategy: Any, name: str, make: Callable[[], Any]
+    ) -> Any:
+        strategy.restore(checkpoint[0])
+        return make()
 
     def opened(self, value: Any) -> tuple[str, Any] | None:
         if isinstance(value, stratagem.Variable):

@@ -16,6 +16,7 @@ from tensorflow.python.distribute import (
     values,
 )
 
+from tests.differential.libraries.towers import CONTRIB
 from tests.differential.library import Names
 
 LOGICAL_CPUS = 4
@@ -37,6 +38,7 @@ class TensorFlow:
         first = tf.compat.v1.distribute, tf.compat.v1.distribute.experimental
         self.distribute = Names(*newest, tf, *internal)
         self.v1 = Names(*first, tf.compat.v1, *internal)
+        self.contrib = CONTRIB
 
     def tensor(self, value: Any, dtype: str = "float32") -> Any:
         return tf.constant(value, dtype)
@@ -63,6 +65,12 @@ class TensorFlow:
             tape.watch(inputs)
             result = function(*inputs)
         return list(tape.gradient(result, inputs))
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        graph: Callable[..., Any] = tf.function(function)
+        return graph
+
+    recorded = compiled
 
     def device(self, name: str) -> AbstractContextManager[Any]:
         scope: AbstractContextManager[Any] = tf.device(name)
@@ -91,12 +99,26 @@ class TensorFlow:
         options.experimental_distribute.auto_shard_policy = policies[policy]
         return strategy.experimental_distribute_dataset(dataset.with_options(options))
 
-    def save(self, variables: Mapping[str, Any]) -> Any:
+    def save(self, variables: Mapping[str, Any], wait: bool = True) -> Any:
         folder = Path(tempfile.mkdtemp(prefix="answers-"))
-        return tf.train.Checkpoint(**variables).write(str(folder / "checkpoint"))
+        options = tf.train.CheckpointOptions(
+            experimental_enable_async_checkpoint=not wait
+        )
+        checkpoint = tf.train.Checkpoint(**variables)
+        return checkpoint, checkpoint.write(str(folder / "saved"), options=options)
 
     def restore(self, checkpoint: Any, variables: Mapping[str, Any]) -> None:
-        tf.train.Checkpoint(**variables).read(checkpoint)
+        written, path = checkpoint
+        written.sync()
+        tf.train.Checkpoint(**variables).read(path)
+
+    def restore_first(
+        self, checkpoint: Any, strategy: Any, name: str, make: Callable[[], Any]
+    ) -> Any:
+        restored = tf.train.Checkpoint()
+        restored.read(checkpoint[1])
+        setattr(restored, name, make())
+        return getattr(restored, name)
 
     def opened(self, value: Any) -> tuple[str, Any] | None:
         if isinstance(value, tf.Variable):
@@ -113,7 +135,7 @@ class TensorFlow:
 
 def _copies(variable: Any) -> list[Any]:
     if isinstance(variable, ps_values.AggregatingVariable):
-        return _copies(variable._get())
+        return _copies(variable._v)
     copies = getattr(variable, "values", (variable,))
     return [tf.constant(copy.numpy()) for copy in copies]
 
