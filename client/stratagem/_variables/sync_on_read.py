@@ -35,7 +35,10 @@ class SyncOnReadVariable(CopiedVariable):
         return self._combined_copies().detach().clone()
 
     def _result(self) -> Any:
-        return self if self._component() is not None else self._saved_value()
+        index = self._component()
+        return (
+            self._saved_value() if index is None else self._copies[index]._saved_value()
+        )
 
     def _combined_copies(self) -> torch.Tensor:
         """Return what the copies amount to.
