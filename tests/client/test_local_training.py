@@ -117,7 +117,6 @@ def test_every_optimizer_takes_the_steps_of_torch(
 
 
 def test_one_device_is_plain_torch_to_the_bit() -> None:
-    """OD-1."""
     strategy = STRATEGIES["one"]()
     plain, _ = train_plainly(torch.optim.Adam)
     model = built(strategy)

@@ -197,7 +197,7 @@ def train(resolver: ClusterResolver, steps: int) -> Any:
 
     def step(rows: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
-        loss = (module(rows).squeeze(1) - rows.sum(1)).pow(2)
+        loss: torch.Tensor = (module(rows).squeeze(1) - rows.sum(1)).pow(2)
         loss.mean().backward()
         optimizer.step()
         return loss.detach()

@@ -32,7 +32,7 @@ def test_variables_start_with_the_chiefs_values() -> None:
             module.register_buffer("own", torch.full((3,), number))
             nn.init.constant_(module.weight, number + 1)
         copies = [copy.numpy().tolist() for copy in variable.values]
-        return copies, module.weight.tolist(), module.own.tolist()
+        return copies, module.weight.tolist(), module.get_buffer("own").tolist()
 
     chief = [[0.0, 0.0]] * 2, [1.0, 1.0], [0.0] * 3
     assert on_two_workers(create) == [chief, chief]

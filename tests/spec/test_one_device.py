@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import stratagem
-from stratagem import OneDeviceStrategy, Variable, _devices
+from stratagem import ConfigProto, OneDeviceStrategy, Variable, _devices
 
 CPU_1 = "/job:localhost/replica:0/task:0/device:CPU:1"
 
@@ -21,9 +21,8 @@ def strategy() -> OneDeviceStrategy:
     return OneDeviceStrategy("/cpu:1")
 
 
+@pytest.mark.spec("OD-1")
 def test_there_is_one_replica_on_the_device(strategy: OneDeviceStrategy) -> None:
-    """OD-1, EXT-11, EXT-12: canonical names; values are not wrapped."""
-
     def fn(x: int) -> tuple[int, str]:
         return x + 1, _devices.current()
 
@@ -33,8 +32,8 @@ def test_there_is_one_replica_on_the_device(strategy: OneDeviceStrategy) -> None
     assert strategy.run(fn, (4,)) == (5, CPU_1)
 
 
+@pytest.mark.spec("OD-1")
 def test_variables_are_plain_and_on_the_device(strategy: OneDeviceStrategy) -> None:
-    """OD-1, VAR-7, VAR-16, VAR-18."""
     with strategy.scope():
         first = Variable([1.0, 2.0])
         with stratagem.device("CPU:0"), strategy.extended.colocate_vars_with(first):
@@ -47,20 +46,20 @@ def test_variables_are_plain_and_on_the_device(strategy: OneDeviceStrategy) -> N
     assert first.numpy().tolist() == [2.0, 3.0]
 
 
+@pytest.mark.spec("OD-1")
 def test_reducing_gives_the_value_on_the_device_asked_for(
     strategy: OneDeviceStrategy,
 ) -> None:
-    """OD-1, RED-24: one replica, so SUM of a plain value is it."""
     value = torch.tensor([1.0, 2.0])
     assert strategy.reduce("sum", value).tolist() == [1.0, 2.0]
     assert strategy.reduce("mean", value, axis=0) == 1.5
     assert strategy.gather(value, axis=0).tolist() == [1.0, 2.0]
 
 
+@pytest.mark.spec("OD-2")
 def test_update_calls_the_function_with_the_variable(
     strategy: OneDeviceStrategy,
 ) -> None:
-    """OD-2: `fn(v,*args)` on the device, Update(0 / device)."""
     with strategy.scope():
         variable = Variable(1.0)
 
@@ -74,22 +73,16 @@ def test_update_calls_the_function_with_the_variable(
     assert variable.numpy() == 3.0
 
 
+@pytest.mark.spec("OD-4")
 def test_non_slot_variables_live_on_the_device(strategy: OneDeviceStrategy) -> None:
-    """OD-4, EXT-6, EXT-7: `(device,)`."""
     place = strategy.extended.non_slot_devices([])
     assert place == (CPU_1,)
     assert strategy.extended.update_non_slot(place, lambda x: x + 1, (1,)) == 2
 
 
-def test_it_says_what_it_is(strategy: OneDeviceStrategy) -> None:
-    """EXT-13, EXT-16, EXT-17, STR-4."""
-    extended = strategy.extended
-    assert not extended.experimental_between_graph
-    assert not extended.experimental_require_static_shapes
-    assert extended.experimental_should_init
-    assert extended.should_checkpoint
-    assert extended.should_save_summary
-    assert strategy.cluster_resolver is None
+def test_a_session_stays_as_it_is(strategy: OneDeviceStrategy) -> None:
+    given = ConfigProto(device_filters=["/job:ps"])
+    assert strategy.update_config_proto(given) == given
 
 
 def test_an_adopted_module_stays_the_users_own(strategy: OneDeviceStrategy) -> None:

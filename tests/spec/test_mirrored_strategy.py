@@ -18,38 +18,38 @@ from stratagem import (
     _devices,
     config,
 )
-from tests.deprecations import warns_to_use
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:"
 
 pytestmark = pytest.mark.usefixtures("four_cpus")
 
 
+@pytest.mark.spec("MS-1")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPUs are the default")
 @pytest.mark.parametrize("devices", [None, []])
 def test_without_gpus_every_logical_cpu_has_a_replica(devices: Any) -> None:
-    """MS-1: `[]` counts as not given."""
     config.set_logical_cpus(3)
     strategy = MirroredStrategy(devices)
     assert strategy.extended.worker_devices == (f"{CPU}0", f"{CPU}1", f"{CPU}2")
     assert strategy.num_replicas_in_sync == 3
 
 
+@pytest.mark.spec("MS-1")
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_every_gpu_has_a_replica() -> None:
-    """MS-1."""
     count = torch.cuda.device_count()
     assert MirroredStrategy().num_replicas_in_sync == count
 
 
+@pytest.mark.spec("MS-2")
 @pytest.mark.parametrize("twin", ["CPU:0", "/cpu:0", f"{CPU}0"])
 def test_no_device_has_two_replicas(twin: str) -> None:
-    """MS-2: after canonicalisation."""
     with pytest.raises(ValueError, match="No duplicates allowed"):
         MirroredStrategy(["CPU:0", twin])
 
 
+@pytest.mark.spec("MS-3")
 @pytest.mark.parametrize(
     "devices",
     [
@@ -58,13 +58,12 @@ def test_no_device_has_two_replicas(twin: str) -> None:
     ],
 )
 def test_local_and_remote_devices_do_not_mix(devices: list[str]) -> None:
-    """MS-3: mixed, or remote without task → ValueError."""
     with pytest.raises(ValueError, match="all local, or all name a job and a task"):
         MirroredStrategy(devices)
 
 
+@pytest.mark.spec("MS-4")
 def test_devices_of_other_processes_are_refused() -> None:
-    """MS-4: RuntimeError."""
     remote = [f"/job:worker/task:{task}/device:CPU:0" for task in range(2)]
     with pytest.raises(RuntimeError, match="In-graph multi-worker training"):
         MirroredStrategy(remote)
@@ -77,9 +76,9 @@ def test_devices_that_are_not_configured_are_refused() -> None:
         MirroredStrategy(["CPU:0", "CPU:4"])
 
 
+@pytest.mark.spec("MS-5", "MS-6")
 @pytest.mark.parametrize("form", ["cpu:{}", "CPU:{}", "/cpu:{}", "/device:CPU:{}"])
 def test_devices_are_named_in_full_in_the_order_given(form: str) -> None:
-    """MS-5, MS-6: a tuple, the same for variables."""
     strategy = MirroredStrategy([form.format(1), form.format(0), f"{CPU}2"])
     extended = strategy.extended
     assert extended.worker_devices == (f"{CPU}1", f"{CPU}0", f"{CPU}2")
@@ -87,8 +86,8 @@ def test_devices_are_named_in_full_in_the_order_given(form: str) -> None:
     assert strategy.run(_devices.current).values == extended.worker_devices
 
 
+@pytest.mark.spec("MS-12", "MS-13")
 def test_it_says_what_it_is() -> None:
-    """MS-12, MS-13, EXT-13, EXT-16, EXT-17."""
     strategy = MirroredStrategy()
     extended = strategy.extended
     assert strategy.cluster_resolver is None
@@ -99,46 +98,26 @@ def test_it_says_what_it_is() -> None:
     assert extended.should_save_summary
 
 
-STRATEGIES: list[tuple[Callable[[], stratagem.Strategy], bool]] = [
-    (MirroredStrategy, True),
-    (stratagem.CentralStorageStrategy, True),
-    (lambda: stratagem.OneDeviceStrategy("CPU:0"), False),
-    (stratagem.get_strategy, False),
+@pytest.mark.spec("MS-14")
+def test_a_session_isolates_its_state_and_keeps_its_filters() -> None:
+    given = ConfigProto(device_filters=["/job:ps"])
+    updated = MirroredStrategy().update_config_proto(given)
+    assert updated.isolate_session_state
+    assert list(updated.device_filters) == ["/job:ps"]
+    assert not given.isolate_session_state
+
+
+STRATEGIES: list[Callable[[], stratagem.Strategy]] = [
+    MirroredStrategy,
+    stratagem.CentralStorageStrategy,
+    lambda: stratagem.OneDeviceStrategy("CPU:0"),
 ]
 
 
-@pytest.mark.parametrize(("build", "isolates"), STRATEGIES)
-def test_a_configuration_is_copied_and_completed(
-    build: Callable[[], stratagem.Strategy], isolates: bool
-) -> None:
-    """CFG-2, MS-14: the argument is unchanged, filters are kept."""
-    given = ConfigProto(device_filters=["/job:ps"])
-    got = build().update_config_proto(given)
-    assert got == ConfigProto(
-        device_filters=["/job:ps"], isolate_session_state=isolates
-    )
-    assert given == ConfigProto(device_filters=["/job:ps"])
-
-
-@pytest.mark.parametrize(("build", "isolates"), STRATEGIES)
-def test_configure_changes_the_configuration_in_place(
-    build: Callable[[], stratagem.Strategy], isolates: bool
-) -> None:
-    """CFG-1: returns None."""
-    given = ConfigProto(device_filters=["/job:ps"])
-    with warns_to_use("update_config_proto"):
-        build().configure(given)
-    assert given.isolate_session_state is isolates
-    assert list(given.device_filters) == ["/job:ps"]
-    with warns_to_use("update_config_proto"):
-        build().configure(cluster_spec={"worker": ["a:1"]}, task_type="worker")
-
-
-@pytest.mark.parametrize(("build", "isolates"), STRATEGIES[:3])
+@pytest.mark.parametrize("build", STRATEGIES)
 def test_a_deep_copy_is_a_strategy_of_its_own(
-    build: Callable[[], stratagem.Strategy], isolates: bool
+    build: Callable[[], stratagem.Strategy],
 ) -> None:
-    """CTX-41: “Mixing different” applies between both."""
     original = build()
     with original.scope():
         module, mine = torch.nn.Linear(2, 2), Variable(1.0)
@@ -158,7 +137,6 @@ def test_a_deep_copy_is_a_strategy_of_its_own(
 
 
 def test_both_contexts_are_those_of_any_strategy() -> None:
-    """CTX-17, RUN-1: a run enters the scope, replicas see their numbers in order."""
     strategy = MirroredStrategy(["CPU:0", "CPU:1"])
     seen: list[int] = []
 

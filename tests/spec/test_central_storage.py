@@ -7,15 +7,12 @@ import torch
 
 from stratagem import (
     CentralStorageStrategy,
-    Mirrored,
     PerReplica,
     Variable,
-    VariableAggregation,
 )
-from tests.client.two_replicas import number, shared
+from tests.client.batches import batches
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:"
-SUM, MEAN = VariableAggregation.SUM, VariableAggregation.MEAN
 
 pytestmark = pytest.mark.usefixtures("four_cpus")
 
@@ -25,18 +22,18 @@ def strategy() -> CentralStorageStrategy:
     return CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:2")
 
 
+@pytest.mark.spec("CS-1", "CS-2", "CS-3")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPUs are the default")
 def test_without_gpus_there_is_one_replica_beside_its_variables() -> None:
-    """CS-1, CS-2, CS-3: the defaulted device in its full form."""
     extended = CentralStorageStrategy().extended
     assert extended.worker_devices == [f"{CPU}0"]
     assert extended.parameter_devices == (f"{CPU}0",)
 
 
+@pytest.mark.spec("CS-1", "CS-2")
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() != 1, reason="there is not one GPU")
 def test_the_only_gpu_has_the_variables() -> None:
-    """CS-1, CS-2."""
     extended = CentralStorageStrategy().extended
     assert extended.parameter_devices == tuple(extended.worker_devices)
     assert CentralStorageStrategy(["GPU:0", "CPU:0"]).extended.parameter_devices == (
@@ -44,24 +41,25 @@ def test_the_only_gpu_has_the_variables() -> None:
     )
 
 
+@pytest.mark.spec("CS-2")
 def test_variables_of_several_replicas_are_on_the_first_cpu() -> None:
-    """CS-2: the only compute device if there is exactly one."""
     several = CentralStorageStrategy(["CPU:1", "CPU:2"])
     assert several.extended.parameter_devices == ("/device:CPU:0",)
     one = CentralStorageStrategy(["cpu:1"])
     assert one.extended.parameter_devices == (f"{CPU}1",)
 
 
+@pytest.mark.spec("CS-3")
 def test_the_parameter_device_is_shown_as_given(
     strategy: CentralStorageStrategy,
 ) -> None:
-    """CS-3, EXT-11, EXT-12: compute devices are a list, in full."""
     assert strategy.extended.worker_devices == [f"{CPU}0", f"{CPU}1"]
     assert strategy.extended.parameter_devices == ("CPU:2",)
     with strategy.scope():
         assert Variable(1.0).device_name == f"{CPU}2"
 
 
+@pytest.mark.spec("CS-3")
 @pytest.mark.parametrize(
     ("devices", "parameter_device", "message"),
     [
@@ -74,13 +72,12 @@ def test_the_parameter_device_is_shown_as_given(
 def test_devices_are_here_and_distinct(
     devices: list[str], parameter_device: str | None, message: str
 ) -> None:
-    """CS-3, ODD-23: duplicates are refused as by MirroredStrategy."""
     with pytest.raises(ValueError, match=message):
         CentralStorageStrategy(devices, parameter_device)
 
 
+@pytest.mark.spec("CS-4")
 def test_it_says_what_it_is(strategy: CentralStorageStrategy) -> None:
-    """CS-4, EXT-16, EXT-17."""
     extended = strategy.extended
     assert extended.experimental_between_graph
     assert extended.experimental_should_init
@@ -90,8 +87,8 @@ def test_it_says_what_it_is(strategy: CentralStorageStrategy) -> None:
     assert strategy.num_replicas_in_sync == 2
 
 
+@pytest.mark.spec("CS-5")
 def test_running_and_reducing(strategy: CentralStorageStrategy) -> None:
-    """CS-5, CS-8, RED-20: the page's numbers, from `[0..3]` and `[4..7]`."""
     halves = PerReplica([torch.arange(4), torch.arange(4, 8)])
     with strategy.scope():
         result = strategy.run(lambda x: x, (halves,))
@@ -102,34 +99,21 @@ def test_running_and_reducing(strategy: CentralStorageStrategy) -> None:
     assert strategy.gather(result, axis=0).tolist() == list(range(8))
 
 
-def test_a_replicas_own_values_can_be_had(strategy: CentralStorageStrategy) -> None:
-    """LOC-1: all values of the worker."""
-    result = strategy.run(lambda: torch.tensor(number()))
-    assert strategy.experimental_local_results(result) == (0, 1)
+@pytest.mark.spec("CS-7")
+def test_one_replica_gets_batches_as_plain_tensors() -> None:
+    strategy = CentralStorageStrategy(["CPU:0"])
+    distributed = strategy.experimental_distribute_dataset(batches(5, 2))
+    assert [batch.tolist() for batch in distributed] == [[0, 1], [2, 3], [4]]
 
 
-def test_updates_run_once_where_the_variable_is(
+@pytest.mark.spec("CS-8")
+def test_several_replicas_share_batches_not_numbers(
     strategy: CentralStorageStrategy,
 ) -> None:
-    """VWR-4, EXT-4, EXT-6, EXT-7, REG-12."""
-    variable, other = shared(strategy, 1.0), Variable(1.0)
-    extended = strategy.extended
-    calls: list[str] = []
-
-    def fn(v: Variable, x: float) -> float:
-        calls.append(extended._current_device())
-        v.assign_add(x)
-        return x
-
-    assert extended.update(variable, fn, (2.0,)) == 2.0
-    assert extended.update(variable, fn, (Mirrored([1.0, 5.0]),), group=False) == (1.0,)
-    assert calls == [f"{CPU}2", f"{CPU}2"]
-    assert variable.numpy() == 4.0
-    extended.update(other, lambda v: v.assign(7.0))
-    assert other.numpy() == 7.0
-    with pytest.raises(ValueError, match="must be a Variable"):
-        extended.update(1.0, lambda v: None)
-    assert extended.non_slot_devices([variable]) is variable
-    assert extended.update_non_slot(variable, lambda: 3) == 3
-    with pytest.raises(ValueError, match="empty"):
-        extended.non_slot_devices([])
+    numbers = [torch.tensor(number) for number in range(10)]
+    with pytest.raises(IndexError, match="batch the dataset"):
+        next(iter(strategy.experimental_distribute_dataset(numbers)))
+    (halves,) = strategy.experimental_distribute_dataset(batches(8, 8))
+    result = strategy.run(lambda part: part, (halves,))
+    assert strategy.reduce("sum", result, axis=None).tolist() == [4, 6, 8, 10]
+    assert strategy.reduce("sum", result, axis=0) == 28
