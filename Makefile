@@ -13,10 +13,10 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 	&& echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check answers bench format protos clean
+.PHONY: help demo test check answers coverage-table bench format protos clean
 
 help: ## List these targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-8s  %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s  %s\n", $$1, $$2 }' Makefile
 
 demo: $(INSTALLED) ## Train a recommender on two servers and two workers.
 	$(BIN)/stratagem run --ps 2 --workers 2 examples/movielens.py
@@ -36,6 +36,9 @@ check: $(INSTALLED) ## Lint, type-check, and see that tests can fail.
 
 answers: $(TENSORFLOW_PYTHON) ## Record what TensorFlow answers to the scenarios.
 	TF_CPP_MIN_LOG_LEVEL=3 $(TENSORFLOW_PYTHON) -m tests.differential.record
+
+coverage-table: $(INSTALLED) ## Write which tests show what of the API.
+	$(BIN)/python -m tests.spec.coverage
 
 bench: $(INSTALLED) ## Measure transfers beside a raw socket and a memcpy.
 	$(BIN)/python -m benchmarks transfer

@@ -23,6 +23,7 @@ class Row:
         targets: Dotted paths of what makes it true.
         comes_with_clusters: Whether it is about several processes.
         reason: Why it means nothing here, if it does not.
+        see: The row that says the same, whose tests are its tests.
     """
 
     id: str
@@ -30,6 +31,7 @@ class Row:
     targets: tuple[str, ...] = ()
     comes_with_clusters: bool = False
     reason: str | None = None
+    see: str | None = None
 
     @property
     def prefix(self) -> str:
@@ -37,7 +39,7 @@ class Row:
 
     @property
     def needs_a_test(self) -> bool:
-        return not self.comes_with_clusters and self.reason is None
+        return not (self.comes_with_clusters or self.reason or self.see)
 
 
 @cache
@@ -61,4 +63,5 @@ def _row(key: str, table: Mapping[str, Any], reason: str | None) -> Row:
         (target,) if isinstance(target, str) else tuple(target),
         table.get("scope") == "clusters",
         reason,
+        table.get("see"),
     )
