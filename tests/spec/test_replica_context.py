@@ -18,6 +18,7 @@ from stratagem import (
     Strategy,
 )
 from tests.client.two_replicas import TwoReplicas
+from tests.deprecations import warns_to_use
 from tests.spec.contexts import CROSS, state
 
 pytestmark = pytest.mark.usefixtures("four_cpus")
@@ -113,7 +114,7 @@ def nested(*names: str) -> list[Any]:
         (lambda: stratagem.get_strategy(), [("",)]),
     ],
 )
-@pytest.mark.filterwarnings("ignore:Tensors that a replica makes:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:devices is deprecated:DeprecationWarning")
 def test_the_device_of_a_replica(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], Strategy], expected: list[Any]
 ) -> None:
@@ -122,7 +123,7 @@ def test_the_device_of_a_replica(
 
 
 @spec("REP-5")
-@pytest.mark.filterwarnings("ignore:Tensors that a replica makes:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:devices is deprecated:DeprecationWarning")
 def test_the_default_replica_is_on_the_current_device() -> None:
     assert replica().devices == ("",)
     with stratagem.device("CPU:1"):
@@ -131,7 +132,7 @@ def test_the_default_replica_is_on_the_current_device() -> None:
 
 @spec("REP-5")
 def test_the_devices_of_replicas_are_deprecated() -> None:
-    with pytest.warns(DeprecationWarning, match="do not rely on devices"):
+    with warns_to_use("the device of a tensor"):
         assert replica().devices == ("",)
 
 
@@ -156,7 +157,7 @@ def test_the_default_replica_calls_a_merge_function_at_once() -> None:
 
 
 @spec("REP-10")
-@pytest.mark.filterwarnings("ignore:Tensors that a replica makes:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:devices is deprecated:DeprecationWarning")
 def test_a_replica_that_is_over_can_be_looked_at_but_not_merged(
     strategy: TwoReplicas,
 ) -> None:

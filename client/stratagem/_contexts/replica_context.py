@@ -7,10 +7,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from typing_extensions import deprecated
 
 from stratagem._contexts.all_gather import all_gather
 from stratagem._contexts.context import ThreadContext, cross_replica, require_replica
+from stratagem._deprecation import old_spelling
 from stratagem._enums import ReduceOp, reduce_op_from
 from stratagem._replicas.nests import leaves, map_leaves
 from stratagem._variables.indexed_slices import IndexedSlices
@@ -91,14 +91,12 @@ class ReplicaContext:
         return self._replica_id
 
     @property
-    @deprecated(
-        "Tensors that a replica makes are on its device; do not rely on devices"
-    )
+    @old_spelling("the device of a tensor that the replica makes")
     def devices(self) -> Sequence[Any]:
         """The device of the replica, the only one of a sequence.
 
         Strategies with several replicas in this process nest it once more:
-        `[[device]]`. Deprecated. Spec: REP-5.
+        `[[device]]`. Spec: REP-5.
 
         Raises:
             ContextError: The replica is not running in this thread.
