@@ -212,3 +212,15 @@ def test_a_position_of_a_loader_needs_a_loader() -> None:
     iterator = iterated([torch.ones(2)])
     with pytest.raises(InvalidArgumentError, match="has no load_state_dict"):
         iterator.load_state_dict({"datasets": [{"elements": 1, "loader": {}}]})
+
+
+@pytest.mark.parametrize("state", [None, {}, {"elements": 3}])
+def test_a_position_is_what_an_iterator_returned(state: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="is no state of an iterator"):
+        iterated([torch.ones(2)]).load_state_dict(state)
+
+
+def test_a_position_is_for_as_many_datasets() -> None:
+    states = [{"elements": 1}, {"elements": 2}]
+    with pytest.raises(InvalidArgumentError, match="2 datasets, but this one reads 1"):
+        iterated([torch.ones(2)]).load_state_dict({"datasets": states})

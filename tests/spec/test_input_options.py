@@ -11,6 +11,8 @@ from stratagem import (
     InputContext,
     InputOptions,
     InputReplicationMode,
+    InvalidArgumentError,
+    InvalidTypeError,
     Strategy,
     UnimplementedError,
 )
@@ -142,6 +144,24 @@ def test_a_buffer_size_is_not_negative(strategy: Strategy) -> None:
         strategy.experimental_distribute_dataset(batches(2, 2), options)
     with pytest.raises(ValueError, match=">=0, not -1"):
         strategy.distribute_datasets_from_function(counted, options)
+
+
+@pytest.mark.spec("INP-37")
+def test_a_buffer_size_is_an_integer(strategy: Strategy) -> None:
+    options = InputOptions(experimental_per_replica_buffer_size="2")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=">=0, not '2'"):
+        strategy.experimental_distribute_dataset(batches(2, 2), options)
+
+
+@pytest.mark.spec("INP-31")
+def test_options_are_options(strategy: Strategy) -> None:
+    with pytest.raises(
+        InvalidTypeError, match=r"must be InputOptions\(\.\.\.\), not dict"
+    ):
+        strategy.distribute_datasets_from_function(counted, {})  # type: ignore[arg-type]
+    by_name = InputOptions(experimental_replication_mode="PER_REPLICA")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="must be one of InputReplicationMo"):
+        strategy.distribute_datasets_from_function(counted, by_name)
 
 
 @pytest.mark.spec("INP-30")

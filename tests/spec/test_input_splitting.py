@@ -240,6 +240,8 @@ def test_only_datasets_can_be_distributed(strategy: Strategy, dataset: object) -
         strategy.experimental_distribute_dataset(dataset)
     with pytest.raises(InvalidTypeError):
         strategy.distribute_datasets_from_function(lambda context: dataset)
+    with pytest.raises(InvalidTypeError, match="dataset_fn must be a function"):
+        strategy.distribute_datasets_from_function(batches(2, 1))  # type: ignore[arg-type]
 
 
 @pytest.mark.spec("INP-24")

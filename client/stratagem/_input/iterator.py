@@ -125,10 +125,27 @@ class DistributedIterator(Iterator[Any]):
         """Go to the position that `state_dict` returned.
 
         Raises:
-            InvalidArgumentError: A dataset that knew its position no longer does.
+            InvalidArgumentError: It is not the state of such an iterator, or a
+                dataset that knew its position no longer does.
         """
-        taken = int(state_dict.get("taken", 0))
-        self._rewind(Position(state_dict["datasets"], taken))
+        self._rewind(_position(state_dict, len(self._pipeline.datasets)))
+
+
+def _position(state: Mapping[str, Any], datasets: int) -> Position:
+    """Return the position that the state of an iterator over `datasets` has."""
+    if not isinstance(state, Mapping) or "datasets" not in state:
+        raise InvalidArgumentError(
+            f"{state!r} is no state of an iterator over a distributed dataset; give "
+            "what its state_dict() returned"
+        )
+    states = state["datasets"]
+    if states is not None and len(states) != datasets:
+        raise InvalidArgumentError(
+            f"The state is one of an iterator over {len(states)} datasets, but this "
+            f"one reads {datasets}; distribute the dataset as it was when the state "
+            "was saved"
+        )
+    return Position(states, int(state.get("taken", 0)))
 
 
 class InputIterator(DistributedIterator):

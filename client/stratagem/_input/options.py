@@ -5,7 +5,11 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
-from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
+from stratagem_proto.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    UnimplementedError,
+)
 
 
 class InputReplicationMode(Enum):
@@ -90,25 +94,27 @@ def check_for_dataset(options: InputOptions | None) -> None:
 
     Raises:
         UnimplementedError: Each replica is to have a pipeline of its own.
-        InvalidArgumentError: The buffer size is negative. Spec: INP-31, INP-34.
+        InvalidTypeError: They are no `InputOptions`.
+        InvalidArgumentError: One has no meaning. Spec: INP-31, INP-34.
     """
+    _check_fields(options)
     if options is not None and options.per_replica:
         raise UnimplementedError(
             "InputReplicationMode.PER_REPLICA is only supported in "
             "`distribute_datasets_from_function`, for one dataset cannot be read by "
             "each replica alone; use that, or PER_WORKER"
         )
-    _check_buffer(options)
 
 
 def check_for_function(options: InputOptions | None) -> None:
     """Check the options with which datasets are made by a function.
 
     Raises:
-        InvalidArgumentError: They contradict each other, or the buffer size is
-            negative. Spec: INP-31, INP-32.
+        InvalidTypeError: They are no `InputOptions`.
+        InvalidArgumentError: They contradict each other, or one has no meaning.
+            Spec: INP-31, INP-32.
     """
-    _check_buffer(options)
+    _check_fields(options)
     if options is None or not options.experimental_place_dataset_on_device:
         return
     if not options.per_replica:
@@ -123,9 +129,24 @@ def check_for_function(options: InputOptions | None) -> None:
         )
 
 
-def _check_buffer(options: InputOptions | None) -> None:
-    size = 0 if options is None else options.experimental_per_replica_buffer_size
-    if size < 0:
+def _check_fields(options: InputOptions | None) -> None:
+    if options is None:
+        return
+    if not isinstance(options, InputOptions):
+        raise InvalidTypeError(
+            f"options must be InputOptions(...), not {type(options).__name__}"
+        )
+    mode = options.experimental_replication_mode
+    if not isinstance(mode, InputReplicationMode):
         raise InvalidArgumentError(
-            f"experimental_per_replica_buffer_size must be >=0, not {size}"
+            "experimental_replication_mode must be one of InputReplicationMode, not "
+            f"{mode!r}"
+        )
+    _check_buffer(options.experimental_per_replica_buffer_size)
+
+
+def _check_buffer(size: int) -> None:
+    if not isinstance(size, int) or size < 0:
+        raise InvalidArgumentError(
+            f"experimental_per_replica_buffer_size must be an integer >=0, not {size!r}"
         )
