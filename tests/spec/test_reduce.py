@@ -213,7 +213,8 @@ def test_equal_copies_have_a_mean_but_no_sum_where_they_are_copies() -> None:
     with strategy.scope():
         variable = Variable(3.0)
     for value in (variable, Mirrored(torch.tensor([3.0, 3.0]))):
-        assert strategy.reduce("mean", value) is value
+        assert strategy.reduce("mean", value) is value.values[0]
+        assert strategy.extended.reduce_to("mean", value, "CPU:0") is value
         with pytest.raises(ValueError, match="copies are equal by definition"):
             strategy.reduce("sum", value)
 

@@ -185,7 +185,8 @@ class StrategyHooks(StrategyPrimitives):
 
     def _reduce(self, reduce_op: ReduceOp, value: Any) -> Any:
         """Reduce to the current device, for `Strategy.reduce` without an axis."""
-        return self._reduce_to(reduce_op, value, self._current_device(), None)
+        reduced = self._reduce_to(reduce_op, value, self._current_device(), None)
+        return self._local_results(reduced)[0]
 
     def _reduce_axes(self, reduce_op: ReduceOp, value: Any, axis: Axis) -> Any:
         """Reduce over `axis` and replicas, for `Strategy.reduce` with an axis."""
