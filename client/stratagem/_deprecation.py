@@ -36,6 +36,7 @@ def old_spelling(replacement: str) -> Callable[[Callable[_P, _R]], Callable[_P, 
                 warned.add(key)
             return spelling(*args, **kwargs)
 
+        vars(forward)["__deprecated__"] = message  # as of typing.deprecated
         return forward
 
     return mark

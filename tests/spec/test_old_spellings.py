@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from enum import Enum
+from typing import Any
 
 import pytest
 
@@ -33,6 +36,35 @@ def test_where_warnings_are_errors_every_use_is_one() -> None:
     for _ in range(2):
         with pytest.raises(DeprecationWarning, match=r"use stratagem\.OneDeviceStr"):
             contrib.OneDeviceStrategy("CPU:0")
+
+
+WITHOUT_NEW_NAME = {"scope", "run_op", "last_step_outputs", "non_tensor_outputs"}
+
+
+@pytest.mark.parametrize("name", contrib.__all__)
+def test_every_name_of_then_has_one_of_today(name: str) -> None:
+    value = getattr(contrib, name)
+    spellings = public_members(value) if inspect.isclass(value) else {name: value}
+    for spelling in spellings.keys() - WITHOUT_NEW_NAME:
+        message = spellings[spelling].__deprecated__
+        assert message.startswith(f"{spelling} is deprecated; use ")
+
+
+def public_members(kind: type) -> dict[str, Any]:
+    """Return the functions of methods and properties, but none of an enumeration."""
+    members = {key: inspect.getattr_static(kind, key) for key in dir(kind)}
+    return {
+        key: getattr(member, "fget", member)
+        for key, member in members.items()
+        if not key.startswith("_") and not issubclass(kind, Enum)
+    }
+
+
+def test_names_of_then_show_where_they_are() -> None:
+    assert contrib.MirroredStrategy.__module__ == "stratagem.contrib"
+    assert contrib.get_tower_context.__module__ == "stratagem.contrib"
+    assert contrib.VariableAggregation is stratagem.VariableAggregation
+    assert contrib.VariableAggregation.__module__ == "stratagem"
 
 
 @pytest.mark.spec("STR-21")

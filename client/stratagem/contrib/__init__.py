@@ -45,3 +45,13 @@ __all__ = [
     "in_cross_tower_context",
     "increment_var",
 ]
+
+
+def _show_public_names() -> None:
+    """Let tracebacks, `help` and pickles say `stratagem.contrib.X`."""
+    for name in __all__:
+        if globals()[name].__module__.startswith(__name__):
+            globals()[name].__module__ = __name__
+
+
+_show_public_names()
