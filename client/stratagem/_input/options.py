@@ -26,9 +26,13 @@ class InputReplicationMode(Enum):
 class AutoShardPolicy(IntEnum):
     """What of a dataset each of several workers reads.
 
-    `OFF` gives every worker all of it, `FILE` every worker some of the files,
-    `DATA` every worker some of the rows; `AUTO` is `FILE` where the dataset
-    reads from files, else `DATA`. A single worker reads everything.
+    `OFF` gives every worker all of it, `FILE` every worker some of the files of a
+    dataset that has `files` and `with_files(files)`, `DATA` every worker some of
+    the rows of each batch; `AUTO` is `FILE` where the dataset has files, else
+    `DATA`. A single worker reads everything.
+
+    Under all of them a batch is cut into a chunk for each replica of all workers
+    that step together, so under `OFF` and `FILE` it lasts several steps.
 
     Spec: ENU-6.
     """

@@ -34,16 +34,19 @@ class DatasetMethods:
                 numbers. With one replica they need not be batches.
             options: How the data reach the replicas. Without, they are read ahead by
                 one step where replicas are on GPUs.
-            auto_shard_policy: What each of several workers reads.
+            auto_shard_policy: What each of several workers reads. N is the number of
+                replicas of all workers that step together.
 
         Returns:
             A `DistributedDataset`; under the default strategy `dataset` itself.
 
         Raises:
             InvalidTypeError: `dataset` is none, or can be read only once.
-            InvalidArgumentError: An option or the policy has no meaning.
-            UnimplementedError: Options ask for one dataset per replica, or several
-                workers are to share the dataset.
+            InvalidArgumentError: An option or the policy has no meaning, there are
+                fewer files than workers, or workers would shuffle differently.
+            NotFoundError: Files are to be shared, but the dataset names none.
+            UnimplementedError: Options ask for one dataset per replica, or workers
+                that step alone are to share batches.
 
         Spec: STR-33, INP-1, INP-10 to INP-22, INP-27, INP-34.
         """
