@@ -43,6 +43,13 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
         ) from error
 
 
+def written_elsewhere() -> Future[None]:
+    """Return what stands for a file that another task writes."""
+    written: Future[None] = Future()
+    written.set_result(None)
+    return written
+
+
 class CheckpointWriter:
     """Writes files in threads, one after the other in the order of the calls.
 

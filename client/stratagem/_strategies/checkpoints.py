@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from stratagem._checkpoints.deferred import Restoration
-from stratagem._checkpoints.files import read_state, writer
+from stratagem._checkpoints.files import read_state, writer, written_elsewhere
 from stratagem._contexts.context import require_cross_replica_or_default
 from stratagem._contexts.scope import entered
 
@@ -76,7 +76,8 @@ class CheckpointMethods:
         """Save `state_dict` as one safetensors file.
 
         The file appears as a whole, in place of an earlier one. A program without
-        Stratagem reads it by `safetensors.torch.load_file`.
+        Stratagem reads it by `safetensors.torch.load_file`. Of several workers all
+        make the call, and the chief writes.
 
         Args:
             path: The file, for instance "model.safetensors".
@@ -95,7 +96,10 @@ class CheckpointMethods:
 
         Spec: VCK-1 to VCK-9.
         """
-        written = writer.write(path, self.state_dict())
+        state = self.state_dict()
+        if not self._extended.should_checkpoint:
+            return written_elsewhere()
+        written = writer.write(path, state)
         if wait:
             written.result()
         return written
