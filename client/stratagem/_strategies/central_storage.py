@@ -26,7 +26,8 @@ class CentralStorageStrategy(Strategy):
 
     Each `run` brings the parameters of modules to the replicas' devices; gradients
     are reduced and applied where the variables are, for instance in the memory of
-    the host: `CentralStorageStrategy(["GPU:0", "GPU:1"], "CPU:0")`.
+    the host: `CentralStorageStrategy(["GPU:0", "GPU:1"], "CPU:0")`. Buffers, such as
+    running statistics, are each replica's own; the first one's last.
 
     Args:
         compute_devices: Devices of the replicas; by default all GPUs, or without any

@@ -35,6 +35,7 @@ class MirroredStrategy(Strategy):
 
     Each variable, and each parameter of a module built in scope, has a copy on every
     device. Gradients are reduced across devices, and every copy takes the same step.
+    Buffers, such as running statistics, are each replica's own; the first one's last.
 
     Args:
         devices: Devices of the replicas; by default all GPUs, or without any all
