@@ -89,7 +89,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1.cluster_pb2 import ClusterDef, ConfigProto, ServerDef
 
 if TYPE_CHECKING:
-    from stratagem import contrib
+    from stratagem import contrib, experimental
     from stratagem._parameter_server.strategy import ParameterServerStrategy
     from stratagem._parameter_server.variable_placement import VariablePlacement
     from stratagem._strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
@@ -167,6 +167,7 @@ __all__ = [
     "config",
     "contrib",
     "device",
+    "experimental",
     "experimental_set_strategy",
     "get_replica_context",
     "get_strategy",
@@ -182,6 +183,7 @@ _default_strategy.install()
 _LATE = {
     "MultiWorkerMirroredStrategy": "stratagem._strategies.multi_worker_mirrored",
     "contrib": "stratagem.contrib",
+    "experimental": "stratagem.experimental",
     "ParameterServerStrategy": "stratagem._parameter_server.strategy",
     "VariablePlacement": "stratagem._parameter_server.variable_placement",
 }

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import stratagem
-from stratagem import _deprecation, contrib
+from stratagem import _deprecation, contrib, experimental
 
 
 def test_a_process_is_told_once_of_each_spelling() -> None:
@@ -65,6 +65,16 @@ def test_names_of_then_show_where_they_are() -> None:
     assert contrib.get_tower_context.__module__ == "stratagem.contrib"
     assert contrib.VariableAggregation is stratagem.VariableAggregation
     assert contrib.VariableAggregation.__module__ == "stratagem"
+
+
+@pytest.mark.parametrize("name", experimental.__all__)
+def test_what_is_experimental_in_tensorflow_is_public_here(name: str) -> None:
+    renamed = {
+        "CollectiveCommunication": "CommunicationImplementation",
+        "CollectiveHints": "CommunicationOptions",
+    }
+    public = getattr(stratagem, renamed.get(name, name))
+    assert getattr(experimental, name) is public
 
 
 @pytest.mark.spec("STR-21")

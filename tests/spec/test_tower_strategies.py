@@ -52,6 +52,8 @@ def test_one_device_maps_all_elements() -> None:
         assert output.get() == [2, 3]
         for value in (7, "text", {"a": 1}):
             assert strategy.reduce(SUM, value, "CPU:0") == value
+        with pytest.raises(ValueError, match="names no reduction"):
+            strategy.reduce(FIRST, output, "CPU:0")
         with pytest.raises(ValueError, match="no elements"):
             strategy.reduce(SUM, strategy.map([], print), "CPU:0")
 

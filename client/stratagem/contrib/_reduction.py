@@ -32,7 +32,8 @@ def reduced(
 
     Spec: TWR-10, MS-11, OD-5.
     """
-    _require_reduction(aggregation)
+    outputs = with_all_outputs(value)
+    _require_reduction(aggregation, mapped=outputs is not value)
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         parts = components(value)
         return value if parts is None else spread(strategy, parts[0], destinations)
@@ -41,7 +42,7 @@ def reduced(
     several = isinstance(destinations, list | tuple)
     op = ReduceOp.from_variable_aggregation(aggregation)
     total = strategy.extended.reduce_to(
-        op, with_all_outputs(value), destinations[0] if several else destinations
+        op, outputs, destinations[0] if several else destinations
     )
     return spread(strategy, total, destinations) if several else total
 
@@ -53,11 +54,11 @@ def spread(strategy: Strategy, tensor: Any, destinations: Any) -> Any:
     return strategy.extended.broadcast_to(tensor, destinations)
 
 
-def _require_reduction(aggregation: object) -> None:
-    if aggregation is VariableAggregation.NONE or not isinstance(
-        aggregation, VariableAggregation
-    ):
+def _require_reduction(aggregation: object, mapped: bool) -> None:
+    known = [VariableAggregation.SUM, VariableAggregation.MEAN]
+    if not mapped:
+        known.append(VariableAggregation.ONLY_FIRST_REPLICA)
+    if aggregation not in known:
         raise InvalidArgumentError(
-            f"{aggregation!r} names no reduction; use VariableAggregation.SUM, MEAN "
-            "or ONLY_FIRST_TOWER"
+            f"{aggregation!r} names no reduction; use {', '.join(map(str, known))}"
         )
