@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from stratagem import (
     VariableAggregation,
     VariableSynchronization,
 )
+from tests.client.clusters import running
 from tests.client.two_replicas import TwoReplicas
 
 SUM, MEAN = VariableAggregation.SUM, VariableAggregation.MEAN
@@ -371,6 +373,17 @@ def test_strategies_that_keep_no_variables_say_so(which: str) -> None:
     for method in (strategy.state_dict, lambda: strategy.load_state_dict({})):
         with pytest.raises(NotImplementedError, match=r"module\.state_dict\(\)"):
             method()
+
+
+def test_what_servers_hold_is_not_saved_or_copied_here() -> None:
+    with running(num_servers=1) as cluster, cluster.strategy() as strategy:
+        variable = created(strategy, 1.0)
+        with pytest.raises(NotImplementedError, match="ParameterServerStrategy has no"):
+            strategy.state_dict()
+        with pytest.raises(NotImplementedError, match="ParameterServerStrategy has no"):
+            strategy.load_state_dict({})
+        with pytest.raises(NotImplementedError, match="'v' cannot be deep-copied"):
+            copy.deepcopy(variable)
 
 
 def test_a_parameter_server_strategy_without_a_cluster_saves(

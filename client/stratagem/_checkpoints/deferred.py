@@ -28,10 +28,16 @@ class DeferredState:
 
     def __init__(self) -> None:
         self._values: dict[str, torch.Tensor] = {}
+        self._slot_names: defaultdict[str, list[str]] = defaultdict(list)
 
     def replace(self, values: Mapping[str, torch.Tensor]) -> None:
         """Forget the values there are, and have others from now on."""
         self._values = dict(values)
+        self._slot_names.clear()
+        for name in values:
+            variable, optimizer, _ = ("", "", *name.rsplit("/", 2))[-3:]
+            if _NUMBER.sub("", optimizer) in OPTIMIZERS:
+                self._slot_names[variable].append(name)
 
     def names(self) -> list[str]:
         """Return the names of the values."""
@@ -50,9 +56,10 @@ class DeferredState:
     def take_slots(self, variable: str) -> Slots:
         """Return the optimizers' state for a variable, and forget it."""
         slots: Slots = defaultdict(dict)
-        for name in [name for name in self._values if name.startswith(f"{variable}/")]:
-            optimizer, _, key = name.removeprefix(f"{variable}/").partition("/")
-            if _NUMBER.sub("", optimizer) in OPTIMIZERS and key and "/" not in key:
+        for name in self._slot_names.pop(variable, ()):
+            # A variable may have been named like this itself.
+            if name in self._values:
+                _, optimizer, key = name.rsplit("/", 2)
                 slots[optimizer][key] = self._values.pop(name)
         return slots
 

@@ -81,15 +81,17 @@ class CheckpointedExtended(HostingExtended):
             self._deferred.restore(entry)
         for variable in self._variables():
             if variable.name in state:
-                self._restore_slots(variable)
+                # State that was not saved was not there yet.
+                self._restore_slots(variable, self._stateful_optimizers())
         # The parameters of modules are to have the values at once.
         self._before_replicas()
         return Restoration(self._deferred)
 
-    def _restore_slots(self, variable: Variable) -> None:
+    def _restore_slots(
+        self, variable: Variable, optimizers: Iterable[str] = ()
+    ) -> None:
         slots = self._deferred.take_slots(variable.name)
-        # State that was not saved was not there yet.
-        for optimizer in {*slots, *self._stateful_optimizers()}:
+        for optimizer in {*slots, *optimizers}:
             self._set_slots(optimizer, {variable: slots.get(optimizer, {})})
 
     # What is made later.
@@ -105,8 +107,9 @@ class CheckpointedExtended(HostingExtended):
         for adoption in adoptions:
             self._deferred.restore(Entry.of_tensor(adoption.name, adoption.parameter))
         super()._host_across_replicas(adoptions)
+        fresh = {adoption.name for adoption in adoptions}
         for hosted in self._parameters:
-            if any(hosted.name == adoption.name for adoption in adoptions):
+            if hosted.name in fresh:
                 self._restore_slots(hosted.variable)
 
     def _host_buffers(self, roots: Sequence[nn.Module]) -> None:
