@@ -22,7 +22,7 @@ def test_it_is_in_charge_outside_of_scopes(default: stratagem.Strategy) -> None:
     assert default.run(stratagem.get_strategy) is default
     assert default.num_replicas_in_sync == 1
     with pytest.raises(RuntimeError, match="Should only create a single instance"):
-        type(default)()  # type: ignore[call-arg]
+        type(default)()
 
 
 @spec("DEF-2")

@@ -162,7 +162,11 @@ def test_a_replica_that_is_over_can_be_looked_at_but_not_merged(
     strategy: TwoReplicas,
 ) -> None:
     over = in_replicas(strategy, lambda context: context)[1]
-    for member in (lambda: over.merge_call(lambda s: None), lambda: over.devices):
+    members: list[Callable[[], Any]] = [
+        lambda: over.merge_call(lambda s: None),
+        lambda: over.devices,
+    ]
+    for member in members:
         with pytest.raises(RuntimeError, match="Mismatching tf"):
             member()
         with strategy.scope(), pytest.raises(RuntimeError, match="Need to be inside"):

@@ -292,10 +292,10 @@ def _require_untraced() -> None:
     Raises:
         ContextError: torch.jit.trace or torch.export records one. Spec: RUN-4.
     """
-    exporting = (
-        torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
-    )
-    if exporting or torch.jit.is_tracing():
+    compiler = torch.compiler
+    exporting = compiler.is_compiling() and not compiler.is_dynamo_compiling()
+    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    if exporting or tracing:
         raise ContextError(
             "`merge_call` called while defining a new graph or a tf.function: the "
             "replicas meet only outside of what torch.jit.trace and torch.export "

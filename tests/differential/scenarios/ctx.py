@@ -86,8 +86,8 @@ def the_default_strategy_runs_a_replica_of_its_own(lib: Library) -> Any:
 
 @scenario("CTX-A14", "CTX-30", "CTX-31", "CTX-32", "REP-10")
 def a_replica_that_is_over_does_not_merge(lib: Library) -> Any:
-    says = ("Need to be inside `call_for_each_replica()`", MISMATCH)
-    says += ("Mismatching ReplicaContext",)
+    outside = "Need to be inside `call_for_each_replica()`"
+    says = (outside, MISMATCH, "Mismatching ReplicaContext")
     answers = []
     for strategy in strategies(lib):
         over = kept_replica(lib, strategy)

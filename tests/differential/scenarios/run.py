@@ -52,7 +52,7 @@ def each_replica_has_its_number(lib: Library) -> Any:
     seen = []
     for strategy in (*strategies(lib), mirrored(lib, 3)):
         numbers: list[int] = []
-        strategy.run(lambda numbers=numbers: numbers.append(replica_id(lib)))  # type: ignore[misc]
+        strategy.run(lambda numbers=numbers: numbers.append(replica_id(lib)))
         seen.append(numbers)
     return seen
 
