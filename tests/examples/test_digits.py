@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -21,7 +22,16 @@ def one_logical_cpu_again() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def plain() -> float:
+def one_thread() -> Iterator[None]:
+    """As in the example: several would wait for each other on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def plain(one_thread: None) -> float:
     return digits.train_plainly(EPOCHS, seed=0)
 
 
