@@ -33,7 +33,9 @@ def run(
     arguments: Annotated[
         list[str] | None, typer.Argument(help="Its arguments.", metavar="ARGS")
     ] = None,
-    ps: Annotated[int, typer.Option(min=1, help="Number of servers.")] = 1,
+    ps: Annotated[
+        int, typer.Option(min=0, help="Number of servers; workers may do without.")
+    ] = 1,
     workers: Annotated[int, typer.Option(min=1, help="Number of workers.")] = 1,
     grace: Annotated[
         float,

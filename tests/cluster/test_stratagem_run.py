@@ -70,6 +70,13 @@ Path(folder / f"ready-{task}").touch()
 while True: time.sleep(0.01)
 """
 
+TOGETHER = """
+import torch
+from stratagem import MultiWorkerMirroredStrategy
+strategy = MultiWorkerMirroredStrategy()
+print(strategy.reduce("sum", torch.tensor(task + 1.0), axis=None).item())
+"""
+
 
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[[str], Path]:
@@ -95,6 +102,15 @@ def finished(script: Path, *options: str) -> tuple[int, list[str], list[str]]:
     with start(script, *options) as run:
         output, errors = run.communicate()
     return run.returncode, output.splitlines(), errors.splitlines()
+
+
+def test_workers_may_train_without_servers(script: Callable[[str], Path]) -> None:
+    path = script(TOGETHER)
+    assert finished(path, "--ps", "0", "--workers", "2") == (
+        0,
+        ["3.0"],
+        ["worker:1 | 3.0"],
+    )
 
 
 def test_every_worker_finds_its_cluster_in_its_environment(

@@ -14,7 +14,8 @@ REMOTE = "/job:worker/task:{}/device:CPU:0"
 
 @scenario("MS-1")
 def no_devices_are_all_logical_cpus(lib: Library) -> Any:
-    strategies = [lib.distribute.MirroredStrategy(given) for given in (None, [])]
+    nothing: list[Any] = [None, []]
+    strategies = [lib.distribute.MirroredStrategy(given) for given in nothing]
     return [list(each.extended.worker_devices) for each in strategies]
 
 
