@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from stratagem._strategies.extended import StrategyExtended
+from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.updating import smallest_by_name
 from stratagem._variables.variable import Variable
 
@@ -22,7 +23,8 @@ class LocalUpdates(StrategyExtended):
         kwargs: dict[str, Any],
         group: bool,
     ) -> Any:
-        return self._update_non_slot(var, partial(fn, var), args, kwargs, group)
+        copy = var.only_copy if isinstance(var, AggregatingVariable) else var
+        return self._update_non_slot(var, partial(fn, copy), args, kwargs, group)
 
     def _update_non_slot(
         self,
