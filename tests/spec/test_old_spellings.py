@@ -11,6 +11,7 @@ import pytest
 
 import stratagem
 from stratagem import _deprecation, contrib, experimental
+from stratagem._strategies.moved_to_extended import MovedToExtended
 
 
 def test_a_process_is_told_once_of_each_spelling() -> None:
@@ -75,6 +76,30 @@ def test_what_is_experimental_in_tensorflow_is_public_here(name: str) -> None:
     }
     public = getattr(stratagem, renamed.get(name, name))
     assert getattr(experimental, name) is public
+
+
+@pytest.mark.spec("NAM-2")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_strategies_had_what_extended_has() -> None:
+    strategy = stratagem.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        v = stratagem.Variable(1.0)
+        with strategy.colocate_vars_with(v):
+            assert strategy.value_container(v) is v
+    assert strategy.worker_devices == strategy.extended.worker_devices
+    assert strategy.call_for_each_replica(lambda x: x + 1, args=(2,)) == 3
+    strategy.update(v, lambda component, x: component.assign_add(x), args=(2.0,))
+    assert strategy.read_var(v).item() == 3
+    assert not strategy.between_graph
+
+
+def test_what_has_moved_is_still_there() -> None:
+    moved = {key for key in vars(MovedToExtended) if not key.startswith("_")}
+    for name in moved:
+        message = getattr(MovedToExtended, name).fget.__deprecated__
+        new = message.rpartition("extended.")[2].removesuffix(" instead")
+        assert message.startswith(f"{name} is deprecated; use extended.")
+        assert inspect.getattr_static(stratagem.StrategyExtended, new)
 
 
 @pytest.mark.spec("STR-21")

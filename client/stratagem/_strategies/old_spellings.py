@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
 from stratagem._contexts.context import require_cross_replica_or_default
@@ -77,13 +76,6 @@ class OldSpellings:
     def experimental_finalize(self) -> list[Any]:
         """Return the operations to run in a graph: none. Spec: STR-7."""
         return []
-
-    @old_spelling("extended.colocate_vars_with")
-    def colocate_vars_with(
-        self, colocate_with_variable: Any
-    ) -> AbstractContextManager[None]:
-        """Spec: STR-8."""
-        return self._extended.colocate_vars_with(colocate_with_variable)
 
     @old_spelling("distribute_datasets_from_function")
     def experimental_distribute_datasets_from_function(

@@ -21,6 +21,7 @@ from stratagem._replicas.without_rows import warn_of_replicas_without_rows
 from stratagem._strategies.checkpoints import CheckpointMethods
 from stratagem._strategies.datasets import DatasetMethods
 from stratagem._strategies.extended import StrategyExtended
+from stratagem._strategies.moved_to_extended import MovedToExtended
 from stratagem._strategies.old_spellings import OldSpellings
 from stratagem_proto.errors import ContextError, InvalidArgumentError, InvalidTypeError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
@@ -28,7 +29,7 @@ from stratagem_proto.v1.cluster_pb2 import ConfigProto
 _Self = TypeVar("_Self", bound="Strategy")
 
 
-class Strategy(CheckpointMethods, DatasetMethods, OldSpellings):
+class Strategy(CheckpointMethods, DatasetMethods, OldSpellings, MovedToExtended):
     """A way to distribute training over devices and machines.
 
     Everything that differs between strategies is in its `StrategyExtended`.
