@@ -12,7 +12,7 @@ from stratagem._parameter_server.earlier_run import EarlierRun
 from stratagem._parameter_server.placement import RoundRobin, server_device
 from stratagem._parameter_server.store import RemoteStore
 from stratagem._parameter_server.variable import RemoteVariable
-from stratagem._variables.variable import VariableTraits
+from stratagem._variables.traits import VariableTraits
 from stratagem_proto.errors import AttachmentError
 
 

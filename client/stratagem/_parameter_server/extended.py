@@ -29,8 +29,9 @@ from stratagem._servers.barriers import barrier
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.creators import NextCreator
 from stratagem._variables.initial_values import initial_tensor, require_dense
+from stratagem._variables.traits import VariableTraits
 from stratagem._variables.updating import smallest_by_name
-from stratagem._variables.variable import Variable, VariableTraits
+from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

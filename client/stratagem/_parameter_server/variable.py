@@ -13,7 +13,8 @@ from stratagem._servers.writes import Writing
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.initial_values import operand
-from stratagem._variables.variable import Variable, VariableTraits, Write
+from stratagem._variables.traits import VariableTraits
+from stratagem._variables.variable import Variable, Write
 from stratagem_proto.tensors import decode_dtype, spec_of
 from stratagem_proto.v1.parameter_server_pb2 import (
     ASSIGN_MODE_ADD,

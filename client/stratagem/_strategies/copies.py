@@ -24,8 +24,9 @@ from stratagem._strategies.in_process import InProcessExtended
 from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._variables.local import LocalVariable
 from stratagem._variables.mirrored import MirroredVariable
+from stratagem._variables.traits import VariableTraits
 from stratagem._variables.updating import run_updates
-from stratagem._variables.variable import Variable, VariableTraits
+from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

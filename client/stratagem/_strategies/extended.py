@@ -19,8 +19,9 @@ from stratagem._replicas.without_rows import marked, replicas_without_rows
 from stratagem._strategies.hooks import StrategyHooks
 from stratagem._variables.creators import NextCreator, creator_scope
 from stratagem._variables.names import UniqueNames
+from stratagem._variables.traits import VariableTraits
 from stratagem._variables.updating import require_same_everywhere
-from stratagem._variables.variable import Variable, VariableTraits
+from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ import torch
 
 from stratagem._tracing.source import refused
 from stratagem._variables.local import LocalVariable
-from stratagem._variables.variable import Variable, VariableTraits, Write
+from stratagem._variables.traits import VariableTraits
+from stratagem._variables.variable import Variable, Write
 from stratagem_proto.errors import StratagemError, UpdateFunctionError
 
 

@@ -8,7 +8,8 @@ import torch
 
 from stratagem._contexts.context import current_context, in_cross_replica_context
 from stratagem._variables.replica_writes import ReplicaWritten
-from stratagem._variables.variable import Variable, VariableTraits, Write
+from stratagem._variables.traits import VariableTraits
+from stratagem._variables.variable import Variable, Write
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy

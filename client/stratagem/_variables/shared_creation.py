@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections import defaultdict
 from functools import partial
 
@@ -21,12 +22,25 @@ def canonical_name(name: str | None) -> str:
 class SharedCreation:
     """Lets the first replica create variables and the others find them.
 
-    The k-th variable of one canonical name is the same on all replicas.
+    The k-th variable of one canonical name is the same on all replicas. Where
+    replicas overlap, the others wait for the first one as long as it runs.
     Spec: VAR-10 to VAR-12.
     """
 
     def __init__(self) -> None:
         self._created: defaultdict[str, list[Variable]] = defaultdict(list)
+        self._changed = threading.Condition()
+        self._first_runs = True
+
+    def first_runs(self, runs: bool) -> None:
+        """Note whether the first replica runs, or waits in a merge call or has ended.
+
+        Args:
+            runs: Whether it does.
+        """
+        with self._changed:
+            self._first_runs = runs
+            self._changed.notify_all()
 
     def creator(self, replica: int) -> Creator:
         """Return the creator for the thread of `replica`."""
@@ -36,7 +50,9 @@ class SharedCreation:
 
     def _create(self, next_creator: NextCreator, **kwargs: object) -> Variable:
         variable = next_creator(**kwargs)
-        self._created[_name_in(kwargs)].append(variable)
+        with self._changed:
+            self._created[_name_in(kwargs)].append(variable)
+            self._changed.notify_all()
         return variable
 
     def _find(
@@ -48,6 +64,10 @@ class SharedCreation:
     ) -> Variable:
         name = _name_in(kwargs)
         variables = self._created[name]
+        with self._changed:
+            self._changed.wait_for(
+                lambda: found[name] < len(variables) or not self._first_runs
+            )
         if found[name] >= len(variables):
             raise ContextError(
                 f"Tried to create variable {kwargs.get('name') or 'Variable'!r} with "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from stratagem._enums import VariableAggregation, VariableSynchronization
 from stratagem._variables.creators import create
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.operators import Operators
+from stratagem._variables.traits import VariableTraits
 from stratagem_proto.errors import (
     InvalidArgumentError,
     InvalidTypeError,
@@ -41,48 +42,6 @@ class Write(Enum):
     SCATTER_MIN = "scatter_min"
     SCATTER_MAX = "scatter_max"
     SCATTER_UPDATE = "scatter_update"
-
-
-@dataclass(frozen=True)
-class VariableTraits:
-    """What a variable is called and how it is meant to be used."""
-
-    name: str
-    trainable: bool
-    synchronization: VariableSynchronization
-    aggregation: VariableAggregation
-
-    @classmethod
-    def of(
-        cls,
-        name: str | None = None,
-        trainable: bool | None = None,
-        synchronization: VariableSynchronization | None = None,
-        aggregation: VariableAggregation | None = None,
-    ) -> VariableTraits:
-        """Return the traits with open ones filled in.
-
-        Raises:
-            InvalidArgumentError: A mode is not a member of its enumeration.
-                Spec: VAR-15, VAR-19, VAR-21, VAR-22.
-        """
-        name = name or "Variable"
-        synchronization = synchronization or VariableSynchronization.AUTO
-        aggregation = aggregation or VariableAggregation.NONE
-        _require_member(VariableSynchronization, synchronization, name)
-        _require_member(VariableAggregation, aggregation, name)
-        if trainable is None:
-            trainable = synchronization is not VariableSynchronization.ON_READ
-        return cls(name, trainable, synchronization, aggregation)
-
-
-def _require_member(enumeration: type[Enum], mode: object, name: str) -> None:
-    if not isinstance(mode, enumeration):
-        kind = enumeration.__name__.removeprefix("Variable").lower()
-        raise InvalidArgumentError(
-            f"Invalid variable {kind} mode: {mode!r} for variable {name!r}; pass a "
-            f"member of {enumeration.__name__}"
-        )
 
 
 class VariableType(type):
