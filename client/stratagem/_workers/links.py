@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Protocol, TypeVar, cast
 
@@ -27,6 +28,8 @@ from stratagem_proto.errors import (
 )
 
 _Result = TypeVar("_Result")
+
+_TURN = timedelta(seconds=0.5)
 
 # What both of gloo and NCCL add; others are joined and added here.
 _SUMMABLE = {
@@ -145,8 +148,11 @@ class Links:
         device: torch.device,
         start: Callable[[_ProcessGroup], distributed.Work],
     ) -> None:
-        group = self._host if device.type == "cpu" else self._nccl_on(device)
-        self._carried_out(lambda: start(group).wait())
+        if device.type == "cpu":
+            self._carried_out(lambda: _wait(start(self._host)))
+        else:
+            group = self._nccl_on(device)
+            self._carried_out(lambda: start(group).wait())
 
     def _nccl_on(self, device: torch.device) -> _ProcessGroup:
         if self._gpu is None:
@@ -198,6 +204,14 @@ class Links:
         late = "timed out" in reason.lower() or "timeout" in reason.lower()
         kind = DeadlineExceededError if late else UnavailableError
         return kind(message, task=self._place.name)
+
+
+def _wait(work: distributed.Work) -> None:
+    # In turns, because nothing can be interrupted from the keyboard meanwhile.
+    while not work.is_completed():
+        with suppress(RuntimeError):
+            work.wait(_TURN)
+    work.wait()
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
