@@ -10,7 +10,11 @@ from itertools import groupby
 from pathlib import Path
 
 from tests.differential.answer import Answer
-from tests.differential.libraries.tensorflow import TensorFlow, set_logical_cpus
+from tests.differential.libraries.tensorflow import (
+    TensorFlow,
+    collectives_work,
+    set_logical_cpus,
+)
 from tests.differential.scenario import Scenario, scenarios
 
 ANSWERS = Path(__file__).parent / "answers"
@@ -57,13 +61,15 @@ def _lines(answers: dict[str, Answer]) -> str:
 
 def _answer(scenario: Scenario, library: TensorFlow) -> Answer:
     if not scenario.alone:
-        return scenario.answer(library)
+        answer = scenario.answer(library)
+        if not collectives_work():
+            raise SystemExit(f"{scenario.name} breaks collectives: set alone=True")
+        return answer
     command = [sys.executable, "-m", __spec__.name, "--scenario", scenario.name]
     finished = subprocess.run(
         command, capture_output=True, text=True, check=True, timeout=SECONDS_ALONE
     )
-    answer: Answer = json.loads(finished.stdout.splitlines()[-1])
-    return answer
+    return json.loads(finished.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":

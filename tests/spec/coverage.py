@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from tests.spec.markers import markers
-from tests.spec.rows import FOLDER, Row, rows
+from tests.spec.specification import FOLDER, Row, rows
 from tests.tables import read_tables
 
 TABLE = FOLDER.parent.parent / "docs" / "api-coverage.md"
@@ -56,14 +56,10 @@ def members() -> Sequence[Member]:
     ]
 
 
-def carriers(ids: Iterable[str]) -> Mapping[str, int]:
-    """Return the files whose tests carry one of some rows, and how often they do."""
-    found: dict[str, int] = {}
-    for key in ids:
-        row = rows().get(key)
-        for file, count in markers().get((row and row.see) or key, {}).items():
-            found[file] = found.get(file, 0) + count
-    return dict(sorted(found.items()))
+def carriers(ids: Iterable[str]) -> list[str]:
+    """Return the files with tests that carry one of some rows."""
+    known = [rows()[key].see or key for key in ids]
+    return sorted({file for key in known for file in markers().get(key, ())})
 
 
 def text() -> str:
@@ -114,10 +110,8 @@ def _order(row: Row) -> tuple[str, int, str]:
     return letter, int(digits), number
 
 
-def _links(tests: Mapping[str, int]) -> str:
-    return ", ".join(
-        f"[{Path(file).stem}](../tests/{file}) {count}" for file, count in tests.items()
-    )
+def _links(files: Iterable[str]) -> str:
+    return ", ".join(f"[{Path(file).stem}](../tests/{file})" for file in files)
 
 
 if __name__ == "__main__":

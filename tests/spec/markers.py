@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -15,12 +14,12 @@ _ID = re.compile(r"[A-Z][A-Z0-9]{1,2}-[A-Z]?\d+[a-z]?")
 
 
 @cache
-def markers() -> Mapping[str, Mapping[str, int]]:
-    """Return for each row the files that carry it, and how often, in their order."""
-    found: dict[str, Counter[str]] = {}
+def markers() -> Mapping[str, set[str]]:
+    """Return for each row the files with a test that carries it."""
+    found: dict[str, set[str]] = {}
     for path in sorted(TESTS.rglob("test_*.py")):
         for row in _rows_in(path):
-            found.setdefault(row, Counter())[path.relative_to(TESTS).as_posix()] += 1
+            found.setdefault(row, set()).add(path.relative_to(TESTS).as_posix())
     return found
 
 

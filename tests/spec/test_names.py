@@ -247,7 +247,7 @@ def test_variables_are_synchronized_on_read(replicas: stratagem.Strategy) -> Non
 def test_there_were_hooks_around_a_program(
     towers: contrib.DistributionStrategy, replicas: stratagem.Strategy
 ) -> None:
-    assert [towers.initialize(), towers.finalize()] == [None, None]  # type: ignore[func-returns-value]
+    assert [towers.initialize(), towers.finalize()] == [None, None]
     assert replicas.experimental_initialize() == []
     assert replicas.experimental_finalize() == []
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-from tests.spec.rows import Row, rows
+from tests.spec.specification import Row, rows
 from tests.spec.taking_away import owner_of, taken_away
 
 SECONDS = 20  # for each pair of a test and a row; to hang is to fail

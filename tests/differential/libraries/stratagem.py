@@ -26,7 +26,7 @@ class Stratagem:
 
     def __init__(self) -> None:
         self.distribute = self.v1 = Names(stratagem, regroup, context)
-        self.contrib = stratagem.contrib
+        self.contrib: Any = stratagem.contrib
 
     def tensor(self, value: Any, dtype: str = "float32") -> Any:
         return torch.tensor(value, dtype=self.dtype(dtype))

@@ -50,8 +50,6 @@ def rows() -> Mapping[str, Row]:
     for path in sorted((FOLDER / "rows").glob("*.toml")):
         for key, table in read_tables(path).items():
             found[key] = _row(key, table, reasons.get(key, {}).get("reason"))
-    for key in reasons.keys() - found.keys():
-        found[key] = Row(key, reason=reasons[key]["reason"])
     return found
 
 
