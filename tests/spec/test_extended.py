@@ -133,9 +133,9 @@ def test_variables_are_on_these_devices(
 @pytest.mark.spec("EXT-11", "EXT-12")
 def test_the_default_strategy_has_no_devices() -> None:
     extended = stratagem.get_strategy().extended
-    for ask in (lambda: extended.worker_devices, lambda: extended.parameter_devices):
+    for name in ("worker_devices", "parameter_devices"):
         with pytest.raises(RuntimeError, match="unsupported by the default"):
-            ask()
+            getattr(extended, name)
     assert MIRRORED().extended.worker_devices == MIRRORED().extended.parameter_devices
 
 
@@ -189,11 +189,8 @@ def test_the_only_process_does_what_the_chief_does(strategy: Strategy) -> None:
 @pytest.mark.spec("EXT-16", "EXT-17")
 def test_the_default_strategy_does_not_say_all() -> None:
     extended = stratagem.get_strategy().extended
-    for ask in (
-        lambda: extended.experimental_between_graph,
-        lambda: extended.experimental_should_init,
-    ):
+    for name in ("experimental_between_graph", "experimental_should_init"):
         with pytest.raises(NotImplementedError, match="in descendants"):
-            ask()
+            getattr(extended, name)
     assert extended.should_checkpoint
     assert extended.should_save_summary

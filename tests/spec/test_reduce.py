@@ -212,7 +212,7 @@ def test_equal_copies_have_a_mean_but_no_sum_where_they_are_copies() -> None:
     strategy = MirroredStrategy(DEVICES)
     with strategy.scope():
         variable = Variable(3.0)
-    for value in (variable, Mirrored(torch.tensor([3.0, 3.0]))):
+    for value in (variable, Mirrored((torch.tensor(3.0), torch.tensor(3.0)))):
         assert strategy.reduce("mean", value) is value.values[0]
         assert strategy.extended.reduce_to("mean", value, "CPU:0") is value
         with pytest.raises(ValueError, match="copies are equal by definition"):
@@ -222,7 +222,9 @@ def test_equal_copies_have_a_mean_but_no_sum_where_they_are_copies() -> None:
 @pytest.mark.spec("RED-21")
 def test_elsewhere_equal_copies_are_added() -> None:
     strategy = CentralStorageStrategy(DEVICES)
-    assert strategy.reduce("sum", Mirrored(torch.tensor([3.0, 3.0]))) == 6.0
+    assert (
+        strategy.reduce("sum", Mirrored((torch.tensor(3.0), torch.tensor(3.0)))) == 6.0
+    )
 
 
 @pytest.mark.spec("RED-22")

@@ -71,7 +71,7 @@ def test_a_function_is_called_for_each_copy(kind: Callable[[], Strategy]) -> Non
 def test_each_copy_gets_its_own_of_mirrored_arguments() -> None:
     strategy = MirroredStrategy(DEVICES)
     variable, slot = shared(strategy), shared(strategy, 5.0)
-    mirrored = Mirrored(torch.tensor([10.0, 20.0]))
+    mirrored = Mirrored((torch.tensor(10.0), torch.tensor(20.0)))
     strategy.extended.update(variable, adding, (mirrored,), {"scale": 2.0})
     assert copies(variable) == [21.0, 41.0]
 
@@ -145,7 +145,7 @@ def test_replicas_update_together() -> None:
         strategy.extended.update(variable, add, (x,))
         strategy.extended.update(variable, add, (5.0,))
 
-    strategy.run(fn, (PerReplica(torch.tensor([1.0, 2.0])),))
+    strategy.run(fn, (PerReplica((torch.tensor(1.0), torch.tensor(2.0))),))
     assert seen == [1.0, 2.0, 5.0, 5.0]
     assert copies(variable) == [7.0, 8.0]
 

@@ -175,7 +175,7 @@ def test_a_copy_shows_the_attributes_too(copied: Callable[[Any], Any]) -> None:
 @pytest.mark.spec("VAL-9")
 def test_a_form_fits_values_whose_components_fit() -> None:
     """As `element_spec` gives it; the first dimension may be any."""
-    rows = DataLoader(torch.zeros(8, 3), batch_size=4)  # type: ignore[arg-type]
+    rows: Any = DataLoader(list(torch.zeros(8, 3)), batch_size=4)  # type: ignore[arg-type]
     strategy = MirroredStrategy(["CPU:0", "CPU:1"])
     form = strategy.experimental_distribute_dataset(rows).element_spec
     assert len(form.specs) == 2

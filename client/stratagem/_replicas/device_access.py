@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,8 +22,11 @@ class DeviceAccess(TensorStandIn):
     Spec: VAL-2.
     """
 
-    values: Sequence[Any]
     _device_names: tuple[str, ...] | None = None
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        raise NotImplementedError
 
     @property
     @old_spelling("strategy.extended.worker_devices")

@@ -37,5 +37,5 @@ class LocalUpdates(StrategyExtended):
         device = getattr(colocate_with, "device_name", self._current_device())
         return self._run_update(device, fn, args, kwargs, group)
 
-    def non_slot_devices(self, var_list: Sequence[Variable]) -> Variable:
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
         return smallest_by_name(var_list)

@@ -54,7 +54,8 @@ def a_function_beside_no_variable(lib: Library) -> Any:
     results = []
     for strategy in all_kinds(lib):
         variable = shared(lib, strategy, 1.0)
-        extended, calls = strategy.extended, []
+        extended = strategy.extended
+        calls: list[Any] = []
         where = extended.non_slot_devices([variable])
         extended.update_non_slot(where, calls.append, args=(3,))
         results.append([calls, extended.update_non_slot(where, lambda: "same")])
