@@ -47,6 +47,32 @@ def test_replicas_overlap_where_they_may(strategy: TwoReplicas) -> None:
     assert strategy.run(fn, options=together) == 3
 
 
+def test_concurrent_replicas_wait_for_the_first_to_create_a_variable(
+    strategy: TwoReplicas,
+) -> None:
+    other_is_on_its_way = threading.Event()
+
+    def fn() -> stratagem.Variable:
+        if number() == 0:
+            assert other_is_on_its_way.wait(60)
+        other_is_on_its_way.set()
+        return stratagem.Variable(number() + 1.0)
+
+    variable = strategy.run(fn, options=RunOptions(run_concurrently=True))
+    assert variable.numpy() == 1.0
+
+
+def test_concurrent_replicas_do_not_wait_for_what_the_first_never_creates(
+    strategy: TwoReplicas,
+) -> None:
+    def fn() -> None:
+        if number() == 1:
+            stratagem.Variable(1.0)
+
+    with pytest.raises(RuntimeError, match="mismatching name"):
+        strategy.run(fn, options=RunOptions(run_concurrently=True))
+
+
 def test_concurrent_replicas_stop_when_one_fails(strategy: TwoReplicas) -> None:
     def fn() -> None:
         if number() == 1:

@@ -133,7 +133,8 @@ class _Rounds:
         options = run_options()
         self._concurrent = options is not None and options.run_concurrently
         self._strategy = strategy
-        surroundings = _Surroundings(strategy, devices)
+        self._shared = SharedCreation()
+        surroundings = _Surroundings(strategy, devices, self._shared)
         self._replicas = [
             _Replica(
                 partial(surroundings.entered, index),
@@ -157,12 +158,20 @@ class _Rounds:
                 replica.stop()
 
     def _round(self, answers: Sequence[Any]) -> list[_Report]:
+        self._shared.first_runs(True)
+        reports = []
+        for report in self._next_reports(answers):
+            self._shared.first_runs(False)
+            reports.append(_unfailed(report))
+        return reports
+
+    def _next_reports(self, answers: Sequence[Any]) -> Iterator[_Report]:
         turns = zip(self._replicas, answers, strict=True)
         if not self._concurrent:
-            return [_unfailed(replica.turn(answer)) for replica, answer in turns]
+            return (replica.turn(answer) for replica, answer in turns)
         for replica, answer in turns:
             replica.resume(answer)
-        return [_unfailed(replica.report()) for replica in self._replicas]
+        return (replica.report() for replica in self._replicas)
 
     def _merged(self, reports: Sequence[_Report]) -> list[Any]:
         """Run the merge function of the first replica; return each one's answer."""
@@ -198,12 +207,14 @@ class _Surroundings:
     Spec: RUN-3.
     """
 
-    def __init__(self, strategy: Strategy, devices: Sequence[str]) -> None:
+    def __init__(
+        self, strategy: Strategy, devices: Sequence[str], shared: SharedCreation
+    ) -> None:
         self._strategy = strategy
         self._devices = devices
         self._creators = _creators.creators()
         self._torch_state = TorchState.capture()
-        self._shared = SharedCreation()
+        self._shared = shared
 
     @contextmanager
     def entered(self, index: int, merge: MergeCall) -> Iterator[None]:
