@@ -286,3 +286,19 @@ def test_a_failed_reduction_leaves_later_ones_alone(strategy: Strategy) -> None:
     with pytest.raises(ValueError, match="differ between replicas"):
         strategy.reduce("sum", per_replica([1.0], [1.0, 2.0]))
     assert strategy.reduce("sum", per_replica(1.0, 2.0)) == 3.0
+
+
+def test_a_replica_that_had_no_data_is_named(strategy: Strategy) -> None:
+    """Its part may be anything, such as the mean of nothing."""
+    means = strategy.run(
+        lambda rows: rows.mean(), (PerReplica((torch.ones(2), torch.ones(0))),)
+    )
+    with pytest.warns(UserWarning, match="replica 1 returned without .* axis=0"):
+        assert strategy.reduce("mean", {"loss": means})["loss"].isnan()
+
+
+def test_rows_are_reduced_without_a_warning(strategy: Strategy) -> None:
+    short, full = PerReplica((torch.ones(2), torch.ones(0))), per_replica([1.0], [3.0])
+    kept = strategy.run(lambda rows: rows * 2, (short,))
+    assert strategy.reduce("mean", kept, axis=0) == 2.0
+    assert strategy.reduce("mean", strategy.run(lambda x: x.sum(), (full,))) == 2.0
