@@ -9,7 +9,7 @@ from tests.differential.answer import attempt
 from tests.differential.contexts import MIX, state, strategies
 from tests.differential.library import Library
 from tests.differential.scenario import scenario
-from tests.differential.strategies import central, mirrored, replica_id
+from tests.differential.strategies import central, cpus, mirrored, replica_id
 
 
 def across(lib: Library, strategy: Any) -> dict[str, Callable[[], Any]]:
@@ -121,3 +121,35 @@ def variables_under_another_strategy(lib: Library) -> Any:
 def a_replica_gathers_by_all_gather(lib: Library) -> Any:
     strategy = mirrored(lib)
     return strategy.run(lambda: strategy.gather(lib.tensor([1.0]), axis=0))
+
+
+@scenario("CTX-A8", "CTX-A10", "CTX-A11", "CTX-33", "CTX-35")
+def methods_of_the_first_version_by_context(lib: Library) -> Any:
+    strategy = lib.v1.MirroredStrategy(cpus(2))
+    calls: dict[str, Callable[[], Any]] = {
+        "make_dataset_iterator": lambda: bool(
+            strategy.make_dataset_iterator(lib.range(4).batch(2))
+        ),
+        "make_input_fn_iterator": lambda: bool(
+            strategy.make_input_fn_iterator(lambda context: lib.range(4).batch(2))
+        ),
+        "experimental_run": lambda: strategy.experimental_run(lambda: 1),
+        "run_steps": lambda: bool(
+            strategy.extended.experimental_run_steps_on_iterator(
+                lambda context, inputs: lib.tensor(0.0),
+                strategy.make_dataset_iterator(lib.range(4).batch(2)),
+            )
+        ),
+    }
+    says = (MIX, "cross-replica context", "merge_call")
+    in_replica: list[Any] = []
+
+    def fn() -> None:
+        if replica_id(lib) == 0:
+            in_replica.extend(attempt(call, says=says) for call in calls.values())
+
+    strategy.run(fn)
+    with central(lib).scope():
+        elsewhere = [attempt(call, says=says) for call in calls.values()]
+    outside = [attempt(call, says=says) for call in calls.values()]
+    return [list(calls), in_replica, elsewhere, outside]
