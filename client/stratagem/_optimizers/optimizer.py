@@ -22,6 +22,7 @@ from stratagem._enums import ReduceOp, reduce_op_from
 from stratagem._modules.extended import HostingExtended
 from stratagem._optimizers.step import GroupStep, OptimizerStep, VariableGradients
 from stratagem._optimizers.trained import LeafList, Trained, TrainedTensors
+from stratagem._replicas.without_rows import has_no_rows
 from stratagem_proto.errors import (
     ContextError,
     FailedPreconditionError,
@@ -79,7 +80,8 @@ class DistributedOptimizer(Optimizer):
             (`stratagem_proto.optimizers.OPTIMIZERS`), over parameters of one
             strategy. Its state is empty.
         reduce_op: MEAN divides the sum of the replicas' gradients by the number of
-            replicas that have any, as suits a loss that is a mean; SUM does not.
+            replicas that have any, as suits a loss that is a mean; SUM does not. A
+            replica that got nothing but tensors of 0 rows has none.
 
     Raises:
         InvalidTypeError: `optimizer` is no `torch.optim.Optimizer`.
@@ -225,7 +227,10 @@ class DistributedOptimizer(Optimizer):
         )
 
     def _gradients(self) -> _Gradients:
-        return [[p.grad for p in group["params"]] for group in self.param_groups]
+        groups = [group["params"] for group in self.param_groups]
+        if has_no_rows():
+            return [[None] * len(params) for params in groups]
+        return [[p.grad for p in params] for params in groups]
 
     def _meet(self, strategy: Strategy, contributions: Any) -> None:
         present = [c for c in self._extended._local_results(contributions) if c]

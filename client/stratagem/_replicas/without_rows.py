@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 
+from stratagem._contexts.context import current_replica_id
 from stratagem._replicas.nests import leaves, map_leaves
 from stratagem._replicas.values import PerReplica
 
@@ -30,6 +34,25 @@ def replicas_without_rows(arguments: Any) -> tuple[int, ...]:
 def _all_empty(parts: tuple[Any, ...]) -> bool:
     tensors = [part for part in parts if isinstance(part, torch.Tensor) and part.dim()]
     return bool(tensors) and not any(tensor.shape[0] for tensor in tensors)
+
+
+# Threads of replicas take over the variables of the thread that runs them.
+_WITHOUT_ROWS: ContextVar[tuple[int, ...]] = ContextVar("replicas without rows")
+
+
+@contextmanager
+def running_without_rows(replicas: tuple[int, ...]) -> Iterator[None]:
+    """Scope in which the replicas run, some of them without data."""
+    before = _WITHOUT_ROWS.set(replicas)
+    try:
+        yield
+    finally:
+        _WITHOUT_ROWS.reset(before)
+
+
+def has_no_rows() -> bool:
+    """Return whether the replica that this thread runs got no data."""
+    return current_replica_id() in _WITHOUT_ROWS.get(())
 
 
 def marked(results: Any, replicas: tuple[int, ...]) -> Any:

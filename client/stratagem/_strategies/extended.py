@@ -15,7 +15,11 @@ from stratagem._contexts.context import (
 from stratagem._contexts.scope import entered
 from stratagem._enums import ReduceOp, reduce_op_from
 from stratagem._input.numpy_dataset import NumpyDataset
-from stratagem._replicas.without_rows import marked, replicas_without_rows
+from stratagem._replicas.without_rows import (
+    marked,
+    replicas_without_rows,
+    running_without_rows,
+)
 from stratagem._strategies.hooks import StrategyHooks
 from stratagem._variables.creators import NextCreator, creator_scope
 from stratagem._variables.names import UniqueNames
@@ -65,10 +69,10 @@ class StrategyExtended(StrategyHooks):
         Spec: EXT-14, CTX-17.
         """
         require_cross_replica_or_default(self, "run")
-        with entered(self._container_strategy()):
+        empty = replicas_without_rows((args, kwargs))
+        with entered(self._container_strategy()), running_without_rows(empty):
             self._before_replicas()
             results = self._call_for_each_replica(fn, args, kwargs or {})
-        empty = replicas_without_rows((args, kwargs))
         return marked(results, empty) if empty else results
 
     def experimental_make_numpy_dataset(
