@@ -222,6 +222,7 @@ def test_processes_train_to_the_same_bits() -> None:
 PROGRAM = """
 import os, torch
 from stratagem import MultiWorkerMirroredStrategy
+torch.distributed.init_process_group("gloo")  # the program's own business
 strategy = MultiWorkerMirroredStrategy()
 value = torch.tensor(1.0 + strategy.extended._first_replica_id)
 print(strategy.reduce("sum", value, axis=None).item(), flush=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from stratagem._optimizers.step import GroupStep, OptimizerStep, VariableGradien
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.variable import Variable
 from stratagem._workers.group import WorkerGroup
-from stratagem._workers.reduction import AcrossWorkers
+from stratagem._workers.reduction import AcrossWorkers, Reduced
 from stratagem_proto.errors import InvalidArgumentError
 
 
@@ -63,15 +63,21 @@ class StepsTogether:
         replicas = sum(each["replicas"] for each in heard)
         return replace(step, groups=tuple(groups), replicas=replicas)
 
-    def summed(self, totals: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Add up over workers what each has added up over its replicas."""
-        own = [
-            IndexedSlices.from_sparse(total) if total.is_sparse else total
-            for total in totals
-        ]
+    def summed(self, totals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Add up over workers what each has added up over its replicas.
+
+        Args:
+            totals: One for each variable of what `joined` returned.
+        """
+        # Of rows it is not known yet how many each worker has.
+        rows = self._across.summed(
+            [IndexedSlices.from_sparse(total) for total in totals if total.is_sparse]
+        )
+        dense = self._group.sums([total for total in totals if not total.is_sparse])
+        rest = iter(rows), iter(dense)
         return [
-            _sparse(total) if isinstance(total, IndexedSlices) else total
-            for total in self._across.summed(own)
+            _sparse(next(rest[0])) if total.is_sparse else next(rest[1])
+            for total in totals
         ]
 
 
@@ -131,7 +137,8 @@ def _union(by_rank: Sequence[Sequence[Sequence[Any]]]) -> Mapping[str, bool]:
     return found
 
 
-def _sparse(rows: IndexedSlices) -> torch.Tensor:
+def _sparse(rows: Reduced) -> torch.Tensor:
+    assert isinstance(rows, IndexedSlices)
     assert rows.dense_shape is not None
     tensor = torch.sparse_coo_tensor(
         rows.indices.unsqueeze(0), rows.values, rows.dense_shape, check_invariants=False

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Protocol, TypeVar, cast
+from weakref import finalize
 
 import torch
 from torch import distributed
@@ -75,8 +76,11 @@ class Links:
         self._failure: StratagemError | None = None
         self._meeting = Meeting(place, timeout)
         self._meeting.wait_for_all()
-        self._host = self._carried_out(self._gloo)
-        self._gpu: _ProcessGroup | None = None
+        # By the type of the devices whose tensors they carry.
+        self._groups: dict[str, _ProcessGroup] = {}
+        # Their threads have to end before the interpreter does.
+        finalize(self, self._groups.clear)
+        self._groups["cpu"] = self._carried_out(self._gloo)
 
     def sums(
         self, tensors: Sequence[torch.Tensor], pack_bytes: int
@@ -149,15 +153,15 @@ class Links:
         start: Callable[[_ProcessGroup], distributed.Work],
     ) -> None:
         if device.type == "cpu":
-            self._carried_out(lambda: _wait(start(self._host)))
+            self._carried_out(lambda: _wait(start(self._groups["cpu"])))
         else:
             group = self._nccl_on(device)
             self._carried_out(lambda: start(group).wait())
 
     def _nccl_on(self, device: torch.device) -> _ProcessGroup:
-        if self._gpu is None:
-            self._gpu = self._carried_out(lambda: self._nccl(device))
-        return self._gpu
+        if device.type not in self._groups:
+            self._groups[device.type] = self._carried_out(lambda: self._nccl(device))
+        return self._groups[device.type]
 
     def _gloo(self) -> _ProcessGroup:
         store, place = PrefixStore("gloo", self._meeting.store), self._place

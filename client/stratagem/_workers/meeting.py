@@ -109,9 +109,9 @@ class Meeting:
         return ", ".join(missing)
 
 
+# It stays for the whole process: the chief serves later groups by it too.
 @cache
 def _connected(place: WorkerPlace, timeout: float) -> TCPStore:
-    # It stays for the whole process: the chief serves later groups by it too.
     host, _, port = place.meeting_point.rpartition(":")
     try:
         return TCPStore(

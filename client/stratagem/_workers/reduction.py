@@ -84,6 +84,8 @@ class AcrossWorkers:
 
     def summed(self, own: Sequence[Reduced], pack_bytes: int = 0) -> list[Reduced]:
         """Add up what the workers have of each value; of rows the sum is all rows."""
+        if not own:
+            return []
         forms = [_form(value) for value in own]
         counts = [_rows(value) for value in own]
         by_rank = self._group.agree("A value to be reduced", forms, counts)
