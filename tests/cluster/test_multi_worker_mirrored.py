@@ -64,6 +64,7 @@ def without_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.spec("STR-4")
 def test_making_a_strategy_connects_nothing(address: str) -> None:
     given = resolver(address, 1)
     strategy = MultiWorkerMirroredStrategy(given)

@@ -15,6 +15,7 @@ from tests.cluster.two_workers import on_two_workers, replica, worker
 Strategy = MultiWorkerMirroredStrategy
 
 
+@pytest.mark.spec("LOC-8")
 def test_replicas_are_numbered_over_all_workers() -> None:
     def see(strategy: Strategy) -> Any:
         numbers = strategy.run(replica)
@@ -26,6 +27,7 @@ def test_replicas_are_numbered_over_all_workers() -> None:
     assert on_two_workers(see, cpus=1) == [(2, (0,)), (2, (1,))]
 
 
+@pytest.mark.spec("STR-12")
 def test_the_first_worker_is_the_chief() -> None:
     def see(strategy: Strategy) -> Any:
         extended = strategy.extended
