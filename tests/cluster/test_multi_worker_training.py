@@ -83,6 +83,26 @@ def test_a_worker_without_data_steps_along() -> None:
     assert not any(delta.any() for delta in unused)
 
 
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_replicas_without_rows_do_not_count(cpus: int) -> None:
+    def train(strategy: stratagem.Strategy) -> float:
+        with strategy.scope():
+            module = nn.Linear(1, 1)
+        optimizer = DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=1.0))
+        before = module.bias.item()
+
+        def step(rows: torch.Tensor) -> None:
+            module(rows).mean().backward()
+            optimizer.step()
+
+        # One row: only the first replica of the first worker has data.
+        for rows in strategy.experimental_distribute_dataset([torch.ones(1, 1)]):
+            strategy.run(step, (rows,))
+        return module.bias.item() - before
+
+    assert on_two_workers(train, cpus) == [pytest.approx(-1.0)] * 2
+
+
 def _with_rate(strategy: stratagem.Strategy, module: nn.Module) -> None:
     rate = 0.1 * (1 + worker(strategy))
     optimizer = DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=rate))

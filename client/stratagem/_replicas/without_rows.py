@@ -16,14 +16,18 @@ from stratagem._replicas.nests import leaves, map_leaves
 from stratagem._replicas.values import PerReplica
 
 
-def replicas_without_rows(arguments: Any) -> tuple[int, ...]:
-    """Return the replicas that get nothing but tensors of 0 rows.
+def replicas_without_rows(arguments: Any, wrapped: bool = True) -> tuple[int, ...]:
+    """Return the replicas of this process that get nothing but tensors of 0 rows.
 
     Args:
-        arguments: What a replica function is called with; only `PerReplica` leaves
-            are looked at.
+        arguments: What a replica function is called with.
+        wrapped: Whether input is `PerReplica`, so that other leaves do not matter. The
+            only replica of a process gets plain tensors.
     """
-    parts = [leaf.values for leaf in leaves(arguments) if type(leaf) is PerReplica]
+    found = leaves(arguments)
+    parts = [leaf.values for leaf in found if type(leaf) is PerReplica]
+    if not wrapped:
+        parts = [(leaf,) for leaf in found]
     return tuple(
         index
         for index, mine in enumerate(zip(*parts, strict=False))

@@ -62,5 +62,5 @@ def _refuse_remote(devices: Sequence[DeviceName], mixed: bool) -> NoReturn:
     raise UnimplementedError(
         f"In-graph multi-worker training on {devices[0]} is not supported in eager "
         "mode: a strategy of one process has devices of that process alone; use "
-        "ParameterServerStrategy for several"
+        "MultiWorkerMirroredStrategy or ParameterServerStrategy for several"
     )

@@ -69,11 +69,15 @@ class StrategyExtended(StrategyHooks):
         Spec: EXT-14, CTX-17.
         """
         require_cross_replica_or_default(self, "run")
-        empty = replicas_without_rows((args, kwargs))
+        empty = replicas_without_rows((args, kwargs), not self._one_of_several())
         with entered(self._container_strategy()), running_without_rows(empty):
             self._before_replicas()
             results = self._call_for_each_replica(fn, args, kwargs or {})
         return marked(results, empty) if empty else results
+
+    def _one_of_several(self) -> bool:
+        """Return whether the only replica of this process is in sync with others."""
+        return self._num_local_replicas == 1 < self._num_replicas_in_sync
 
     def experimental_make_numpy_dataset(
         self, numpy_input: Any, session: object = None
