@@ -1,17 +1,12 @@
-"""The connections between workers: process groups of torch.
-
-gloo carries what is in the memory of hosts, and what workers tell each other; NCCL
-carries tensors on GPUs. The groups belong to this object alone, so that a program's
-own `torch.distributed.init_process_group` is none of its business.
-"""
+"""The connections between workers, and the tensors that they carry."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import timedelta
-from typing import Protocol, TypeVar, cast
+from functools import partial
+from typing import TypeVar
 from weakref import finalize
 
 import torch
@@ -21,16 +16,14 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from stratagem._workers.meeting import Meeting
 from stratagem._workers.place import WorkerPlace
+from stratagem._workers.process_groups import ProcessGroup, gloo, nccl, wait
 from stratagem_proto.errors import (
     DeadlineExceededError,
     StratagemError,
     UnavailableError,
-    UnimplementedError,
 )
 
 _Result = TypeVar("_Result")
-
-_TURN = timedelta(seconds=0.5)
 
 # What both of gloo and NCCL add; others are joined and added here.
 _SUMMABLE = {
@@ -43,18 +36,6 @@ _SUMMABLE = {
     torch.int32,
     torch.int64,
 }
-
-
-class _ProcessGroup(Protocol):
-    """What is used of torch's process groups, whatever carries them."""
-
-    def allreduce(self, tensors: list[torch.Tensor]) -> distributed.Work: ...
-
-    def allgather(
-        self, found: list[list[torch.Tensor]], own: list[torch.Tensor]
-    ) -> distributed.Work: ...
-
-    def broadcast(self, tensor: torch.Tensor, root: int) -> distributed.Work: ...
 
 
 class Links:
@@ -77,10 +58,10 @@ class Links:
         self._meeting = Meeting(place, timeout)
         self._meeting.wait_for_all()
         # By the type of the devices whose tensors they carry.
-        self._groups: dict[str, _ProcessGroup] = {}
+        self._groups: dict[str, ProcessGroup] = {}
         # Their threads have to end before the interpreter does.
         finalize(self, self._groups.clear)
-        self._groups["cpu"] = self._carried_out(self._gloo)
+        self._group_for(torch.device("cpu"))
 
     def sums(
         self, tensors: Sequence[torch.Tensor], pack_bytes: int
@@ -89,20 +70,21 @@ class Links:
         found: dict[int, torch.Tensor] = {}
         for pack in _packs(tensors, pack_bytes):
             parts = [tensors[number] for number in pack]
-            total = self._sum(_flatten_dense_tensors(parts))
+            # What is flattened may still be the memory of the only tensor in it.
+            flat = _flatten_dense_tensors([part.detach() for part in parts])
+            total = self._sum(flat if len(parts) > 1 else flat.clone())
             found |= zip(pack, _unflatten_dense_tensors(total, parts), strict=True)
         return [found[number] for number in range(len(tensors))]
 
     def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the sum over workers, in place where that is possible."""
         if tensor.dtype not in _SUMMABLE:
             total, *others = self.joined(tensor, [len(tensor)] * self._place.size)
             for other in others:
                 total = total + other
             return total
-        # What is flattened may still be the memory of the only tensor in it.
-        total = tensor.detach().clone()
-        self._await(total.device, lambda group: group.allreduce([total]))
-        return total
+        self._await(tensor.device, lambda group: group.allreduce([tensor]))
+        return tensor
 
     def joined(
         self, tensor: torch.Tensor, lengths: Sequence[int]
@@ -150,41 +132,20 @@ class Links:
     def _await(
         self,
         device: torch.device,
-        start: Callable[[_ProcessGroup], distributed.Work],
+        start: Callable[[ProcessGroup], distributed.Work],
     ) -> None:
-        if device.type == "cpu":
-            self._carried_out(lambda: _wait(start(self._groups["cpu"])))
-        else:
-            group = self._nccl_on(device)
-            self._carried_out(lambda: start(group).wait())
+        group = self._group_for(device)
+        self._carried_out(lambda: wait(start(group), device))
 
-    def _nccl_on(self, device: torch.device) -> _ProcessGroup:
+    def _group_for(self, device: torch.device) -> ProcessGroup:
+        """Return the process group that carries tensors on a device."""
         if device.type not in self._groups:
-            self._groups[device.type] = self._carried_out(lambda: self._nccl(device))
+            connect = gloo if device.type == "cpu" else partial(nccl, device=device)
+            store = PrefixStore(device.type, self._meeting.store)
+            self._groups[device.type] = self._carried_out(
+                lambda: connect(store, self._place, self._timeout)
+            )
         return self._groups[device.type]
-
-    def _gloo(self) -> _ProcessGroup:
-        store, place = PrefixStore("gloo", self._meeting.store), self._place
-        group: object = distributed.ProcessGroupGloo(
-            store, place.rank, place.size, self._timeout
-        )
-        return cast("_ProcessGroup", group)
-
-    def _nccl(self, device: torch.device) -> _ProcessGroup:
-        if not distributed.is_nccl_available():
-            raise UnimplementedError(
-                f"{self._place.name} has its replicas on {device}, but this torch has "
-                "no NCCL; install one that has, or use the CPU",
-                task=self._place.name,
-            )
-        store, place = PrefixStore("nccl", self._meeting.store), self._place
-        options = distributed.ProcessGroupNCCL.Options()
-        options._timeout = self._timeout
-        with torch.cuda.device(device):
-            group: object = distributed.ProcessGroupNCCL(
-                store, place.rank, place.size, options
-            )
-        return cast("_ProcessGroup", group)
 
     def _carried_out(self, operation: Callable[[], _Result]) -> _Result:
         """Do what takes all workers; once it has failed nothing works any more."""
@@ -193,6 +154,8 @@ class Links:
         self._operations += 1
         try:
             return operation()
+        except StratagemError:
+            raise
         except RuntimeError as error:
             self._failure = self._failed(error)
             raise self._failure from error
@@ -208,14 +171,6 @@ class Links:
         late = "timed out" in reason.lower() or "timeout" in reason.lower()
         kind = DeadlineExceededError if late else UnavailableError
         return kind(message, task=self._place.name)
-
-
-def _wait(work: distributed.Work) -> None:
-    # In turns, because nothing can be interrupted from the keyboard meanwhile.
-    while not work.is_completed():
-        with suppress(RuntimeError):
-            work.wait(_TURN)
-    work.wait()
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
