@@ -50,9 +50,9 @@ format: $(INSTALLED) ## Format the code and fix what the linter can.
 protos: $(INSTALLED) ## Compile the .proto files.
 	$(BIN)/python proto/compile.py
 
-clean: ## Remove caches, builds and results, but not .venv.
+clean: ## Remove caches, builds and results, but no environment.
 	rm -rf build dist runs .*_cache .hypothesis
-	find . -path ./$(VENV) -prune -o -name __pycache__ -prune -exec rm -rf {} +
+	find . -path './.venv*' -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing into $(VENV); PyTorch takes some minutes the first time."

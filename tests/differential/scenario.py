@@ -24,8 +24,6 @@ class Scenario:
         rows: The ids of the rows that it shows.
         core: The numbers of the core selection that it stands for.
         says: Fragments that the message contains if the program raises.
-        alone: Whether it needs a process of its own, as a failed collective of
-            TensorFlow makes all later ones of its process fail.
     """
 
     name: str
@@ -33,7 +31,6 @@ class Scenario:
     rows: tuple[str, ...]
     core: tuple[int, ...]
     says: tuple[str, ...]
-    alone: bool
 
     @property
     def prefix(self) -> str:
@@ -53,7 +50,6 @@ def scenario(
     *rows: str,
     core: tuple[int, ...] = (),
     says: tuple[str, ...] = (),
-    alone: bool = False,
 ) -> Callable[[Program], Program]:
     """Register a program as a scenario of the file that it stands in."""
 
@@ -62,7 +58,7 @@ def scenario(
         name = f"{prefix}/{program.__name__}"
         if name in _SCENARIOS:
             raise ValueError(f"two scenarios are named {name}")
-        _SCENARIOS[name] = Scenario(name, program, rows, core, says, alone)
+        _SCENARIOS[name] = Scenario(name, program, rows, core, says)
         return program
 
     return register

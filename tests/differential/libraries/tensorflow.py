@@ -29,16 +29,6 @@ def set_logical_cpus() -> None:
     tf.config.set_logical_device_configuration(physical, cpus)
 
 
-def collectives_work() -> bool:
-    """Return whether no collective of this process has failed yet."""
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    try:
-        strategy.reduce("SUM", strategy.run(lambda: tf.constant(1.0)), axis=None)
-    except tf.errors.OpError:
-        return False
-    return True
-
-
 class TensorFlow:
     """`Library` by TensorFlow 2."""
 

@@ -42,7 +42,7 @@ def scopes_of_one_strategy_nest_in_any_order(lib: Library) -> Any:
         return [inner, middle, refused, outer, between, state(lib)]
 
 
-@scenario("CTX-13", core=(3,), alone=True)
+@scenario("CTX-13", core=(3,))
 def a_device_scope_must_not_outlast_a_scope(lib: Library) -> Any:
     strategy = mirrored(lib)
     strategy.extended._default_device = "/device:CPU:1"
@@ -55,7 +55,7 @@ def a_device_scope_must_not_outlast_a_scope(lib: Library) -> Any:
     return [refused, inside, state(lib)]
 
 
-@scenario("CTX-13", alone=True)
+@scenario("CTX-13")
 def a_creator_scope_must_not_outlast_a_scope(lib: Library) -> Any:
     scope = mirrored(lib).scope()
     scope.__enter__()
@@ -120,7 +120,7 @@ def no_strategy_is_set_inside_of_a_scope(lib: Library) -> Any:
     return [refused, state(lib)]
 
 
-@scenario("CTX-13", "CTX-16", alone=True)
+@scenario("CTX-13", "CTX-16")
 def a_set_strategy_is_replaced_after_what_was_opened_later(lib: Library) -> Any:
     set_strategy = lib.distribute.experimental_set_strategy
     set_strategy(mirrored(lib))
@@ -132,7 +132,7 @@ def a_set_strategy_is_replaced_after_what_was_opened_later(lib: Library) -> Any:
     return [refused, inside, state(lib)]
 
 
-@scenario("CTX-16", alone=True)
+@scenario("CTX-16")
 def the_default_scope_ends_before_a_strategy_is_set(lib: Library) -> Any:
     default, set_strategy = (
         lib.distribute.get_strategy(),

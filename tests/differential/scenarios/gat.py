@@ -33,7 +33,7 @@ def components_are_joined_in_order(lib: Library) -> Any:
     ]
 
 
-@scenario("GAT-2", core=(84,), alone=True)
+@scenario("GAT-2", core=(84,))
 def sizes_may_differ_along_the_axis(lib: Library) -> Any:
     rows = [[[1.0], [2.0]], [[3.0]]]
     columns = [[[1.0]], [[2.0, 3.0]]]
@@ -41,12 +41,12 @@ def sizes_may_differ_along_the_axis(lib: Library) -> Any:
     return [gathered(lib, each, *part) for each in both(lib) for part in parts]
 
 
-@scenario("GAT-3", core=(85,), alone=True)
+@scenario("GAT-3", core=(85,))
 def another_size_differs(lib: Library) -> Any:
     return attempt(gathered, lib, mirrored(lib), [[[1.0]], [[2.0, 3.0]]], 0)
 
 
-@scenario("GAT-3", core=(85,), alone=True)
+@scenario("GAT-3", core=(85,))
 def ranks_differ(lib: Library) -> Any:
     return attempt(gathered, lib, mirrored(lib), [[1.0], [[2.0]]], 0)
 
@@ -57,7 +57,7 @@ def what_differs_under_central_storage(lib: Library) -> Any:
     return [attempt(gathered, lib, central(lib), part, 0) for part in parts]
 
 
-@scenario("GAT-4", alone=True)
+@scenario("GAT-4")
 def scalars(lib: Library) -> Any:
     return gathered(lib, mirrored(lib), [1.0, 2.0], 0)
 
@@ -67,7 +67,7 @@ def a_negative_axis_under_central_storage(lib: Library) -> Any:
     return gathered(lib, central(lib), [[[1.0]], [[2.0]]], -1)
 
 
-@scenario("GAT-5", alone=True)
+@scenario("GAT-5")
 def a_negative_axis(lib: Library) -> Any:
     return gathered(lib, mirrored(lib), [[[1.0]], [[2.0]]], -1)
 
@@ -79,7 +79,7 @@ def rows(lib: Library) -> Any:
     return [attempt(each.gather, plain, 0, says=says) for each in both(lib)]
 
 
-@scenario("GAT-6", alone=True)
+@scenario("GAT-6")
 def rows_of_replicas_become_dense(lib: Library) -> Any:
     strategy = mirrored(lib)
     part = lib.slices([[1.0]], [1], 2)

@@ -173,7 +173,7 @@ def a_reduction_of_a_wrong_type_with_an_axis(lib: Library) -> Any:
     return [attempt(each, 3, lib.tensor([1.0]), 0, says=says) for each in reduces]
 
 
-@scenario("RED-6", alone=True)
+@scenario("RED-6")
 def shapes_that_differ(lib: Library) -> Any:
     strategy = mirrored(lib)
     parts = [lib.tensor([1.0, 2.0]), lib.tensor([1.0, 2.0, 3.0])]

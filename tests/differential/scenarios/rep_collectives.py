@@ -1,8 +1,4 @@
-"""Reduction and concatenation over replicas, within them.
-
-Most scenarios are alone: strategies of one TensorFlow process share the keys of their
-collectives, which then fail where shapes differ from those of an earlier strategy.
-"""
+"""Values that replicas reduce and join among themselves."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ def several(lib: Library) -> list[Any]:
     return [mirrored(lib), central(lib)]
 
 
-@scenario("REP-7", core=(76,), alone=True)
+@scenario("REP-7", core=(76,))
 def sums_and_means_of_nests(lib: Library) -> Any:
     def fn() -> Any:
         one = lib.tensor(1.0 + 2.0 * replica_id(lib))
@@ -38,7 +34,7 @@ def sums_and_means_of_nests(lib: Library) -> Any:
     return [each.experimental_local_results(each.run(fn)) for each in strategies]
 
 
-@scenario("REP-7", core=(77, 78), alone=True)
+@scenario("REP-7", core=(77, 78))
 def gradients_of_sums_and_means(lib: Library) -> Any:
     def fn(op: str) -> Any:
         def reduced(x: Any) -> Any:
@@ -66,7 +62,7 @@ def an_operation_that_is_none(lib: Library) -> Any:
     ]
 
 
-@scenario("REP-7", "RED-23", alone=True)
+@scenario("REP-7", "RED-23")
 def rows_stay_sparse(lib: Library) -> Any:
     def fn(op: str) -> Any:
         rows = lib.slices([[1.0 + replica_id(lib), 1.0]], [replica_id(lib)], 3)
@@ -79,7 +75,7 @@ def rows_stay_sparse(lib: Library) -> Any:
     ]
 
 
-@scenario("REP-7", "VOR-11", core=(81,), alone=True)
+@scenario("REP-7", "VOR-11", core=(81,))
 def variables_give_their_local_component(lib: Library) -> Any:
     strategy, names = mirrored(lib), lib.distribute
     with strategy.scope():
@@ -115,7 +111,7 @@ def block(lib: Library, *sizes: int) -> Any:
     return lib.tensor(value)
 
 
-@scenario("REP-8", core=(87,), alone=True)
+@scenario("REP-8", core=(87,))
 def dense_tensors_are_joined_along_any_axis(lib: Library) -> Any:
     cases = [((3,), 0), ((2, 3), 0), ((2, 3), 1)]
     cases += [((1, 2, 3), axis) for axis in range(3)]
@@ -127,7 +123,7 @@ def dense_tensors_are_joined_along_any_axis(lib: Library) -> Any:
     return [each.experimental_local_results(each.run(fn)) for each in strategies]
 
 
-@scenario("REP-8", core=(87,), alone=True)
+@scenario("REP-8", core=(87,))
 def sizes_differ_along_the_axis(lib: Library) -> Any:
     def fn() -> Any:
         rows, columns = block(lib, replica_id(lib) + 1, 2), block(lib, 2, 3)
@@ -136,7 +132,7 @@ def sizes_differ_along_the_axis(lib: Library) -> Any:
     return [each.experimental_local_results(each.run(fn)) for each in several(lib)]
 
 
-@scenario("REP-8", core=(87,), alone=True)
+@scenario("REP-8", core=(87,))
 def sizes_differ_along_the_second_axis(lib: Library) -> Any:
     def fn() -> Any:
         return replica(lib).all_gather(block(lib, 2, replica_id(lib) + 1), axis=1)
@@ -144,7 +140,7 @@ def sizes_differ_along_the_second_axis(lib: Library) -> Any:
     return [each.experimental_local_results(each.run(fn)) for each in several(lib)]
 
 
-@scenario("REP-8", core=(89,), alone=True)
+@scenario("REP-8", core=(89,))
 def gradients_of_joined_tensors(lib: Library) -> Any:
     def fn() -> Any:
         def product(x: Any) -> Any:
@@ -156,7 +152,7 @@ def gradients_of_joined_tensors(lib: Library) -> Any:
     return [each.experimental_local_results(each.run(fn)) for each in several(lib)]
 
 
-@scenario("REP-8", core=(89,), alone=True)
+@scenario("REP-8", core=(89,))
 def gradients_of_joined_nests(lib: Library) -> Any:
     def fn() -> Any:
         def product(x: Any, y: Any) -> Any:
@@ -177,21 +173,21 @@ def rows_are_not_joined(lib: Library) -> Any:
     return [attempt(each.run, fn) for each in strategies]
 
 
-@scenario("REP-8", core=(90,), alone=True)
+@scenario("REP-8", core=(90,))
 def sizes_differ_along_another_axis(lib: Library) -> Any:
     return mirrored(lib).run(
         lambda: replica(lib).all_gather(block(lib, 2, replica_id(lib) + 1), axis=0)
     )
 
 
-@scenario("REP-8", core=(90,), alone=True)
+@scenario("REP-8", core=(90,))
 def ranks_differ(lib: Library) -> Any:
     return mirrored(lib).run(
         lambda: replica(lib).all_gather(block(lib, *[1] * (replica_id(lib) + 1)), 0)
     )
 
 
-@scenario("REP-7", "REP-8", alone=True)
+@scenario("REP-7", "REP-8")
 def three_replicas(lib: Library) -> Any:
     def fn() -> Any:
         rows = block(lib, replica_id(lib) + 1)

@@ -75,7 +75,7 @@ def a_merge_call_takes_its_arguments_one_by_one(lib: Library) -> Any:
     return answers
 
 
-@scenario("TWR-3", says=("made a different number",), alone=True)
+@scenario("TWR-3", says=("made a different number",))
 def towers_make_equally_many_merge_calls(lib: Library) -> Any:
     strategy = strategies(lib)[0]
 

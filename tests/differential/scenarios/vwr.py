@@ -209,7 +209,7 @@ def a_write_in_a_replica_returns_its_value(lib: Library) -> Any:
     return answers
 
 
-@scenario("VWR-13", alone=True)
+@scenario("VWR-13")
 def every_replica_has_to_write(lib: Library) -> Any:
     strategy = mirrored(lib)
     made = variable(lib, strategy, 1.0, "MEAN")
