@@ -10,6 +10,7 @@ StratagemError
 ├── NotFoundError (LookupError)
 │   └── VariableNotFoundError
 ├── AlreadyExistsError (ValueError)
+│   └── DuplicateTaskError (KeyError)      two descriptions of one task of a cluster
 ├── FailedPreconditionError (RuntimeError) the state of the system forbids it
 │   ├── ContextError                       wrong replica, cross-replica or scope context
 │   ├── AttachmentError                    worker and chief built different variables
@@ -91,6 +92,10 @@ class VariableNotFoundError(NotFoundError):
 
 class AlreadyExistsError(StratagemError, ValueError):
     """A thing of this name exists already."""
+
+
+class DuplicateTaskError(AlreadyExistsError, KeyError):
+    """A task of a cluster is described twice."""
 
 
 class FailedPreconditionError(StratagemError, RuntimeError):

@@ -156,7 +156,7 @@ def _check_task(cluster: ClusterSpec, task_type: str, task_id: int | None) -> No
     if task_type not in cluster.jobs:
         if task_type == "evaluator":
             return
-        raise InvalidArgumentError(f"`task_type` {task_type!r} is not in {cluster}")
+        raise InvalidArgumentError(f"`task_type` {task_type!r} not found in {cluster}")
     if task_id is not None and task_id >= _count(cluster, task_type):
         raise InvalidArgumentError(
             f"The `task_id` {task_id} exceeds the maximum id of {task_type!r} tasks "

@@ -16,8 +16,8 @@ class ClusterSpec:
 
     Args:
         cluster: Addresses ("host:port") by job name: a list, or a mapping from
-            task index where indices have gaps. Or a `ClusterDef`, or another
-            `ClusterSpec`.
+            task index (a number, or a string of digits) where indices have gaps. Or
+            a `ClusterDef`, or another `ClusterSpec`.
 
     Raises:
         InvalidTypeError: `cluster`, a job's tasks, a name, an index or an address
@@ -139,19 +139,23 @@ def _numbered(job: str, tasks: object) -> dict[int, str]:
             f"The tasks of job {job!r} are a list of addresses or a dict of them by "
             f"index, not {tasks!r}"
         )
-    return {_index(job, index): _address(job, tasks, index) for index in tasks}
+    return {
+        _index(job, index): _address(job, address, index)
+        for index, address in tasks.items()
+    }
 
 
-def _index(job: str, index: object) -> int:
+def _index(job: str, given: object) -> int:
+    # Keys of JSON are strings.
+    index = int(given) if isinstance(given, str) and given.isdecimal() else given
     if not isinstance(index, int):
-        raise InvalidTypeError(f"Task index {index!r} of job {job!r} is not an integer")
+        raise InvalidTypeError(f"Task index {given!r} of job {job!r} is not an integer")
     if index < 0:
         raise InvalidArgumentError(f"Task index {index} of job {job!r} is negative")
     return index
 
 
-def _address(job: str, tasks: Mapping[int, object], index: int) -> str:
-    address = tasks[index]
+def _address(job: str, address: object, index: object) -> str:
     if not isinstance(address, str):
         raise InvalidTypeError(
             f"The address of task {index} of job {job!r} is a string such as "

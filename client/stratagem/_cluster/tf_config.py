@@ -6,7 +6,7 @@ import json
 import os
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from stratagem_proto.errors import InvalidArgumentError
 
@@ -18,7 +18,9 @@ def _numbered(tasks: Any) -> Any:
 
 
 class TaskConfig(BaseModel):
-    """Which task this process is."""
+    """Which task this process is. Spec: RES-8."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)
 
     type: str | None = None
     index: int | None = None

@@ -33,6 +33,11 @@ def test_every_form_of_a_cluster_describes_the_same_one(form: str) -> None:
     assert spec.as_dict() == TRAINING
 
 
+@pytest.mark.spec("CLS-1")
+def test_indices_may_be_strings_as_in_json() -> None:
+    assert ClusterSpec({"worker": {"1": "w1:1", "4": "w4:1"}}) == SPARSE  # type: ignore[dict-item]
+
+
 @pytest.mark.spec("CLS-2", "CLS-4")
 def test_a_job_with_gaps_is_shown_by_index() -> None:
     spec = ClusterSpec({**SPARSE, "ps": ["p0:1"], "idle": []})
@@ -59,7 +64,7 @@ def test_unknown_jobs_and_indices_are_named_with_the_known_ones() -> None:
         ["w0:1"],
         {"worker": "w0:1"},
         {0: ["w0:1"]},
-        {"worker": {"0": "w0:1"}},
+        {"worker": {"first": "w0:1"}},
         {"worker": [1]},
     ],
 )
@@ -167,7 +172,7 @@ def test_a_parameter_server_is_reached_by_all() -> None:
         ({"chief": ["a:1", "b:1"]}, (None, None), "at most one 'chief'"),
         ({"evaluator": ["a:1", "b:1"]}, (None, None), "at most one 'evaluator'"),
         (TRAINING, ("master", 0), "Unrecognized task_type 'master'"),
-        ({"worker": ["a:1"]}, ("ps", 0), "'ps' is not in"),
+        ({"worker": ["a:1"]}, ("ps", 0), "'ps' not found in"),
         (TRAINING, ("worker", 2), "exceeds the maximum id"),
         ("worker:1", (None, None), "should be dict or"),
     ],

@@ -1,0 +1,100 @@
+"""What all resolvers have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+
+from stratagem._cluster.spec import ClusterSpec
+
+
+class ClusterResolver(ABC):
+    """Base of all resolvers: subclasses say where the cluster is described.
+
+    Attributes:
+        rpc_layer: Protocol in front of the addresses that `master` returns, for
+            instance "grpc"; None for bare addresses.
+        cluster_token: Secret that proves to servers that this process belongs to
+            the cluster; None for that in the file `STRATAGEM_TOKEN_FILE` names.
+    """
+
+    rpc_layer: str | None = None
+    cluster_token: str | None = None
+
+    def __init__(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        environment: str | None = "",
+    ) -> None:
+        self._task_type = task_type
+        self._task_id = task_id
+        self._environment = environment
+
+    @abstractmethod
+    def cluster_spec(self) -> ClusterSpec:
+        """Return the cluster as it is known now."""
+
+    @abstractmethod
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Return the address of a task, with the protocol in front if there is one.
+
+        Args:
+            task_type: Job of the task; which one is meant by None depends on the
+                resolver.
+            task_id: Index of the task in its job.
+            rpc_layer: Protocol to use instead of the resolver's own.
+        """
+
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: object = None,
+    ) -> Mapping[str, int]:
+        """Return the number of accelerators by type, for instance `{"GPU": 8}`.
+
+        Each task of a cluster sees its own machine, so these are the accelerators
+        of this process; the arguments are for resolvers that know more.
+        """
+        count = torch.cuda.device_count()
+        return {"GPU": count} if count else {}
+
+    @property
+    def task_type(self) -> str | None:
+        """Job of this process, None if unknown."""
+        return self._task_type
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """Index of this process in its job, None if unknown."""
+        return self._task_id
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+    @property
+    def environment(self) -> str | None:
+        """Free text about where the cluster runs."""
+        return self._environment
+
+    def _formatted(self, address: str, rpc_layer: str | None = None) -> str:
+        layer = rpc_layer or self.rpc_layer
+        return f"{layer}://{address}" if layer else address
+
+    def _address(self, task_type: str | None, task_id: int | None) -> str:
+        # A task that is not known is looked up all the same: the cluster's own
+        # error says what is missing.
+        return self.cluster_spec().task_address(task_type or "", task_id or 0)
