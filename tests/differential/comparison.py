@@ -14,6 +14,7 @@ ACCEPTED = {
     "AttributeError": ARGUMENT,
     "IndexError": ARGUMENT,
     "InvalidArgumentError": ARGUMENT,
+    "JSONDecodeError": ARGUMENT,
 }
 
 # Python numbers become 64-bit integers in torch, 32-bit ones in TensorFlow.

@@ -16,11 +16,17 @@ class Library(Protocol):
             classes of values (`PerReplica`, `Mirrored`).
         v1: The same of the V1 API, whose strategies still have the old methods.
         contrib: The names of `tf.contrib.distribute` of 1.12.
+        roles: The functions that say who is who in a cluster.
+        devices: The functions about names of devices.
+        slurm: The functions that expand what Slurm lists.
     """
 
     distribute: Any
     v1: Any
     contrib: Any
+    roles: Any
+    devices: Any
+    slurm: Any
 
     def tensor(self, value: Any, dtype: str = "float32") -> Any:
         """Return numbers as a tensor."""

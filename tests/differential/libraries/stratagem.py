@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, Dataset
 
 import stratagem
+from stratagem import _devices
+from stratagem._cluster import roles, slurm
 from stratagem._contexts import context
 from stratagem._input.specs import LeafSpec, PerReplicaSpec
 from stratagem._replicas import regroup
@@ -27,6 +29,9 @@ class Stratagem:
     def __init__(self) -> None:
         self.distribute = self.v1 = Names(stratagem, regroup, context)
         self.contrib: Any = stratagem.contrib
+        self.roles: Any = roles
+        self.devices: Any = _devices
+        self.slurm: Any = slurm
 
     def tensor(self, value: Any, dtype: str = "float32") -> Any:
         return torch.tensor(value, dtype=self.dtype(dtype))

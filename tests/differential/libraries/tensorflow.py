@@ -10,11 +10,14 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.distribute import (
+    device_util,
     distribute_lib,
     distribute_utils,
+    multi_worker_util,
     ps_values,
     values,
 )
+from tensorflow.python.distribute.cluster_resolver import slurm_cluster_resolver
 
 from tests.differential.libraries.towers import CONTRIB
 from tests.differential.library import Names
@@ -36,9 +39,13 @@ class TensorFlow:
         internal = values, distribute_utils, distribute_lib
         newest = tf.distribute, tf.distribute.experimental, tf.data.experimental
         first = tf.compat.v1.distribute, tf.compat.v1.distribute.experimental
-        self.distribute = Names(*newest, tf, *internal)
+        cluster = tf.train, tf.config.experimental
+        self.distribute = Names(*newest, tf, *internal, *cluster)
         self.v1 = Names(*first, tf.compat.v1, *internal)
         self.contrib = CONTRIB
+        self.roles = multi_worker_util
+        self.devices = device_util
+        self.slurm = slurm_cluster_resolver
 
     def tensor(self, value: Any, dtype: str = "float32") -> Any:
         return tf.constant(value, dtype)
