@@ -168,6 +168,20 @@ def test_what_replicas_wrote_is_read_as_one(strategy: Strategy) -> None:
     assert isinstance(strategy.extended.read_var(plain), torch.Tensor)
 
 
+@pytest.mark.spec("EXT-15")
+def test_only_what_has_copies_is_read_from_copies() -> None:
+    plain, tensor = Variable(1.0), torch.tensor(2.0)
+    central = CENTRAL()
+    assert central.extended.read_var(plain) == 1.0
+    read = central.extended.read_var(tensor)
+    assert read == 2.0
+    assert read is not tensor
+    mirrored = MIRRORED()
+    for value in (plain, tensor):
+        with pytest.raises(ValueError, match="`read_var` takes a variable"):
+            mirrored.extended.read_var(value)
+
+
 @pytest.mark.spec("EXT-16")
 @pytest.mark.parametrize(
     ("kind", "each"), [(MIRRORED, False), (CENTRAL, True), (ONE, False)]

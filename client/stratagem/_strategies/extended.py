@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from stratagem._contexts.context import (
     current_context,
     get_replica_context,
@@ -185,9 +187,16 @@ class StrategyExtended(StrategyHooks):
         container = value.container if isinstance(value, Variable) else None
         return value if container is None else container
 
-    def read_var(self, v: Variable) -> Any:
-        """Return the current value of `v`. Spec: EXT-15."""
-        return v.read_value()
+    def read_var(self, v: Any) -> Any:
+        """Return a snapshot of a variable, or of any tensor.
+
+        Raises:
+            InvalidArgumentError: The strategy keeps copies of its variables, and `v`
+                is not one of them.
+
+        Spec: EXT-15.
+        """
+        return v.read_value() if isinstance(v, Variable) else torch.as_tensor(v).clone()
 
     def reduce_to(
         self,
@@ -335,7 +344,8 @@ class StrategyExtended(StrategyHooks):
         """Run `fn(*args, **kwargs)` on the devices of non-slot variables.
 
         Args:
-            colocate_with: What `non_slot_devices` returned.
+            colocate_with: What `non_slot_devices` returned: a variable, or a tuple of
+                devices where each variable has a copy on several.
             fn: The function; it runs without recording gradients.
             args: Positional arguments; mirrored ones are unwrapped.
             kwargs: Keyword arguments, likewise.
@@ -343,6 +353,8 @@ class StrategyExtended(StrategyHooks):
 
         Raises:
             InvalidArgumentError: An argument differs between replicas.
+            InvalidTypeError: `colocate_with` is nothing that the strategy's
+                `non_slot_devices` returns.
             ContextError: A replica is running, or another strategy is in charge.
 
         Spec: EXT-6.

@@ -19,6 +19,7 @@ from stratagem._strategies.strategy import Strategy
 from stratagem._variables.creators import NextCreator
 from stratagem._variables.local import LocalVariable
 from stratagem._variables.mirrored import (
+    CopiedVariable,
     MirroredVariable,
     copy_name,
     require_mean_exists,
@@ -26,7 +27,7 @@ from stratagem._variables.mirrored import (
 )
 from stratagem._variables.sync_on_read import SyncOnReadVariable
 from stratagem._variables.variable import Variable
-from stratagem_proto.errors import InvalidTypeError
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
@@ -92,6 +93,14 @@ class MirroredExtended(CopiesExtended):
             )
             for number, device in enumerate(others, start=1)
         ]
+
+    def read_var(self, v: Any) -> Any:
+        if not isinstance(v, CopiedVariable):
+            raise InvalidArgumentError(
+                "`read_var` takes a variable that has a copy on each device, not "
+                f"{v!r}; read others by read_value()"
+            )
+        return super().read_var(v)
 
     def _first_copy(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
         first = next_creator(**kwargs)

@@ -134,3 +134,13 @@ def reading_variables(lib: Library) -> Any:
             )
         results.append(strategy.extended.read_var(counts))
     return results
+
+
+@scenario("EXT-15")
+def reading_what_no_strategy_has(lib: Library) -> Any:
+    plain = lib.distribute.Variable(1.0)
+    return [
+        attempt(strategy.extended.read_var, value)
+        for strategy in all_kinds(lib)
+        for value in (plain, lib.tensor(2.0), 3.0)
+    ]
