@@ -18,6 +18,7 @@ from stratagem import (
     PerReplica,
     Strategy,
     Variable,
+    _devices,
 )
 
 pytestmark = pytest.mark.usefixtures("four_cpus")
@@ -177,6 +178,24 @@ def test_functions_run_where_other_variables_are(kind: Callable[[], Strategy]) -
     assert result == ("a",)
     with pytest.raises(ValueError, match="differs between replicas"):
         extended.update_non_slot(places, lambda x: None, (PerReplica((1.0, 2.0)),))
+
+
+@pytest.mark.spec("EXT-6")
+@kinds("mirrored", "central")
+def test_other_variables_are_where_non_slot_devices_says(
+    kind: Callable[[], Strategy],
+) -> None:
+    strategy = kind()
+    for place in (None, 3, "/device:CPU:0", ["/device:CPU:0"]):
+        with pytest.raises(TypeError, match="as `non_slot_devices` returns it"):
+            strategy.extended.update_non_slot(place, lambda: None)
+
+
+@pytest.mark.spec("EXT-6")
+def test_a_function_runs_on_the_devices_that_are_named() -> None:
+    strategy = MirroredStrategy(DEVICES)
+    where = strategy.extended.update_non_slot(("CPU:3",), _devices.current)
+    assert where == "/job:localhost/replica:0/task:0/device:CPU:3"
 
 
 @pytest.mark.spec("EXT-7")

@@ -17,7 +17,7 @@ from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.creators import NextCreator
 from stratagem._variables.local import LocalVariable
 from stratagem._variables.variable import Variable
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
@@ -136,3 +136,18 @@ class CentralStorageExtended(LocalUpdates, InProcessExtended):
                 f"not {var!r}"
             )
         return super()._update(var, fn, args, kwargs, group)
+
+    def _update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        if not isinstance(colocate_with, Variable | torch.Tensor):
+            raise InvalidTypeError(
+                "`update_non_slot` takes a variable, as `non_slot_devices` returns it, "
+                f"not {colocate_with!r}"
+            )
+        return super()._update_non_slot(colocate_with, fn, args, kwargs, group)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 
-from stratagem._devices import torch_device
+from stratagem._devices import canonicalize, torch_device
 from stratagem._enums import ReduceOp
 from stratagem._input.iterator import DistributedIterator
 from stratagem._modules.adoption import Adoption
@@ -27,7 +27,7 @@ from stratagem._variables.mirrored import MirroredVariable
 from stratagem._variables.traits import VariableTraits
 from stratagem._variables.updating import run_updates
 from stratagem._variables.variable import Variable
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
@@ -181,8 +181,14 @@ class CopiesExtended(InProcessExtended):
         kwargs: dict[str, Any],
         group: bool,
     ) -> Any:
-        strategy, calls = self._container_strategy(), [fn] * len(self._devices)
-        return run_updates(strategy, self._devices, calls, args, kwargs, group)
+        if not isinstance(colocate_with, tuple):
+            raise InvalidTypeError(
+                "`update_non_slot` takes a tuple of devices, as `non_slot_devices` "
+                f"returns it, not {colocate_with!r}"
+            )
+        devices = [canonicalize(device) for device in colocate_with]
+        strategy, calls = self._container_strategy(), [fn] * len(devices)
+        return run_updates(strategy, devices, calls, args, kwargs, group)
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[str, ...]:
         return tuple(self._devices)

@@ -63,6 +63,17 @@ def a_function_beside_no_variable(lib: Library) -> Any:
     return results
 
 
+@scenario("EXT-6")
+def a_function_on_other_places(lib: Library) -> Any:
+    first, second = (f"/device:CPU:{index}" for index in range(2))
+    places = lib.distribute.Variable(1.0), lib.tensor(1.0), (first, second), (second,)
+    return [
+        attempt(strategy.extended.update_non_slot, where, lambda: 3, group=False)
+        for strategy in all_kinds(lib)
+        for where in (*places, [first, second], first, None, 3)
+    ]
+
+
 @scenario("EXT-5", core=(97,))
 def replicas_update_by_tensors_and_numbers(lib: Library) -> Any:
     results = []
