@@ -143,6 +143,15 @@ def test_a_scope_object_serves_once_outside_of_others(strategy: TwoReplicas) -> 
         assert state() == CROSS
 
 
+@spec("CTX-12")
+def test_a_scope_object_of_the_default_strategy_serves_once() -> None:
+    scope = stratagem.get_strategy().scope()
+    with scope, scope:
+        assert state() == DEFAULT
+    with pytest.raises(stratagem.ContextError, match="has been left"):
+        scope.__enter__()
+
+
 @spec("CTX-13")
 def test_an_exception_leaves_a_scope_unchanged(strategy: TwoReplicas) -> None:
     trouble = ZeroDivisionError()

@@ -33,6 +33,9 @@ class _DefaultScope(Scope):
                 "Must not nest tf.distribute.Strategy scopes: the default strategy's "
                 f"is entered within that of {_context.get_strategy()}"
             )
+        if not self._guards:
+            self._require_unused()
+        self._used = True
         guard = creator_scope(_create_by_default)
         guard.__enter__()
         self._guards.append(guard)
