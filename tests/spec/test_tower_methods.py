@@ -241,8 +241,11 @@ def test_a_step_gets_the_parts_of_a_tuple_one_by_one(
 def test_an_aggregation_says_how_outputs_are_reduced(
     strategy: contrib.MirroredStrategy, in_scope: None
 ) -> None:
+    first = contrib.VariableAggregation.ONLY_FIRST_TOWER
+
     def fn(context: contrib.MultiStepContext, inputs: torch.Tensor) -> None:
         context.set_last_step_output("sum", inputs.sum(), SUM)
+        context.set_last_step_output("first", inputs.sum(), first)
         context.set_non_tensor_output("ids", tower().tower_id)
 
     def step(context: contrib.MultiStepContext, inputs: Any) -> None:
@@ -253,5 +256,6 @@ def test_an_aggregation_says_how_outputs_are_reduced(
     dataset = strategy.distribute_dataset(lambda: batches(4, 1))
     context = strategy.run_steps_on_dataset(step, dataset.make_one_shot_iterator(), 2)
     assert context.last_step_outputs["sum"].item() == 5
+    assert context.last_step_outputs["first"].item() == 2
     assert shares(context.last_step_outputs["inputs"]) == [[2], [3]]
     assert context.non_tensor_outputs == {"ids": [0, 1], "loop": "as it is"}

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stratagem._contexts.context import get_replica_context
+from stratagem._contexts.context import get_replica_context, get_strategy
 from stratagem._deprecation import old_spelling
-from stratagem._enums import ReduceOp, VariableAggregation
+from stratagem._enums import VariableAggregation
 from stratagem._strategies import multi_step
 from stratagem._strategies.strategy import Strategy
+from stratagem.contrib._reduction import reduced
+
+_HOST = "/device:CPU:0"
 
 
 class MultiStepContext:
@@ -49,18 +52,27 @@ class MultiStepContext:
         Args:
             name: Its name.
             output: A tensor, or what `call_for_each_tower` returned.
-            aggregation: SUM or MEAN of the towers' values; NONE, between towers
-                only, leaves `output` as it is.
+            aggregation: SUM or MEAN of the towers' values, or ONLY_FIRST_TOWER; NONE,
+                between towers only, leaves `output` as it is.
 
         Raises:
             InvalidArgumentError: A tower gives NONE, or it is another one.
 
         Spec: MSC-6.
         """
-        op = None
-        if aggregation is not VariableAggregation.NONE:
-            op = ReduceOp.from_variable_aggregation(aggregation)
-        self._context.set_last_step_output(name, output, op)
+        replica = get_replica_context()
+        if aggregation is VariableAggregation.NONE:
+            self._context.set_last_step_output(name, output)
+            return
+
+        def set_reduced(strategy: Strategy, merged: Any) -> None:
+            total = reduced(strategy, aggregation, merged, _HOST)
+            self._context.set_last_step_output(name, total)
+
+        if replica is None:
+            set_reduced(get_strategy(), output)
+        else:
+            replica.merge_call(set_reduced, (output,))
 
     @old_spelling("stratagem.MultiStepContext.set_non_tensor_output")
     def set_non_tensor_output(self, name: str, output: Any) -> None:
