@@ -1,12 +1,16 @@
 """Whether tests notice that what they are about is gone: `pytest --without-rows`.
 
 Each test that carries rows is run once for each of them with the row's targets taken
-away, and has to fail. See README.md.
+away, and has to fail. See README.md. It runs in a fork, for what it leaves behind when
+half of the library is gone would decide about later ones.
 """
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
@@ -44,6 +48,7 @@ def pytest_collection_modifyitems(
             if isinstance(item, pytest.Function)
             for without in _without_each_row(item)
         ]
+        gc.freeze()  # else collecting garbage in a fork copies all memory
 
 
 def _without_each_row(item: pytest.Function) -> Iterator[pytest.Function]:
@@ -72,7 +77,6 @@ def _without(item: pytest.Function, row: Row) -> pytest.Function:
         fixtureinfo=item._fixtureinfo,
         originalname=name,
     )
-    without.add_marker(pytest.mark.timeout(SECONDS))
     without.stash[_ROW] = row
     return without
 
@@ -85,24 +89,59 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
         return None
     start = {"nodeid": item.nodeid, "location": item.location}
     item.ihook.pytest_runtest_logstart(**start)
-    with taken_away(row.targets):
-        reports = runtestprotocol(item, log=False, nextitem=None)
-    item.ihook.pytest_runtest_logreport(report=_turned_around(reports, row))
+    item.ihook.pytest_runtest_logreport(report=_report_of_fork(item, row))
     item.ihook.pytest_runtest_logfinish(**start)
     return True
 
 
-def _turned_around(reports: Sequence[pytest.TestReport], row: Row) -> pytest.TestReport:
+def _report_of_fork(item: pytest.Item, row: Row) -> pytest.TestReport:
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_run, args=(item, row, sender))
+    process.start()
+    sender.close()
+    try:
+        if receiver.poll(SECONDS):
+            report: pytest.TestReport = receiver.recv()
+            return report
+    except EOFError:  # it crashed
+        pass
+    finally:
+        process.kill()
+        process.join()
+    return _report(item, row, noticed=True)
+
+
+def _run(item: pytest.Item, row: Row, sender: Connection) -> None:
+    _forget_the_controller(item.config.pluginmanager)
+    with taken_away(row.targets):
+        reports = runtestprotocol(item, log=False, nextitem=None)
+    sender.send(_turned_around(item, reports, row))
+
+
+def _forget_the_controller(plugins: pytest.PytestPluginManager) -> None:
+    """Keep hooks from writing into the connection that pytest-xdist has."""
+    for plugin in plugins.get_plugins():
+        if hasattr(plugin, "sendevent"):
+            plugins.unregister(plugin)
+
+
+def _turned_around(
+    item: pytest.Item, reports: Sequence[pytest.TestReport], row: Row
+) -> pytest.TestReport:
     """Return the one report that says whether a test has noticed."""
     report = next((each for each in reports if not each.passed), reports[-1])
     if report.skipped:
         return report
-    noticed = report.failed and report.when != "teardown"
+    return _report(item, row, noticed=report.failed and report.when != "teardown")
+
+
+def _report(item: pytest.Item, row: Row, noticed: bool) -> pytest.TestReport:
+    targets = " and ".join(row.targets)
+    problem = f"passes although {targets}, the target of {row.id}, is taken away"
     verdict: dict[str, Any] = {"outcome": "passed", "longrepr": None}
     if not noticed:
-        targets = " and ".join(row.targets)
-        message = f"passes although {targets}, the target of {row.id}, is taken away"
-        verdict = {"outcome": "failed", "longrepr": message}
-    report.when, report.sections = "call", []
-    vars(report).update(verdict)
-    return report
+        verdict = {"outcome": "failed", "longrepr": problem}
+    return pytest.TestReport(
+        item.nodeid, item.location, keywords={}, when="call", **verdict
+    )
