@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stratagem import cluster_resolver, config
+from stratagem import cluster_resolver, config, partitioners
 from stratagem._cluster.device_filters import ClusterDeviceFilters
 from stratagem._cluster.spec import ClusterSpec
 from stratagem._contexts.context import (
@@ -91,6 +91,7 @@ from stratagem_proto.v1.cluster_pb2 import ClusterDef, ConfigProto, ServerDef
 
 if TYPE_CHECKING:
     from stratagem import contrib, experimental
+    from stratagem._parameter_server.sharded_variable import ShardedVariable
     from stratagem._parameter_server.strategy import ParameterServerStrategy
     from stratagem._parameter_server.variable_placement import VariablePlacement
     from stratagem._strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
@@ -150,6 +151,7 @@ __all__ = [
     "RunOptions",
     "ServerDef",
     "SessionLostError",
+    "ShardedVariable",
     "StratagemError",
     "Strategy",
     "StrategyExtended",
@@ -175,6 +177,7 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "partitioners",
 ]
 
 
@@ -187,6 +190,7 @@ _LATE = {
     "contrib": "stratagem.contrib",
     "experimental": "stratagem.experimental",
     "ParameterServerStrategy": "stratagem._parameter_server.strategy",
+    "ShardedVariable": "stratagem._parameter_server.sharded_variable",
     "VariablePlacement": "stratagem._parameter_server.variable_placement",
 }
 

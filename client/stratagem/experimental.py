@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stratagem import partitioners
 from stratagem._enums import CommunicationImplementation
 from stratagem._options import CommunicationOptions, ValueContext
 from stratagem._parameter_server.strategy import ParameterServerStrategy
@@ -20,4 +21,5 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "ParameterServerStrategy",
     "ValueContext",
+    "partitioners",
 ]

@@ -96,7 +96,7 @@ class CheckpointedExtended(HostingExtended):
 
     # What is made later.
 
-    def _create_in_scope(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
+    def _create_in_scope(self, next_creator: NextCreator, **kwargs: Any) -> Any:
         variable = super()._create_in_scope(next_creator, **kwargs)
         with cross_replica(self._container_strategy()):
             self._deferred.restore(Entry.of_variable(variable))

@@ -111,11 +111,22 @@ def find(
 def traits(spec: VariableSpec) -> tuple[object, ...]:
     """Return that in which the programs of all tasks and runs have to agree."""
     tensor = spec.tensor
-    return spec.name, spec.module_path, tensor.dtype, tuple(tensor.shape)
+    return (
+        spec.name,
+        spec.module_path,
+        tensor.dtype,
+        tuple(tensor.shape),
+        tuple(spec.partition.full_shape),
+        tuple(spec.partition.offset),
+    )
 
 
 def described(spec: VariableSpec) -> str:
     """Return these traits for a message."""
     owner = f" in {spec.module_path}" if spec.module_path else ""
     dtype = str(decode_dtype(spec.tensor.dtype)).removeprefix("torch.")
-    return f"{spec.name!r} ({dtype}, shape {tuple(spec.tensor.shape)}{owner})"
+    part = f"{dtype}, shape {tuple(spec.tensor.shape)}"
+    if spec.HasField("partition"):
+        whole = tuple(spec.partition.full_shape)
+        part += f" from row {spec.partition.offset[0]} of {whole}"
+    return f"{spec.name!r} ({part}{owner})"

@@ -9,9 +9,9 @@ import torch
 from stratagem._cluster.membership import Membership
 from stratagem._parameter_server.attachment import Attachment
 from stratagem._parameter_server.earlier_run import EarlierRun
-from stratagem._parameter_server.placement import RoundRobin, server_device
+from stratagem._parameter_server.placement import Placement, server_device
 from stratagem._parameter_server.store import RemoteStore
-from stratagem._parameter_server.variable import RemoteVariable
+from stratagem._parameter_server.variable import NO_OWNER, Owner, RemoteVariable
 from stratagem._variables.traits import VariableTraits
 from stratagem_proto.errors import AttachmentError
 
@@ -22,13 +22,16 @@ class RemoteCreation:
     Args:
         store: Where they are kept.
         membership: Says whether this task creates them.
+        placement: Says where.
     """
 
-    def __init__(self, store: RemoteStore, membership: Membership) -> None:
+    def __init__(
+        self, store: RemoteStore, membership: Membership, placement: Placement
+    ) -> None:
         self._store = store
         self._creates = membership.creates
         self._earlier = EarlierRun(membership.name, store)
-        self._places = RoundRobin(len(store.servers))
+        self._placement = placement
         self._attachment = Attachment(
             membership.name, store.listing, store.peer_seconds
         )
@@ -37,7 +40,7 @@ class RemoteCreation:
         self,
         traits: VariableTraits,
         value: torch.Tensor,
-        module_path: str = "",
+        owner: Owner = NO_OWNER,
         colocated: RemoteVariable | None = None,
     ) -> RemoteVariable:
         """Return the next variable; it has its place, but does not exist yet.
@@ -45,12 +48,12 @@ class RemoteCreation:
         Args:
             traits: What it is called and how it is meant to be used.
             value: Its initial value, which becomes the copy in this process.
-            module_path: Where in the user's modules it belongs; "" if in none.
+            owner: What it belongs to.
             colocated: Variable whose server it is to share.
         """
         server = None if colocated is None else colocated.place.server
-        place = self._places.next(server)
-        return RemoteVariable(self._store, place, traits, value, module_path)
+        place = self._placement.next(value.nbytes, server)
+        return RemoteVariable(self._store, place, traits, value, owner)
 
     def establish(self, variables: Sequence[RemoteVariable]) -> None:
         """Make placed variables exist; afterwards their copies have their values.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stratagem._cluster.membership import Membership
+from stratagem._contexts.context import current_replica_id
 from stratagem._devices import torch_device
 from stratagem._modules.adoption import Adoption
 from stratagem._optimizers.step import OptimizerStep
@@ -20,15 +21,25 @@ from stratagem._parameter_server.local_writes import (
     carry_local_writes,
     refuse_writes_in_replicas,
 )
+from stratagem._parameter_server.partitioned_extended import (
+    PartitionedExtended,
+    Settings,
+)
+from stratagem._parameter_server.placement import placement_named
+from stratagem._parameter_server.sharded_variable import ShardedVariable
+from stratagem._parameter_server.split_variable import (
+    divided_slots,
+    joined_slots,
+    parts_of,
+)
 from stratagem._parameter_server.steps import Contributor
 from stratagem._parameter_server.store import RemoteStore
-from stratagem._parameter_server.variable import RemoteVariable, remote_of
+from stratagem._parameter_server.variable import Owner, RemoteVariable
 from stratagem._parameter_server.variable_placement import VariablePlacement, placements
-from stratagem._parameter_server.worker_extended import WorkerExtended
 from stratagem._servers.barriers import barrier
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.creators import NextCreator
-from stratagem._variables.initial_values import initial_tensor, require_dense
+from stratagem._variables.initial_values import initial_tensor
 from stratagem._variables.traits import VariableTraits
 from stratagem._variables.updating import smallest_by_name
 from stratagem._variables.variable import Variable
@@ -38,7 +49,7 @@ if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
 
 
-class ParameterServerExtended(WorkerExtended):
+class ParameterServerExtended(PartitionedExtended):
     """The `extended` of a `ParameterServerStrategy` with a cluster.
 
     Args:
@@ -46,7 +57,7 @@ class ParameterServerExtended(WorkerExtended):
         membership: Which task of the cluster this process is.
         store: The variables on the servers.
         devices: Full names of the devices of this worker's replicas.
-        synchronous: Whether the workers take their steps together.
+        settings: What its user chose.
 
     Spec: PS1-5, PS1-6, PS1-12.
     """
@@ -57,11 +68,12 @@ class ParameterServerExtended(WorkerExtended):
         membership: Membership,
         store: RemoteStore,
         devices: Sequence[str],
-        synchronous: bool,
+        settings: Settings,
     ) -> None:
-        super().__init__(container_strategy, membership, devices, synchronous)
+        super().__init__(container_strategy, membership, devices, settings)
         self._store = store
-        self._creation = RemoteCreation(store, membership)
+        placement = placement_named(settings.placement)(len(store.servers))
+        self._creation = RemoteCreation(store, membership, placement)
         # Kept alive, since what was created on a server keeps its name there.
         self._variables: list[RemoteVariable] = []
         self._shared: list[AggregatingVariable] = []
@@ -101,7 +113,8 @@ class ParameterServerExtended(WorkerExtended):
         differentiable = value.is_floating_point() or value.is_complex()
         value.requires_grad_(traits.trainable and differentiable)
         colocated = self._required_remote(kwargs.get("colocate_with"))
-        variable = self._creation.placed(traits, value, colocated=colocated)
+        owner = Owner(shard=kwargs.get("shard"))
+        variable = self._creation.placed(traits, value, owner, colocated)
         self._establish([variable])
         if self._num_local_replicas == 1:
             return variable
@@ -113,20 +126,30 @@ class ParameterServerExtended(WorkerExtended):
         self._creation.establish(variables)
         self._variables += variables
 
+    def _values_of(self, variables: Sequence[Variable]) -> list[torch.Tensor]:
+        if current_replica_id() is None:
+            remotes = [self._own(variable) for variable in variables]
+            self._store.refresh(remotes)
+            return [remote.leaf for remote in remotes]
+        return super()._values_of(variables)
+
+    def _rows_of(
+        self, variables: Sequence[Variable], rows: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        remotes = [self._own(variable) for variable in variables]
+        differentiable = torch.is_grad_enabled() and remotes[0].leaf.requires_grad
+        if differentiable or current_replica_id() is not None:
+            return super()._rows_of(variables, rows)
+        return self._store.rows(remotes, rows)
+
     def _host(self, adoptions: Sequence[Adoption]) -> None:
-        variables = [self._placed(adoption) for adoption in adoptions]
-        self._establish(variables)
+        variables = [self._placed_parameter(self._creation, one) for one in adoptions]
+        self._establish([part for one in variables for part in parts_of(one)])
         for variable, adoption in zip(variables, adoptions, strict=True):
             variable._join(self._container_strategy())
             hosted = self._parameters.add(adoption.parameter, variable, adoption.owners)
-            variable.show_in(hosted)
-
-    def _placed(self, adoption: Adoption) -> RemoteVariable:
-        parameter = adoption.parameter
-        what = f"parameter {adoption.name!r} of {adoption.module_path}"
-        require_dense(parameter, what)
-        traits = VariableTraits.of(adoption.name, parameter.requires_grad)
-        return self._creation.placed(traits, parameter, adoption.module_path)
+            for part in parts_of(variable):
+                part.show_in(hosted)
 
     def _required_remote(self, variable: Any) -> RemoteVariable | None:
         return None if variable is None else self._own(variable)
@@ -166,15 +189,20 @@ class ParameterServerExtended(WorkerExtended):
     def _slots(
         self, optimizer: str, variables: Sequence[Variable]
     ) -> Sequence[Mapping[str, torch.Tensor]]:
-        remotes = [self._own(variable) for variable in variables]
-        return _remote_slots.read_slots(self._store, optimizer, remotes)
+        parts = [part for one in variables for part in self._own_parts(one)]
+        found = _remote_slots.read_slots(self._store, optimizer, parts)
+        by_part = dict(zip(parts, found, strict=True))
+        return [joined_slots(variable, by_part) for variable in variables]
 
     def _set_slots(
         self, optimizer: str, slots: Mapping[Variable, Mapping[str, torch.Tensor]]
     ) -> None:
         self._membership.require_creator(f"the state of optimizer {optimizer!r}")
-        remotes = {self._own(variable): state for variable, state in slots.items()}
-        _remote_slots.replace_slots(self._store, optimizer, remotes)
+        shares: dict[RemoteVariable, Mapping[str, torch.Tensor]] = {}
+        for variable, state in slots.items():
+            divided = divided_slots(variable, state)
+            shares |= zip(self._own_parts(variable), divided, strict=True)
+        _remote_slots.replace_slots(self._store, optimizer, shares)
 
     # Functions run where variables are.
 
@@ -204,15 +232,43 @@ class ParameterServerExtended(WorkerExtended):
         call = partial(_remote_updates.run, self._store, remote.place.server, fn, ())
         return self._run_update(remote.device_name, call, args, kwargs, group)
 
-    def non_slot_devices(self, var_list: Sequence[Variable]) -> Variable:
-        return smallest_by_name(var_list)
+    def _validate_colocate_with(self, colocate_with_variable: Any) -> None:
+        if isinstance(colocate_with_variable, ShardedVariable):
+            raise InvalidArgumentError(
+                "`colocate_vars_with` must be passed one of the `variables` of "
+                f"{colocate_with_variable!r}, which is on several servers"
+            )
+        super()._validate_colocate_with(colocate_with_variable)
+
+    def non_slot_devices(
+        self, var_list: Sequence[Variable | ShardedVariable]
+    ) -> Variable:
+        """Return the variable, or shard, on whose server non-slot variables go.
+
+        Spec: EXT-7.
+        """
+        lists = (
+            v.variables if isinstance(v, ShardedVariable) else [v] for v in var_list
+        )
+        return smallest_by_name([variable for one in lists for variable in one])
 
     def _own(self, variable: Any) -> RemoteVariable:
-        remote = remote_of(variable)
+        parts = self._own_parts(variable)
+        if len(parts) > 1:
+            raise InvalidArgumentError(
+                f"{variable.name!r} is on the servers in {len(parts)} parts, which "
+                "update functions do not change as one; leave it whole by the "
+                "strategy's variable_partitioner"
+            )
+        return parts[0]
+
+    def _own_parts(self, variable: Any) -> Sequence[RemoteVariable]:
+        parts = parts_of(variable)
         own = self._container_strategy()
-        if remote is None or remote.distribute_strategy is not own:
+        if not parts or parts[0].distribute_strategy is not own:
             raise InvalidArgumentError(
                 f"this must be a Variable of this strategy, not {variable!r}; pass one "
-                "that was created in its scope"
+                "that was created in its scope, of a ShardedVariable one of its "
+                "variables"
             )
-        return remote
+        return parts

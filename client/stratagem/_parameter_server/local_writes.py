@@ -5,8 +5,8 @@ from __future__ import annotations
 from stratagem._cluster.membership import Membership
 from stratagem._modules.hosting import HostedParameter
 from stratagem._modules.registry import ParameterRegistry
+from stratagem._parameter_server.split_variable import parts_of
 from stratagem._parameter_server.store import RemoteStore
-from stratagem._parameter_server.variable import RemoteVariable, remote_of
 from stratagem._servers.writes import Writing
 from stratagem_proto.errors import (
     ContextError,
@@ -28,11 +28,17 @@ def carry_local_writes(
     if not written:
         return
     membership.require_creator(f"parameter {written[0].name!r}")
-    writings = {_remote(hosted): _writing(hosted) for hosted in written}
+    writings = {}
+    for hosted in written:
+        _require_same(hosted)
+        for part in parts_of(hosted.variable):
+            value = part.leaf.detach()
+            writings[part] = Writing(part.name, ASSIGN_MODE_SET, value)
     versions = store.write(writings)
     for hosted in written:
         hosted.settle()
-        _remote(hosted).settle(versions[hosted.name])
+        for part in parts_of(hosted.variable):
+            part.settle(versions[part.name])
 
 
 def refuse_writes_in_replicas(parameters: ParameterRegistry) -> None:
@@ -45,7 +51,8 @@ def refuse_writes_in_replicas(parameters: ParameterRegistry) -> None:
     written = parameters.written_locally()
     for hosted in written:
         hosted.settle()
-        _remote(hosted).distrust()
+        for part in parts_of(hosted.variable):
+            part.distrust()
     if written:
         raise ContextError(
             f"parameter {written[0].name!r} was written in a replica, where each step "
@@ -54,7 +61,7 @@ def refuse_writes_in_replicas(parameters: ParameterRegistry) -> None:
         )
 
 
-def _writing(hosted: HostedParameter) -> Writing:
+def _require_same(hosted: HostedParameter) -> None:
     parameter, variable = hosted.parameter, hosted.variable
     if parameter.shape != variable.shape or parameter.dtype != variable.dtype:
         raise InvalidArgumentError(
@@ -64,10 +71,3 @@ def _writing(hosted: HostedParameter) -> Writing:
             "scope closes",
             variable=hosted.name,
         )
-    return Writing(hosted.name, ASSIGN_MODE_SET, parameter.detach())
-
-
-def _remote(hosted: HostedParameter) -> RemoteVariable:
-    remote = remote_of(hosted.variable)
-    assert remote is not None
-    return remote

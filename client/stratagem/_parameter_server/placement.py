@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+
+from stratagem_proto.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True)
@@ -18,30 +21,85 @@ class Place:
     ordinal: int
 
 
-class RoundRobin:
-    """Deals variables to servers in the order of their creation.
+class Placement(ABC):
+    """Gives variables their places in the order of their creation.
 
     All workers create in the same order and so come to the same places.
-    Spec: PS1-5.
+
+    Args:
+        num_servers: How many servers there are.
     """
 
     def __init__(self, num_servers: int) -> None:
         self._num_servers = num_servers
-        self._dealt = 0
         self._created = 0
 
-    def next(self, colocated: int | None = None) -> Place:
+    def next(self, nbytes: int, colocated: int | None = None) -> Place:
         """Return the place of the next variable.
 
         Args:
-            colocated: Server to which it has to go; it is then nobody's turn.
+            nbytes: Size of the variable.
+            colocated: Server to which it has to go.
         """
-        ordinal, server = self._created, colocated
+        ordinal = self._created
         self._created += 1
+        return Place(self._server_for(nbytes, colocated), ordinal)
+
+    @abstractmethod
+    def _server_for(self, nbytes: int, colocated: int | None) -> int:
+        """Choose a server."""
+
+
+class RoundRobin(Placement):
+    """Deals variables to the servers in turn. Spec: PS1-5, PSV-1."""
+
+    def __init__(self, num_servers: int) -> None:
+        super().__init__(num_servers)
+        self._dealt = 0
+
+    def _server_for(self, nbytes: int, colocated: int | None) -> int:
+        if colocated is not None:
+            return colocated  # it is nobody's turn
+        self._dealt += 1
+        return (self._dealt - 1) % self._num_servers
+
+
+class Balanced(Placement):
+    """Gives each variable to the server that has the fewest bytes of variables.
+
+    Of several such servers it is the first one.
+    """
+
+    def __init__(self, num_servers: int) -> None:
+        super().__init__(num_servers)
+        self._loads = [0] * num_servers
+
+    def _server_for(self, nbytes: int, colocated: int | None) -> int:
+        server = colocated
         if server is None:
-            server = self._dealt % self._num_servers
-            self._dealt += 1
-        return Place(server, ordinal)
+            server = self._loads.index(min(self._loads))
+        self._loads[server] += nbytes
+        return server
+
+
+PLACEMENTS: dict[str, type[Placement]] = {
+    "round_robin": RoundRobin,
+    "balanced": Balanced,
+}
+"""The placements by the names that users give them."""
+
+
+def placement_named(name: str) -> type[Placement]:
+    """Return a placement by its name.
+
+    Raises:
+        InvalidArgumentError: There is none of that name.
+    """
+    if name not in PLACEMENTS:
+        raise InvalidArgumentError(
+            f"placement must be one of {', '.join(PLACEMENTS)}, not {name!r}"
+        )
+    return PLACEMENTS[name]
 
 
 def server_device(server: int) -> str:

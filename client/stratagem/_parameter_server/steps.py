@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 from stratagem._enums import ReduceOp
 from stratagem._optimizers.step import OptimizerStep
+from stratagem._parameter_server.split_variable import SplitVariable, rows_or_dense
 from stratagem._parameter_server.store import RemoteStore
 from stratagem._parameter_server.variable import RemoteVariable, remote_of
 from stratagem._servers import updates
@@ -95,17 +97,27 @@ def _gradients(step: OptimizerStep, reduced: bool) -> dict[int, list[Gradient]]:
     gradients: dict[int, list[Gradient]] = defaultdict(list)
     for number, group in enumerate(step.groups):
         for update in group.updates:
-            variable = _remote(update.variable)
             value = step.reduced(update) if reduced else update.total()
-            gradient = _gradient(variable.name, value, number)
-            gradients[variable.place.server].append(gradient)
+            for variable, share in _shares(update.variable, value):
+                gradient = _gradient(variable.name, share, number)
+                gradients[variable.place.server].append(gradient)
     return gradients
 
 
-def _gradient(variable: str, value: torch.Tensor, group: int) -> Gradient:
-    if value.layout is torch.sparse_coo:
-        rows = IndexedSlices.from_sparse(value)
-        return Gradient(variable, rows.values, group, rows.indices)
+def _shares(
+    variable: Variable, value: torch.Tensor
+) -> Iterable[tuple[RemoteVariable, torch.Tensor | IndexedSlices]]:
+    """The gradient of a variable, by what it is on the servers."""
+    if isinstance(variable, SplitVariable):
+        return zip(variable.parts, variable.gradients(value), strict=True)
+    return [(_remote(variable), rows_or_dense(value))]
+
+
+def _gradient(
+    variable: str, value: torch.Tensor | IndexedSlices, group: int
+) -> Gradient:
+    if isinstance(value, IndexedSlices):
+        return Gradient(variable, value.values, group, value.indices)
     return Gradient(variable, value, group)
 
 

@@ -56,14 +56,37 @@ class RemoteStore:
     def refresh(self, variables: Iterable[RemoteVariable]) -> None:
         """Bring the copies up to date, and wait for the last synchronous step."""
         groups = by_server(variables)
-        marks: list[StepMark | None] = [*self.marks.committed()]
-        # A read waits for one mark at most.
-        for mark in marks[:-1]:
-            self._read(dict.fromkeys(groups, ()), mark)
-        versions = self._read(groups, marks[-1] if marks else None)
+        versions = self._read(
+            {
+                server: [variable.reading() for variable in group]
+                for server, group in groups.items()
+            }
+        )
         for server, group in groups.items():
             for variable, version in zip(group, versions[server], strict=True):
                 variable.settle(version)
+
+    def rows(
+        self, variables: Sequence[RemoteVariable], rows: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Return rows of variables as they are now, without the rest of them.
+
+        As `refresh` does, it waits for the last synchronous step.
+
+        Args:
+            variables: The variables.
+            rows: Which rows of each of them; int64 tensors of shape [n].
+        """
+        found = [
+            variable.leaf.new_empty((len(wanted), *variable.shape[1:]))
+            for variable, wanted in zip(variables, rows, strict=True)
+        ]
+        readings: dict[int, list[Reading]] = defaultdict(list)
+        for variable, into, wanted in zip(variables, found, rows, strict=True):
+            reading = Reading(variable.name, into, rows=wanted)
+            readings[variable.place.server].append(reading)
+        self._read(readings)
+        return found
 
     def is_applied(self, mark: StepMark) -> bool:
         """Return whether the servers have applied a synchronous step."""
@@ -74,17 +97,21 @@ class RemoteStore:
             return False
         return True
 
-    def _read(
-        self,
-        groups: Mapping[int, Sequence[RemoteVariable]],
-        after: StepMark | None,
+    def _read(self, readings: Mapping[int, Sequence[Reading]]) -> dict[int, list[int]]:
+        """Read, by server, after the synchronous steps that this worker was part of."""
+        marks: list[StepMark | None] = [*self.marks.committed()]
+        # A read waits for one mark at most.
+        for mark in marks[:-1]:
+            self._read_after(mark, dict.fromkeys(readings, ()))
+        return self._read_after(marks[-1] if marks else None, readings)
+
+    def _read_after(
+        self, mark: StepMark | None, readings: Mapping[int, Sequence[Reading]]
     ) -> dict[int, list[int]]:
-        wait = 0.0 if after is None else self.peer_seconds
-        requests = {
-            server: read([variable.reading() for variable in group], after, wait)
-            for server, group in groups.items()
-        }
-        return self.servers.together(requests)
+        wait = 0.0 if mark is None else self.peer_seconds
+        return self.servers.together(
+            {server: read(group, mark, wait) for server, group in readings.items()}
+        )
 
     def snapshot(self, variable: RemoteVariable) -> torch.Tensor:
         """Return the value of a variable as it is now, in memory of its own."""

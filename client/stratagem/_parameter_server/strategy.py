@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from stratagem._cluster.membership import Membership
 from stratagem._cluster.token import token_from_environment
@@ -13,13 +13,16 @@ from stratagem._contexts.scope import entered
 from stratagem._devices import canonicalize, list_logical_devices
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.local_extended import LocalExtended
+from stratagem._parameter_server.partitioned_extended import Settings
+from stratagem._parameter_server.partitioning import VariablePartitioner
+from stratagem._parameter_server.placement import placement_named
 from stratagem._parameter_server.store import RemoteStore
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.session import Identity
 from stratagem._strategies.strategy import Strategy
 from stratagem.cluster_resolver import ClusterResolver, TFConfigClusterResolver
 from stratagem_proto.channel import Deadlines
-from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
+from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.protocol import check_name
 
 _Self = TypeVar("_Self", bound="ParameterServerStrategy")
@@ -61,10 +64,16 @@ class ParameterServerStrategy(Strategy):
     Args:
         cluster_resolver: Describes the cluster and which task of it this process is;
             by default the environment variable TF_CONFIG does.
-        variable_partitioner: None; variables are not split.
+        variable_partitioner: Divides variables into shards, by their rows: one of
+            `stratagem.partitioners`, or a function like them. A `Variable` becomes a
+            `ShardedVariable`; parameters of modules stay one tensor here, and are
+            several variables only on the servers. Without a cluster it is not used.
         consistency: "async": each worker's push is applied when it arrives. "sync":
             all workers' gradients of a step are added and applied once, and
             the next step starts with the result.
+        placement: Where variables and shards go in the order of their creation.
+            "round_robin": to the servers in turn. "balanced": to the one that has the
+            fewest bytes of them.
         num_replicas_per_worker: Replicas in this process, on its first GPUs, or
             without any on the CPUs of `config.set_logical_cpus`; by default one for
             each GPU, or one.
@@ -77,23 +86,24 @@ class ParameterServerStrategy(Strategy):
     Raises:
         InvalidArgumentError: The cluster has no parameter servers, this process's
             task is not given, or another argument is out of its range.
-        UnimplementedError: `variable_partitioner` is given.
 
-    Spec: PS1-1 to PS1-12.
+    Spec: PS1-1 to PS1-12, PSV-1 to PSV-10, PRT-1 to PRT-13.
     """
 
     def __init__(  # noqa: PLR0913 - independent settings, all but the first by name
         self,
         cluster_resolver: ClusterResolver | None = None,
-        variable_partitioner: Any = None,
+        variable_partitioner: VariablePartitioner | None = None,
         *,
         consistency: str = "async",
+        placement: str = "round_robin",
         num_replicas_per_worker: int | None = None,
         token: str | None = None,
         connect_seconds: float = 60.0,
         peer_seconds: float = 300.0,
     ) -> None:
-        _check(consistency, variable_partitioner)
+        _require_consistency(consistency)
+        placement_named(placement)
         resolver = cluster_resolver or TFConfigClusterResolver()
         devices = _replica_devices(num_replicas_per_worker)
         self._passages: Counter[str] = Counter()
@@ -113,7 +123,7 @@ class ParameterServerStrategy(Strategy):
                 member,
                 RemoteStore(servers, peer_seconds),
                 [canonicalize(device, member.name) for device in devices],
-                consistency == "sync",
+                Settings(consistency == "sync", placement, variable_partitioner),
             )
         )
 
@@ -183,16 +193,11 @@ class ParameterServerStrategy(Strategy):
         self.close()
 
 
-def _check(consistency: str, variable_partitioner: object) -> None:
+def _require_consistency(consistency: str) -> None:
     if consistency not in _CONSISTENCIES:
         raise InvalidArgumentError(
             f"consistency must be one of {', '.join(_CONSISTENCIES)}, "
             f"not {consistency!r}"
-        )
-    if variable_partitioner is not None:
-        raise UnimplementedError(
-            "ParameterServerStrategy does not split variables yet; leave "
-            "variable_partitioner out"
         )
 
 

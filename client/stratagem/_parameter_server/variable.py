@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from stratagem._contexts.context import current_replica_id
 from stratagem._parameter_server.placement import Place, server_device
+from stratagem._parameter_server.shards import Rows
 from stratagem._servers.reads import Reading
 from stratagem._servers.writes import Writing
 from stratagem._variables.aggregating import AggregatingVariable
@@ -29,6 +30,7 @@ from stratagem_proto.v1.parameter_server_pb2 import (
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,
     Aggregation,
+    Partition,
     Synchronization,
     VariableSpec,
 )
@@ -51,6 +53,39 @@ _MODES: dict[Write, AssignMode.ValueType] = {
 }
 
 
+class Shard(NamedTuple):
+    """Which part of a larger variable one is.
+
+    Attributes:
+        rows: Its rows.
+        shape: The shape of the whole.
+    """
+
+    rows: Rows
+    shape: tuple[int, ...]
+
+    @property
+    def message(self) -> Partition:
+        """How servers know it."""
+        offset = [self.rows.offset, *[0] * (len(self.shape) - 1)]
+        return Partition(full_shape=self.shape, offset=offset)
+
+
+class Owner(NamedTuple):
+    """What a variable belongs to.
+
+    Attributes:
+        module_path: Where in the user's modules that is; "" if in none.
+        shard: Which part of a larger variable it is; None if it is whole.
+    """
+
+    module_path: str = ""
+    shard: Shard | None = None
+
+
+NO_OWNER = Owner()
+
+
 class RemoteVariable(Variable):
     """The client's end of a variable on a server.
 
@@ -64,11 +99,10 @@ class RemoteVariable(Variable):
         place: Its server and its place in the order of creation.
         traits: What it is called and how it is meant to be used.
         value: Its initial value, which becomes the copy.
-        module_path: Where in the user's modules it belongs; "" if in none.
+        owner: What it belongs to.
 
     Attributes:
         place: Its server and its place in the order of creation.
-        module_path: Where in the user's modules it belongs; "" if in none.
     """
 
     def __init__(
@@ -77,12 +111,12 @@ class RemoteVariable(Variable):
         place: Place,
         traits: VariableTraits,
         value: torch.Tensor,
-        module_path: str = "",
+        owner: Owner = NO_OWNER,
     ) -> None:
         self._store = store
         self.place = place
         self._traits = traits
-        self.module_path = module_path
+        self._owner = owner
         self._tensor_spec = spec_of(value)
         self._own_leaf = value
         self._hosted: HostedParameter | None = None
@@ -119,12 +153,22 @@ class RemoteVariable(Variable):
             kind=VARIABLE_KIND_MODEL,
             device=self.device_name,
             ordinal=self.place.ordinal,
-            module_path=self.module_path,
+            module_path=self._owner.module_path,
+            partition=None if self._owner.shard is None else self._owner.shard.message,
         )
 
     @property
     def leaf(self) -> torch.Tensor:
         """The copy of the value, as it is."""
+        if self._hosted is None:
+            return self._own_leaf
+        parameter, shard = self._hosted.parameter, self._owner.shard
+        # Detached, rows still share what counts the writes to the parameter.
+        return parameter if shard is None else shard.rows.of(parameter.detach())
+
+    @property
+    def whole(self) -> torch.Tensor:
+        """The copy of the value of all that it is a shard of."""
         return self._own_leaf if self._hosted is None else self._hosted.parameter
 
     def value(self) -> torch.Tensor:

@@ -139,7 +139,7 @@ class StrategyExtended(StrategyHooks):
                 fn, iterator, iterations, initial_loop_values
             )
 
-    def _create_in_scope(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
+    def _create_in_scope(self, next_creator: NextCreator, **kwargs: Any) -> Any:
         strategy = self._container_strategy()
         require_strategy(strategy)
         asked = ("name", "trainable", "synchronization", "aggregation")

@@ -127,6 +127,23 @@ class StrategyHooks(StrategyPrimitives):
         """
         raise self._missing("_create_variable")
 
+    def _values_of(self, variables: Sequence[Variable]) -> list[torch.Tensor]:
+        """Return what several variables return as their `value()`."""
+        return [variable.value() for variable in variables]
+
+    def _rows_of(
+        self, variables: Sequence[Variable], rows: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Return some rows of each of several variables.
+
+        Args:
+            variables: The variables.
+            rows: Which rows of each of them; int64 tensors of shape [n].
+        """
+        values = self._values_of(variables)
+        pairs = zip(values, rows, strict=True)
+        return [value[one.to(value.device)] for value, one in pairs]
+
     def _update_config_proto(self, config: ConfigProto) -> None:
         """Change a session's configuration, in place, to what is needed."""
 

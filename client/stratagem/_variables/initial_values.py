@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from stratagem._variables.operators import TensorStandIn
-from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 
@@ -65,7 +64,26 @@ def require_dense(tensor: torch.Tensor, what: str) -> None:
         )
 
 
-def operand(variable: Variable, value: Any) -> torch.Tensor:
+class Written(Protocol):
+    """What a value is written into."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        ...
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape that values have."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of their elements."""
+        ...
+
+
+def operand(variable: Written, value: Any) -> torch.Tensor:
     """Return `value` as a tensor that can be written into `variable`.
 
     Raises:
@@ -85,7 +103,7 @@ def operand(variable: Variable, value: Any) -> torch.Tensor:
     return tensor
 
 
-def _converted(variable: Variable, value: Any, dtype: torch.dtype) -> torch.Tensor:
+def _converted(variable: Written, value: Any, dtype: torch.dtype) -> torch.Tensor:
     tensor = _tensor_of(variable, value)
     if tensor.dtype == dtype:
         return tensor
@@ -97,7 +115,7 @@ def _converted(variable: Variable, value: Any, dtype: torch.dtype) -> torch.Tens
     return torch.as_tensor(value, dtype=dtype)
 
 
-def _tensor_of(variable: Variable, value: Any) -> torch.Tensor:
+def _tensor_of(variable: Written, value: Any) -> torch.Tensor:
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -86,6 +86,8 @@ class Variable(Operators, metaclass=VariableType):
     _traits: VariableTraits
     _strategy: Strategy | None = None
     _container_ref: weakref.ref[Variable] | None = None
+    # Name of the variable that a strategy divided into this one and others.
+    _shard_of: str | None = None
 
     def __init__(  # noqa: PLR0913 - the signature of tf.Variable
         self,

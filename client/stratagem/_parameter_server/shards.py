@@ -1,0 +1,148 @@
+"""The arithmetic of variables whose rows are divided over shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+
+from stratagem_proto.errors import InvalidArgumentError
+
+
+class Rows(NamedTuple):
+    """Consecutive rows of a variable.
+
+    Attributes:
+        offset: The first row.
+        size: How many rows.
+    """
+
+    offset: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """The row after the last one."""
+        return self.offset + self.size
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return these rows of a strided tensor, as a view."""
+        return whole.narrow(0, self.offset, self.size)
+
+
+class Routed(NamedTuple):
+    """Those of a list of rows that one shard has.
+
+    Attributes:
+        positions: Where in the list they stand, ascending; int64 tensor of shape [n].
+        rows: Where in the shard they are; int64 tensor of shape [n].
+    """
+
+    positions: torch.Tensor
+    rows: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which shard has which rows: each has some that follow on those before it.
+
+    Attributes:
+        sizes: Number of rows of each shard.
+    """
+
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def div(cls, rows: int, shards: int) -> Layout:
+        """Return the layout that divides rows as evenly as possible.
+
+        The shards that have one row more come first. Spec: PRT-6.
+
+        Args:
+            rows: How many rows there are.
+            shards: How many shards there are to be, at least 1.
+        """
+        least, more = divmod(rows, shards)
+        return cls((least + 1,) * more + (least,) * (shards - more))
+
+    @property
+    def total(self) -> int:
+        """Number of rows of all shards."""
+        return sum(self.sizes)
+
+    @property
+    def is_div(self) -> bool:
+        """Whether it is what `div` returns."""
+        return self == Layout.div(self.total, len(self.sizes))
+
+    @property
+    def shards(self) -> tuple[Rows, ...]:
+        """The rows of each shard."""
+        offsets = accumulate(self.sizes[:-1], initial=0)
+        return tuple(map(Rows, offsets, self.sizes))
+
+    def route(self, rows: torch.Tensor) -> list[Routed]:
+        """Return for each shard which of some rows it has; repeated ones stay so.
+
+        Args:
+            rows: Integer tensor of shape [n].
+
+        Raises:
+            InvalidArgumentError: There is no such row.
+        """
+        rows = rows.to("cpu", torch.int64)
+        self._require_rows(rows)
+        ends = torch.tensor([shard.end for shard in self.shards])
+        owners = torch.bucketize(rows, ends, right=True)
+        order = torch.argsort(owners, stable=True)
+        counts = torch.bincount(owners, minlength=len(self.sizes)).tolist()
+        return [
+            Routed(positions, rows[positions] - shard.offset)
+            for positions, shard in zip(order.split(counts), self.shards, strict=True)
+        ]
+
+    def _require_rows(self, rows: torch.Tensor) -> None:
+        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self.total:
+            raise InvalidArgumentError(
+                f"rows {int(rows.min())} to {int(rows.max())} are asked for, but the "
+                f"variable has the rows 0 to {self.total - 1}"
+            )
+
+    def slices(self, rows: range) -> Iterator[tuple[int, slice]]:
+        """Find the shards that have any of some rows.
+
+        Args:
+            rows: Existing rows, ascending.
+
+        Yields:
+            Number of a shard and the slice of its rows, by number.
+        """
+        for number, shard in enumerate(self.shards):
+            first = _first_from(rows, shard.offset)
+            last = _first_from(rows, shard.end)
+            if first < last:
+                start = rows[first] - shard.offset
+                yield number, slice(start, rows[last - 1] - shard.offset + 1, rows.step)
+
+
+def _first_from(rows: range, bound: int) -> int:
+    """How many of ascending rows lie before a bound."""
+    return min(len(rows), max(0, -((rows.start - bound) // rows.step)))
+
+
+def merge(parts: Sequence[torch.Tensor], routed: Sequence[Routed]) -> torch.Tensor:
+    """Return rows that came from several shards in the order in which they were asked.
+
+    Args:
+        parts: The rows that each shard gave; of shape [n of the shard, ...].
+        routed: What it had been asked.
+
+    Returns:
+        A tensor of shape [n, ...], differentiable with respect to the parts.
+    """
+    joined = torch.cat(list(parts))
+    positions = torch.cat([one.positions for one in routed])
+    return joined.index_select(0, torch.argsort(positions).to(joined.device))
