@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
-from stratagem import ClusterSpec, ParameterServerStrategy
+from stratagem import ClusterSpec, ParameterServerStrategy, Variable
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -64,3 +64,8 @@ def running(num_servers: int = 2, num_workers: int = 1) -> Iterator[Cluster]:
             for task in range(num_servers)
         ]
         yield Cluster([server.address for server in servers], num_workers)
+
+
+def tasks_of(variables: Iterable[Variable]) -> list[str]:
+    """The tasks on which variables live, as in "task:1"."""
+    return [variable.device_name.split("/")[3] for variable in variables]

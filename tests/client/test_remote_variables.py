@@ -61,13 +61,6 @@ def test_colocated_variables_follow_and_do_not_take_a_turn(
     assert second.device_name != first.device_name
 
 
-def test_a_device_scope_does_not_change_the_server(
-    chief: ParameterServerStrategy,
-) -> None:
-    with chief.scope(), stratagem.device("/job:ps/task:1"):
-        assert "/job:ps/replica:0/task:0/" in Variable(0.0).device_name
-
-
 def test_a_worker_sees_what_another_one_writes(
     chief: ParameterServerStrategy, other: ParameterServerStrategy
 ) -> None:

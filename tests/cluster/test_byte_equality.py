@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import stratagem
 from stratagem_deploy import LocalCluster
+from tests.nests import same_bytes
 
 STEPS = 200
 
@@ -93,19 +94,6 @@ def locally(step: Callable[..., Any], args: tuple[Tensor, ...]) -> None:
     step(*args)
 
 
-def same(ours: Any, theirs: Any) -> bool:
-    """Whether two nests hold the same bytes."""
-    if isinstance(theirs, Tensor):
-        return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
-    if isinstance(theirs, dict):
-        return ours.keys() == theirs.keys() and all(
-            same(ours[key], theirs[key]) for key in theirs
-        )
-    if isinstance(theirs, list):
-        return len(ours) == len(theirs) and all(map(same, ours, theirs))
-    return bool(ours == theirs)
-
-
 prefixes = (f"model{number}" for number in count())
 
 
@@ -124,8 +112,8 @@ def test_parameters_and_optimizer_state_equal_a_local_loop(
     trained(reference, reference_optimizer, locally)
 
     assert len(list(model.parameters())) >= 8
-    assert same(dict(model.state_dict()), dict(reference.state_dict()))
-    assert same(optimizer.state_dict(), reference_optimizer.state_dict())
+    assert same_bytes(dict(model.state_dict()), dict(reference.state_dict()))
+    assert same_bytes(optimizer.state_dict(), reference_optimizer.state_dict())
 
 
 def test_a_state_loaded_after_the_scope_is_what_training_starts_from(
@@ -141,4 +129,4 @@ def test_a_state_loaded_after_the_scope_is_what_training_starts_from(
     trained(model, optimizer, strategy.run, 20)
     trained(reference, made_for(reference, make), locally, 20)
 
-    assert same(dict(model.state_dict()), dict(reference.state_dict()))
+    assert same_bytes(dict(model.state_dict()), dict(reference.state_dict()))

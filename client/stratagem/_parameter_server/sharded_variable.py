@@ -31,21 +31,9 @@ class ShardedVariable(Operators):
 
     A `ParameterServerStrategy` with a `variable_partitioner` makes one of each
     `Variable(...)` that it divides. It is usable wherever torch takes a tensor, as
-    the concatenation of its shards; gradients arrive at the shards::
-
-        strategy = ParameterServerStrategy(
-            variable_partitioner=partitioners.MinSizePartitioner(max_shards=3)
-        )
-        with strategy.scope():
-            table = Variable(torch.zeros(10**6, 16), name="table")
-        optimizer = DistributedOptimizer(
-            torch.optim.Adagrad([shard.value() for shard in table.variables])
-        )
-
-        def replica_step(ids):
-            optimizer.zero_grad()
-            torch.nn.functional.embedding(ids, table).sum().backward()
-            optimizer.step()
+    the concatenation of its shards. Gradients arrive at the shards: an optimizer takes
+    `[shard.value() for shard in v.variables]`. Rows are looked up by
+    `torch.nn.functional.embedding(ids, v)`.
 
     It is no `Variable`: `device`, `trainable` and the like are those of the shards.
     Iteration gives the shards.
