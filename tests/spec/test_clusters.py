@@ -168,7 +168,11 @@ def test_a_parameter_server_is_reached_by_all() -> None:
 @pytest.mark.parametrize(
     ("cluster", "task", "message"),
     [
-        ({"master": ["m:1"]}, (None, None), "Disallowed task type 'master'"),
+        (
+            {"master": ["m:1"]},
+            (None, None),
+            "Disallowed task type found in cluster spec: 'master'",
+        ),
         ({"chief": ["a:1", "b:1"]}, (None, None), "at most one 'chief'"),
         ({"evaluator": ["a:1", "b:1"]}, (None, None), "at most one 'evaluator'"),
         (TRAINING, ("master", 0), "Unrecognized task_type 'master'"),
@@ -182,21 +186,3 @@ def test_what_is_no_training_cluster_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         roles.validated(cluster, *task)
-
-
-@pytest.mark.spec("FIL-1")
-def test_device_filters_become_a_message_and_replace_earlier_ones() -> None:
-    filters = stratagem.ClusterDeviceFilters()
-    filters.set_device_filters("worker", 1, ["/job:worker"])
-    filters.set_device_filters("worker", 1, ["/job:ps", "/job:worker/task:1"])
-    (job,) = filters.as_message().jobs
-    assert job.name == "worker"
-    expected = ["/job:ps", "/job:worker/task:1"]
-    assert list(job.tasks[1].device_filters) == expected
-
-
-@pytest.mark.spec("FIL-1")
-@pytest.mark.parametrize("wrong", ["/job:ps", [1]])
-def test_a_device_filter_is_a_string_in_a_list(wrong: Any) -> None:
-    with pytest.raises(TypeError, match=r"/job:ps/task:0 is a list of strings"):
-        stratagem.ClusterDeviceFilters().set_device_filters("ps", 0, wrong)

@@ -37,6 +37,10 @@ class ClusterDeviceFilters:
             )
         self._filters.setdefault(job_name, {})[task_index] = filters
 
+    def of(self, job_name: str, task_index: int) -> tuple[str, ...]:
+        """Return the filters of one task; an empty tuple if it sees everything."""
+        return self._filters.get(job_name, {}).get(task_index, ())
+
     def as_message(self) -> pb.ClusterDeviceFilters:
         """Return the filters as a message, for instance for a `ServerDef`."""
         return pb.ClusterDeviceFilters(

@@ -21,7 +21,7 @@ class Membership:
 
     Attributes:
         cluster: The cluster.
-        task_type: Job of this task: "chief", "worker" or "evaluator".
+        task_type: Job of this task.
         task_id: Its index within the job.
     """
 
@@ -36,9 +36,8 @@ class Membership:
         """Check a task and its cluster.
 
         Raises:
-            InvalidArgumentError: The task is not given or does not run the user's
-                program, or the cluster has no parameter servers.
-                Spec: PS1-2, PS1-3, MWU-7.
+            InvalidArgumentError: The task is not given, or the cluster has no
+                parameter servers. Spec: PS1-2, PS1-3, MWU-7.
         """
         if not task_type or task_id is None:
             raise InvalidArgumentError(
@@ -51,11 +50,6 @@ class Membership:
             raise InvalidArgumentError(
                 f"ParameterServerStrategy needs to have `ps` jobs, but {cluster} has "
                 "none; add the addresses of parameter servers"
-            )
-        if task_type == "ps":
-            raise InvalidArgumentError(
-                f"/job:ps/task:{task_id} is a parameter server and runs no strategy; "
-                "start it by `stratagem ps`"
             )
         return cls(cluster, task_type, task_id)
 
@@ -73,6 +67,18 @@ class Membership:
     def creates(self) -> bool:
         """Whether it creates the variables, instead of attaching to them."""
         return self.is_chief and self.task_type != "evaluator"
+
+    @property
+    def creator(self) -> tuple[str, int]:
+        """Job and index of the task that creates the variables."""
+        has_chief = "chief" in self.cluster.jobs and self.cluster.num_tasks("chief")
+        return ("chief", 0) if has_chief else ("worker", 0)
+
+    @property
+    def session_filters(self) -> list[str]:
+        """The device filters of the sessions of this task. Spec: PCF-2 to PCF-4."""
+        own = [] if self.task_type == "ps" else [self.name]
+        return [*own, "/job:ps"] if self.task_type in ("chief", "worker") else own
 
     def require_creator(self, what: str) -> None:
         """Check that this task may set `what` without an optimizer.
@@ -103,6 +109,11 @@ class Membership:
     def num_workers(self) -> int:
         """How many tasks do the same work. Spec: MWU-2."""
         return worker_count(self.cluster, self.task_type)
+
+    @property
+    def num_servers(self) -> int:
+        """How many parameter servers there are."""
+        return self.cluster.num_tasks("ps")
 
     @property
     def server_addresses(self) -> list[str]:

@@ -137,8 +137,8 @@ def validated(
 def _check_jobs(cluster: ClusterSpec) -> None:
     if foreign := [job for job in cluster.jobs if job not in _JOBS]:
         raise InvalidArgumentError(
-            f"Disallowed task type {foreign[0]!r} in {cluster}; a training cluster has "
-            f"the jobs {', '.join(_JOBS)}"
+            f"Disallowed task type found in cluster spec: {foreign[0]!r} in {cluster}; "
+            f"a training cluster has the jobs {', '.join(_JOBS)}"
         )
     for job in _SINGLE:
         if _count(cluster, job) > 1:

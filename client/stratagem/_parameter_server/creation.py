@@ -50,9 +50,13 @@ class RemoteCreation:
             value: Its initial value, which becomes the copy in this process.
             owner: What it belongs to.
             colocated: Variable whose server it is to share.
+
+        Raises:
+            FailedPreconditionError: Device filters hide its server from this task.
         """
         server = None if colocated is None else colocated.place.server
         place = self._placement.next(value.nbytes, server)
+        self._store.servers.require_visible(place.server)
         return RemoteVariable(self._store, place, traits, value, owner)
 
     def establish(self, variables: Sequence[RemoteVariable]) -> None:
@@ -91,6 +95,6 @@ def _require_same_server(variable: RemoteVariable, server: int) -> None:
         raise AttachmentError(
             f"variable {variable.name!r} was created on {server_device(server)}, but "
             f"this worker expects it on {variable.device_name}; run the same program "
-            "on all workers, with the same list of servers",
+            "on all workers, with the same list of servers and the same device filters",
             variable=variable.name,
         )

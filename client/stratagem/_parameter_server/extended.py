@@ -10,7 +10,7 @@ import torch
 
 from stratagem._cluster.membership import Membership
 from stratagem._contexts.context import current_replica_id
-from stratagem._devices import torch_device
+from stratagem._devices import DeviceName, torch_device
 from stratagem._modules.adoption import Adoption
 from stratagem._optimizers.step import OptimizerStep
 from stratagem._parameter_server import slots as _remote_slots
@@ -72,7 +72,7 @@ class ParameterServerExtended(PartitionedExtended):
     ) -> None:
         super().__init__(container_strategy, membership, devices, settings)
         self._store = store
-        placement = placement_named(settings.placement)(len(store.servers))
+        placement = placement_named(settings.placement)(store.servers.used)
         self._creation = RemoteCreation(store, membership, placement)
         # Kept alive, since what was created on a server keeps its name there.
         self._variables: list[RemoteVariable] = []
@@ -82,11 +82,13 @@ class ParameterServerExtended(PartitionedExtended):
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The servers. Spec: PS1-6."""
-        return tuple(f"/job:ps/task:{i}" for i in range(len(self._store.servers)))
+        """The servers that this task sees and uses. Spec: PS1-6."""
+        return tuple(f"/job:ps/task:{i}" for i in self._store.servers.called)
 
     def variable_placements(self) -> list[VariablePlacement]:
         """Ask the servers where each variable lives, those of optimizers included.
+
+        Servers that device filters hide from this task are not asked.
 
         Returns:
             One entry for each variable, by server and in order of creation.
@@ -160,7 +162,7 @@ class ParameterServerExtended(PartitionedExtended):
         wait = self._store.peer_seconds if timeout is None else timeout
         request = barrier(name, passed, self._membership.num_workers, wait)
         # One server is enough to meet at.
-        self._store.servers.call(0, request)
+        self._store.servers.call(self._store.servers.used[0], request)
 
     def _close(self) -> None:
         self._store.servers.close()
@@ -251,6 +253,13 @@ class ParameterServerExtended(PartitionedExtended):
             v.variables if isinstance(v, ShardedVariable) else [v] for v in var_list
         )
         return smallest_by_name([variable for one in lists for variable in one])
+
+    def _require_own(self, destinations: Any) -> None:
+        super()._require_own(destinations)
+        if isinstance(destinations, str):
+            device = DeviceName.parse(destinations)
+            if device.job == "ps" and device.task is not None:
+                self._store.servers.require_visible(device.task)
 
     def _own(self, variable: Any) -> RemoteVariable:
         parts = self._own_parts(variable)

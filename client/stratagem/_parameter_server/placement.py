@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stratagem_proto.errors import InvalidArgumentError
@@ -27,11 +28,11 @@ class Placement(ABC):
     All workers create in the same order and so come to the same places.
 
     Args:
-        num_servers: How many servers there are.
+        servers: The indices of the servers in the ps job.
     """
 
-    def __init__(self, num_servers: int) -> None:
-        self._num_servers = num_servers
+    def __init__(self, servers: Sequence[int]) -> None:
+        self._servers = servers
         self._created = 0
 
     def next(self, nbytes: int, colocated: int | None = None) -> Place:
@@ -53,15 +54,15 @@ class Placement(ABC):
 class RoundRobin(Placement):
     """Deals variables to the servers in turn. Spec: PS1-5, PSV-1."""
 
-    def __init__(self, num_servers: int) -> None:
-        super().__init__(num_servers)
+    def __init__(self, servers: Sequence[int]) -> None:
+        super().__init__(servers)
         self._dealt = 0
 
     def _server_for(self, nbytes: int, colocated: int | None) -> int:
         if colocated is not None:
             return colocated  # it is nobody's turn
         self._dealt += 1
-        return (self._dealt - 1) % self._num_servers
+        return self._servers[(self._dealt - 1) % len(self._servers)]
 
 
 class Balanced(Placement):
@@ -70,14 +71,14 @@ class Balanced(Placement):
     Of several such servers it is the first one.
     """
 
-    def __init__(self, num_servers: int) -> None:
-        super().__init__(num_servers)
-        self._loads = [0] * num_servers
+    def __init__(self, servers: Sequence[int]) -> None:
+        super().__init__(servers)
+        self._loads = dict.fromkeys(servers, 0)
 
     def _server_for(self, nbytes: int, colocated: int | None) -> int:
         server = colocated
         if server is None:
-            server = self._loads.index(min(self._loads))
+            server = min(self._loads, key=self._loads.__getitem__)
         self._loads[server] += nbytes
         return server
 

@@ -71,7 +71,7 @@ def contribute(
     store.servers.together(
         {
             server: updates.step(program, gradients.get(server, ()), contribution)
-            for server in range(len(store.servers))
+            for server in store.servers.used
         }
     )
     store.servers.on_all(lambda: updates.commit(mark))

@@ -92,7 +92,7 @@ class RemoteStore:
         """Return whether the servers have applied a synchronous step."""
         try:
             # Steps end on all servers, so one is enough to ask.
-            self.servers.call(0, read((), after=mark))
+            self.servers.call(self.servers.used[0], read((), after=mark))
         except (AbortedError, DeadlineExceededError):
             return False
         return True

@@ -6,8 +6,10 @@ from collections import Counter
 from types import TracebackType
 from typing import TypeVar
 
+from stratagem._cluster.device_filters import ClusterDeviceFilters
 from stratagem._cluster.membership import Membership
 from stratagem._cluster.token import token_from_environment
+from stratagem._cluster.visibility import visible_servers
 from stratagem._contexts.context import require_cross_replica_or_default
 from stratagem._contexts.scope import entered
 from stratagem._devices import canonicalize, list_logical_devices
@@ -24,6 +26,7 @@ from stratagem.cluster_resolver import ClusterResolver, TFConfigClusterResolver
 from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.protocol import check_name
+from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 _Self = TypeVar("_Self", bound="ParameterServerStrategy")
 
@@ -79,13 +82,18 @@ class ParameterServerStrategy(Strategy):
             each GPU, or one.
         token: Secret of the cluster; by default the resolver's `cluster_token`, or
             the contents of the file that STRATAGEM_TOKEN_FILE names.
+        device_filters: Which servers each task of the cluster sees; give the same
+            to all. Variables are placed on those that the chief sees. A task does
+            not contact the others.
+        session_config: Its `device_filters` are further filters of every task.
         connect_seconds: How long a server may be away before its requests fail.
         peer_seconds: How long to wait for other workers: for the chief to create
             variables, and for contributions to a synchronous step.
 
     Raises:
-        InvalidArgumentError: The cluster has no parameter servers, this process's
-            task is not given, or another argument is out of its range.
+        InvalidArgumentError: The cluster has no parameter servers, or filters hide
+            all of them, this process's task is not given, or another argument is
+            out of its range.
 
     Spec: PS1-1 to PS1-12, PSV-1 to PSV-10, PRT-1 to PRT-13.
     """
@@ -99,6 +107,8 @@ class ParameterServerStrategy(Strategy):
         placement: str = "round_robin",
         num_replicas_per_worker: int | None = None,
         token: str | None = None,
+        device_filters: ClusterDeviceFilters | None = None,
+        session_config: ConfigProto | None = None,
         connect_seconds: float = 60.0,
         peer_seconds: float = 300.0,
     ) -> None:
@@ -116,7 +126,8 @@ class ParameterServerStrategy(Strategy):
         )
         identity = _identity(member, resolver.cluster_token if token is None else token)
         deadlines = Deadlines(connect=connect_seconds)
-        servers = ServerGroup(member.server_addresses, identity, deadlines)
+        visible = visible_servers(member, device_filters, session_config)
+        servers = ServerGroup(member.server_addresses, identity, deadlines, visible)
         super().__init__(
             ParameterServerExtended(
                 self,

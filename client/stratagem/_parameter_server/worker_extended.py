@@ -12,6 +12,7 @@ from stratagem._enums import ReduceOp
 from stratagem._modules.extended import HostingExtended
 from stratagem._options import CommunicationOptions, InputContext
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
@@ -65,6 +66,11 @@ class WorkerExtended(HostingExtended):
     @property
     def should_save_summary(self) -> bool:
         return self._membership.is_chief
+
+    def _update_config_proto(self, config: ConfigProto) -> None:
+        # Workers share the variables on the servers, and do not call each other.
+        config.isolate_session_state = False
+        config.device_filters[:] = self._membership.session_filters
 
     @property
     def _num_replicas_in_sync(self) -> int:

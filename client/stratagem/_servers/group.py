@@ -7,12 +7,17 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from stratagem._cluster.visibility import VisibleServers
 from stratagem._servers.connection import Connection
 from stratagem._servers.pending import Pending
 from stratagem._servers.request import Request, Result
 from stratagem._servers.session import Identity
 from stratagem_proto.channel import Deadlines
-from stratagem_proto.errors import CancelledError, StratagemError
+from stratagem_proto.errors import (
+    CancelledError,
+    FailedPreconditionError,
+    StratagemError,
+)
 
 # Between looks at a group that has not met its servers yet.
 _EARLY_SECONDS = 0.2
@@ -30,6 +35,7 @@ class ServerGroup:
         addresses: Sequence[str],
         identity: Identity,
         deadlines: Deadlines | None = None,
+        visible: VisibleServers | None = None,
     ) -> None:
         """Describes the servers; does not connect.
 
@@ -37,8 +43,10 @@ class ServerGroup:
             addresses: "host:port" by task index.
             identity: What to tell them about this process.
             deadlines: How long calls may take.
+            visible: Which of them this task uses and may call; by default all.
         """
-        self._description = addresses, identity, deadlines
+        self._description = addresses, identity, deadlines, visible
+        self._visible = visible or VisibleServers(tuple(range(len(addresses))))
         connections = tuple(
             Connection(task, address, identity, deadlines or Deadlines())
             for task, address in enumerate(addresses)
@@ -64,6 +72,25 @@ class ServerGroup:
         """Whether `close` was called."""
         return not self._finalizer.alive
 
+    @property
+    def used(self) -> Sequence[int]:
+        """Indices of the servers that variables are placed on."""
+        return self._visible.used
+
+    @property
+    def called(self) -> Sequence[int]:
+        """Indices of those among them that this task may call."""
+        return self._visible.called
+
+    def require_visible(self, task: int) -> None:
+        """Check that this task may call a server.
+
+        Raises:
+            FailedPreconditionError: Saying what hides it.
+        """
+        if reason := self._visible.hidden.get(task):
+            raise FailedPreconditionError(reason, task=f"/job:ps/task:{task}")
+
     def call(self, task: int, request: Request[Result]) -> Result:
         """Sends a request to one server; raises as `Connection.call`."""
         return self.together({task: request})[task]
@@ -75,10 +102,13 @@ class ServerGroup:
             The results by task index.
 
         Raises:
+            FailedPreconditionError: A server is hidden from this task.
             StratagemError: A server could not be reached for the first time, and
                 nothing was sent. Or of the first server, by index, that failed; the
                 others' requests were carried out all the same.
         """
+        for task in requests:
+            self.require_visible(task)
         self._pulse.start()
         # One order for all threads, since mutations wait for each other.
         tasks = sorted(requests)
@@ -95,8 +125,8 @@ class ServerGroup:
                 request.abandon()
 
     def on_all(self, request: Callable[[], Request[Result]]) -> dict[int, Result]:
-        """Sends a request of its own, made by `request`, to each server."""
-        return self.together({task: request() for task in range(len(self))})
+        """Sends a request of its own, made by `request`, to each server it may."""
+        return self.together({task: request() for task in self.called})
 
     def close(self) -> None:
         """Ends the sessions. May be called again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -20,7 +20,7 @@ from stratagem._strategies import mirrored, one_device
 from stratagem._strategies.devices import require_local
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem.contrib._strategy import DistributionStrategy
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
@@ -210,6 +210,26 @@ class ParameterServerStrategy(DistributionStrategy):
         if session_config is not None and self._clustered:
             updated = self._strategy.update_config_proto(session_config)
             session_config.CopyFrom(updated)
+
+    @property
+    def is_single_tower(self) -> bool:
+        """Not told by this class. Spec: PS1-13."""
+        raise _left_out("is_single_tower", "num_towers == 1")
+
+    @property
+    def worker_device_index(self) -> Any:
+        """Not told by this class. Spec: PS1-13."""
+        raise _left_out("worker_device_index", "the tower_id of the tower context")
+
+    def run_steps_on_dataset(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not done by this class. Spec: PS1-13."""
+        raise _left_out("run_steps_on_dataset", "a loop around call_for_each_tower")
+
+
+def _left_out(name: str, instead: str) -> UnimplementedError:
+    return UnimplementedError(
+        f"contrib.ParameterServerStrategy has no {name}; use {instead}"
+    )
 
 
 class DefaultStrategy(DistributionStrategy):
