@@ -95,6 +95,12 @@ class Library(Protocol):
     ) -> Any:
         """Restore a checkpoint, then make and return the variable that it has."""
 
+    def device_filters(self, filters: Any) -> dict[str, dict[str, list[str]]]:
+        """Return what ClusterDeviceFilters have for each job and task."""
+
+    def visible_servers(self, filters: list[str]) -> list[str]:
+        """Return which of two servers a worker sees in a session with filters."""
+
     def opened(self, value: Any) -> tuple[str, Any] | None:
         """Return the kind of a value of this library and what it holds.
 
@@ -114,3 +120,14 @@ class Names:
             if hasattr(namespace, name):
                 return getattr(namespace, name)
         raise AttributeError(f"no namespace has {name!r}")
+
+
+def filters_by_task(message: Any) -> dict[str, dict[str, list[str]]]:
+    """Return the device filters in a message by job and task."""
+    return {
+        job.name: {
+            str(index): list(job.tasks[index].device_filters)
+            for index in sorted(job.tasks)
+        }
+        for job in sorted(message.jobs, key=lambda job: job.name)
+    }

@@ -20,7 +20,7 @@ from stratagem._contexts import context
 from stratagem._input.specs import LeafSpec, PerReplicaSpec
 from stratagem._replicas import regroup
 from stratagem._variables.creators import creator_scope
-from tests.differential.library import Names
+from tests.differential.library import Names, filters_by_task
 
 
 class Stratagem:
@@ -113,6 +113,19 @@ class Stratagem:
     ) -> Any:
         strategy.restore(checkpoint[0])
         return make()
+
+    def device_filters(self, filters: Any) -> dict[str, dict[str, list[str]]]:
+        return filters_by_task(filters.as_message())
+
+    def visible_servers(self, filters: list[str]) -> list[str]:
+        spec = stratagem.ClusterSpec({"ps": ["p:1", "p:2"], "worker": ["w:1"]})
+        resolver = stratagem.cluster_resolver.SimpleClusterResolver(
+            spec, task_type="worker", task_id=0
+        )
+        strategy = stratagem.ParameterServerStrategy(
+            resolver, session_config=stratagem.ConfigProto(device_filters=filters)
+        )
+        return list(strategy.extended.parameter_devices)
 
     def opened(self, value: Any) -> tuple[str, Any] | None:
         if isinstance(value, stratagem.Variable):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,9 +21,15 @@ from tensorflow.python.distribute import (
 from tensorflow.python.distribute.cluster_resolver import slurm_cluster_resolver
 
 from tests.differential.libraries.towers import CONTRIB
-from tests.differential.library import Names
+from tests.differential.library import Names, filters_by_task
 
 LOGICAL_CPUS = 4
+
+
+def free_address() -> str:
+    """Return an address of this machine on which nothing listens."""
+    with socket.create_server(("localhost", 0)) as listener:
+        return f"localhost:{listener.getsockname()[1]}"
 
 
 def set_logical_cpus() -> None:
@@ -126,6 +133,20 @@ class TensorFlow:
         restored.read(checkpoint[1])
         setattr(restored, name, make())
         return getattr(restored, name)
+
+    def device_filters(self, filters: Any) -> dict[str, dict[str, list[str]]]:
+        return filters_by_task(filters._as_cluster_device_filters())
+
+    def visible_servers(self, filters: list[str]) -> list[str]:
+        servers = {"ps": [free_address(), free_address()]}
+        spec = tf.train.ClusterSpec({**servers, "worker": [free_address()]})
+        tasks = [("ps", 0), ("ps", 1), ("worker", 0)]
+        running = [tf.distribute.Server(spec, *task) for task in tasks]
+        config = tf.compat.v1.ConfigProto(device_filters=filters)
+        with tf.compat.v1.Session(running[-1].target, config=config) as session:
+            names = [device.name for device in session.list_devices()]
+        parsed = [tf.DeviceSpec.from_string(name) for name in names]
+        return sorted({f"/job:ps/task:{d.task}" for d in parsed if d.job == "ps"})
 
     def opened(self, value: Any) -> tuple[str, Any] | None:
         if isinstance(value, tf.Variable):

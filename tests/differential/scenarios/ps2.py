@@ -1,0 +1,33 @@
+"""Clusters that a strategy with parameter servers refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.differential.library import Library
+from tests.differential.scenario import scenario
+
+CLUSTER = {"chief": ["c0:1"], "worker": ["w0:1"], "ps": ["p0:1"]}
+
+
+def construct(lib: Library, cluster: Any, job: str) -> Any:
+    """Construct the strategy of task 0 of a job."""
+    spec = lib.distribute.ClusterSpec(cluster)
+    make = lib.distribute.cluster_resolver.SimpleClusterResolver
+    resolver = make(spec, task_type=job, task_id=0, rpc_layer="grpc")
+    return lib.distribute.ParameterServerStrategy(resolver)
+
+
+@scenario("PS2-2", says=("Disallowed task type found in cluster spec",))
+def a_job_without_a_role(lib: Library) -> Any:
+    return construct(lib, {**CLUSTER, "some_arbitrary_name": ["s0:1"]}, "chief")
+
+
+@scenario("PS2-3", says=("Unrecognized task_type",))
+def a_task_of_no_role(lib: Library) -> Any:
+    return construct(lib, CLUSTER, "foobar")
+
+
+@scenario("PS2-4", says=("There must be at most one 'chief'",))
+def two_chiefs(lib: Library) -> Any:
+    return construct(lib, {**CLUSTER, "chief": ["c0:1", "c1:1"]}, "chief")
