@@ -91,6 +91,7 @@ from stratagem_proto.v1.cluster_pb2 import ClusterDef, ConfigProto, ServerDef
 
 if TYPE_CHECKING:
     from stratagem import contrib, experimental
+    from stratagem._cluster.server import Server
     from stratagem._parameter_server.sharded_variable import ShardedVariable
     from stratagem._parameter_server.strategy import ParameterServerStrategy
     from stratagem._parameter_server.variable_placement import VariablePlacement
@@ -149,6 +150,7 @@ __all__ = [
     "ReplicaContext",
     "ResourceExhaustedError",
     "RunOptions",
+    "Server",
     "ServerDef",
     "SessionLostError",
     "ShardedVariable",
@@ -191,6 +193,7 @@ _LATE = {
     "experimental": "stratagem.experimental",
     "ParameterServerStrategy": "stratagem._parameter_server.strategy",
     "ShardedVariable": "stratagem._parameter_server.sharded_variable",
+    "Server": "stratagem._cluster.server",
     "VariablePlacement": "stratagem._parameter_server.variable_placement",
 }
 

@@ -1,0 +1,128 @@
+"""A server of the cluster in this process."""
+
+from __future__ import annotations
+
+import weakref
+
+from stratagem._cluster.roles import Cluster
+from stratagem._cluster.server_def import server_def_of
+from stratagem._cluster.spec import ClusterSpec
+from stratagem._cluster.token import token_from_environment
+from stratagem_proto.task_servers import TaskSettings, task_server
+from stratagem_proto.v1.cluster_pb2 import ConfigProto, ServerDef
+
+
+class Server:
+    """A server of one task of a cluster, in this process.
+
+    A task of the job "ps" is a parameter server, the same as `stratagem ps` starts;
+    other jobs have no servers yet. The package of parameter servers is loaded when
+    the first one is made, by its name: the client depends on none of it.
+
+    It listens at the address that the cluster has for the task, or at the `port` of
+    a `ServerDef`; where other machines can connect, that takes a token and
+    `insecure`. It ends with the program, or when nobody refers to it any more.
+
+    Args:
+        server_or_cluster_def: A cluster, or a `ServerDef` with the server's own task.
+        job_name: Its job; may be left out where there is one.
+        task_index: Its index in the job; may be left out where there is one.
+        protocol: "grpc".
+        config: Configuration of sessions, kept in `server_def`. A parameter server
+            opens none, so device filters do not change what it does.
+        start: Whether to start it.
+        token: Secret of the cluster; by default the contents of the file that
+            STRATAGEM_TOKEN_FILE names, if there is one.
+        insecure: Whether other machines may connect although nothing is encrypted.
+
+    Raises:
+        InvalidTypeError: The first argument describes neither server nor cluster.
+        InvalidArgumentError: The task is not given and not the only one, is not in
+            the cluster, or may not listen at its address.
+        UnimplementedError: Its job has no servers, or the protocol is not known.
+        UnavailableError: Its address is in use, or not one of this machine.
+
+    Spec: SRV-1, SRV-2.
+    """
+
+    def __init__(  # noqa: PLR0913 - the signature of tf.distribute, and security
+        self,
+        server_or_cluster_def: ServerDef | Cluster,
+        job_name: str | None = None,
+        task_index: int | None = None,
+        protocol: str | None = None,
+        config: ConfigProto | None = None,
+        start: bool = True,
+        *,
+        token: str | None = None,
+        insecure: bool = False,
+    ) -> None:
+        self._server_def = server_def_of(
+            server_or_cluster_def, job_name, task_index, protocol, config
+        )
+        self._started = False
+        self._server = task_server(
+            TaskSettings(
+                self._server_def.job_name,
+                self._server_def.task_index,
+                _address(self._server_def),
+                token_from_environment() if token is None else token,
+                insecure,
+            )
+        )
+        if start:
+            self.start()
+
+    @staticmethod
+    def create_local_server(
+        config: ConfigProto | None = None, start: bool = True
+    ) -> Server:
+        """Return a parameter server for this machine only, at a free port.
+
+        Args:
+            config: As for any server.
+            start: Whether to start it.
+        """
+        return Server({"ps": ["localhost:0"]}, config=config, start=start)
+
+    @property
+    def server_def(self) -> ServerDef:
+        """What the server was told."""
+        return self._server_def
+
+    @property
+    def target(self) -> str:
+        """Where it is reached, "grpc://host:port"; its port is known once it serves."""
+        address = self._server.address or _address(self._server_def)
+        return f"{self._server_def.protocol}://{address}"
+
+    def start(self) -> None:
+        """Bind and serve; a server that has started goes on.
+
+        Raises:
+            UnavailableError: Its address is in use, or not one of this machine.
+        """
+        if not self._started:
+            self._server.start()
+            self._started = True
+            weakref.finalize(self, self._server.stop, 0.0)
+
+    def join(self) -> None:
+        """Wait until the server has stopped, which it does not by itself."""
+        self._server.join()
+
+    def stop(self, grace: float | None = None) -> None:
+        """Refuse new calls, and stop; again does nothing.
+
+        Args:
+            grace: Seconds for running calls; ten if not given.
+        """
+        if self._started:
+            self._server.stop(grace)
+
+
+def _address(server: ServerDef) -> str:
+    cluster = ClusterSpec(server.cluster)
+    address = cluster.task_address(server.job_name, server.task_index)
+    host, _, _ = address.rpartition(":")
+    return f"{host}:{server.port}" if server.port else address

@@ -1,0 +1,80 @@
+"""Servers that a program runs in its own process.
+
+Client and servers do not import each other. This is what they agree on, so that the
+client can start what it knows by name only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Protocol, cast
+
+from stratagem_proto.errors import UnimplementedError
+
+# The modules with a function `task_server(settings)`, by the job that they serve.
+_MODULES = {"ps": "stratagem_psserver.task"}
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """What a server is told.
+
+    Attributes:
+        job: Its job within the cluster.
+        task: Its index within the job.
+        bind: "host:port" to listen on; port 0 takes a free one.
+        token: Secret of the cluster; "" for none.
+        insecure: Whether other machines may connect although nothing is encrypted.
+    """
+
+    job: str
+    task: int
+    bind: str
+    token: str = field(default="", repr=False)
+    insecure: bool = False
+
+
+class TaskServer(Protocol):
+    """A server of one task.
+
+    Attributes:
+        address: Where it listens, "host:port"; "" before it has started.
+    """
+
+    address: str
+
+    def start(self) -> None:
+        """Bind and serve; may be called once."""
+
+    def stop(self, grace: float | None = None) -> None:
+        """Stop; again does nothing.
+
+        Args:
+            grace: Seconds for running calls.
+        """
+
+    def join(self) -> None:
+        """Wait until it has stopped."""
+
+
+class _Module(Protocol):
+    def task_server(self, settings: TaskSettings) -> TaskServer:
+        """Return a server that has not started."""
+
+
+def task_server(settings: TaskSettings) -> TaskServer:
+    """Return the server of a task; it has not started.
+
+    Raises:
+        UnimplementedError: There are no servers for its job.
+        InvalidArgumentError: The server may not listen as it was told.
+    """
+    if settings.job not in _MODULES:
+        raise UnimplementedError(
+            f"there is no server for /job:{settings.job}/task:{settings.task} yet: "
+            f"only the job {', '.join(_MODULES)} has servers; a worker runs the "
+            "program of its strategy instead"
+        )
+    module = cast(_Module, import_module(_MODULES[settings.job]))
+    return module.task_server(settings)
