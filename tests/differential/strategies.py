@@ -27,6 +27,16 @@ def one_device(lib: Library) -> Any:
     return lib.distribute.OneDeviceStrategy("CPU:0")
 
 
+def both(lib: Library) -> list[Any]:
+    """Return a strategy with copies of variables and one without, of two replicas."""
+    return [mirrored(lib), central(lib)]
+
+
+def all_kinds(lib: Library) -> list[Any]:
+    """Return a strategy of each kind."""
+    return [*both(lib), one_device(lib), lib.distribute.get_strategy()]
+
+
 def replica_id(lib: Library) -> int:
     """Return the number of the running replica."""
     return int(lib.distribute.get_replica_context().replica_id_in_sync_group)

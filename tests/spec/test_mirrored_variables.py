@@ -65,6 +65,7 @@ def test_copies_are_mirrored_unless_on_read(
     synchronization = None if mode is None else VariableSynchronization[mode]
     variable = created(strategy, 1.0, synchronization=synchronization)
     assert isinstance(variable, MirroredVariable)
+    assert variable.synchronization is VariableSynchronization.ON_WRITE
     assert isinstance(created(strategy, 1.0, synchronization=ON_READ), Variable)
 
 

@@ -112,6 +112,23 @@ def test_plain_values_are_reduced_as_by_reduce(strategy: Strategy) -> None:
     assert OneDeviceStrategy("CPU:0").extended.reduce_to("sum", plain, "CPU:0") == 4.0
 
 
+@pytest.mark.spec("EXT-1", "RED-15")
+def test_the_mean_of_a_plain_value_is_itself(strategy: Strategy) -> None:
+    """Wherever it is to go."""
+    plain = torch.tensor(4.0)
+    for destinations in ("CPU:1", per_replica(1.0, 2.0), None):
+        assert strategy.extended.reduce_to("mean", plain, destinations) is plain
+
+
+@pytest.mark.spec("EXT-1", "GAT-3")
+def test_replicas_values_have_one_dtype(strategy: Strategy) -> None:
+    value = PerReplica([torch.tensor([1.0]), torch.tensor([1])])
+    with pytest.raises(ValueError, match="dtypes differ"):
+        strategy.reduce("sum", value, axis=None)
+    with pytest.raises(ValueError, match="dtypes differ"):
+        strategy.gather(value, 0)
+
+
 @pytest.mark.spec("EXT-2")
 def test_a_batch_keeps_its_order(strategy: Strategy) -> None:
     """Of dense values and rows, of several dtypes, shapes and destinations."""
@@ -148,6 +165,9 @@ def test_a_tensor_is_copied_to_the_destinations(strategy: Strategy) -> None:
     variable = variable_of(strategy)
     kind = torch.Tensor if len(variable.values) == 1 else Mirrored
     assert isinstance(broadcast_to(tensor, variable), kind)
+    of_variable = broadcast_to(variable, "CPU:1")
+    assert isinstance(of_variable, torch.Tensor)
+    assert torch.equal(of_variable, variable.read_value())
 
 
 @pytest.mark.spec("EXT-3")

@@ -10,7 +10,8 @@ import torch
 
 from stratagem._enums import ReduceOp
 from stratagem._replicas.nests import leaves, map_leaves
-from stratagem._replicas.reduction import dimensions, place
+from stratagem._replicas.placement import place
+from stratagem._replicas.reduction import dimensions
 from stratagem._replicas.values import DistributedValues, PerReplica
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.operators import TensorStandIn
@@ -23,14 +24,15 @@ if TYPE_CHECKING:
 
 def all_gather(replica: ReplicaContext, value: Any, axis: int) -> Any:
     """Carry out `ReplicaContext.all_gather`."""
-    parts = [_part(leaf) for leaf in leaves(value)]
+    alone = replica.num_replicas_in_sync == 1
+    parts = [_part(leaf, alone) for leaf in leaves(value)]
     if not parts:
         return value
-    joined = iter(_AllGather.apply(replica, axis, *parts))  # type: ignore[no-untyped-call]
+    joined = iter(parts if alone else _AllGather.apply(replica, axis, *parts))  # type: ignore[no-untyped-call]
     return map_leaves(lambda _: next(joined), value)
 
 
-def _part(leaf: Any) -> torch.Tensor:
+def _part(leaf: Any, alone: bool) -> torch.Tensor:
     if isinstance(leaf, TensorStandIn):
         leaf = leaf._operand()
     if isinstance(leaf, IndexedSlices):
@@ -38,6 +40,8 @@ def _part(leaf: Any) -> torch.Tensor:
             "all_gather does not support IndexedSlices; gather its values and its "
             "indices"
         )
+    if alone and isinstance(leaf, int | float):
+        leaf = torch.tensor(leaf)
     if isinstance(leaf, torch.Tensor):
         return leaf
     raise InvalidArgumentError(

@@ -162,7 +162,8 @@ class ReplicaContext:
         """
         op = reduce_op_from(reduce_op)
         require_replica(self)
-        parts = [_summand(leaf) for leaf in leaves(value)]
+        alone = self.num_replicas_in_sync == 1
+        parts = [_summand(leaf, alone) for leaf in leaves(value)]
         if not parts:
             return value
         dense = [part for part in parts if isinstance(part, torch.Tensor)]
@@ -217,9 +218,11 @@ class ReplicaContext:
         return self._merge(merge, parts, {})
 
 
-def _summand(leaf: Any) -> Any:
+def _summand(leaf: Any, alone: bool) -> Any:
     if isinstance(leaf, TensorStandIn):
         leaf = leaf._operand()
+    if alone and isinstance(leaf, int | float):
+        leaf = torch.tensor(leaf)
     if isinstance(leaf, torch.Tensor | IndexedSlices):
         return leaf
     raise InvalidArgumentError(

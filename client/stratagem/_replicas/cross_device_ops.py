@@ -13,7 +13,8 @@ from torch.cuda import nccl
 from stratagem import _devices
 from stratagem._enums import ReduceOp, reduce_op_from
 from stratagem._options import CommunicationOptions
-from stratagem._replicas.reduction import combine, dense, place, quotient
+from stratagem._replicas.placement import place
+from stratagem._replicas.reduction import combine, dense, finished
 from stratagem._replicas.values import DistributedValues, Mirrored
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.variable import Variable
@@ -135,7 +136,7 @@ class ReductionToOneDevice(CrossDeviceOps):
             return combine(op, values)
         tensors = [dense(value) for value in values]
         total = self._accumulate([tensor.to(tensors[0].device) for tensor in tensors])
-        return total if op is ReduceOp.SUM else quotient(total, len(tensors))
+        return finished(op, total, len(tensors))
 
 
 class _PackedAllReduce(CrossDeviceOps):
@@ -197,7 +198,7 @@ class _PackedAllReduce(CrossDeviceOps):
         by_device = list(zip(*rows, strict=True))
         sums = self._all_reduce([_flatten_dense_tensors(part) for part in by_device])
         parts = [
-            _unflatten_dense_tensors(_mean(op, total, len(sums)), like)
+            _unflatten_dense_tensors(finished(op, total, len(sums)), like)
             for total, like in zip(sums, by_device, strict=True)
         ]
         return [Mirrored(copies) for copies in zip(*parts, strict=True)]
@@ -286,7 +287,3 @@ def _is_dense(part: Any) -> bool:
 
 def _kind(value: DistributedValues) -> Any:
     return tuple((part.dtype, part.device) for part in value.values)
-
-
-def _mean(op: ReduceOp, total: torch.Tensor, count: int) -> torch.Tensor:
-    return total if op is ReduceOp.SUM else quotient(total, count)

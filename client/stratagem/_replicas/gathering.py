@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from stratagem._replicas.reduction import components, dense, dimensions
+from stratagem._replicas.placement import components
+from stratagem._replicas.reduction import dense, dimensions, require_equal_dtypes
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
@@ -19,7 +20,7 @@ def gather(leaf: Any, axis: int) -> Any:
 
     Raises:
         InvalidArgumentError: The components have no such axis, or differ in
-            another one.
+            another one, or in dtype.
         UnimplementedError: `leaf` is an `IndexedSlices`.
 
     Spec: GAT-1 to GAT-7.
@@ -35,6 +36,7 @@ def gather(leaf: Any, axis: int) -> Any:
 
 
 def _concatenate(tensors: Sequence[torch.Tensor], axis: int) -> torch.Tensor:
+    require_equal_dtypes(tensors)
     if len({_shape_without(tensor, axis) for tensor in tensors}) > 1:
         raise InvalidArgumentError(
             f"Cannot gather values of shapes {[tuple(t.shape) for t in tensors]} along "

@@ -8,52 +8,51 @@ from typing import Any
 
 import torch
 
-from stratagem import _devices
 from stratagem._enums import ReduceOp
-from stratagem._replicas.nests import map_leaves, opened
-from stratagem._replicas.values import DistributedValues, Mirrored
+from stratagem._replicas.nests import map_leaves
+from stratagem._replicas.placement import at_destinations, components, place
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.operators import TensorStandIn
-from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 Axis = int | tuple[int, ...] | list[int]
 
 
-def reduce_nest(op: ReduceOp, nest: Any, replicas: int) -> Any:
-    """Reduce each leaf of `nest` over its replicas.
+def reduce_nest(op: ReduceOp, nest: Any, destinations: Any, replicas: int) -> Any:
+    """Reduce each leaf of `nest` over its replicas, and copy it to the destinations.
 
     Args:
         op: The reduction.
-        nest: Distributed values; a plain value counts as equal on all replicas.
+        nest: Distributed values; a plain value counts as equal on all replicas, so
+            that its mean is itself, as it is and where it is.
+        destinations: As for `place`.
         replicas: The number of replicas.
 
     Raises:
         InvalidArgumentError: A plain value is to be summed, or the components of
-            a value differ in shape. Spec: RED-5 to RED-7, RED-15 to RED-23.
+            a value differ in shape or dtype. Spec: RED-5 to RED-7, RED-15 to RED-23.
     """
 
-    def reduced(leaf: Any) -> Any:
+    def reduced(leaf: Any, destination: Any) -> Any:
         values = components(leaf)
         if values is not None:
-            return combine(op, values)
-        if op is ReduceOp.SUM and replicas > 1:
-            raise InvalidArgumentError(
-                f"A non-DistributedValues value {leaf!r} cannot be reduced with the "
-                f"given reduce op {op}: whether its {replicas} copies are meant is "
-                "unclear; use ReduceOp.MEAN or multiply it yourself"
-            )
-        return leaf
+            return place(combine(op, values), destination)
+        if op is ReduceOp.MEAN:
+            return leaf
+        if replicas > 1:
+            raise sum_of_plain(leaf)
+        return place(leaf, destination)
 
-    return map_leaves(reduced, nest)
+    return at_destinations(reduced, nest, destinations)
 
 
-def components(leaf: Any) -> tuple[Any, ...] | None:
-    """Return what each replica has of `leaf`; None if it is a plain value."""
-    if isinstance(leaf, DistributedValues):
-        return leaf.values
-    copied = isinstance(leaf, Variable) and len(leaf.values) > 1
-    return leaf.values if copied else None
+def sum_of_plain(leaf: Any) -> InvalidArgumentError:
+    """Return the error for adding up what is the same on several replicas."""
+    return InvalidArgumentError(
+        f"A non-DistributedValues value {leaf!r} cannot be reduced with the given "
+        f"reduce op {ReduceOp.SUM}: whether its copies on all replicas are meant is "
+        "unclear; use ReduceOp.MEAN or multiply it yourself"
+    )
 
 
 def combine(op: ReduceOp, values: Sequence[Any]) -> torch.Tensor | IndexedSlices:
@@ -62,31 +61,42 @@ def combine(op: ReduceOp, values: Sequence[Any]) -> torch.Tensor | IndexedSlices
     Rows (`IndexedSlices`) are concatenated, so that they stay sparse.
 
     Raises:
-        InvalidArgumentError: The values differ in shape. Spec: RED-6.
+        InvalidArgumentError: The values differ in shape or dtype. Spec: RED-6.
     """
     if all(isinstance(value, IndexedSlices) for value in values):
         return _combine_rows(op, values)
     tensors = [dense(value) for value in values]
+    require_equal_dtypes(tensors)
     _require_equal_shapes(tensors)
     home = tensors[0].device
     total = fold(torch.add, (tensor.to(home) for tensor in tensors))
-    return total if op is ReduceOp.SUM else quotient(total, len(tensors))
+    return finished(op, total, len(tensors))
 
 
 def _combine_rows(op: ReduceOp, parts: Sequence[IndexedSlices]) -> IndexedSlices:
     home = parts[0].device
     rows = torch.cat([part.values.to(home) for part in parts])
     indices = torch.cat([part.indices.to(home) for part in parts])
-    values = rows if op is ReduceOp.SUM else quotient(rows, len(parts))
-    return IndexedSlices(values, indices, parts[0].dense_shape)
+    return IndexedSlices(finished(op, rows, len(parts)), indices, parts[0].dense_shape)
 
 
 def dense(value: Any) -> torch.Tensor:
+    """Return a component as a tensor.
+
+    Raises:
+        InvalidArgumentError: It is nothing that can be reduced.
+    """
     if isinstance(value, IndexedSlices):
         return value.to_dense()
     if isinstance(value, TensorStandIn):
         value = value._operand()
-    return torch.as_tensor(value)
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidArgumentError(
+            f"Only tensors and numbers can be reduced or gathered, not {value!r}; "
+            "return something else from the replica function, or leave it out"
+        ) from error
 
 
 def _require_equal_shapes(tensors: Sequence[torch.Tensor]) -> None:
@@ -98,8 +108,27 @@ def _require_equal_shapes(tensors: Sequence[torch.Tensor]) -> None:
         )
 
 
-def quotient(total: torch.Tensor, count: int) -> torch.Tensor:
-    """Return a mean; that of integers is float64. Spec: RED-7."""
+def require_equal_dtypes(tensors: Sequence[torch.Tensor]) -> None:
+    """Check that components may be brought together.
+
+    Raises:
+        InvalidArgumentError: Their dtypes differ.
+    """
+    dtypes = [tensor.dtype for tensor in tensors]
+    if any(dtype != dtypes[0] for dtype in dtypes):
+        raise InvalidArgumentError(
+            f"Cannot bring values together whose dtypes differ between replicas: "
+            f"{dtypes}; convert them with .to() in the replica function"
+        )
+
+
+def finished(op: ReduceOp, total: torch.Tensor, count: int) -> torch.Tensor:
+    """Return a sum as it is, or made a mean; that of integers is float64.
+
+    Spec: RED-7.
+    """
+    if op is ReduceOp.SUM:
+        return total
     if not (total.is_floating_point() or total.is_complex()):
         total = total.to(torch.float64)
     return total / count
@@ -127,7 +156,7 @@ def _reduce_components(
     op: ReduceOp, components: Sequence[torch.Tensor], axis: Axis
 ) -> torch.Tensor:
     total, count = axis_sum(components, axis)
-    return total if op is ReduceOp.SUM else quotient(total, count)
+    return finished(op, total, count)
 
 
 def axis_sum(
@@ -165,44 +194,3 @@ def dimensions(tensor: torch.Tensor, axis: Axis) -> tuple[int, ...]:
                 f"`axis` {dim} is out of range for a value of rank {rank}"
             )
     return tuple(dim % rank for dim in axes)
-
-
-def place(nest: Any, destinations: Any) -> Any:
-    """Copy reduced values to where `destinations` is.
-
-    Args:
-        nest: Tensors, `IndexedSlices`, and plain values, which stay as they are.
-        destinations: A device; or a tensor, meaning its device; or a variable or
-            distributed values, meaning the devices of all components; or the
-            nest that was reduced, meaning for each leaf its own.
-
-    Returns:
-        The values there; for several components a `Mirrored` of distinct copies.
-    """
-    if opened(destinations) is None:
-        return map_leaves(lambda leaf: _place_leaf(leaf, destinations), nest)
-    return map_leaves(_place_leaf, nest, destinations)
-
-
-def _place_leaf(value: Any, destination: Any) -> Any:
-    if not isinstance(value, torch.Tensor | IndexedSlices):
-        return value
-    places = components(destination)
-    if places is not None:
-        first, *others = places
-        # A replica may write its copy in place, which must not show elsewhere.
-        copies = [_copied(_place_leaf(value, other)) for other in others]
-        first = _place_leaf(value, first)
-        return Mirrored([first, *copies]) if copies else first
-    if isinstance(destination, str | torch.device):
-        return value.to(_devices.torch_device(destination))
-    device = getattr(destination, "device", None)
-    return value if device is None else value.to(device)
-
-
-def _copied(value: torch.Tensor | IndexedSlices) -> torch.Tensor | IndexedSlices:
-    if isinstance(value, IndexedSlices):
-        return IndexedSlices(
-            value.values.clone(), value.indices.clone(), value.dense_shape
-        )
-    return value.clone()

@@ -17,8 +17,7 @@ from stratagem._modules.adoption import Adoption
 from stratagem._optimizers.step import OptimizerStep, VariableGradients
 from stratagem._options import CommunicationOptions
 from stratagem._replicas.cross_device_ops import CrossDeviceOps
-from stratagem._replicas.nests import map_leaves, opened
-from stratagem._replicas.reduction import components
+from stratagem._replicas.placement import at_destinations, components
 from stratagem._replicas.values import Mirrored, PerReplica
 from stratagem._strategies.in_process import InProcessExtended
 from stratagem._strategies.multi_step import MultiStepContext
@@ -136,9 +135,7 @@ class CopiesExtended(InProcessExtended):
             ops, value = self._cross_device_ops, PerReplica(parts)
             return ops.reduce(reduce_op, value, destination, options)
 
-        if opened(destinations) is None:
-            return map_leaves(lambda leaf: reduced(leaf, destinations), value)
-        return map_leaves(reduced, value, destinations)
+        return at_destinations(reduced, value, destinations)
 
     def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         if not isinstance(tensor, torch.Tensor):

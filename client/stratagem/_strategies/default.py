@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 from stratagem._contexts import context as _context
 from stratagem._contexts.context import has_strategy, require_strategy
 from stratagem._contexts.replica_context import ReplicaContext
 from stratagem._contexts.scope import Scope
-from stratagem._enums import ReduceOp
 from stratagem._input.options import AutoShardPolicy, InputOptions
 from stratagem._input.sharding import InputWorker
-from stratagem._options import CommunicationOptions, InputContext
+from stratagem._options import InputContext
 from stratagem._strategies.one_replica import OneReplicaExtended
 from stratagem._strategies.strategy import Strategy
 from stratagem._variables.creators import NextCreator, creator_scope
@@ -98,6 +98,12 @@ class _DefaultExtended(OneReplicaExtended):
     def variable_created_in_scope(self, v: Variable) -> bool:
         return v.distribute_strategy is None
 
+    def colocate_vars_with(
+        self, colocate_with_variable: Any
+    ) -> AbstractContextManager[None]:
+        super().colocate_vars_with(colocate_with_variable)
+        return nullcontext()
+
     def _validate_colocate_with(self, colocate_with_variable: Any) -> None:
         if getattr(colocate_with_variable, "distribute_strategy", None) is not None:
             super()._validate_colocate_with(colocate_with_variable)
@@ -107,15 +113,6 @@ class _DefaultExtended(OneReplicaExtended):
     ) -> Any:
         with ReplicaContext(self._container_strategy(), 0):
             return fn(*args, **kwargs)
-
-    def _reduce_to(
-        self,
-        reduce_op: ReduceOp,
-        value: Any,
-        destinations: Any,
-        options: CommunicationOptions | None,
-    ) -> Any:
-        return value
 
     def _input_worker(self) -> InputWorker:
         return InputWorker(InputContext(), (None,))

@@ -17,6 +17,7 @@ from stratagem._contexts.context import (
 from stratagem._contexts.scope import entered
 from stratagem._enums import ReduceOp, reduce_op_from
 from stratagem._input.numpy_dataset import NumpyDataset
+from stratagem._replicas.placement import refused_destinations
 from stratagem._replicas.without_rows import (
     marked,
     replicas_without_rows,
@@ -28,7 +29,6 @@ from stratagem._variables.names import UniqueNames
 from stratagem._variables.traits import VariableTraits
 from stratagem._variables.updating import require_same_everywhere
 from stratagem._variables.variable import Variable
-from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from stratagem._input.iterator import DistributedIterator
@@ -228,7 +228,7 @@ class StrategyExtended(StrategyHooks):
         """
         require_cross_replica_or_default(self, "reduce_to")
         op = reduce_op_from(reduce_op)
-        _require_destination(destinations)
+        _require_one(destinations)
         return self._reduce_to(op, value, destinations, options)
 
     def batch_reduce_to(
@@ -256,14 +256,14 @@ class StrategyExtended(StrategyHooks):
         require_cross_replica_or_default(self, "batch_reduce_to")
         op = reduce_op_from(reduce_op)
         for _, destinations in value_destination_pairs:
-            _require_destination(destinations)
+            _require_one(destinations)
         return self._batch_reduce_to(op, value_destination_pairs, options)
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         """Copy a tensor to `destinations`.
 
         Args:
-            tensor: The tensor; a Python number is returned as it is.
+            tensor: The tensor, or a variable; a Python number is returned as it is.
             destinations: As for `reduce_to`.
 
         Returns:
@@ -276,7 +276,9 @@ class StrategyExtended(StrategyHooks):
         Spec: EXT-3.
         """
         require_cross_replica_or_default(self, "broadcast_to")
-        _require_destination(destinations)
+        _require_one(destinations)
+        if destinations is None:
+            raise refused_destinations(destinations)
         return self._broadcast_to(tensor, destinations)
 
     def update(
@@ -366,9 +368,6 @@ class StrategyExtended(StrategyHooks):
             return self._update_non_slot(colocate_with, fn, args, kwargs, group)
 
 
-def _require_destination(destinations: Any) -> None:
-    if destinations is None or isinstance(destinations, list | tuple):
-        raise InvalidArgumentError(
-            "destinations must be one device, variable or value, not "
-            f"{destinations!r}; to reduce to several pass a value that lives there"
-        )
+def _require_one(destinations: Any) -> None:
+    if isinstance(destinations, list | tuple):
+        raise refused_destinations(destinations)

@@ -74,6 +74,8 @@ class MirroredExtended(CopiesExtended):
         kwargs.pop("colocate_with", None)
         synchronization = kwargs["synchronization"]
         require_supported(kwargs["name"], synchronization)
+        if synchronization is VariableSynchronization.AUTO:
+            kwargs["synchronization"] = VariableSynchronization.ON_WRITE
         copies = self._created_copies(next_creator, kwargs)
         on_read = synchronization is VariableSynchronization.ON_READ
         kind = SyncOnReadVariable if on_read else MirroredVariable

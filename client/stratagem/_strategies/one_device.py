@@ -46,6 +46,9 @@ class _OneDeviceExtended(OneReplicaExtended, CopiesExtended):
         kwargs.pop("colocate_with", None)
         return next_creator(**{**kwargs, "device": self._devices[0]})
 
+    def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        return tensor
+
     def _update_non_slot(
         self,
         colocate_with: Any,

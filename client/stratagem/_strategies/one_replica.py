@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stratagem._enums import ReduceOp
-from stratagem._options import ValueContext
+from stratagem._options import CommunicationOptions, ValueContext
 from stratagem._strategies.local_updates import LocalUpdates
 
 
@@ -17,7 +17,13 @@ class OneReplicaExtended(LocalUpdates):
     def _num_replicas_in_sync(self) -> int:
         return 1
 
-    def _reduce(self, reduce_op: ReduceOp, value: Any) -> Any:
+    def _reduce_to(
+        self,
+        reduce_op: ReduceOp,
+        value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None,
+    ) -> Any:
         return value
 
     def _gather(self, value: Any, axis: int) -> Any:

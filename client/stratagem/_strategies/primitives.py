@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from stratagem._enums import ReduceOp
 from stratagem._input.iterator import DistributedIterator
-from stratagem._replicas.reduction import place, reduce_nest
+from stratagem._replicas.placement import place
+from stratagem._replicas.reduction import reduce_nest
 from stratagem._replicas.threads import run_replicas
 from stratagem._strategies.multi_step import MultiStepContext, run_steps
 from stratagem._variables.aggregating import AggregatingVariable
@@ -66,8 +67,7 @@ class StrategyPrimitives:
 
     def _reduce_nest(self, reduce_op: ReduceOp, value: Any, destinations: Any) -> Any:
         """Reduce a nest in replica order, for `_reduce_to`. Spec: EXT-1."""
-        total = reduce_nest(reduce_op, value, self._num_local_replicas)
-        return self._place_value(total, destinations)
+        return reduce_nest(reduce_op, value, destinations, self._num_local_replicas)
 
     def _place_value(self, value: Any, destinations: Any) -> Any:
         """Copy tensors of a nest to the destinations, for `_broadcast_to`.

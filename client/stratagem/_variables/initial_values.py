@@ -18,21 +18,21 @@ def initial_tensor(
 
     Raises:
         InvalidArgumentError: It has another shape than `shape`, or it is sparse or
-            without contents.
-        InvalidTypeError: It cannot become a tensor.
+            without contents, or None.
+        InvalidTypeError: It cannot become a tensor of the dtype.
     """
     if callable(value) and not isinstance(value, torch.Tensor | TensorStandIn):
         value = value()
     if isinstance(value, TensorStandIn):
         value = value._operand()
-    try:
+    tensor = _as_tensor(value, "The initial value of a variable")
+    if dtype is not None:
+        if not torch.can_cast(tensor.dtype, dtype):
+            raise InvalidTypeError(
+                f"The initial value of a variable of dtype {dtype} cannot be of "
+                f"{tensor.dtype}; leave dtype out, or convert the value"
+            )
         tensor = torch.as_tensor(value, dtype=dtype)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidTypeError(
-            f"The initial value of a variable cannot be a {type(value).__name__} like "
-            f"this one ({str(error).splitlines()[0]}); pass a tensor, an array, a "
-            "number or a nested list of numbers"
-        ) from error
     require_dense(tensor, "The initial value of a variable")
     if shape is not None and tuple(tensor.shape) != tuple(shape):
         raise InvalidArgumentError(
@@ -88,8 +88,8 @@ def operand(variable: Written, value: Any) -> torch.Tensor:
 
     Raises:
         InvalidArgumentError: Shape or dtype differ from the variable's, or the
-            value is a `PerReplica` outside of a replica.
-        InvalidTypeError: It is no tensor and cannot become one.
+            value is None, or a `PerReplica` outside of a replica.
+        InvalidTypeError: It is no tensor and cannot become one of the dtype.
     """
     if isinstance(value, TensorStandIn):
         value = value._operand()
@@ -104,22 +104,27 @@ def operand(variable: Written, value: Any) -> torch.Tensor:
 
 
 def _converted(variable: Written, value: Any, dtype: torch.dtype) -> torch.Tensor:
-    tensor = _tensor_of(variable, value)
+    tensor = _as_tensor(value, f"What is written into variable {variable.name!r}")
     if tensor.dtype == dtype:
         return tensor
-    if isinstance(value, torch.Tensor) or not torch.can_cast(tensor.dtype, dtype):
-        raise InvalidArgumentError(
+    given = isinstance(value, torch.Tensor)
+    if given or not torch.can_cast(tensor.dtype, dtype):
+        kind = InvalidArgumentError if given else InvalidTypeError
+        raise kind(
             f"Variable {variable.name!r} has dtype {dtype}, but the value to be "
             f"written has dtype {tensor.dtype}; convert it with .to({dtype})"
         )
     return torch.as_tensor(value, dtype=dtype)
 
 
-def _tensor_of(variable: Written, value: Any) -> torch.Tensor:
+def _as_tensor(value: Any, what: str) -> torch.Tensor:
+    expected = "pass a tensor, an array, a number or a nested list of numbers"
+    if value is None:
+        raise InvalidArgumentError(f"{what} is None; {expected}")
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidTypeError(
-            f"Variable {variable.name!r} cannot be written from a value of type "
-            f"{type(value).__name__}; pass a tensor, an array or a number"
+            f"{what} cannot be a {type(value).__name__} like this one "
+            f"({str(error).splitlines()[0]}); {expected}"
         ) from error

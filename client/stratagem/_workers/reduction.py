@@ -13,18 +13,18 @@ import torch
 
 from stratagem._enums import ReduceOp
 from stratagem._replicas.gathering import gather
+from stratagem._replicas.placement import components
 from stratagem._replicas.reduction import (
     Axis,
     axis_sum,
     combine,
-    components,
     dense,
     dimensions,
-    quotient,
+    finished,
+    sum_of_plain,
 )
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._workers.group import WorkerGroup
-from stratagem_proto.errors import InvalidArgumentError
 
 Reduced = torch.Tensor | IndexedSlices
 
@@ -75,12 +75,10 @@ class AcrossWorkers:
 
     def _finished(self, op: ReduceOp, total: Reduced) -> Reduced:
         count = self._group.size * self._local
-        if op is ReduceOp.SUM:
-            return total
         if isinstance(total, IndexedSlices):
-            values = quotient(total.values, count)
+            values = finished(op, total.values, count)
             return IndexedSlices(values, total.indices, total.dense_shape)
-        return quotient(total, count)
+        return finished(op, total, count)
 
     def summed(self, own: Sequence[Reduced], pack_bytes: int = 0) -> list[Reduced]:
         """Add up what the workers have of each value; of rows the sum is all rows."""
@@ -119,10 +117,7 @@ class AcrossWorkers:
         totals = self.summed([total for total, _ in own])
         counts = self.summed([torch.tensor([count for _, count in own])])
         means = zip(totals, dense(counts[0]).tolist(), strict=True)
-        return [
-            dense(total) if op is ReduceOp.SUM else quotient(dense(total), count)
-            for total, count in means
-        ]
+        return [finished(op, dense(total), count) for total, count in means]
 
     def gathered(self, leaves: Sequence[Any], axis: int) -> list[Any]:
         """Concatenate values along `axis`, in the order of replicas.
@@ -179,11 +174,7 @@ class AcrossWorkers:
 def _require_components(leaves: Sequence[Any], parts: Sequence[Any]) -> None:
     for leaf, part in zip(leaves, parts, strict=True):
         if part is None:
-            raise InvalidArgumentError(
-                f"A non-DistributedValues value {leaf!r} cannot be reduced with the "
-                f"given reduce op {ReduceOp.SUM}: whether its copies on all replicas "
-                "are meant is unclear; use ReduceOp.MEAN or multiply it yourself"
-            )
+            raise sum_of_plain(leaf)
 
 
 def _form(value: Reduced) -> list[Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from stratagem._enums import ReduceOp, VariableAggregation
-from stratagem._replicas.reduction import components
+from stratagem._replicas.placement import components
+from stratagem._replicas.reduction import combine
 from stratagem._replicas.values import DistributedValues
 from stratagem._strategies.strategy import Strategy
 from stratagem.contrib._map_output import with_all_outputs
@@ -39,10 +40,12 @@ def reduced(
         return value if parts is None else spread(strategy, parts[0], destinations)
     if isinstance(value, int | float) and value == 0:
         return value
-    several = isinstance(destinations, list | tuple)
     op = ReduceOp.from_variable_aggregation(aggregation)
+    if outputs is not value:
+        return spread(strategy, combine(op, outputs.values), destinations)
+    several = isinstance(destinations, list | tuple)
     total = strategy.extended.reduce_to(
-        op, outputs, destinations[0] if several else destinations
+        op, value, destinations[0] if several else destinations
     )
     return spread(strategy, total, destinations) if several else total
 

@@ -17,7 +17,7 @@ from stratagem._enums import VariableAggregation
 from stratagem._input.iterator import InputIterator
 from stratagem._options import RunOptions
 from stratagem._replicas.nests import map_leaves
-from stratagem._replicas.reduction import components
+from stratagem._replicas.placement import components
 from stratagem._replicas.regroup import select_replica_mirrored
 from stratagem._replicas.values import PerReplica
 from stratagem._strategies.strategy import Strategy

@@ -7,12 +7,13 @@ from typing import Any
 from tests.differential.answer import attempt
 from tests.differential.library import Library
 from tests.differential.scenario import scenario
-from tests.differential.strategies import central, mirrored, one_device, replica_id
-
-
-def both(lib: Library) -> list[Any]:
-    """Return a strategy with copies of variables and one without."""
-    return [mirrored(lib), central(lib)]
+from tests.differential.strategies import (
+    all_kinds,
+    both,
+    mirrored,
+    one_device,
+    replica_id,
+)
 
 
 def variable_of(lib: Library, strategy: Any) -> Any:
@@ -24,6 +25,25 @@ def variable_of(lib: Library, strategy: Any) -> Any:
 def numbers(lib: Library, strategy: Any) -> Any:
     """Return 1.0 of the first replica, 3.0 of the second one."""
     return strategy.run(lambda: lib.tensor(1.0 + 2.0 * replica_id(lib)))
+
+
+@scenario("EXT-1", "RED-15")
+def the_mean_of_what_is_the_same_stays(lib: Library) -> Any:
+    tensor = lib.tensor(1.0)
+    return [
+        attempt(strategy.extended.reduce_to, "MEAN", tensor, where) is tensor
+        for strategy in all_kinds(lib)
+        for where in ("/device:CPU:1", variable_of(lib, strategy), None)
+    ]
+
+
+@scenario("EXT-3")
+def a_variable_is_copied_by_its_value(lib: Library) -> Any:
+    return [
+        attempt(strategy.extended.broadcast_to, variable_of(lib, strategy), where)
+        for strategy in all_kinds(lib)[:3]
+        for where in ("/device:CPU:1", variable_of(lib, strategy))
+    ]
 
 
 @scenario("EXT-1")

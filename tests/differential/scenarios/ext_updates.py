@@ -9,20 +9,14 @@ from tests.differential.answer import attempt
 from tests.differential.library import Library
 from tests.differential.scenario import scenario
 from tests.differential.strategies import (
+    all_kinds,
     central,
     mirrored,
-    one_device,
     per_replica,
     replica_id,
 )
 
 METHODS = "assign", "assign_add", "assign_sub"
-
-
-def all_kinds(lib: Library) -> list[Any]:
-    """Return a strategy of each kind."""
-    default = lib.distribute.get_strategy()
-    return [mirrored(lib), central(lib), one_device(lib), default]
 
 
 def shared(lib: Library, strategy: Any, value: float, **traits: Any) -> Any:

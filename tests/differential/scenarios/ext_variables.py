@@ -7,13 +7,12 @@ from typing import Any
 from tests.differential.answer import attempt
 from tests.differential.library import Library
 from tests.differential.scenario import scenario
-from tests.differential.strategies import central, mirrored, one_device, per_replica
-
-
-def all_kinds(lib: Library) -> list[Any]:
-    """Return a strategy of each kind."""
-    default = lib.distribute.get_strategy()
-    return [mirrored(lib), central(lib), one_device(lib), default]
+from tests.differential.strategies import (
+    all_kinds,
+    central,
+    mirrored,
+    per_replica,
+)
 
 
 def shared(lib: Library, strategy: Any, name: str | None = None) -> Any:
@@ -119,6 +118,16 @@ def calling_for_each_replica(lib: Library) -> Any:
         call = strategy.extended.call_for_each_replica
         results.append(call(lambda x, y: x + y, args=(value,), kwargs={"y": 10.0}))
     return results
+
+
+@scenario("EXT-10")
+def any_place_will_do_without_copies(lib: Library) -> Any:
+    def placed(strategy: Any, where: Any) -> str:
+        with strategy.scope(), strategy.extended.colocate_vars_with(where):
+            return str(lib.device_of(lib.distribute.Variable(1.0)))
+
+    default = lib.distribute.get_strategy()
+    return [attempt(placed, default, where) for where in ("/device:CPU:1", None)]
 
 
 @scenario("EXT-15")

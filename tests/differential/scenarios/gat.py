@@ -7,14 +7,15 @@ from typing import Any
 from tests.differential.answer import attempt
 from tests.differential.library import Library
 from tests.differential.scenario import scenario
-from tests.differential.strategies import central, mirrored, one_device, per_replica
+from tests.differential.strategies import (
+    both,
+    central,
+    mirrored,
+    one_device,
+    per_replica,
+)
 
 CUBE = [[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]]
-
-
-def both(lib: Library) -> list[Any]:
-    """Return a strategy with copies of variables and one without."""
-    return [mirrored(lib), central(lib)]
 
 
 def gathered(lib: Library, strategy: Any, parts: list[Any], axis: int) -> Any:

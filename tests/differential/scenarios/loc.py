@@ -7,17 +7,12 @@ from typing import Any
 from tests.differential.library import Library
 from tests.differential.scenario import scenario
 from tests.differential.strategies import (
-    central,
+    both,
     mirrored,
     one_device,
     per_replica,
     replica_id,
 )
-
-
-def several(lib: Library) -> list[Any]:
-    """Return strategies with several replicas."""
-    return [mirrored(lib), central(lib)]
 
 
 def single(lib: Library) -> list[Any]:
@@ -34,7 +29,7 @@ def those_of_what_replicas_return(lib: Library) -> Any:
         lambda number: {"a": [number, (number, {"b": number})], "c": ()},
     ]
     results = []
-    for strategy in [*several(lib), *single(lib)]:
+    for strategy in [*both(lib), *single(lib)]:
         for make in makers:
             nest = strategy.run(lambda make=make: make(lib.tensor(replica_id(lib))))
             results.append(strategy.experimental_local_results(nest))
@@ -44,14 +39,14 @@ def those_of_what_replicas_return(lib: Library) -> Any:
 @scenario("LOC-3")
 def those_of_nests_without_tensors(lib: Library) -> Any:
     nest = {"a": [1, "text"], "b": (None, 2.5)}
-    strategies = [*several(lib), *single(lib)]
+    strategies = [*both(lib), *single(lib)]
     return [each.experimental_local_results(nest) for each in strategies]
 
 
 @scenario("LOC-1", "LOC-2")
 def those_of_single_values(lib: Library) -> Any:
     results = []
-    for strategy in several(lib):
+    for strategy in both(lib):
         local = strategy.experimental_local_results
         results.append(local(per_replica(lib, strategy, [0, 1])))
         results += [local(value) for value in (lib.tensor([2.0]), None, "text", 3)]
@@ -61,14 +56,14 @@ def those_of_single_values(lib: Library) -> Any:
 
 @scenario("LOC-4")
 def those_of_an_empty_nest(lib: Library) -> Any:
-    strategies = [*several(lib), mirrored(lib, 3), *single(lib)]
+    strategies = [*both(lib), mirrored(lib, 3), *single(lib)]
     return [each.experimental_local_results(()) for each in strategies]
 
 
 @scenario("LOC-5", "LOC-1")
 def those_of_a_variable(lib: Library) -> Any:
     results = []
-    for strategy in [*several(lib), *single(lib)]:
+    for strategy in [*both(lib), *single(lib)]:
         with strategy.scope():
             variable = lib.distribute.Variable(1.0)
         local = strategy.experimental_local_results(variable)

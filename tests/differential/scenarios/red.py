@@ -8,22 +8,14 @@ from tests.differential.answer import attempt
 from tests.differential.library import Library
 from tests.differential.scenario import scenario
 from tests.differential.strategies import (
+    all_kinds,
+    both,
     central,
     mirrored,
     one_device,
     per_replica,
     replica_id,
 )
-
-
-def both(lib: Library) -> list[Any]:
-    """Return a strategy with copies of variables and one without."""
-    return [mirrored(lib), central(lib)]
-
-
-def all_kinds(lib: Library) -> list[Any]:
-    """Return a strategy of each kind."""
-    return [*both(lib), one_device(lib), lib.distribute.get_strategy()]
 
 
 @scenario("RED-15", "RED-26", core=(64,))
@@ -34,6 +26,18 @@ def the_mean_of_a_plain_tensor_is_itself(lib: Library) -> Any:
         with strategy.scope():
             means.append(strategy.reduce("MEAN", lib.tensor([4.0]), axis=None))
     return means
+
+
+@scenario("RED-6", "GAT-3", "REP-7")
+def components_of_two_types(lib: Library) -> Any:
+    def call(strategy: Any, method: str) -> Any:
+        parts = lib.tensor([1.0]), lib.tensor([1], "int32")
+        value = per_replica(lib, strategy, list(parts))
+        if method == "reduce":
+            return strategy.reduce("SUM", value, axis=None)
+        return strategy.gather(value, axis=0)
+
+    return [attempt(call, central(lib), method) for method in ("reduce", "gather")]
 
 
 @scenario("RED-2", "EXT-1", "EXT-2", core=(65,))

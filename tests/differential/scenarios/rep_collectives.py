@@ -7,7 +7,13 @@ from typing import Any
 from tests.differential.answer import attempt
 from tests.differential.library import Library
 from tests.differential.scenario import scenario
-from tests.differential.strategies import central, mirrored, one_device, replica_id
+from tests.differential.strategies import (
+    both,
+    central,
+    mirrored,
+    one_device,
+    replica_id,
+)
 
 
 def replica(lib: Library) -> Any:
@@ -15,9 +21,16 @@ def replica(lib: Library) -> Any:
     return lib.distribute.get_replica_context()
 
 
-def several(lib: Library) -> list[Any]:
-    """Return strategies with two replicas, one of which communicates."""
-    return [mirrored(lib), central(lib)]
+@scenario("REP-7", "REP-8")
+def the_only_replica_has_nothing_to_reduce(lib: Library) -> Any:
+    def fn() -> Any:
+        return [
+            replica(lib).all_reduce("SUM", 2.0),
+            replica(lib).all_gather(lib.tensor([1.0]), 3),
+            replica(lib).all_gather(2.0, 0),
+        ]
+
+    return [each.run(fn) for each in (one_device(lib), lib.distribute.get_strategy())]
 
 
 @scenario("REP-7", core=(76,))
@@ -30,7 +43,7 @@ def sums_and_means_of_nests(lib: Library) -> Any:
             replica(lib).all_reduce(lib.distribute.ReduceOp.MEAN, nest),
         ]
 
-    strategies = [*several(lib), one_device(lib)]
+    strategies = [*both(lib), one_device(lib)]
     return [each.experimental_local_results(each.run(fn)) for each in strategies]
 
 
@@ -44,7 +57,7 @@ def gradients_of_sums_and_means(lib: Library) -> Any:
 
     return [
         each.experimental_local_results(each.run(fn, (op,)))
-        for each in several(lib)
+        for each in both(lib)
         for op in ("SUM", "MEAN")
     ]
 
@@ -58,7 +71,7 @@ def an_operation_that_is_none(lib: Library) -> Any:
             lambda: replica(lib).all_reduce("MAX", lib.tensor(1.0)),
             says=says,
         )
-        for each in several(lib)
+        for each in both(lib)
     ]
 
 
@@ -70,7 +83,7 @@ def rows_stay_sparse(lib: Library) -> Any:
 
     return [
         each.experimental_local_results(each.run(fn, (op,)))
-        for each in several(lib)
+        for each in both(lib)
         for op in ("SUM", "MEAN")
     ]
 
@@ -119,7 +132,7 @@ def dense_tensors_are_joined_along_any_axis(lib: Library) -> Any:
     def fn() -> Any:
         return [replica(lib).all_gather(block(lib, *s), axis) for s, axis in cases]
 
-    strategies = [*several(lib), one_device(lib)]
+    strategies = [*both(lib), one_device(lib)]
     return [each.experimental_local_results(each.run(fn)) for each in strategies]
 
 
@@ -129,7 +142,7 @@ def sizes_differ_along_the_axis(lib: Library) -> Any:
         rows, columns = block(lib, replica_id(lib) + 1, 2), block(lib, 2, 3)
         return replica(lib).all_gather({"rows": [rows], "columns": columns}, 0)
 
-    return [each.experimental_local_results(each.run(fn)) for each in several(lib)]
+    return [each.experimental_local_results(each.run(fn)) for each in both(lib)]
 
 
 @scenario("REP-8", core=(87,))
@@ -137,7 +150,7 @@ def sizes_differ_along_the_second_axis(lib: Library) -> Any:
     def fn() -> Any:
         return replica(lib).all_gather(block(lib, 2, replica_id(lib) + 1), axis=1)
 
-    return [each.experimental_local_results(each.run(fn)) for each in several(lib)]
+    return [each.experimental_local_results(each.run(fn)) for each in both(lib)]
 
 
 @scenario("REP-8", core=(89,))
@@ -149,7 +162,7 @@ def gradients_of_joined_tensors(lib: Library) -> Any:
 
         return lib.gradients(product, lib.tensor([[1.0, 2.0]]))
 
-    return [each.experimental_local_results(each.run(fn)) for each in several(lib)]
+    return [each.experimental_local_results(each.run(fn)) for each in both(lib)]
 
 
 @scenario("REP-8", core=(89,))
@@ -161,7 +174,7 @@ def gradients_of_joined_nests(lib: Library) -> Any:
 
         return lib.gradients(product, lib.tensor([1.0]), lib.tensor([2.0]))
 
-    return [each.experimental_local_results(each.run(fn)) for each in several(lib)]
+    return [each.experimental_local_results(each.run(fn)) for each in both(lib)]
 
 
 @scenario("REP-8", core=(90,))

@@ -10,6 +10,7 @@ from tests.differential.answer import attempt
 from tests.differential.library import Library
 from tests.differential.scenario import scenario
 from tests.differential.strategies import (
+    both,
     central,
     mirrored,
     one_device,
@@ -22,6 +23,25 @@ from tests.differential.variables import copies_of, in_scope, variable
 def name_of(made: Any) -> str:
     """Return the name of a variable, without the number of its output."""
     return str(made.name).removesuffix(":0")
+
+
+@scenario("VAR-3")
+def copies_are_synchronized_on_write(lib: Library) -> Any:
+    return [variable(lib, each, 1.0).synchronization for each in both(lib)]
+
+
+@scenario("VAR-1")
+def values_that_no_variable_can_have(lib: Library) -> Any:
+    strategy = mirrored(lib)
+
+    def write(start: Any, value: Any) -> None:
+        variable(lib, strategy, start).assign(value)
+
+    return [
+        attempt(variable, lib, strategy, None),
+        attempt(write, 1.0, None),
+        attempt(write, lib.tensor(1, "int32"), 2.5),
+    ]
 
 
 @scenario("VAR-1")
