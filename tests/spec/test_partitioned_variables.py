@@ -130,7 +130,7 @@ def test_shards_have_the_name_of_the_whole_and_a_number(
     ]
 
 
-@pytest.mark.spec("PRT-8", "PSV-1")
+@pytest.mark.spec("PRT-8", "PSV-1", "PS1-11")
 def test_shards_take_their_turns(strategy: stratagem.ParameterServerStrategy) -> None:
     with strategy.scope():
         first = Variable(1.0)

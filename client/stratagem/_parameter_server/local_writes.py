@@ -50,7 +50,6 @@ def refuse_writes_in_replicas(parameters: ParameterRegistry) -> None:
     """
     written = parameters.written_locally()
     for hosted in written:
-        hosted.settle()
         for part in parts_of(hosted.variable):
             part.distrust()
     if written:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 import torch
 
@@ -13,7 +14,7 @@ from stratagem._servers.group import ServerGroup
 from stratagem._servers.listings import list_variables
 from stratagem._servers.reads import Reading, read
 from stratagem._servers.writes import Writing, assign, create
-from stratagem_proto.errors import AbortedError, DeadlineExceededError
+from stratagem_proto.errors import AbortedError, DeadlineExceededError, StratagemError
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
 from stratagem_proto.v1.variable_pb2 import VariableInfo
 
@@ -56,12 +57,17 @@ class RemoteStore:
     def refresh(self, variables: Iterable[RemoteVariable]) -> None:
         """Bring the copies up to date, and wait for the last synchronous step."""
         groups = by_server(variables)
-        versions = self._read(
-            {
-                server: [variable.reading() for variable in group]
-                for server, group in groups.items()
-            }
-        )
+        readings = {
+            server: [variable.reading() for variable in group]
+            for server, group in groups.items()
+        }
+        try:
+            versions = self._read(readings)
+        except StratagemError:
+            # What has come of other servers is not to count as the user's writing.
+            for variable in chain.from_iterable(groups.values()):
+                variable.distrust()
+            raise
         for server, group in groups.items():
             for variable, version in zip(group, versions[server], strict=True):
                 variable.settle(version)

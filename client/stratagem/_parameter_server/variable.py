@@ -218,6 +218,8 @@ class RemoteVariable(Variable):
 
     def distrust(self) -> None:
         """Note that the copy may be no value of the variable at all."""
+        if self._hosted is not None:
+            self._hosted.settle()
         self._version = None
 
 
