@@ -101,6 +101,20 @@ class Library(Protocol):
     def visible_servers(self, filters: list[str]) -> list[str]:
         """Return which of two servers a worker sees in a session with filters."""
 
+    def shape_with(self, sizes: Sequence[int | None]) -> Any:
+        """Return what partitioners take as a shape; None is a size not known."""
+
+    def whole(self, table: Any) -> Any:
+        """Return a ShardedVariable as one tensor."""
+
+    def looked_up(self, table: Any, ids: Any) -> Any:
+        """Return rows of a ShardedVariable, as an embedding layer does."""
+
+    def served(
+        self, servers: int, partitioner: Any = None
+    ) -> AbstractContextManager[Any]:
+        """Scope with a ParameterServerStrategy on servers of this process."""
+
     def opened(self, value: Any) -> tuple[str, Any] | None:
         """Return the kind of a value of this library and what it holds.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -13,7 +14,7 @@ from stratagem._parameter_server.placement import Placement, server_device
 from stratagem._parameter_server.store import RemoteStore
 from stratagem._parameter_server.variable import NO_OWNER, Owner, RemoteVariable
 from stratagem._variables.traits import VariableTraits
-from stratagem_proto.errors import AttachmentError
+from stratagem_proto.errors import AttachmentError, InvalidArgumentError
 
 
 class RemoteCreation:
@@ -42,6 +43,7 @@ class RemoteCreation:
         value: torch.Tensor,
         owner: Owner = NO_OWNER,
         colocated: RemoteVariable | None = None,
+        moved_to: int | None = None,
     ) -> RemoteVariable:
         """Return the next variable; it has its place, but does not exist yet.
 
@@ -50,14 +52,27 @@ class RemoteCreation:
             value: Its initial value, which becomes the copy in this process.
             owner: What it belongs to.
             colocated: Variable whose server it is to share.
+            moved_to: Index of a server that it goes to instead of its own.
 
         Raises:
+            InvalidArgumentError: There is no such server.
             FailedPreconditionError: Device filters hide its server from this task.
         """
         server = None if colocated is None else colocated.place.server
         place = self._placement.next(value.nbytes, server)
+        if moved_to is not None:
+            place = replace(place, server=self._existing(moved_to))
         self._store.servers.require_visible(place.server)
         return RemoteVariable(self._store, place, traits, value, owner)
+
+    def _existing(self, server: int) -> int:
+        count = len(self._store.servers)
+        if server >= count:
+            raise InvalidArgumentError(
+                f"a creator places a variable on {server_device(server)}, but there "
+                f"are {count} parameter servers"
+            )
+        return server
 
     def establish(self, variables: Sequence[RemoteVariable]) -> None:
         """Make placed variables exist; afterwards their copies have their values.

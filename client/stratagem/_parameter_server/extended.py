@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stratagem import _devices
 from stratagem._cluster.membership import Membership
 from stratagem._contexts.context import current_replica_id
 from stratagem._devices import DeviceName, torch_device
@@ -25,7 +26,7 @@ from stratagem._parameter_server.partitioned_extended import (
     PartitionedExtended,
     Settings,
 )
-from stratagem._parameter_server.placement import placement_named
+from stratagem._parameter_server.placement import placement_named, server_named
 from stratagem._parameter_server.sharded_variable import ShardedVariable
 from stratagem._parameter_server.split_variable import (
     divided_slots,
@@ -105,6 +106,16 @@ class ParameterServerExtended(PartitionedExtended):
         )
 
     def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
+        # Device scopes around the strategy's do not count. Spec: PSV-2, PSV-3.
+        with _devices.device(self._membership.name):
+            variable = next_creator(**kwargs, make=self._create_remote)
+        if self._num_local_replicas == 1:
+            return variable
+        shared = AggregatingVariable(self._container_strategy(), variable)
+        self._shared.append(shared)
+        return shared
+
+    def _create_remote(self, **kwargs: Any) -> RemoteVariable:
         traits = VariableTraits(
             *(kwargs[key] for key in VariableTraits.__dataclass_fields__)
         )
@@ -116,13 +127,10 @@ class ParameterServerExtended(PartitionedExtended):
         value.requires_grad_(traits.trainable and differentiable)
         colocated = self._required_remote(kwargs.get("colocate_with"))
         owner = Owner(shard=kwargs.get("shard"))
-        variable = self._creation.placed(traits, value, owner, colocated)
+        moved_to = server_named(_devices.current())
+        variable = self._creation.placed(traits, value, owner, colocated, moved_to)
         self._establish([variable])
-        if self._num_local_replicas == 1:
-            return variable
-        shared = AggregatingVariable(self._container_strategy(), variable)
-        self._shared.append(shared)
-        return shared
+        return variable
 
     def _establish(self, variables: Sequence[RemoteVariable]) -> None:
         self._creation.establish(variables)

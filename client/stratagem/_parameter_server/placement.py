@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stratagem._devices import DeviceName
 from stratagem_proto.errors import InvalidArgumentError
 
 
@@ -101,6 +102,12 @@ def placement_named(name: str) -> type[Placement]:
             f"placement must be one of {', '.join(PLACEMENTS)}, not {name!r}"
         )
     return PLACEMENTS[name]
+
+
+def server_named(device: str) -> int | None:
+    """Return the index of the server on which a device is; None if on none."""
+    name = DeviceName.parse(device)
+    return name.task if name.job == "ps" else None
 
 
 def server_device(server: int) -> str:

@@ -121,7 +121,8 @@ class StrategyHooks(StrategyPrimitives):
         """Create a variable of this strategy.
 
         Args:
-            next_creator: Makes a plain variable; takes `device` as well.
+            next_creator: Makes a plain variable; takes `device` as well, or `make`,
+                a function that makes another one in its place.
             kwargs: The arguments of `Variable` with traits filled in and a
                 unique name; in `colocate_vars_with` also `colocate_with`.
         """

@@ -51,11 +51,8 @@ class VariableType(type):
         """Create a variable: `Variable` itself as the current strategy wants it."""
         if cls is not Variable:
             return super().__call__(*args, **kwargs)
-        # The plain variable is a subclass of this module's class.
-        from stratagem._variables.local import LocalVariable
-
         given = _SIGNATURE.bind(*args, **kwargs).arguments
-        return create(LocalVariable, **given)
+        return create(_make, **given)
 
 
 class Variable(Operators, metaclass=VariableType):
@@ -374,6 +371,14 @@ class Variable(Operators, metaclass=VariableType):
             f"<Variable {self.name!r} shape={tuple(self.shape)} dtype={self.dtype}, "
             f"value={self.value().detach()!r}>"
         )
+
+
+def _make(**kwargs: Any) -> Any:
+    """The last creator: makes a plain variable, or calls a strategy's `make`."""
+    # The plain variable is a subclass of this module's class.
+    from stratagem._variables.local import LocalVariable
+
+    return kwargs.pop("make", LocalVariable)(**kwargs)
 
 
 _INIT = signature(Variable.__init__)

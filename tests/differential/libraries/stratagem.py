@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from stratagem._contexts import context
 from stratagem._input.specs import LeafSpec, PerReplicaSpec
 from stratagem._replicas import regroup
 from stratagem._variables.creators import creator_scope
+from tests.client.clusters import running
 from tests.differential.library import Names, filters_by_task
 
 
@@ -127,9 +128,28 @@ class Stratagem:
         )
         return list(strategy.extended.parameter_devices)
 
+    def shape_with(self, sizes: Sequence[int | None]) -> Any:
+        return tuple(sizes)
+
+    def whole(self, table: Any) -> Any:
+        return table.read_value()
+
+    def looked_up(self, table: Any, ids: Any) -> Any:
+        return torch.nn.functional.embedding(torch.tensor(ids), table)
+
+    @contextmanager
+    def served(self, servers: int, partitioner: Any = None) -> Iterator[Any]:
+        with (
+            running(servers) as cluster,
+            cluster.strategy(variable_partitioner=partitioner) as strategy,
+        ):
+            yield strategy
+
     def opened(self, value: Any) -> tuple[str, Any] | None:
         if isinstance(value, stratagem.Variable):
             return "variable", [copy.value().detach() for copy in value.values]
+        if isinstance(value, stratagem.ShardedVariable):
+            return "sharded", value.variables
         for kind in (stratagem.PerReplica, stratagem.Mirrored):
             if isinstance(value, kind):
                 return kind.__name__, list(value.values)

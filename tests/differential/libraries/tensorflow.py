@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tensorflow.python.distribute import (
     distribute_utils,
     multi_worker_util,
     ps_values,
+    sharded_variable,
     values,
 )
 from tensorflow.python.distribute.cluster_resolver import slurm_cluster_resolver
@@ -43,7 +44,7 @@ class TensorFlow:
     """`Library` by TensorFlow 2."""
 
     def __init__(self) -> None:
-        internal = values, distribute_utils, distribute_lib
+        internal = values, distribute_utils, distribute_lib, sharded_variable
         newest = tf.distribute, tf.distribute.experimental, tf.data.experimental
         first = tf.compat.v1.distribute, tf.compat.v1.distribute.experimental
         cluster = tf.train, tf.config.experimental
@@ -148,9 +149,36 @@ class TensorFlow:
         parsed = [tf.DeviceSpec.from_string(name) for name in names]
         return sorted({f"/job:ps/task:{d.task}" for d in parsed if d.job == "ps"})
 
+    def shape_with(self, sizes: Sequence[int | None]) -> Any:
+        return tf.TensorShape(sizes)
+
+    def whole(self, table: Any) -> Any:
+        return tf.convert_to_tensor(table)
+
+    def looked_up(self, table: Any, ids: Any) -> Any:
+        return tf.nn.embedding_lookup(table, ids)
+
+    @contextmanager
+    def served(self, servers: int, partitioner: Any = None) -> Iterator[Any]:
+        spec = tf.train.ClusterSpec(
+            {"worker": [free_address()], "ps": [free_address() for _ in range(servers)]}
+        )
+        started = [
+            tf.distribute.Server(spec, job_name=job, task_index=task)
+            for job in spec.jobs
+            for task in spec.task_indices(job)
+        ]
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            spec, rpc_layer="grpc"
+        )
+        yield tf.distribute.ParameterServerStrategy(resolver, partitioner)
+        started.clear()
+
     def opened(self, value: Any) -> tuple[str, Any] | None:
         if isinstance(value, tf.Variable):
             return "variable", _copies(value)
+        if isinstance(value, sharded_variable.ShardedVariable):
+            return "sharded", list(value.variables)
         for kind in (values.PerReplica, values.Mirrored):
             if isinstance(value, kind):
                 return kind.__name__, list(value.values)
