@@ -121,7 +121,9 @@ class CreateVariablesHeader(google.protobuf.message.Message):
     def key(self) -> stratagem_proto.v1.session_pb2.RequestKey: ...
     @property
     def variables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.variable_pb2.VariableSpec]:
-        """The initial value of variable i is tensor i of the stream."""
+        """The tensors of the stream are the initial values of those without an
+        `initializer`, in this order.
+        """
 
     def __init__(
         self,
@@ -387,14 +389,15 @@ global___Slice = Slice
 @typing.final
 class Rows(google.protobuf.message.Message):
     """Rows (entries of the first dimension) in the order in which they are wanted;
-    repetitions are allowed.
+    repetitions are allowed. Rows of a table that are not stored read as their initial
+    value, and reading stores none.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     INDICES_FIELD_NUMBER: builtins.int
     indices: builtins.bytes
-    """Indices as little-endian int64."""
+    """Indices, or keys of a dynamic table, as little-endian int64."""
     def __init__(
         self,
         *,

@@ -120,6 +120,197 @@ class Partition(google.protobuf.message.Message):
 global___Partition = Partition
 
 @typing.final
+class Initializer(google.protobuf.message.Message):
+    """Values that the server makes itself. Element (row, column) of a variable is a
+    function of the seed, the variable's name, the row and the column, so a part of a
+    variable has the values that the whole one has there. The name is that of the
+    whole: without the "/part_<i>" with which the name of a part ends. Rows count from
+    the first of the whole; the columns of a row are its elements in C order.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SEED_FIELD_NUMBER: builtins.int
+    CONSTANT_FIELD_NUMBER: builtins.int
+    UNIFORM_FIELD_NUMBER: builtins.int
+    NORMAL_FIELD_NUMBER: builtins.int
+    ZERO_ROW_FIELD_NUMBER: builtins.int
+    seed: builtins.int
+    constant: builtins.float
+    """All the same."""
+    zero_row: builtins.int
+    """Row (or key) of the whole variable that is zero; what torch.nn.Embedding calls
+    padding_idx. Absent when there is none.
+    """
+    @property
+    def uniform(self) -> global___UniformRange:
+        """For floating-point variables only."""
+
+    @property
+    def normal(self) -> global___NormalShape:
+        """For floating-point variables only."""
+
+    def __init__(
+        self,
+        *,
+        seed: builtins.int = ...,
+        constant: builtins.float = ...,
+        uniform: global___UniformRange | None = ...,
+        normal: global___NormalShape | None = ...,
+        zero_row: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_zero_row", b"_zero_row", "constant", b"constant", "kind", b"kind", "normal", b"normal", "uniform", b"uniform", "zero_row", b"zero_row"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_zero_row", b"_zero_row", "constant", b"constant", "kind", b"kind", "normal", b"normal", "seed", b"seed", "uniform", b"uniform", "zero_row", b"zero_row"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_zero_row", b"_zero_row"]) -> typing.Literal["zero_row"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["constant", "uniform", "normal"] | None: ...
+
+global___Initializer = Initializer
+
+@typing.final
+class UniformRange(google.protobuf.message.Message):
+    """Evenly distributed numbers; low <= high."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LOW_FIELD_NUMBER: builtins.int
+    HIGH_FIELD_NUMBER: builtins.int
+    low: builtins.float
+    high: builtins.float
+    """Not among the numbers, but for rounding to the variable's dtype."""
+    def __init__(
+        self,
+        *,
+        low: builtins.float = ...,
+        high: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["high", b"high", "low", b"low"]) -> None: ...
+
+global___UniformRange = UniformRange
+
+@typing.final
+class NormalShape(google.protobuf.message.Message):
+    """Normally distributed numbers."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MEAN_FIELD_NUMBER: builtins.int
+    STD_FIELD_NUMBER: builtins.int
+    mean: builtins.float
+    std: builtins.float
+    """Standard deviation, at least 0."""
+    def __init__(
+        self,
+        *,
+        mean: builtins.float = ...,
+        std: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["mean", b"mean", "std", b"std"]) -> None: ...
+
+global___NormalShape = NormalShape
+
+@typing.final
+class TableSpec(google.protobuf.message.Message):
+    """A variable of one or more dimensions of which only those rows are stored that were
+    written. The others have their initial value, so it needs an `initializer`. It is
+    read, assigned and stepped by rows. An optimizer's state for it is stored by the
+    same rows.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DYNAMIC_FIELD_NUMBER: builtins.int
+    @property
+    def dynamic(self) -> global___DynamicKeys:
+        """Absent for a table of the rows 0 to shape[0] - 1."""
+
+    def __init__(
+        self,
+        *,
+        dynamic: global___DynamicKeys | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["dynamic", b"dynamic"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["dynamic", b"dynamic"]) -> None: ...
+
+global___TableSpec = TableSpec
+
+@typing.final
+class DynamicKeys(google.protobuf.message.Message):
+    """A table whose rows are any int64 keys. Its shape has 0 rows. A key becomes a row of
+    its own when it is written. Requests that write the table count its time.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADMISSION_COUNT_FIELD_NUMBER: builtins.int
+    EVICT_AFTER_WRITES_FIELD_NUMBER: builtins.int
+    MAX_ROWS_FIELD_NUMBER: builtins.int
+    MAX_BYTES_FIELD_NUMBER: builtins.int
+    admission_count: builtins.int
+    """Number of updates with a gradient of a key, from which on it has a row of its
+    own; the gradients before are dropped. 0 and 1 mean the first. Assignments make
+    rows at once.
+    """
+    evict_after_writes: builtins.int
+    """Rows that so many writes of the table have not touched are evicted, at the
+    latest after an eighth more writes. 0 means never.
+    """
+    max_rows: builtins.int
+    """Most rows of this part of the table; 0 means no limit. The rows touched least
+    recently make room for new ones, a sixteenth of the table at a time.
+    """
+    max_bytes: builtins.int
+    """Most bytes of this part of the table: the rows of the value and of the
+    optimizers' states, the index and the counts of admission. 0 means no limit.
+    """
+    def __init__(
+        self,
+        *,
+        admission_count: builtins.int = ...,
+        evict_after_writes: builtins.int = ...,
+        max_rows: builtins.int = ...,
+        max_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["admission_count", b"admission_count", "evict_after_writes", b"evict_after_writes", "max_bytes", b"max_bytes", "max_rows", b"max_rows"]) -> None: ...
+
+global___DynamicKeys = DynamicKeys
+
+@typing.final
+class TableStatistics(google.protobuf.message.Message):
+    """What a table has stored. Counts are of this part, since its creation."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    WAITING_KEYS_FIELD_NUMBER: builtins.int
+    EVICTED_ROWS_FIELD_NUMBER: builtins.int
+    DROPPED_GRADIENTS_FIELD_NUMBER: builtins.int
+    rows: builtins.int
+    """Rows stored now."""
+    bytes: builtins.int
+    """Bytes taken now, as in `max_bytes`."""
+    waiting_keys: builtins.int
+    """Keys that are counted and have no row yet."""
+    evicted_rows: builtins.int
+    """Rows evicted."""
+    dropped_gradients: builtins.int
+    """Gradients of single keys that were dropped because the key had no row yet."""
+    def __init__(
+        self,
+        *,
+        rows: builtins.int = ...,
+        bytes: builtins.int = ...,
+        waiting_keys: builtins.int = ...,
+        evicted_rows: builtins.int = ...,
+        dropped_gradients: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "dropped_gradients", b"dropped_gradients", "evicted_rows", b"evicted_rows", "rows", b"rows", "waiting_keys", b"waiting_keys"]) -> None: ...
+
+global___TableStatistics = TableStatistics
+
+@typing.final
 class VariableSpec(google.protobuf.message.Message):
     """Description of a variable, given by its creator."""
 
@@ -136,6 +327,8 @@ class VariableSpec(google.protobuf.message.Message):
     DEVICE_FIELD_NUMBER: builtins.int
     ORDINAL_FIELD_NUMBER: builtins.int
     MODULE_PATH_FIELD_NUMBER: builtins.int
+    INITIALIZER_FIELD_NUMBER: builtins.int
+    TABLE_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique on the cluster. 1 to 512 characters of letters, digits and "_.-/:+"."""
     trainable: builtins.bool
@@ -168,6 +361,16 @@ class VariableSpec(google.protobuf.message.Message):
     def partition(self) -> global___Partition:
         """Absent when the variable is whole."""
 
+    @property
+    def initializer(self) -> global___Initializer:
+        """Present when the server makes the initial value; the request that creates the
+        variable then has no tensor for it.
+        """
+
+    @property
+    def table(self) -> global___TableSpec:
+        """Present when only those rows are stored that were written."""
+
     def __init__(
         self,
         *,
@@ -182,9 +385,11 @@ class VariableSpec(google.protobuf.message.Message):
         device: builtins.str = ...,
         ordinal: builtins.int | None = ...,
         module_path: builtins.str = ...,
+        initializer: global___Initializer | None = ...,
+        table: global___TableSpec | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_ordinal", b"_ordinal", "ordinal", b"ordinal", "partition", b"partition", "tensor", b"tensor"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_ordinal", b"_ordinal", "aggregation", b"aggregation", "device", b"device", "kind", b"kind", "module_path", b"module_path", "name", b"name", "ordinal", b"ordinal", "partition", b"partition", "slot_of", b"slot_of", "synchronization", b"synchronization", "tensor", b"tensor", "trainable", b"trainable"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_ordinal", b"_ordinal", "initializer", b"initializer", "ordinal", b"ordinal", "partition", b"partition", "table", b"table", "tensor", b"tensor"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_ordinal", b"_ordinal", "aggregation", b"aggregation", "device", b"device", "initializer", b"initializer", "kind", b"kind", "module_path", b"module_path", "name", b"name", "ordinal", b"ordinal", "partition", b"partition", "slot_of", b"slot_of", "synchronization", b"synchronization", "table", b"table", "tensor", b"tensor", "trainable", b"trainable"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_ordinal", b"_ordinal"]) -> typing.Literal["ordinal"] | None: ...
 
 global___VariableSpec = VariableSpec
@@ -197,17 +402,25 @@ class VariableInfo(google.protobuf.message.Message):
 
     SPEC_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    TABLE_FIELD_NUMBER: builtins.int
     version: builtins.int
     """+1 with each applied change; 1 after creation."""
     @property
     def spec(self) -> global___VariableSpec: ...
+    @property
+    def table(self) -> global___TableStatistics:
+        """Of a table; absent for other variables and for an optimizer's state, which the
+        statistics of its table include.
+        """
+
     def __init__(
         self,
         *,
         spec: global___VariableSpec | None = ...,
         version: builtins.int = ...,
+        table: global___TableStatistics | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["spec", b"spec", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["spec", b"spec", "table", b"table"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["spec", b"spec", "table", b"table", "version", b"version"]) -> None: ...
 
 global___VariableInfo = VariableInfo
