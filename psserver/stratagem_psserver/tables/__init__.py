@@ -1,0 +1,1 @@
+"""Variables of which only the rows that were written are stored."""

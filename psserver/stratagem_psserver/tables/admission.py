@@ -1,0 +1,87 @@
+"""Which keys of a dynamic table have been seen often enough for a row."""
+
+from __future__ import annotations
+
+import torch
+
+from stratagem_psserver.tables.key_index import KeyIndex
+
+# Counted keys that got their row stay in the index until they are so many.
+_SETTLED_AT_LEAST = 1024
+
+
+class Admission:
+    """Counts keys until each may have a row.
+
+    Args:
+        needed: The how-manieth sight of a key is the first that counts; at least 1.
+        max_bytes: Most bytes of the counts. Where more would be needed, all keys are
+            forgotten and counted anew.
+    """
+
+    def __init__(self, needed: int, max_bytes: int | None = None) -> None:
+        self.needed, self._max_bytes = max(1, needed), max_bytes
+        self.forget()
+
+    def forget(self) -> None:
+        """Counts all keys anew."""
+        self._index = KeyIndex()
+        self._counts = torch.zeros(0, dtype=torch.int64)
+
+    @property
+    def nbytes(self) -> int:
+        if self.needed == 1:
+            return 0
+        return self._index.nbytes + self._counts.nbytes
+
+    @property
+    def waiting(self) -> int:
+        """Number of keys that have been seen and have no row."""
+        return int(self._counts.count_nonzero())
+
+    def is_due(self, keys: torch.Tensor) -> torch.Tensor:
+        """For each of some distinct keys, whether this sight of it is enough."""
+        if self.needed == 1:
+            return torch.ones(len(keys), dtype=torch.bool)
+        return self._counted(self._index.find(keys)) + 1 >= self.needed
+
+    def count(self, keys: torch.Tensor) -> None:
+        """Counts one more sight of distinct keys."""
+        if not len(keys):
+            return
+        self._make_room(len(keys))
+        positions = self._index.find(keys)
+        new = keys[positions < 0]
+        places = torch.arange(len(new)) + len(self._index)
+        if len(new):
+            self._index.insert(new, places)
+            self._counts = torch.cat((self._counts, torch.ones_like(new)))
+        self._counts[positions[positions >= 0]] += 1
+
+    def settle(self, keys: torch.Tensor) -> None:
+        """Takes note that keys have a row now; without it they are counted anew."""
+        if self.needed > 1:
+            positions = self._index.find(keys)
+            self._counts[positions[positions >= 0]] = 0
+
+    def _counted(self, positions: torch.Tensor) -> torch.Tensor:
+        counts = torch.zeros_like(positions)
+        known = positions >= 0
+        counts[known] = self._counts[positions[known]]
+        return counts
+
+    def _make_room(self, more: int) -> None:
+        if len(self._index) > 2 * self.waiting + _SETTLED_AT_LEAST:
+            self._drop_settled()
+        total = len(self._index) + more
+        nbytes = KeyIndex.nbytes_for(total) + 8 * total
+        if self._max_bytes is not None and nbytes > self._max_bytes:
+            self.forget()
+
+    def _drop_settled(self) -> None:
+        keys, positions = self._index.items()
+        live = self._counts[positions] > 0
+        keys, counts = keys[live], self._counts[positions[live]]
+        self.forget()
+        self._index.insert(keys, torch.arange(len(keys)))
+        self._counts = counts

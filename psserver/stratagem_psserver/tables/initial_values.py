@@ -1,0 +1,146 @@
+"""Initial values that a server makes: by row, and the same in each part."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.tensors import decode_dtype
+from stratagem_proto.v1.variable_pb2 import Initializer, VariableSpec
+from stratagem_psserver.tables import counter_random
+
+_PART = re.compile(r"/part_[0-9]+\Z")
+# The numbers are made in double precision; this bounds what that takes.
+_ELEMENTS_AT_ONCE = 1 << 20
+
+
+def whole_name(spec: VariableSpec) -> str:
+    """The name of the variable that a spec describes, or describes a part of."""
+    return _PART.sub("", spec.name) if spec.HasField("partition") else spec.name
+
+
+@dataclass(frozen=True)
+class InitialValues:
+    """The initial values of one variable, made when they are asked for."""
+
+    spec: VariableSpec
+
+    @property
+    def initializer(self) -> Initializer:
+        return self.spec.initializer
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        return decode_dtype(self.spec.tensor.dtype)
+
+    @cached_property
+    def row_shape(self) -> tuple[int, ...]:
+        return tuple(self.spec.tensor.shape[1:])
+
+    @cached_property
+    def _columns(self) -> int:
+        return math.prod(self.row_shape)
+
+    @cached_property
+    def _first_row(self) -> int:
+        return self.spec.partition.offset[0] if self.spec.partition.offset else 0
+
+    @cached_property
+    def _key(self) -> int:
+        name = self.initializer.seed.to_bytes(8, "little") + whole_name(
+            self.spec
+        ).encode()
+        return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+
+    def whole(self) -> torch.Tensor:
+        """The value of the whole variable or part."""
+        shape = tuple(self.spec.tensor.shape)
+        value = torch.empty(shape, dtype=self.dtype)
+        rows = value if shape else value.unsqueeze(0)
+        at_once = max(1, _ELEMENTS_AT_ONCE // max(1, self._columns))
+        for start in range(0, len(rows), at_once):
+            stop = min(start + at_once, len(rows))
+            rows[start:stop] = self.rows(torch.arange(start, stop)).view_as(
+                rows[start:stop]
+            )
+        return value
+
+    def rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """The values of some rows.
+
+        Args:
+            rows: int64 vector of rows of this part, or of keys of a dynamic table.
+
+        Returns:
+            A new tensor of the shape (rows, *row shape).
+        """
+        whole_rows = rows + self._first_row
+        made = self._made(whole_rows).reshape(len(rows), *self.row_shape)
+        if self.initializer.HasField("zero_row"):
+            made[whole_rows == self.initializer.zero_row] = 0
+        return made
+
+    def _made(self, rows: torch.Tensor) -> torch.Tensor:
+        kind = self.initializer.WhichOneof("kind")
+        if kind == "constant":
+            constant = self.initializer.constant
+            return torch.full((len(rows), self._columns), constant, dtype=self.dtype)
+        even = self._columns + self._columns % 2
+        words = counter_random.words_of_rows(rows.numpy(), even, self._key)
+        if kind == "uniform":
+            low, high = self.initializer.uniform.low, self.initializer.uniform.high
+            numbers = counter_random.uniform(words) * (high - low) + low
+        else:
+            mean, std = self.initializer.normal.mean, self.initializer.normal.std
+            numbers = counter_random.normal(words) * std + mean
+        return torch.from_numpy(numbers[:, : self._columns]).to(self.dtype)
+
+
+def check_initializer(spec: VariableSpec) -> None:
+    """Checks that the initial value that a spec describes can be made.
+
+    Raises:
+        InvalidArgumentError: It has no kind, its numbers are none, or the dtype or
+            the partition allows no such value.
+    """
+    if problem := _problem(spec):
+        raise InvalidArgumentError(
+            f"the initial value of {spec.name!r} cannot be made: {problem}",
+            variable=spec.name,
+        )
+
+
+def _problem(spec: VariableSpec) -> str:
+    dtype, initializer = decode_dtype(spec.tensor.dtype), spec.initializer
+    if any(spec.partition.offset[1:]):
+        return "only parts along the first dimension have rows of the whole"
+    match initializer.WhichOneof("kind"):
+        case "constant":
+            return _constant_problem(dtype, initializer.constant)
+        case "uniform":
+            numbers = (initializer.uniform.low, initializer.uniform.high)
+            backwards = numbers[0] > numbers[1]
+        case "normal":
+            numbers = (initializer.normal.mean, initializer.normal.std)
+            backwards = numbers[1] < 0
+        case _:
+            return "say a constant, a uniform or a normal distribution"
+    if not dtype.is_floating_point:
+        return f"a {dtype} cannot be random; give a constant"
+    if backwards or not all(map(math.isfinite, numbers)):
+        return f"{numbers} are no parameters of a distribution"
+    return ""
+
+
+def _constant_problem(dtype: torch.dtype, constant: float) -> str:
+    try:
+        torch.full((), constant, dtype=dtype)
+    except (RuntimeError, ValueError, OverflowError) as error:
+        return f"a {dtype} cannot be {constant}: {error}"
+    return ""

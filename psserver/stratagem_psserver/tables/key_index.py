@@ -1,0 +1,135 @@
+"""Which position a key has: a hash table that takes many keys at a time."""
+
+from __future__ import annotations
+
+import torch
+
+# A bucket's keys fill a line of the processor's cache.
+_WIDTH = 8
+# More keys for each bucket, on average, and too many would go on to the next.
+_MEAN = 5
+_ENTRY_BYTES = 8 + 4
+_MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)
+
+MAX_POSITIONS = 2**31 - 1
+
+
+class KeyIndex:
+    """A map of distinct int64 keys to positions from 0 to 2^31 - 1.
+
+    A key lies in the bucket of its hash or, where that is full, in the next one that
+    is not. Buckets fill from the left, and keys are only removed all at once.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        return self._keys.nbytes + self._positions.nbytes
+
+    @staticmethod
+    def nbytes_for(count: int) -> int:
+        """Bytes of an index that has taken that many keys."""
+        return _buckets_for(count) * _WIDTH * _ENTRY_BYTES
+
+    def clear(self, expected: int = 0) -> None:
+        """Forgets all keys, and takes memory for the expected number of others."""
+        self._count = 0
+        self._allocate(_buckets_for(expected))
+
+    def _allocate(self, buckets: int) -> None:
+        self._buckets = buckets
+        self._keys = torch.zeros(buckets, _WIDTH, dtype=torch.int64)
+        self._positions = torch.full((buckets, _WIDTH), -1, dtype=torch.int32)
+
+    def find(self, keys: torch.Tensor) -> torch.Tensor:
+        """Positions of keys as an int64 vector; -1 for those that have none.
+
+        Args:
+            keys: int64 vector, in any order and with any repetitions.
+        """
+        bucket = self._bucket(keys)
+        found, last = self._look(keys, bucket)
+        open_ = self._gone_on(found, last)
+        while len(open_):
+            bucket[open_] = (bucket[open_] + 1) % self._buckets
+            found[open_], last = self._look(keys[open_], bucket[open_])
+            open_ = open_[self._gone_on(found[open_], last)]
+        return found.long()
+
+    def _look(
+        self, keys: torch.Tensor, bucket: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        positions = self._positions.index_select(0, bucket)
+        is_key = self._keys.index_select(0, bucket) == keys.unsqueeze(1)
+        return positions.where(is_key, -1).amax(1), positions[:, -1]
+
+    @staticmethod
+    def _gone_on(found: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        """Which keys may lie in the next bucket, this one being full."""
+        return ((found < 0) & (last >= 0)).nonzero().squeeze(1)
+
+    def insert(self, keys: torch.Tensor, positions: torch.Tensor) -> None:
+        """Adds keys that are not there, each once.
+
+        Args:
+            keys: int64 vector of distinct keys.
+            positions: int64 vector of their positions.
+        """
+        needed = _buckets_for(len(self) + len(keys))
+        if needed > self._buckets:
+            self._grow(needed)
+        self._put(keys, positions.int())
+        self._count += len(keys)
+
+    def items(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys and their positions, in no particular order."""
+        taken = self._positions >= 0
+        return self._keys[taken], self._positions[taken].long()
+
+    def _grow(self, buckets: int) -> None:
+        keys, positions = self.items()
+        self._allocate(buckets)
+        self._put(keys, positions.int())
+
+    def _put(self, keys: torch.Tensor, positions: torch.Tensor) -> None:
+        bucket = self._bucket(keys)
+        while len(keys):
+            bucket, order = bucket.sort()
+            keys, positions = keys[order], positions[order]
+            slot = self._taken(bucket) + _places_in_runs(bucket)
+            fits = slot < _WIDTH
+            flat = bucket[fits] * _WIDTH + slot[fits]
+            self._keys.view(-1)[flat] = keys[fits]
+            self._positions.view(-1)[flat] = positions[fits]
+            late = ~fits
+            keys, positions = keys[late], positions[late]
+            bucket = (bucket[late] + 1) % self._buckets
+
+    def _taken(self, bucket: torch.Tensor) -> torch.Tensor:
+        return (self._positions.index_select(0, bucket) >= 0).sum(1)
+
+    def _bucket(self, keys: torch.Tensor) -> torch.Tensor:
+        """Multiplicative hashing: the upper bits of a product.
+
+        Knuth, "The Art of Computer Programming", volume 3, section 6.4.
+        """
+        mixed = (keys ^ (keys >> 32)) * _MULTIPLIER
+        upper = mixed >> min(63, 65 - self._buckets.bit_length())
+        return upper & (self._buckets - 1)
+
+
+def _buckets_for(count: int) -> int:
+    """The power of two of buckets for that many keys."""
+    return 1 << max(0, -(-count // _MEAN) - 1).bit_length()
+
+
+def _places_in_runs(ordered: torch.Tensor) -> torch.Tensor:
+    """For each element of a sorted vector, how many equal ones stand before it."""
+    counts = torch.unique_consecutive(ordered, return_counts=True)[1]
+    starts = (counts.cumsum(0) - counts).repeat_interleave(counts)
+    return torch.arange(len(ordered)) - starts

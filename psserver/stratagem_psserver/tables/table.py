@@ -1,0 +1,270 @@
+"""The stored rows of a table: their keys, and their numbers at shared positions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
+from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
+from stratagem_psserver.tables.admission import Admission
+from stratagem_psserver.tables.initial_values import InitialValues
+from stratagem_psserver.tables.key_index import KeyIndex
+from stratagem_psserver.tables.retention import Retention, oldest, rows_nbytes
+
+_FIRST_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where some keys are stored.
+
+    Attributes:
+        keys: int64 vector.
+        positions: int64 vector of their positions; -1 for a key without a row.
+    """
+
+    keys: torch.Tensor
+    positions: torch.Tensor
+
+    @property
+    def is_stored(self) -> torch.Tensor:
+        return self.positions >= 0
+
+
+class Arena:
+    """One row of numbers for each row of a table: its value, or a state of it.
+
+    Attributes:
+        initial: What rows are that are not stored.
+        storage: The numbers, by position; what lies beyond the table's rows is void.
+    """
+
+    def __init__(self, initial: InitialValues, capacity: int) -> None:
+        self.initial = initial
+        self.storage = self._allocated(capacity)
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.initial.row_shape) * self.initial.dtype.itemsize
+
+    def read(self, found: Found) -> torch.Tensor:
+        """A copy of some rows; those that are not stored have their initial value."""
+        rows = self.storage.index_select(0, found.positions.clamp(min=0))
+        absent = ~found.is_stored
+        if absent.any():
+            rows[absent] = self.initial.rows(found.keys[absent])
+        return rows
+
+    def resized(self, capacity: int, count: int) -> torch.Tensor:
+        """A new storage with the first rows of this one."""
+        storage = self._allocated(capacity)
+        storage[:count] = self.storage[:count]
+        return storage
+
+    def _allocated(self, capacity: int) -> torch.Tensor:
+        shape = (capacity, *self.initial.row_shape)
+        try:
+            return torch.empty(shape, dtype=self.initial.dtype)
+        except RuntimeError as error:
+            raise ResourceExhaustedError(
+                f"{self.initial.spec.name!r} needs memory for {capacity} rows of "
+                f"{self.row_bytes} bytes, which this machine does not have; use more "
+                "servers, or a table with a limit"
+            ) from error
+
+
+class Table:
+    """The rows of one variable that were written, and of its slot variables.
+
+    Whoever calls holds the variable's lock. A write has three parts, so that it can
+    fail only before anything is seen of it: `find`, `make_room`, `store`.
+
+    Attributes:
+        value: The rows of the variable itself.
+        arenas: Those of the value and of each slot.
+    """
+
+    def __init__(self, spec: VariableSpec) -> None:
+        self.name = spec.name
+        self.is_dynamic = spec.table.HasField("dynamic")
+        self._retention = Retention.of(spec.table)
+        self.admission = Admission(
+            self._retention.admission_count, self._retention.count_bytes
+        )
+        self._index = KeyIndex()
+        self._rows, self._clock, self._swept = 0, 0, 0
+        self._evicted, self._dropped = 0, 0
+        self.value = Arena(InitialValues(spec), 0)
+        self.arenas: list[Arena] = [self.value]
+        self._keys = torch.empty(0, dtype=torch.int64)
+        self._touched = torch.empty(0, dtype=torch.int64)
+        self.check_fit(1)
+        self._resize(min(_FIRST_ROWS, self.most_rows()))
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def capacity(self) -> int:
+        return len(self._keys)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes taken: rows with room for more, index, and counts of admission."""
+        arrays = (self._keys, self._touched, *(each.storage for each in self.arenas))
+        taken = sum(array.nbytes for array in arrays)
+        return taken + self._index.nbytes + self.admission.nbytes
+
+    def statistics(self) -> TableStatistics:
+        return TableStatistics(
+            rows=self._rows,
+            bytes=self.nbytes,
+            waiting_keys=self.admission.waiting,
+            evicted_rows=self._evicted,
+            dropped_gradients=self._dropped,
+        )
+
+    def most_rows(self, more_arenas: Iterable[Arena] = ()) -> int:
+        """Most rows that may be stored, also with some more states."""
+        row_bytes = sum(each.row_bytes for each in (*self.arenas, *more_arenas))
+        return self._retention.most_rows(row_bytes)
+
+    def check_fit(self, rows: int, more_arenas: Iterable[Arena] = ()) -> None:
+        """Checks that so many rows can be stored at once.
+
+        Raises:
+            InvalidArgumentError: The limits of the table are below that.
+        """
+        most = self.most_rows(more_arenas)
+        if rows > most:
+            raise InvalidArgumentError(
+                f"table {self.name!r} must store {rows} rows at once, and its max_rows "
+                f"and max_bytes leave room for {most} with their optimizer state; "
+                "raise them, or write fewer rows at a time",
+                variable=self.name,
+            )
+
+    def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys of all stored rows, and when each was touched last, by position."""
+        return self._keys[: self._rows], self._touched[: self._rows]
+
+    def find(self, keys: torch.Tensor) -> Found:
+        """Where keys are stored; they may repeat."""
+        return Found(keys, self._index.find(keys))
+
+    def make_room(self, found: Found) -> None:
+        """Takes the memory that storing distinct keys needs; changes no row.
+
+        Raises:
+            ResourceExhaustedError: There is not enough.
+        """
+        needed = self._rows + int((~found.is_stored).sum())
+        if needed > self.capacity:
+            wanted = max(needed, 2 * self.capacity)
+            self._resize(max(self.capacity, min(wanted, self.most_rows())))
+
+    def attach(self, arena: Arena) -> None:
+        """Adds a state to all rows, evicting the oldest if there is no room for it."""
+        arena.storage = arena.resized(self.capacity, 0)
+        arena.storage[: self._rows] = arena.initial.rows(self._keys[: self._rows])
+        self.arenas.append(arena)
+        most = self.most_rows()
+        if most < self._rows:
+            self._evict(oldest(self._touched[: self._rows], self._rows - most))
+        if most < self.capacity:
+            self._resize(most)
+
+    def detach(self, arena: Arena) -> None:
+        """Drops a state of all rows."""
+        self.arenas.remove(arena)
+
+    def store(self, found: Found, rows: Mapping[Arena, torch.Tensor]) -> None:
+        """Writes rows; other states of rows that are new begin at their initial value.
+
+        Args:
+            found: Distinct keys as `find` has just found them.
+            rows: What to write into each arena, in the order of the keys.
+        """
+        self._clock += 1
+        self._touched[found.positions[found.is_stored]] = self._clock
+        found = self._with_room(found)
+        positions = self._place(found)
+        for arena in self.arenas:
+            if arena in rows:
+                arena.storage.index_copy_(0, positions, rows[arena])
+            else:
+                new = ~found.is_stored
+                arena.storage[positions[new]] = arena.initial.rows(found.keys[new])
+
+    def drop(self, keys: torch.Tensor) -> None:
+        """Counts keys whose gradient is dropped since they have no row yet."""
+        self.admission.count(keys)
+        self._dropped += len(keys)
+
+    def _with_room(self, found: Found) -> Found:
+        new = int((~found.is_stored).sum())
+        doomed = self._too_old()
+        if not len(doomed):
+            number = self._retention.eviction(self._rows, new, self.most_rows())
+            kept = len(found.keys) - new
+            number = min(number, self._rows - kept)
+            doomed = oldest(self._touched[: self._rows], number) if number else doomed
+        if not len(doomed):
+            return found
+        self._evict(doomed)
+        return self._with_room(self.find(found.keys))
+
+    def _too_old(self) -> torch.Tensor:
+        retention = self._retention
+        due = self._clock - self._swept >= retention.sweep_interval
+        if not retention.evict_after or not due:
+            return torch.empty(0, dtype=torch.int64)
+        self._swept = self._clock
+        age = self._clock - self._touched[: self._rows]
+        return (age >= retention.evict_after).nonzero().squeeze(1)
+
+    def _place(self, found: Found) -> torch.Tensor:
+        """Positions of keys, of which those that have none get the next ones."""
+        new = ~found.is_stored
+        keys = found.keys[new]
+        places = torch.arange(self._rows, self._rows + len(keys))
+        positions = found.positions.clone()
+        positions[new] = places
+        if len(keys):
+            self._index.insert(keys, places)
+            self._keys[places] = keys
+            self._touched[places] = self._clock
+            self._rows += len(keys)
+            self.admission.settle(keys)
+        return positions
+
+    def _evict(self, doomed: torch.Tensor) -> None:
+        """Removes rows; the last of those that stay move to where they were."""
+        rows = self._rows - len(doomed)
+        stays = torch.ones(self._rows, dtype=torch.bool)
+        stays[doomed] = False
+        moved = stays[rows:].nonzero().squeeze(1) + rows
+        holes = (~stays[:rows]).nonzero().squeeze(1)
+        for array in (self._keys, self._touched, *(e.storage for e in self.arenas)):
+            array[holes] = array[moved]
+        self._evicted += len(doomed)
+        self._rows = rows
+        self._index.clear(rows)
+        self._index.insert(self._keys[:rows], torch.arange(rows))
+
+    def _resize(self, capacity: int) -> None:
+        storages = [arena.resized(capacity, self._rows) for arena in self.arenas]
+        for arena, storage in zip(self.arenas, storages, strict=True):
+            arena.storage = storage
+        self._keys = _resized(self._keys, capacity, self._rows)
+        self._touched = _resized(self._touched, capacity, self._rows)
+
+
+def _resized(vector: torch.Tensor, capacity: int, count: int) -> torch.Tensor:
+    larger = torch.empty(capacity, dtype=vector.dtype)
+    larger[:count] = vector[:count]
+    return larger
