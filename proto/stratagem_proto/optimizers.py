@@ -44,6 +44,7 @@ OPTIMIZERS: Mapping[str, OptimizerRule] = {
     "SGD": _rule(torch.optim.SGD, "momentum", "dampening", "nesterov", "fused"),
     "Adam": _rule(torch.optim.Adam, *_ADAM),
     "AdamW": _rule(torch.optim.AdamW, *_ADAM),
+    "SparseAdam": _rule(torch.optim.SparseAdam, "betas", "eps"),
     "Adagrad": _rule(
         torch.optim.Adagrad, "lr_decay", "eps", "initial_accumulator_value", "fused"
     ),

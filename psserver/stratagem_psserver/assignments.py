@@ -11,6 +11,7 @@ from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.selections import check_rows
 from stratagem_psserver.store import Variable, VariableStore
+from stratagem_psserver.tables.table import Table
 
 Operation = Callable[[torch.Tensor, torch.Tensor], object]
 
@@ -44,9 +45,9 @@ class Write:
             self.operation(self.variable.value, self.value)
             return
         for rows, value in _without_repetition(self.rows, self.value):
-            target = self.variable.value.index_select(0, rows)
+            target = self.variable.rows(rows)
             self.operation(target, value)
-            self.variable.value.index_copy_(0, rows, target)
+            self.variable.put_rows(rows, target)
 
 
 def _without_repetition(
@@ -80,7 +81,30 @@ def prepare(
             operation.
         OutOfRangeError: A row lies outside of the variable.
     """
-    return [_prepare_one(store, item, tensors) for item in assignments]
+    writes = [_prepare_one(store, item, tensors) for item in assignments]
+    for table, keys in _keys_by_table(writes).items():
+        table.check_fit(len(keys))
+    return writes
+
+
+def run(writes: Sequence[Write]) -> None:
+    """Changes the values of all variables.
+
+    Raises:
+        ResourceExhaustedError: There is no memory for more rows; nothing is changed.
+    """
+    for table, keys in _keys_by_table(writes).items():
+        table.make_room(table.find(keys))
+    for write in writes:
+        write.run()
+
+
+def _keys_by_table(writes: Sequence[Write]) -> dict[Table, torch.Tensor]:
+    keys: dict[Table, list[torch.Tensor]] = {}
+    for write in writes:
+        if write.variable.arena is not None and write.rows is not None:
+            keys.setdefault(write.variable.arena.table, []).append(write.rows)
+    return {table: torch.cat(some).unique() for table, some in keys.items()}
 
 
 def _prepare_one(
@@ -121,6 +145,12 @@ def check_fit(
         InvalidArgumentError: The shapes differ.
     """
     hosted = variable.value
+    if rows is None and variable.arena is not None:
+        raise InvalidArgumentError(
+            f"{what} for {variable.name!r} has no rows, but the variable is a table; "
+            "send the rows that are meant",
+            variable=variable.name,
+        )
     if value.dtype != hosted.dtype:
         raise InvalidTypeError(
             f"{what} for {variable.name!r} is {value.dtype}, the variable is "

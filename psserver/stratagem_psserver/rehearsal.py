@@ -17,18 +17,49 @@ from stratagem_psserver.gradients import as_sparse
 Hyperparameters = tuple[tuple[str, Value], ...]
 
 
+# What these do to a row, they do to it alone: a step on some rows of a variable is a
+# step of a variable that has these rows only.
+ROW_WISE = frozenset({"SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "SparseAdam"})
+
+
 @dataclass(frozen=True)
 class StateTensor:
-    """One tensor that an optimizer keeps for a parameter."""
+    """One tensor, or number, that an optimizer keeps for a parameter.
+
+    Attributes:
+        dtype: Of the tensor. A scalar of int64 is a number to the optimizer.
+        is_scalar: Whether it is one value and not one for each element.
+        initial: What its elements are before the first step.
+    """
 
     dtype: torch.dtype
     is_scalar: bool
+    initial: float = 0.0
 
     def shape(self, parameter: torch.Tensor) -> torch.Size:
         return torch.Size(()) if self.is_scalar else parameter.shape
 
+    def lent(self, tensor: torch.Tensor) -> torch.Tensor | int:
+        """The state as the optimizer wants it."""
+        is_number = self.is_scalar and self.dtype == torch.int64
+        return int(tensor) if is_number else tensor
+
 
 StateLayout = Mapping[str, StateTensor]
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """What a step needs.
+
+    Attributes:
+        layout: The state that the optimizer keeps for a parameter.
+        takes_sparse: Whether it is given row-sparse gradients as such. Else it is
+            given the rows, as a dense parameter, with their dense gradient.
+    """
+
+    layout: StateLayout
+    takes_sparse: bool
 
 # What torch makes of an optimizer's scalars depends on the default dtype of the
 # process, which a program that hosts a server in itself may change at any time.
@@ -79,8 +110,8 @@ def hyperparameters_of(rule: OptimizerRule) -> frozenset[str]:
 
 def rehearse(
     rule: OptimizerRule, values: Mapping[str, Value], dtype: torch.dtype, sparse: bool
-) -> StateLayout:
-    """The state that these hyperparameters need, after trying them on a scratch.
+) -> Rehearsed:
+    """What a step with these hyperparameters needs, after trying it on a scratch.
 
     A step that fails half-way would leave variables changed, so whatever
     `torch.optim` has to say about it is found out here.
@@ -108,29 +139,50 @@ def rehearse(
 @lru_cache(maxsize=1024)
 def _rehearse(
     rule: OptimizerRule, rest: Hyperparameters, dtype: torch.dtype, sparse: bool
-) -> StateLayout:
-    name = rule.cls.__name__
+) -> Rehearsed:
+    if not sparse:
+        return Rehearsed(_layout(rule, rest, dtype, False), False)
     try:
-        state = _step_once(rule, {"lr": 0.5, **dict(rest)}, dtype, sparse)
+        return Rehearsed(_layout(rule, rest, dtype, True), True)
+    except InvalidArgumentError:
+        if rule.cls.__name__ not in ROW_WISE:
+            raise
+        return Rehearsed(_layout(rule, rest, dtype, False), False)
+
+
+def _layout(
+    rule: OptimizerRule, rest: Hyperparameters, dtype: torch.dtype, sparse: bool
+) -> StateLayout:
+    name, advice = rule.cls.__name__, ""
+    if sparse:
+        advice = f"; row-sparse gradients work with {', '.join(sorted(ROW_WISE))}"
+    try:
+        before, after = _step_once(rule, {"lr": 0.5, **dict(rest)}, dtype, sparse)
     except (RuntimeError, TypeError, ValueError, LookupError) as error:
         kind = "row-sparse" if sparse else "dense"
         raise InvalidArgumentError(
             f"torch.optim.{name} cannot step a {dtype} parameter with a {kind} "
-            f"gradient: {error}{_sparse_advice(sparse)}"
+            f"gradient: {error}{advice}"
         ) from error
-    if any(tensor.is_sparse for tensor in state.values()):
+    if any(tensor.is_sparse for tensor in after.values()):
         raise InvalidArgumentError(
-            f"torch.optim.{name} would keep sparse state{_sparse_advice(sparse)}"
+            f"torch.optim.{name} would keep sparse state{advice}"
         )
-    return {
-        key: StateTensor(tensor.dtype if tensor.dim() else _SCALAR, tensor.dim() == 0)
-        for key, tensor in state.items()
-    }
+    return {key: _kept(tensor, before.get(key)) for key, tensor in after.items()}
+
+
+def _kept(tensor: torch.Tensor, before: torch.Tensor | None) -> StateTensor:
+    initial = 0.0 if before is None else float(before.flatten()[0])
+    if tensor.dim():
+        return StateTensor(tensor.dtype, False, initial)
+    is_number = tensor.dtype == torch.int64
+    return StateTensor(torch.int64 if is_number else _SCALAR, True, initial)
 
 
 def _step_once(
     rule: OptimizerRule, values: Mapping[str, Value], dtype: torch.dtype, sparse: bool
-) -> dict[str, torch.Tensor]:
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The state before and after a step of one element."""
     parameter = torch.zeros(1, 1, dtype=dtype)
     parameter.grad = torch.zeros(1, 1, dtype=dtype)
     if sparse:
@@ -138,14 +190,11 @@ def _step_once(
         parameter.grad = as_sparse(row, parameter.grad, parameter.shape)
     optimizer = make_optimizer(rule, values, [parameter])
     optimizer.param_groups[0]["params"] = [parameter]
+    before = _tensors(optimizer.state[parameter])
     take_step(optimizer)
-    return dict(optimizer.state[parameter])
+    return before, _tensors(optimizer.state[parameter])
 
 
-def _sparse_advice(sparse: bool) -> str:
-    if not sparse:
-        return ""
-    return (
-        "; row-sparse gradients work with SGD without momentum and weight decay and "
-        "with Adagrad without weight decay, neither fused"
-    )
+def _tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """A copy of the state, with numbers as tensors."""
+    return {key: torch.as_tensor(value).clone() for key, value in state.items()}

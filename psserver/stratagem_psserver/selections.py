@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError
-from stratagem_proto.tensors import encode_dtype
+from stratagem_proto.tensors import encode_dtype, nbytes_of
 from stratagem_proto.v1.parameter_server_pb2 import Selection
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_psserver.store import Variable
+from stratagem_psserver.tables.table import Arena
+
+# Of a table, whose rows must all be looked up and may have to be made.
+_MOST_OF_A_TABLE = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -19,10 +24,12 @@ class Selected:
     """What is selected of a variable; no memory is taken before `tensor`.
 
     Attributes:
+        variable: What it is selected of.
         view: The variable's value or a box of it.
-        rows: Which rows of that, an int64 vector; None for all.
+        rows: Which rows of the variable, an int64 vector; None for all of the view.
     """
 
+    variable: Variable
     view: torch.Tensor
     rows: torch.Tensor | None = None
 
@@ -37,10 +44,11 @@ class Selected:
     def nbytes(self) -> int:
         if self.rows is None:
             return self.view.nbytes
-        return len(self.rows) * self.view[:1].nbytes
+        row_bytes = math.prod(self.view.shape[1:]) * self.view.itemsize
+        return len(self.rows) * row_bytes
 
     def tensor(self) -> torch.Tensor:
-        return self.view if self.rows is None else self.view.index_select(0, self.rows)
+        return self.view if self.rows is None else self.variable.rows(self.rows)
 
 
 def is_wanted(variable: Variable, selection: Selection) -> bool:
@@ -54,19 +62,33 @@ def select(variable: Variable, selection: Selection) -> Selected:
     """Finds out what is selected of a variable.
 
     Raises:
-        InvalidArgumentError: The slice has another rank than the variable, or the
-            rows are no whole int64 numbers.
+        InvalidArgumentError: The slice has another rank than the variable, the rows
+            are no whole int64 numbers, or more than some rows of a large table.
         OutOfRangeError: The part leaves the variable's bounds.
     """
-    match selection.WhichOneof("part"):
-        case "slice":
-            box = _box(variable, selection.slice.start, selection.slice.size)
-            return Selected(box)
-        case "rows":
-            rows = _indices(variable, selection.rows.indices)
-            check_rows(variable, rows)
-            return Selected(variable.value, rows)
-    return Selected(variable.value)
+    if selection.WhichOneof("part") == "rows":
+        rows = _indices(variable, selection.rows.indices)
+        check_rows(variable, rows)
+        return Selected(variable, variable.value, rows)
+    if variable.arena is not None:
+        return _all_of_table(variable, variable.arena, selection)
+    if selection.WhichOneof("part") == "slice":
+        box = _box(variable, selection.slice.start, selection.slice.size)
+        return Selected(variable, box)
+    return Selected(variable, variable.value)
+
+
+def _all_of_table(variable: Variable, arena: Arena, selection: Selection) -> Selected:
+    spec = variable.spec.tensor
+    is_whole = selection.WhichOneof("part") is None and not arena.table.is_dynamic
+    if is_whole and nbytes_of(spec) <= _MOST_OF_A_TABLE:
+        return Selected(variable, variable.value, torch.arange(spec.shape[0]))
+    raise InvalidArgumentError(
+        f"{variable.name!r} is a table of shape {list(spec.shape)}; only one of a fixed "
+        f"number of rows and at most {_MOST_OF_A_TABLE} bytes is read whole. Read the "
+        "rows that are needed",
+        variable=variable.name,
+    )
 
 
 def _box(variable: Variable, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
@@ -119,9 +141,10 @@ def check_rows(variable: Variable, rows: torch.Tensor) -> None:
             f"variable {variable.name!r} is a scalar and has no rows",
             variable=variable.name,
         )
-    count = variable.value.shape[0]
-    if not rows.numel():
+    is_dynamic = variable.arena is not None and variable.arena.table.is_dynamic
+    if not rows.numel() or is_dynamic:
         return
+    count = variable.spec.tensor.shape[0]
     lowest, highest = int(rows.min()), int(rows.max())
     if lowest < 0 or highest >= count:
         raise OutOfRangeError(

@@ -14,6 +14,7 @@ import torch
 from stratagem_proto.errors import (
     AlreadyExistsError,
     InvalidArgumentError,
+    ResourceExhaustedError,
     VariableNotFoundError,
 )
 from stratagem_proto.protocol import check_name
@@ -25,6 +26,8 @@ from stratagem_proto.v1.variable_pb2 import (
     VariableKind,
     VariableSpec,
 )
+from stratagem_psserver.tables.description import check_slot, check_table
+from stratagem_psserver.tables.table import Arena, Table
 
 _COMPARED = 100  # names, for advice on an unknown one
 
@@ -35,20 +38,39 @@ class Variable:
 
     Attributes:
         spec: What its creator said of it.
-        value: CPU tensor of the spec's dtype and shape.
+        value: CPU tensor of the spec's dtype and shape. Of a table it has no rows.
         version: +1 with each applied change, 1 after creation.
+        arena: The stored rows of a table, or of a slot of one; None for others.
     """
 
     spec: VariableSpec
     value: torch.Tensor
     version: int = 1
+    arena: Arena | None = None
 
     @property
     def name(self) -> str:
         return self.spec.name
 
     def info(self) -> VariableInfo:
-        return VariableInfo(spec=self.spec, version=self.version)
+        info = VariableInfo(spec=self.spec, version=self.version)
+        if self.arena is not None and self.arena is self.arena.table.value:
+            info.table.CopyFrom(self.arena.table.statistics())
+        return info
+
+    def rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """A copy of some rows; they may repeat."""
+        if self.arena is None:
+            return self.value.index_select(0, rows)
+        return self.arena.read(self.arena.table.find(rows))
+
+    def put_rows(self, rows: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes distinct rows, for which a table must have made room."""
+        if self.arena is None:
+            self.value.index_copy_(0, rows, values)
+            return
+        table = self.arena.table
+        table.store(table.find(rows), {self.arena: values})
 
 
 class VariableStore:
@@ -117,19 +139,29 @@ class VariableStore:
     ) -> list[VariableInfo]:
         """Adds variables, all or none; the values become theirs without a copy.
 
+        Args:
+            specs: Descriptions of the variables.
+            values: Their initial values; that of a table has no rows.
+
         Raises:
             AlreadyExistsError: A name is taken, or given twice.
             VariableNotFoundError: A slot variable's owner does not exist.
             InvalidArgumentError: A description contradicts itself.
+            ResourceExhaustedError: There is no memory for a table.
         """
         known: dict[str, VariableSpec] = {}
         for spec, value in zip(specs, values, strict=True):
             self._check_new(spec, value, known)
             known[spec.name] = spec
-        return [
-            self._add(spec, value).info()
-            for spec, value in zip(specs, values, strict=True)
-        ]
+        added: list[Variable] = []
+        try:
+            for spec, value in zip(specs, values, strict=True):
+                added.append(self._add(spec, value))
+        except ResourceExhaustedError:
+            for variable in reversed(added):
+                self._remove(variable.name)
+            raise
+        return [variable.info() for variable in added]
 
     def _check_new(
         self, spec: VariableSpec, value: torch.Tensor, known: dict[str, VariableSpec]
@@ -144,6 +176,8 @@ class VariableStore:
         _check_value(spec, value)
         _check_partition(spec)
         self._check_ownership(spec, known)
+        if spec.HasField("table") and not spec.slot_of:
+            check_table(spec)
 
     def _check_ownership(
         self, spec: VariableSpec, known: dict[str, VariableSpec]
@@ -156,6 +190,7 @@ class VariableStore:
             )
         if not spec.slot_of:
             return
+        hosted = self.find(spec.slot_of)
         owner = known.get(spec.slot_of) or self.get(spec.slot_of).spec
         if owner.slot_of:
             raise InvalidArgumentError(
@@ -163,12 +198,27 @@ class VariableStore:
                 f"a slot of {owner.slot_of!r} itself",
                 variable=spec.name,
             )
+        if spec.HasField("table"):
+            arena = hosted.arena if hosted else None
+            check_slot(spec, owner, arena.table if arena else None)
 
-    def _add(self, spec: VariableSpec, value: torch.Tensor) -> Variable:
-        variable = self._variables[spec.name] = Variable(spec, value)
+    def _add(
+        self, spec: VariableSpec, value: torch.Tensor, arena: Arena | None = None
+    ) -> Variable:
+        if spec.HasField("table") and arena is None:
+            arena = self._new_arena(spec)
+        variable = self._variables[spec.name] = Variable(spec, value, arena=arena)
         if spec.slot_of:
             self._slots.setdefault(spec.slot_of, []).append(spec.name)
         return variable
+
+    def _new_arena(self, spec: VariableSpec) -> Arena:
+        owner = self._variables[spec.slot_of].arena if spec.slot_of else None
+        if owner is None:
+            return Table(spec).value
+        arena = Arena(owner.table, spec)
+        owner.table.attach([arena])
+        return arena
 
     def put_slot(self, name: str, owner: str, value: torch.Tensor) -> None:
         """Gives a slot variable that value as its storage, creating it if needed."""
@@ -181,6 +231,16 @@ class VariableStore:
             name=name, tensor=spec_of(value), kind=VARIABLE_KIND_SLOT, slot_of=owner
         )
         self._add(spec, value)
+
+    def put_table_slot(self, arena: Arena) -> None:
+        """Gives a slot of a table those rows, which its table has, creating it."""
+        spec = arena.initial.spec
+        variable = self._variables.get(spec.name)
+        if variable is None:
+            value = torch.empty(0, *arena.initial.row_shape, dtype=arena.initial.dtype)
+            self._add(spec, value, arena)
+        else:
+            variable.version += 1
 
     def delete(self, names: Sequence[str]) -> list[str]:
         """Removes variables and their slots, all or none; returns all removed names.
@@ -197,7 +257,10 @@ class VariableStore:
         return list(doomed)
 
     def _remove(self, name: str) -> None:
-        owner = self._variables.pop(name).spec.slot_of
+        variable = self._variables.pop(name)
+        owner, arena = variable.spec.slot_of, variable.arena
+        if arena is not None and owner:
+            arena.table.detach(arena)
         self._slots.pop(name, None)
         if owner in self._slots:
             self._slots[owner].remove(name)
@@ -209,7 +272,9 @@ def _beginning(name: str, other: str) -> int:
 
 def _check_value(spec: VariableSpec, value: torch.Tensor) -> None:
     nbytes_of(spec.tensor)
-    expected = (decode_dtype(spec.tensor.dtype), tuple(spec.tensor.shape))
+    rows = [0] if spec.HasField("table") else spec.tensor.shape[:1]
+    shape = (*rows, *spec.tensor.shape[1:])
+    expected = (decode_dtype(spec.tensor.dtype), shape)
     if expected != (value.dtype, tuple(value.shape)):
         raise InvalidArgumentError(
             f"the initial value of {spec.name!r} is {value.dtype} of shape "

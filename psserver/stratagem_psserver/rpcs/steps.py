@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
@@ -72,7 +74,7 @@ def _written(
 def _bound(store: VariableStore, binding: pb.InputBinding, staged: Staged) -> Binding:
     match binding.WhichOneof("kind"):
         case "variable":
-            return store.get(binding.variable).value
+            return _whole(store.get(binding.variable))
         case "tensor":
             if binding.tensor < len(staged.tensors):
                 return staged.tensors[binding.tensor]
@@ -86,3 +88,13 @@ def _bound(store: VariableStore, binding: pb.InputBinding, staged: Staged) -> Bi
         case "number":
             return binding.number
     raise InvalidArgumentError("an input of the update program is bound to nothing")
+
+
+def _whole(variable: Variable) -> torch.Tensor:
+    if variable.arena is not None:
+        raise InvalidArgumentError(
+            f"{variable.name!r} is a table, which update programs neither read nor "
+            "write; assign its rows, or step it by an optimizer",
+            variable=variable.name,
+        )
+    return variable.value

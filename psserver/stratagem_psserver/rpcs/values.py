@@ -9,7 +9,7 @@ from stratagem_proto.codec import split
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.frames import encode_frame
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_psserver.assignments import Write, prepare
+from stratagem_psserver.assignments import Write, prepare, run
 from stratagem_psserver.compute import TENSOR_BYTES
 from stratagem_psserver.mutations import Chunks, Staged
 from stratagem_psserver.selections import Selected, is_wanted, select
@@ -78,18 +78,13 @@ class ValueRpcs:
         async with state.locked(names):
             writes = prepare(state.store, header.assignments, staged.tensors)
             size = sum(write.value.nbytes + TENSOR_BYTES for write in writes)
-            await state.compute.run(partial(_run, writes), size)
+            await state.compute.run(partial(run, writes), size)
             return pb.AssignResponse(versions=[_counted(write) for write in writes])
 
 
 def _encode(header: pb.ReadHeader, chosen: Sequence[Selected]) -> list[bytes]:
     tensors = [each.tensor() for each in chosen]
     return [encode_frame(frame) for frame in split(header, tensors)]
-
-
-def _run(writes: list[Write]) -> None:
-    for write in writes:
-        write.run()
 
 
 def _counted(write: Write) -> int:

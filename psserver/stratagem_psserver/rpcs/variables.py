@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_psserver.creation import check_made, initial_values, sent_tensors
 from stratagem_psserver.ledger import Session
 from stratagem_psserver.mutations import Chunks, Staged
 from stratagem_psserver.state import ServerState
@@ -17,18 +18,23 @@ class VariableRpcs:
         self._state = state
 
     async def create(self, header: pb.CreateVariablesHeader, chunks: Chunks) -> bytes:
-        specs = [variable.tensor for variable in header.variables]
+        sent = sent_tensors(header.variables)
         return await self._state.mutations.once_staged(
-            header.key, specs, chunks, partial(self._create, header)
+            header.key, sent, chunks, partial(self._create, header)
         )
 
     async def _create(
         self, header: pb.CreateVariablesHeader, staged: Staged
     ) -> pb.CreateVariablesResponse:
+        state, specs = self._state, header.variables
+        nbytes = check_made(specs)
+        with state.budget.reserve(nbytes, "making initial values"):
+            making = partial(initial_values, specs, staged.tensors)
+            values = await state.compute.run(making, nbytes)
         # A slot must not appear while its owner is being stepped.
-        names = [variable.slot_of or variable.name for variable in header.variables]
-        async with self._state.locked(names):
-            created = self._state.store.create(header.variables, staged.tensors)
+        names = [variable.slot_of or variable.name for variable in specs]
+        async with state.locked(names):
+            created = state.store.create(specs, values)
             return pb.CreateVariablesResponse(variables=created)
 
     async def describe(

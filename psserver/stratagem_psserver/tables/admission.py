@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from stratagem_psserver.tables.key_index import KeyIndex
+from stratagem_psserver.tables.retention import largest
 
 # Counted keys that got their row stay in the index until they are so many.
 _SETTLED_AT_LEAST = 1024
@@ -16,7 +17,8 @@ class Admission:
     Args:
         needed: The how-manieth sight of a key is the first that counts; at least 1.
         max_bytes: Most bytes of the counts. Where more would be needed, all keys are
-            forgotten and counted anew.
+            forgotten and counted anew; of keys that come at once and are too many even
+            so, the first are counted.
     """
 
     def __init__(self, needed: int, max_bytes: int | None = None) -> None:
@@ -47,9 +49,7 @@ class Admission:
 
     def count(self, keys: torch.Tensor) -> None:
         """Counts one more sight of distinct keys."""
-        if not len(keys):
-            return
-        self._make_room(len(keys))
+        keys = keys[: self._room_for(len(keys))]
         positions = self._index.find(keys)
         new = keys[positions < 0]
         places = torch.arange(len(new)) + len(self._index)
@@ -70,13 +70,15 @@ class Admission:
         counts[known] = self._counts[positions[known]]
         return counts
 
-    def _make_room(self, more: int) -> None:
+    def _room_for(self, more: int) -> int:
+        """How many of so many keys can be counted."""
         if len(self._index) > 2 * self.waiting + _SETTLED_AT_LEAST:
             self._drop_settled()
-        total = len(self._index) + more
-        nbytes = KeyIndex.nbytes_for(total) + 8 * total
-        if self._max_bytes is not None and nbytes > self._max_bytes:
+        if self._max_bytes is None:
+            return more
+        if _nbytes(len(self._index) + more) > self._max_bytes:
             self.forget()
+        return min(more, largest(_nbytes, self._max_bytes))
 
     def _drop_settled(self) -> None:
         keys, positions = self._index.items()
@@ -85,3 +87,7 @@ class Admission:
         self.forget()
         self._index.insert(keys, torch.arange(len(keys)))
         self._counts = counts
+
+
+def _nbytes(keys: int) -> int:
+    return KeyIndex.nbytes_for(keys) + 8 * keys

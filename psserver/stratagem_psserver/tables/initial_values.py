@@ -53,9 +53,9 @@ class InitialValues:
 
     @cached_property
     def _key(self) -> int:
-        name = self.initializer.seed.to_bytes(8, "little") + whole_name(
-            self.spec
-        ).encode()
+        name = (
+            self.initializer.seed.to_bytes(8, "little") + whole_name(self.spec).encode()
+        )
         return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
 
     def whole(self) -> torch.Tensor:

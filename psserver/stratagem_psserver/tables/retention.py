@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -62,12 +65,7 @@ class Retention:
         if not self.max_bytes:
             return most
         available = self.max_bytes - (self.count_bytes or 0)
-        low, high = 0, min(most, available // (row_bytes + _ROW_OVERHEAD))
-        while low < high:
-            middle = (low + high + 1) // 2
-            fits = rows_nbytes(middle, row_bytes) <= available
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low
+        return min(most, largest(partial(rows_nbytes, row_bytes), available))
 
     def eviction(self, rows: int, new: int, most: int) -> int:
         """How many rows must go so that so many new ones fit."""
@@ -75,9 +73,14 @@ class Retention:
         return max(needed, most // _SHARE_EVICTED) if needed > 0 else 0
 
 
-def rows_nbytes(rows: int, row_bytes: int) -> int:
+def rows_nbytes(row_bytes: int, rows: int) -> int:
     """Bytes that stored rows take with their keys, their ages and their index."""
     return rows * (row_bytes + _ROW_OVERHEAD) + KeyIndex.nbytes_for(rows)
+
+
+def largest(nbytes: Callable[[int], int], available: int) -> int:
+    """The largest number whose bytes, which grow with it, are available."""
+    return bisect_right(range(available + 1), available, key=nbytes) - 1
 
 
 def oldest(touched: torch.Tensor, count: int) -> torch.Tensor:

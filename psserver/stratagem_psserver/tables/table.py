@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
 from stratagem_psserver.tables.admission import Admission
 from stratagem_psserver.tables.initial_values import InitialValues
 from stratagem_psserver.tables.key_index import KeyIndex
-from stratagem_psserver.tables.retention import Retention, oldest, rows_nbytes
+from stratagem_psserver.tables.retention import Retention, oldest
 
 _FIRST_ROWS = 64
 
@@ -39,13 +39,17 @@ class Arena:
     """One row of numbers for each row of a table: its value, or a state of it.
 
     Attributes:
+        table: Whose rows they are.
         initial: What rows are that are not stored.
         storage: The numbers, by position; what lies beyond the table's rows is void.
+
+    Raises:
+        ResourceExhaustedError: There is no memory for it.
     """
 
-    def __init__(self, initial: InitialValues, capacity: int) -> None:
-        self.initial = initial
-        self.storage = self._allocated(capacity)
+    def __init__(self, table: Table, spec: VariableSpec) -> None:
+        self.table, self.initial = table, InitialValues(spec)
+        self.storage = self._allocated(table.capacity)
 
     @property
     def row_bytes(self) -> int:
@@ -98,11 +102,10 @@ class Table:
         self._index = KeyIndex()
         self._rows, self._clock, self._swept = 0, 0, 0
         self._evicted, self._dropped = 0, 0
-        self.value = Arena(InitialValues(spec), 0)
-        self.arenas: list[Arena] = [self.value]
         self._keys = torch.empty(0, dtype=torch.int64)
         self._touched = torch.empty(0, dtype=torch.int64)
-        self.check_fit(1)
+        self.value = Arena(self, spec)
+        self.arenas: list[Arena] = [self.value]
         self._resize(min(_FIRST_ROWS, self.most_rows()))
 
     def __len__(self) -> int:
@@ -128,25 +131,18 @@ class Table:
             dropped_gradients=self._dropped,
         )
 
-    def most_rows(self, more_arenas: Iterable[Arena] = ()) -> int:
-        """Most rows that may be stored, also with some more states."""
-        row_bytes = sum(each.row_bytes for each in (*self.arenas, *more_arenas))
-        return self._retention.most_rows(row_bytes)
+    def most_rows(self, more_bytes: int = 0) -> int:
+        """Most rows that may be stored, each having so many more bytes of state."""
+        row_bytes = sum(arena.row_bytes for arena in self.arenas)
+        return self._retention.most_rows(row_bytes + more_bytes)
 
-    def check_fit(self, rows: int, more_arenas: Iterable[Arena] = ()) -> None:
+    def check_fit(self, rows: int, more_bytes: int = 0) -> None:
         """Checks that so many rows can be stored at once.
 
         Raises:
             InvalidArgumentError: The limits of the table are below that.
         """
-        most = self.most_rows(more_arenas)
-        if rows > most:
-            raise InvalidArgumentError(
-                f"table {self.name!r} must store {rows} rows at once, and its max_rows "
-                f"and max_bytes leave room for {most} with their optimizer state; "
-                "raise them, or write fewer rows at a time",
-                variable=self.name,
-            )
+        check_room(self.name, rows, self.most_rows(more_bytes))
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys of all stored rows, and when each was touched last, by position."""
@@ -167,11 +163,12 @@ class Table:
             wanted = max(needed, 2 * self.capacity)
             self._resize(max(self.capacity, min(wanted, self.most_rows())))
 
-    def attach(self, arena: Arena) -> None:
-        """Adds a state to all rows, evicting the oldest if there is no room for it."""
-        arena.storage = arena.resized(self.capacity, 0)
-        arena.storage[: self._rows] = arena.initial.rows(self._keys[: self._rows])
-        self.arenas.append(arena)
+    def attach(self, arenas: Sequence[Arena]) -> None:
+        """Adds states to all rows, evicting the oldest if there is no room for them."""
+        keys = self._keys[: self._rows]
+        for arena in arenas:
+            arena.storage[: self._rows] = arena.initial.rows(keys)
+        self.arenas.extend(arenas)
         most = self.most_rows()
         if most < self._rows:
             self._evict(oldest(self._touched[: self._rows], self._rows - most))
@@ -262,6 +259,21 @@ class Table:
             arena.storage = storage
         self._keys = _resized(self._keys, capacity, self._rows)
         self._touched = _resized(self._touched, capacity, self._rows)
+
+
+def check_room(name: str, rows: int, most: int) -> None:
+    """Checks that a table has room for so many rows at once.
+
+    Raises:
+        InvalidArgumentError: It stores at most fewer.
+    """
+    if rows > most:
+        raise InvalidArgumentError(
+            f"table {name!r} must store {rows} rows at once, and its max_rows and "
+            f"max_bytes leave room for {most} with their optimizer state; raise them, "
+            "or write fewer rows at a time",
+            variable=name,
+        )
 
 
 def _resized(vector: torch.Tensor, capacity: int, count: int) -> torch.Tensor:
