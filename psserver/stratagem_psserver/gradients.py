@@ -30,18 +30,64 @@ class Gradient:
     value: torch.Tensor
     rows: torch.Tensor | None = None
 
-    def as_grad(self, variable: Variable) -> torch.Tensor:
-        """What `torch.optim` finds in `.grad`."""
-        if self.rows is None:
-            return self.value
-        return as_sparse(self.rows.unsqueeze(0), self.value, variable.value.shape)
+
+@dataclass
+class RowGradient:
+    """A row-sparse gradient with its rows in order, each once.
+
+    Attributes:
+        rows: int64 vector of distinct rows.
+        places: For each row of `values`, its place in `rows`; None if they are the
+            same rows in the same order.
+        values: The gradients of single rows, in the order in which they came.
+    """
+
+    rows: torch.Tensor
+    places: torch.Tensor | None
+    values: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: torch.Tensor, values: torch.Tensor) -> RowGradient:
+        if bool((rows[1:] > rows[:-1]).all()):
+            return cls(rows, None, values)
+        distinct, places = rows.unique(return_inverse=True)
+        return cls(distinct, places, values)
+
+    def only(self, wanted: torch.Tensor) -> RowGradient:
+        """The gradient of some of the distinct rows, given by a mask."""
+        if self.places is None:
+            return RowGradient(self.rows[wanted], None, self.values[wanted])
+        kept = wanted[self.places]
+        renumbered = wanted.cumsum(0) - 1
+        places = renumbered[self.places[kept]]
+        return RowGradient(self.rows[wanted], places, self.values[kept])
+
+    def as_sparse(self) -> torch.Tensor:
+        """The gradient of the distinct rows as a sparse tensor."""
+        shape = torch.Size((len(self.rows), *self.values.shape[1:]))
+        if self.places is not None:
+            return as_sparse(self.places.unsqueeze(0), self.values, shape)
+        places = torch.arange(len(self.rows)).unsqueeze(0)
+        return as_sparse(places, self.values, shape, is_coalesced=True)
+
+    def as_dense(self) -> torch.Tensor:
+        """The gradient of the distinct rows, repeated ones added in their order."""
+        if self.places is None:
+            return self.values
+        total = self.values.new_zeros(len(self.rows), *self.values.shape[1:])
+        return total.index_add_(0, self.places, self.values)
 
 
 def as_sparse(
-    indices: torch.Tensor, values: torch.Tensor, shape: torch.Size
+    indices: torch.Tensor,
+    values: torch.Tensor,
+    shape: torch.Size,
+    is_coalesced: bool | None = None,
 ) -> torch.Tensor:
-    """The uncoalesced sparse tensor of some rows that were checked before."""
-    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
+    """The sparse tensor of some rows that were checked before."""
+    return torch.sparse_coo_tensor(
+        indices, values, shape, check_invariants=False, is_coalesced=is_coalesced
+    )
 
 
 def gather(

@@ -15,28 +15,34 @@ from typing import Any, Protocol
 
 import torch
 
-from stratagem_psserver.gradients import Gradient, as_sparse
-from stratagem_psserver.rehearsal import Rehearsed, StateLayout
+from stratagem_psserver.rehearsal import StateLayout
 from stratagem_psserver.store import Variable, VariableStore
 
 
-class Loan(Protocol):
-    """A variable lent to an optimizer for one step.
+@dataclass(frozen=True)
+class Lent:
+    """What an optimizer sees of a variable.
 
     Attributes:
-        variable: The variable that is stepped.
-        tensor: The parameter as the optimizer sees it.
+        tensor: The parameter.
         gradient: Its gradient.
         state: Its state by key; empty where the optimizer begins it.
     """
 
-    variable: Variable
     tensor: torch.Tensor
     gradient: torch.Tensor
     state: dict[str, Any]
 
-    def open(self) -> None:
-        """Takes what memory the step needs, and fills the attributes."""
+
+class Loan(Protocol):
+    """A variable lent to an optimizer for one step."""
+
+    def open(self) -> Lent:
+        """Takes all memory that the step needs; changes nothing.
+
+        Raises:
+            ResourceExhaustedError: There is not enough.
+        """
 
     def close(self, state: Mapping[str, Any]) -> None:
         """Takes back what the optimizer has made."""
@@ -47,33 +53,40 @@ class Loan(Protocol):
 
 @dataclass
 class WholeLoan:
-    """A variable with a dense gradient."""
+    """A variable with a dense gradient.
+
+    Attributes:
+        variable: The variable.
+        gradient: Of its shape.
+        layout: The state that the optimizer keeps for it.
+        names: Names of its slots by the optimizer's keys.
+        slots: Those that there are by the optimizer's keys: all or none.
+    """
 
     variable: Variable
     gradient: torch.Tensor
     layout: StateLayout
-    slots: Mapping[str, Variable]
     names: Mapping[str, str]
-    state: dict[str, Any] = field(default_factory=dict)
+    slots: Mapping[str, Variable]
+    _made: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
-    @property
-    def tensor(self) -> torch.Tensor:
-        return self.variable.value
-
-    def open(self) -> None:
-        self.state = {
+    def open(self) -> Lent:
+        state = {
             key: self.layout[key].lent(slot.value) for key, slot in self.slots.items()
         }
+        return Lent(self.variable.value, self.gradient, state)
 
     def close(self, state: Mapping[str, Any]) -> None:
-        self.state = as_tensors(state, self.layout)
+        self._made = as_tensors(state, self.layout)
 
     def commit(self, store: VariableStore) -> None:
-        for key, tensor in self.state.items():
+        for key, tensor in self._made.items():
             store.put_slot(self.names[key], self.variable.name, tensor)
 
 
-def as_tensors(state: Mapping[str, Any], layout: StateLayout) -> dict[str, Any]:
+def as_tensors(
+    state: Mapping[str, Any], layout: StateLayout
+) -> dict[str, torch.Tensor]:
     """What an optimizer made, in the dtypes of the layout."""
     return {
         key: torch.as_tensor(value).to(layout[key].dtype)

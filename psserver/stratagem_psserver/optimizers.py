@@ -21,13 +21,17 @@ from stratagem_proto.optimizers import OptimizerRule, Value, decode_group, rule_
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.gradients import Gradient, check_gradient
+from stratagem_psserver.loans import Lent, Loan, WholeLoan
 from stratagem_psserver.rehearsal import (
+    Rehearsed,
     StateLayout,
+    StateTensor,
     hyperparameters_of,
     make_optimizer,
     rehearse,
     take_step,
 )
+from stratagem_psserver.row_loans import TableRowLoan, TensorRowLoan
 from stratagem_psserver.store import Variable, VariableStore
 
 # More than any sane program has; without an end they would fill the memory.
@@ -35,50 +39,33 @@ MAX_OPTIMIZERS = 10_000
 
 
 @dataclass
-class _Parameter:
-    """A variable lent to an optimizer for one step."""
-
-    variable: Variable
-    gradient: torch.Tensor
-    layout: StateLayout
-    state: dict[str, torch.Tensor]
-
-    def keep(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Takes back what an optimizer made, in the dtypes of the layout."""
-        self.state = {
-            key: tensor.to(self.layout[key].dtype) for key, tensor in state.items()
-        }
-
-
-@dataclass
 class _Group:
-    """A param group with those of its parameters that have a gradient."""
+    """A param group with those of its variables that have a gradient."""
 
     values: Mapping[str, Value]
-    parameters: list[_Parameter] = field(default_factory=list)
-    _layouts: dict[tuple[torch.dtype, bool], StateLayout] = field(default_factory=dict)
+    loans: list[Loan] = field(default_factory=list)
+    _rehearsed: dict[tuple[torch.dtype, bool], Rehearsed] = field(default_factory=dict)
 
-    def layout(
+    def rehearsed(
         self, rule: OptimizerRule, dtype: torch.dtype, sparse: bool
-    ) -> StateLayout:
+    ) -> Rehearsed:
         key = (dtype, sparse)
-        if key not in self._layouts:
-            self._layouts[key] = rehearse(rule, self.values, dtype, sparse)
-        return self._layouts[key]
+        if key not in self._rehearsed:
+            self._rehearsed[key] = rehearse(rule, self.values, dtype, sparse)
+        return self._rehearsed[key]
 
-    def step(self, rule: OptimizerRule) -> None:
-        lent = {each.variable.value: each for each in self.parameters}
-        fresh = [tensor for tensor, each in lent.items() if not each.state]
+    def step(self, rule: OptimizerRule, all_lent: Sequence[Lent]) -> None:
+        fresh = [lent.tensor for lent in all_lent if not lent.state]
         optimizer = make_optimizer(rule, self.values, fresh)
-        optimizer.param_groups[0]["params"] = list(lent)
-        for tensor, each in lent.items():
-            tensor.grad = each.gradient
-            if each.state:
-                optimizer.state[tensor] = each.state
+        optimizer.param_groups[0]["params"] = [lent.tensor for lent in all_lent]
+        for lent in all_lent:
+            lent.tensor.grad = lent.gradient
+            if lent.state:
+                optimizer.state[lent.tensor] = lent.state
         take_step(optimizer)
-        for tensor, each in lent.items():
-            tensor.grad = None
-            each.keep(optimizer.state.get(tensor, {}))
+        for lent, loan in zip(all_lent, self.loans, strict=True):
+            lent.tensor.grad = None
+            loan.close(optimizer.state.get(lent.tensor, {}))
 
 
 @dataclass
@@ -92,10 +79,15 @@ class OptimizerStep:
     nbytes: int
 
     def run(self) -> None:
-        """Changes the values of the variables and their slots."""
-        for group in self.groups:
-            if group.parameters:
-                group.step(self.rule)
+        """Changes the values of the variables and their slots.
+
+        Raises:
+            ResourceExhaustedError: There is no memory for it; nothing is changed.
+        """
+        opened = [[loan.open() for loan in group.loans] for group in self.groups]
+        for group, lent in zip(self.groups, opened, strict=True):
+            if lent:
+                group.step(self.rule, lent)
 
 
 def slot_name(variable: str, optimizer: str, key: str) -> str:
@@ -147,11 +139,8 @@ class Optimizers:
         for variable in step.variables:
             variable.version += 1
         for group in step.groups:
-            for each in group.parameters:
-                owner = each.variable.name
-                for key, tensor in each.state.items():
-                    name = slot_name(owner, step.program.name, key)
-                    self._store.put_slot(name, owner, tensor)
+            for loan in group.loans:
+                loan.commit(self._store)
         return [variable.version for variable in step.variables]
 
     def forget(self, names: Sequence[str]) -> None:
@@ -195,25 +184,42 @@ class Optimizers:
                 f"{gradient.group}; the program has {len(groups)}",
                 variable=variable.name,
             )
-        group = groups[gradient.group]
-        layout = group.layout(rule, variable.value.dtype, gradient.rows is not None)
-        state = self._state(name, variable, layout)
-        grad = gradient.as_grad(variable)
-        group.parameters.append(_Parameter(variable, grad, layout, state))
+        self._lend(name, rule, groups[gradient.group], gradient)
 
-    def _state(
-        self, optimizer: str, variable: Variable, layout: StateLayout
-    ) -> dict[str, torch.Tensor]:
-        """The tensors of the slot variables; empty if there are none yet."""
-        found: dict[str, torch.Tensor] = {}
-        for key, expected in layout.items():
-            name = slot_name(variable.name, optimizer, key)
+    def _lend(
+        self, name: str, rule: OptimizerRule, group: _Group, gradient: Gradient
+    ) -> None:
+        variable = self._store.get(gradient.variable)
+        sparse = gradient.rows is not None
+        rehearsed = group.rehearsed(rule, variable.value.dtype, sparse)
+        layout = rehearsed.layout
+        names = {key: slot_name(variable.name, name, key) for key in layout}
+        slots = self._slots(name, variable, names, layout)
+        loan: Loan
+        if not sparse:
+            loan = WholeLoan(variable, gradient.value, layout, names, slots)
+        elif variable.arena is None:
+            loan = TensorRowLoan(variable, gradient, rehearsed, names, slots)
+        else:
+            loan = TableRowLoan(variable, gradient, rehearsed, names, slots)
+            loan.check_fit()
+        group.loans.append(loan)
+
+    def _slots(
+        self,
+        optimizer: str,
+        variable: Variable,
+        names: Mapping[str, str],
+        layout: StateLayout,
+    ) -> dict[str, Variable]:
+        """The slot variables by the optimizer's keys; empty if there are none yet."""
+        found: dict[str, Variable] = {}
+        for key, name in names.items():
             check_name(name)
             slot = self._store.find(name)
-            if slot is None:
-                continue
-            _check_slot(slot, variable, expected.dtype, expected.shape(variable.value))
-            found[key] = slot.value
+            if slot is not None:
+                _check_slot(slot, variable, layout[key])
+                found[key] = slot
         if found and (missing := layout.keys() - found.keys()):
             raise FailedPreconditionError(
                 f"optimizer {optimizer!r} has the state {sorted(found)} for "
@@ -224,20 +230,23 @@ class Optimizers:
         return found
 
 
-def _check_slot(
-    slot: Variable, variable: Variable, dtype: torch.dtype, shape: torch.Size
-) -> None:
+def _check_slot(slot: Variable, variable: Variable, expected: StateTensor) -> None:
     if slot.spec.slot_of != variable.name:
         raise AlreadyExistsError(
             f"variable {slot.name!r} is no slot of {variable.name!r} but has the name "
             "of the optimizer's state; rename the variable or the optimizer",
             variable=slot.name,
         )
-    if (slot.value.dtype, slot.value.shape) != (dtype, shape):
+    shape = expected.shape(variable.value)
+    of_table = variable.arena is not None and not expected.is_scalar
+    fits = of_table == (slot.arena is not None)
+    if not fits or (slot.value.dtype, slot.value.shape) != (expected.dtype, shape):
+        kind = "table" if of_table else "tensor"
+        shown = [] if expected.is_scalar else list(variable.spec.tensor.shape)
         raise FailedPreconditionError(
             f"slot variable {slot.name!r} is {slot.value.dtype} of shape "
-            f"{list(slot.value.shape)}; the optimizer needs {dtype} of shape "
-            f"{list(shape)}; delete it or create it so",
+            f"{list(slot.spec.tensor.shape)}; the optimizer needs a {kind}, "
+            f"{expected.dtype} of shape {shown}; delete it or create it so",
             variable=slot.name,
         )
 

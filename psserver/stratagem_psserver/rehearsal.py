@@ -61,6 +61,7 @@ class Rehearsed:
     layout: StateLayout
     takes_sparse: bool
 
+
 # What torch makes of an optimizer's scalars depends on the default dtype of the
 # process, which a program that hosts a server in itself may change at any time.
 _SCALAR = torch.float32

@@ -223,22 +223,12 @@ def test_row_sparse_gradients_step_as_those_of_a_sparse_embedding(
     assert torch.equal(store.get("table").value, table.weight)
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        torch.optim.Adam([torch.empty(0)]),
-        torch.optim.SGD([torch.empty(0)], momentum=0.9),
-        torch.optim.Adagrad([torch.empty(0)], weight_decay=0.1),
-        torch.optim.Adagrad([torch.empty(0)], fused=True),
-    ],
-)
-def test_optimizers_without_row_sparse_steps_say_which_have_them(
-    optimizer: torch.optim.Optimizer,
-) -> None:
+def test_optimizers_that_no_row_is_stepped_by_say_which_have_row_sparse_steps() -> None:
     store, optimizers = hosting(table=torch.ones(5, 2))
     gradient = Gradient("table", 0, torch.ones(1, 2), torch.tensor([3]))
-    with pytest.raises(InvalidArgumentError, match="SGD without momentum"):
-        optimizers.prepare(optimizer_program(optimizer), [gradient])
+    rprop = optimizer_program(torch.optim.Rprop([torch.empty(0)]))
+    with pytest.raises(InvalidArgumentError, match="work with Adagrad, Adam, AdamW"):
+        optimizers.prepare(rprop, [gradient])
     assert torch.equal(store.get("table").value, torch.ones(5, 2))
 
 

@@ -60,7 +60,7 @@ def words_of_rows(rows: npt.NDArray[np.int64], columns: int, key: int) -> Words:
 
 def uniform(words: Words) -> npt.NDArray[np.float64]:
     """Evenly distributed numbers from 0 to below 1."""
-    return words * 2.0**-32
+    return words.astype(np.float64) * 2.0**-32
 
 
 def normal(words: Words) -> npt.NDArray[np.float64]:

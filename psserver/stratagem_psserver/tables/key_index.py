@@ -132,4 +132,5 @@ def _places_in_runs(ordered: torch.Tensor) -> torch.Tensor:
     """For each element of a sorted vector, how many equal ones stand before it."""
     counts = torch.unique_consecutive(ordered, return_counts=True)[1]
     starts = (counts.cumsum(0) - counts).repeat_interleave(counts)
-    return torch.arange(len(ordered)) - starts
+    places: torch.Tensor = torch.arange(len(ordered)) - starts
+    return places
