@@ -85,8 +85,8 @@ def _all_of_table(variable: Variable, arena: Arena, selection: Selection) -> Sel
         return Selected(variable, variable.value, torch.arange(spec.shape[0]))
     raise InvalidArgumentError(
         f"{variable.name!r} is a table of shape {list(spec.shape)}; only one with a "
-        f"fixed number of rows and at most {_MOST_OF_A_TABLE} bytes is read whole. Read the "
-        "rows that are needed",
+        f"fixed number of rows and at most {_MOST_OF_A_TABLE} bytes is read whole. "
+        "Read the rows that are needed",
         variable=variable.name,
     )
 

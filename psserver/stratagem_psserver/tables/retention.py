@@ -17,8 +17,10 @@ _ROW_OVERHEAD = 16
 # Whoever evicts sorts all rows by age, so it is not done for each new key.
 _SHARE_EVICTED = 16
 _SHARE_OF_AGE = 8
-# Of the bytes of a table, for counting keys that have no row yet.
+# Of the bytes of a table, for counting keys that have no row yet; and enough for some
+# dozens of them.
 _SHARE_FOR_COUNTS = 8
+_LEAST_FOR_COUNTS = 2048
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,9 @@ class Retention:
         """Most bytes for counting keys; None without limit."""
         if not self.max_bytes:
             return None
-        return self.max_bytes // _SHARE_FOR_COUNTS if self.admission_count > 1 else 0
+        if self.admission_count == 1:
+            return 0
+        return max(self.max_bytes // _SHARE_FOR_COUNTS, _LEAST_FOR_COUNTS)
 
     @property
     def sweep_interval(self) -> int:
@@ -80,7 +84,8 @@ def rows_nbytes(row_bytes: int, rows: int) -> int:
 
 def largest(nbytes: Callable[[int], int], available: int) -> int:
     """The largest number whose bytes, which grow with it, are available."""
-    return bisect_right(range(available + 1), available, key=nbytes) - 1
+    numbers = range(max(0, available) + 1)
+    return max(0, bisect_right(numbers, available, key=nbytes) - 1)
 
 
 def oldest(touched: torch.Tensor, count: int) -> torch.Tensor:
