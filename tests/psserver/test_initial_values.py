@@ -106,7 +106,8 @@ def correlation(first: torch.Tensor, second: torch.Tensor) -> float:
 
 
 def normal_share(values: torch.Tensor) -> torch.Tensor:
-    return torch.special.ndtr((values - 2.0) / 0.5)
+    share: torch.Tensor = torch.special.ndtr((values - 2.0) / 0.5)
+    return share
 
 
 def uniform_share(values: torch.Tensor) -> torch.Tensor:

@@ -40,8 +40,8 @@ def test_it_finds_what_a_dictionary_finds(
         expected = [known.get(key, -1) for key in asked]
         assert index.find(vector(asked)).tolist() == expected
     assert len(index) == len(known)
-    keys, positions = index.items()
-    assert dict(zip(keys.tolist(), positions.tolist(), strict=True)) == known
+    held, positions = index.items()
+    assert dict(zip(held.tolist(), positions.tolist(), strict=True)) == known
 
 
 @settings(deadline=None)

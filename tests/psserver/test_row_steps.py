@@ -118,24 +118,22 @@ def divided(number: int, as_tables: bool) -> list[VariableSpec]:
 def test_rows_have_the_bytes_of_sparse_training_in_torch(
     case: str, number: int, as_tables: bool
 ) -> None:
-    embedding = torch.nn.Embedding(ROWS, COLUMNS, sparse=True)
-    with torch.no_grad():
-        embedding.weight.copy_(InitialValues(SPEC).whole())
-    local = SPARSE[case]([embedding.weight])
+    parameter = torch.nn.Parameter(InitialValues(SPEC).whole())
+    local = SPARSE[case]([parameter])
     specs = divided(number, as_tables)
     store, optimizers = hosting(*specs)
     for rows, values in batches():
-        embedding.weight.grad = torch.sparse_coo_tensor(
+        parameter.grad = torch.sparse_coo_tensor(
             rows.unsqueeze(0), values, (ROWS, COLUMNS), check_invariants=False
         )
         take_step(local)
         if not isinstance(local, torch.optim.SGD):
             # The order in which torch adds up repeated rows depends on all of them.
-            rows, values = combined(embedding.weight.grad)
+            rows, values = combined(parameter.grad)
         push(optimizers, optimizer_program(local), specs, rows, values)
-        assert torch.equal(whole(store, specs, ""), embedding.weight)
+        assert torch.equal(whole(store, specs, ""), parameter)
     name = type(local).__name__
-    state = local.state[embedding.weight]
+    state = local.state[parameter]
     for key in state:
         mine = whole(store, specs, f"/{name}/{key}")
         assert torch.equal(mine, torch.as_tensor(state[key])), key
