@@ -20,7 +20,7 @@ from stratagem_psserver.gradients import Gradient, RowGradient
 from stratagem_psserver.loans import Lent, as_tensors
 from stratagem_psserver.rehearsal import Rehearsed, StateTensor
 from stratagem_psserver.store import Variable, VariableStore
-from stratagem_psserver.tables.table import Arena, Found, Table
+from stratagem_psserver.tables.table import Arena, Table
 
 State: TypeAlias = "dict[str, torch.Tensor]"
 
@@ -132,11 +132,10 @@ class TableRowLoan(_RowLoan):
     def open(self) -> Lent:
         table, gradient = self._table, self._distinct()
         found = table.find(gradient.rows)
-        admitted = found.is_stored | table.admission.is_due(gradient.rows)
-        self._refused = gradient.rows[~admitted]
+        refused = found.is_new & ~table.admission.is_due(gradient.rows)
+        self._refused = gradient.rows[refused]
         if len(self._refused):
-            gradient = gradient.only(admitted)
-            found = Found(found.keys[admitted], found.positions[admitted])
+            gradient, found = gradient.only(~refused), found.only(~refused)
         table.make_room(found)
         self._found, self._begun = found, self._new_arenas()
         state = {

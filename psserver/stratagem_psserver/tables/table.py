@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -16,6 +17,7 @@ from stratagem_psserver.tables.key_index import KeyIndex
 from stratagem_psserver.tables.retention import Retention, oldest
 
 _FIRST_ROWS = 64
+_NONE = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,18 @@ class Found:
     keys: torch.Tensor
     positions: torch.Tensor
 
-    @property
-    def is_stored(self) -> torch.Tensor:
-        return self.positions >= 0
+    @cached_property
+    def is_new(self) -> torch.Tensor:
+        """Which keys have no row."""
+        return self.positions < 0
+
+    @cached_property
+    def num_new(self) -> int:
+        return int(self.is_new.sum())
+
+    def only(self, wanted: torch.Tensor) -> Found:
+        """Some of the keys, given by a mask."""
+        return Found(self.keys[wanted], self.positions[wanted])
 
 
 class Arena:
@@ -57,10 +68,10 @@ class Arena:
 
     def read(self, found: Found) -> torch.Tensor:
         """A copy of some rows; those that are not stored have their initial value."""
+        if not found.num_new:
+            return self.storage.index_select(0, found.positions)
         rows = self.storage.index_select(0, found.positions.clamp(min=0))
-        absent = ~found.is_stored
-        if absent.any():
-            rows[absent] = self.initial.rows(found.keys[absent])
+        rows[found.is_new] = self.initial.rows(found.keys[found.is_new])
         return rows
 
     def resized(self, capacity: int, count: int) -> torch.Tensor:
@@ -158,7 +169,7 @@ class Table:
         Raises:
             ResourceExhaustedError: There is not enough.
         """
-        needed = self._rows + int((~found.is_stored).sum())
+        needed = self._rows + found.num_new
         if needed > self.capacity:
             wanted = max(needed, 2 * self.capacity)
             self._resize(max(self.capacity, min(wanted, self.most_rows())))
@@ -187,57 +198,57 @@ class Table:
             rows: What to write into each arena, in the order of the keys.
         """
         self._clock += 1
-        self._touched[found.positions[found.is_stored]] = self._clock
+        kept = found.positions[~found.is_new] if found.num_new else found.positions
+        self._touched.index_fill_(0, kept, self._clock)
         found = self._with_room(found)
-        positions = self._place(found)
+        positions = self._place(found) if found.num_new else found.positions
         for arena in self.arenas:
             if arena in rows:
                 arena.storage.index_copy_(0, positions, rows[arena])
-            else:
-                new = ~found.is_stored
-                arena.storage[positions[new]] = arena.initial.rows(found.keys[new])
+            elif found.num_new:
+                fresh = arena.initial.rows(found.keys[found.is_new])
+                arena.storage[positions[found.is_new]] = fresh
 
     def drop(self, keys: torch.Tensor) -> None:
         """Counts keys whose gradient is dropped since they have no row yet."""
-        self.admission.count(keys)
-        self._dropped += len(keys)
+        if len(keys):
+            self.admission.count(keys)
+            self._dropped += len(keys)
 
     def _with_room(self, found: Found) -> Found:
-        new = int((~found.is_stored).sum())
         doomed = self._too_old()
-        if not len(doomed):
-            number = self._retention.eviction(self._rows, new, self.most_rows())
-            kept = len(found.keys) - new
-            number = min(number, self._rows - kept)
-            doomed = oldest(self._touched[: self._rows], number) if number else doomed
+        if not len(doomed) and found.num_new:
+            doomed = self._too_many(found)
         if not len(doomed):
             return found
         self._evict(doomed)
         return self._with_room(self.find(found.keys))
 
+    def _too_many(self, found: Found) -> torch.Tensor:
+        new, most = found.num_new, self.most_rows()
+        others = self._rows - (len(found.keys) - new)
+        number = min(self._retention.eviction(self._rows, new, most), others)
+        return oldest(self._touched[: self._rows], number) if number else _NONE
+
     def _too_old(self) -> torch.Tensor:
         retention = self._retention
         due = self._clock - self._swept >= retention.sweep_interval
         if not retention.evict_after or not due:
-            return torch.empty(0, dtype=torch.int64)
+            return _NONE
         self._swept = self._clock
         age = self._clock - self._touched[: self._rows]
         return (age >= retention.evict_after).nonzero().squeeze(1)
 
     def _place(self, found: Found) -> torch.Tensor:
         """Positions of keys, of which those that have none get the next ones."""
-        new = ~found.is_stored
-        keys = found.keys[new]
-        places = torch.arange(self._rows, self._rows + len(keys))
-        positions = found.positions.clone()
-        positions[new] = places
-        if len(keys):
-            self._index.insert(keys, places)
-            self._keys[places] = keys
-            self._touched[places] = self._clock
-            self._rows += len(keys)
-            self.admission.settle(keys)
-        return positions
+        keys, rows = found.keys[found.is_new], self._rows + found.num_new
+        places = torch.arange(self._rows, rows)
+        self._index.insert(keys, places)
+        self._keys[self._rows : rows] = keys
+        self._touched[self._rows : rows] = self._clock
+        self._rows = rows
+        self.admission.settle(keys)
+        return found.positions.masked_scatter(found.is_new, places)
 
     def _evict(self, doomed: torch.Tensor) -> None:
         """Removes rows; the last of those that stay move to where they were."""
