@@ -20,7 +20,8 @@ from stratagem_psserver.gradients import Gradient, RowGradient
 from stratagem_psserver.loans import Lent, as_tensors
 from stratagem_psserver.rehearsal import Rehearsed, StateTensor
 from stratagem_psserver.store import Variable, VariableStore
-from stratagem_psserver.tables.table import Arena, Table
+from stratagem_psserver.tables.arena import Arena
+from stratagem_psserver.tables.table import Table
 
 State: TypeAlias = "dict[str, torch.Tensor]"
 

@@ -13,7 +13,7 @@ from stratagem_proto.tensors import encode_dtype, nbytes_of
 from stratagem_proto.v1.parameter_server_pb2 import Selection
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_psserver.store import Variable
-from stratagem_psserver.tables.table import Arena
+from stratagem_psserver.tables.arena import Arena
 
 # Of a table, whose rows must all be looked up and may have to be made.
 _MOST_OF_A_TABLE = 64 << 20

@@ -18,16 +18,17 @@ from stratagem_proto.errors import (
     VariableNotFoundError,
 )
 from stratagem_proto.protocol import check_name
-from stratagem_proto.tensors import decode_dtype, nbytes_of, spec_of
+from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_SLOT,
-    VARIABLE_KIND_UNSPECIFIED,
     VariableInfo,
     VariableKind,
     VariableSpec,
 )
+from stratagem_psserver.descriptions import check_partition, check_value
+from stratagem_psserver.tables.arena import Arena
 from stratagem_psserver.tables.description import check_slot, check_table
-from stratagem_psserver.tables.table import Arena, Table
+from stratagem_psserver.tables.table import Table
 
 _COMPARED = 100  # names, for advice on an unknown one
 
@@ -173,8 +174,8 @@ class VariableStore:
                 "it, choose another name or delete it first",
                 variable=spec.name,
             )
-        _check_value(spec, value)
-        _check_partition(spec)
+        check_value(spec, value)
+        check_partition(spec)
         self._check_ownership(spec, known)
         if spec.HasField("table") and not spec.slot_of:
             check_table(spec)
@@ -268,38 +269,3 @@ class VariableStore:
 
 def _beginning(name: str, other: str) -> int:
     return len(os.path.commonprefix((name, other)))  # noqa: RUF071  # no paths
-
-
-def _check_value(spec: VariableSpec, value: torch.Tensor) -> None:
-    nbytes_of(spec.tensor)
-    rows = [0] if spec.HasField("table") else spec.tensor.shape[:1]
-    shape = (*rows, *spec.tensor.shape[1:])
-    expected = (decode_dtype(spec.tensor.dtype), shape)
-    if expected != (value.dtype, tuple(value.shape)):
-        raise InvalidArgumentError(
-            f"the initial value of {spec.name!r} is {value.dtype} of shape "
-            f"{list(value.shape)}; its description says {expected[0]} of shape "
-            f"{list(expected[1])}",
-            variable=spec.name,
-        )
-    if spec.kind == VARIABLE_KIND_UNSPECIFIED:
-        raise InvalidArgumentError(
-            f"variable {spec.name!r} has no kind; say MODEL, SLOT or NON_SLOT",
-            variable=spec.name,
-        )
-
-
-def _check_partition(spec: VariableSpec) -> None:
-    if not spec.HasField("partition"):
-        return
-    part, shape = spec.partition, spec.tensor.shape
-    fits = len(part.full_shape) == len(part.offset) == len(shape) and all(
-        0 <= offset <= full - size
-        for full, offset, size in zip(part.full_shape, part.offset, shape, strict=True)
-    )
-    if not fits:
-        raise InvalidArgumentError(
-            f"variable {spec.name!r} of shape {list(shape)} at {list(part.offset)} "
-            f"is no part of a variable of shape {list(part.full_shape)}",
-            variable=spec.name,
-        )

@@ -130,7 +130,7 @@ def test_rows_untouched_for_so_many_writes_go(age: int) -> None:
     assert table_of(users).statistics().evicted_rows == 1
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(
     st.integers(4_000, 20_000),
     st.lists(st.lists(st.integers(0, 500), unique=True, max_size=8), max_size=30),

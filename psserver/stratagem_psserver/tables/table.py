@@ -2,94 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
-from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
+from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
 from stratagem_psserver.tables.admission import Admission
-from stratagem_psserver.tables.initial_values import InitialValues
+from stratagem_psserver.tables.arena import Arena, Found
 from stratagem_psserver.tables.key_index import KeyIndex
 from stratagem_psserver.tables.retention import Retention, oldest
 
 _FIRST_ROWS = 64
 _NONE = torch.empty(0, dtype=torch.int64)
-
-
-@dataclass(frozen=True)
-class Found:
-    """Where some keys are stored.
-
-    Attributes:
-        keys: int64 vector.
-        positions: int64 vector of their positions; -1 for a key without a row.
-    """
-
-    keys: torch.Tensor
-    positions: torch.Tensor
-
-    @cached_property
-    def is_new(self) -> torch.Tensor:
-        """Which keys have no row."""
-        return self.positions < 0
-
-    @cached_property
-    def num_new(self) -> int:
-        return int(self.is_new.sum())
-
-    def only(self, wanted: torch.Tensor) -> Found:
-        """Some of the keys, given by a mask."""
-        return Found(self.keys[wanted], self.positions[wanted])
-
-
-class Arena:
-    """One row of numbers for each row of a table: its value, or a state of it.
-
-    Attributes:
-        table: Whose rows they are.
-        initial: What rows are that are not stored.
-        storage: The numbers, by position; what lies beyond the table's rows is void.
-
-    Raises:
-        ResourceExhaustedError: There is no memory for it.
-    """
-
-    def __init__(self, table: Table, spec: VariableSpec) -> None:
-        self.table, self.initial = table, InitialValues(spec)
-        self.storage = self._allocated(table.capacity)
-
-    @property
-    def row_bytes(self) -> int:
-        return math.prod(self.initial.row_shape) * self.initial.dtype.itemsize
-
-    def read(self, found: Found) -> torch.Tensor:
-        """A copy of some rows; those that are not stored have their initial value."""
-        if not found.num_new:
-            return self.storage.index_select(0, found.positions)
-        rows = self.storage.index_select(0, found.positions.clamp(min=0))
-        rows[found.is_new] = self.initial.rows(found.keys[found.is_new])
-        return rows
-
-    def resized(self, capacity: int, count: int) -> torch.Tensor:
-        """A new storage with the first rows of this one."""
-        storage = self._allocated(capacity)
-        storage[:count] = self.storage[:count]
-        return storage
-
-    def _allocated(self, capacity: int) -> torch.Tensor:
-        shape = (capacity, *self.initial.row_shape)
-        try:
-            return torch.empty(shape, dtype=self.initial.dtype)
-        except RuntimeError as error:
-            raise ResourceExhaustedError(
-                f"{self.initial.spec.name!r} needs memory for {capacity} rows of "
-                f"{self.row_bytes} bytes, which this machine does not have; use more "
-                "servers, or a table with a limit"
-            ) from error
 
 
 class Table:
