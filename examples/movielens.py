@@ -2,7 +2,7 @@
 
 Every worker of the cluster runs this file:
 
-    stratagem run --ps 2 --workers 2 examples/movielens.py
+    stratagem run --ps 2 --workers 2 examples/movielens.py [seed] [--compression topk]
 
 The model is a biased matrix factorisation with dropout: a rating is an offset, plus
 what the user and the film add, plus the product of their two vectors.
@@ -10,7 +10,8 @@ what the user and the film add, plus the product of their two vectors.
 
 from __future__ import annotations
 
-import sys
+from argparse import ArgumentParser
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,10 +27,18 @@ from tqdm import tqdm
 
 import stratagem
 from stratagem.cluster_resolver import ClusterResolver, TFConfigClusterResolver
+from stratagem.compression import Compression, TopK
 
 # Chosen by the error on 8,000 validation ratings of the training part.
 EPOCHS, BATCH, RATE, WEIGHT_DECAY = 30, 1000, 0.01, 0.3
 HELD_OUT = 20_000
+
+COMPRESSIONS: Mapping[str, Compression | str | None] = {
+    "none": None,
+    "bf16": "bf16",
+    "int8": "int8",
+    "topk": TopK(0.05),
+}
 
 
 class Recommender(nn.Module):
@@ -70,7 +79,12 @@ def rmse(model: Recommender, rows: Tensor) -> float:
     return float((predicted - rating).square().mean().sqrt())
 
 
-def train(resolver: ClusterResolver, folder: Path, seed: int = 0) -> float:
+def train(
+    resolver: ClusterResolver,
+    folder: Path,
+    seed: int = 0,
+    compression: Compression | str | None = None,
+) -> float:
     """One worker's whole program; returns the error on the held-out ratings."""
     worker, workers = resolver.task_id or 0, resolver.cluster_spec().num_tasks("worker")
     torch.manual_seed(seed * workers + worker)
@@ -81,7 +95,7 @@ def train(resolver: ClusterResolver, folder: Path, seed: int = 0) -> float:
     with strategy.scope():
         model = Recommender()
     adamw = torch.optim.AdamW(model.parameters(), RATE, weight_decay=WEIGHT_DECAY)
-    optimizer = stratagem.DistributedOptimizer(adamw)
+    optimizer = stratagem.DistributedOptimizer(adamw, compression=compression)
     steps = EPOCHS * (len(mine) // BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
@@ -93,6 +107,7 @@ def train(resolver: ClusterResolver, folder: Path, seed: int = 0) -> float:
         return loss.detach()
 
     strategy.barrier("start")
+    before = strategy.traffic()
     losses = []
     with tqdm(total=steps, unit="step", disable=worker > 0) as progress:
         for _ in range(EPOCHS):
@@ -100,12 +115,14 @@ def train(resolver: ClusterResolver, folder: Path, seed: int = 0) -> float:
                 losses.append(strategy.run(step, args=tuple(mine[batch].T)))
                 schedule.step()
                 progress.update()
+    sent = (strategy.traffic() - before).sent_bytes
     strategy.barrier("trained")
     error: float = strategy.run(rmse, args=(model, ratings[:HELD_OUT]))
     if worker == 0:
         keep(model, losses, folder)
         show_placement(strategy)
         print(f"{progress.n / progress.format_dict['elapsed']:.0f} steps/s per worker")
+        print(f"{sent / steps:,.0f} bytes pushed a step")
     strategy.barrier("reported")
     return error
 
@@ -132,10 +149,14 @@ def show_placement(strategy: stratagem.ParameterServerStrategy) -> None:
 
 
 def main() -> None:
-    """Runs the worker that TF_CONFIG describes; takes a seed as its argument."""
-    seed = int(sys.argv[1]) if sys.argv[1:] else 0
+    """Runs the worker that TF_CONFIG describes."""
+    parser = ArgumentParser(description=main.__doc__)
+    parser.add_argument("seed", type=int, nargs="?", default=0)
+    parser.add_argument("--compression", choices=COMPRESSIONS, default="none")
+    options = parser.parse_args()
     resolver = TFConfigClusterResolver()
-    error = train(resolver, Path("runs/movielens"), seed)
+    compression = COMPRESSIONS[options.compression]
+    error = train(resolver, Path("runs/movielens"), options.seed, compression)
     if resolver.task_id == 0:
         print(f"demo: test RMSE {error:.4f}")
 

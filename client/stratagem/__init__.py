@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stratagem import cluster_resolver, config, partitioners
+from stratagem import cluster_resolver, compression, config, partitioners
 from stratagem._cluster.device_filters import ClusterDeviceFilters
 from stratagem._cluster.spec import ClusterSpec
 from stratagem._contexts.context import (
@@ -47,6 +47,7 @@ from stratagem._replicas.cross_device_ops import (
     ReductionToOneDevice,
 )
 from stratagem._replicas.values import DistributedValues, Mirrored, PerReplica
+from stratagem._servers.traffic import Traffic
 from stratagem._strategies import default as _default_strategy
 from stratagem._strategies.central_storage import CentralStorageStrategy
 from stratagem._strategies.extended import StrategyExtended
@@ -157,6 +158,7 @@ __all__ = [
     "StratagemError",
     "Strategy",
     "StrategyExtended",
+    "Traffic",
     "UnauthenticatedError",
     "UnavailableError",
     "UnbatchedInputError",
@@ -170,6 +172,7 @@ __all__ = [
     "VariableSynchronization",
     "__version__",
     "cluster_resolver",
+    "compression",
     "config",
     "contrib",
     "device",

@@ -87,6 +87,7 @@ class Mutations:
         specs: Sequence[TensorSpec],
         chunks: Chunks,
         apply: Callable[[Staged], Awaitable[Message]],
+        derived: Sequence[TensorSpec] = (),
     ) -> bytes:
         """Receives a request's tensors and applies it, or repeats its reply.
 
@@ -96,6 +97,7 @@ class Mutations:
             chunks: Their bytes as they arrive.
             apply: Checks the request, then changes variables. Once begun it runs to
                 its end, even if the client goes away.
+            derived: Descriptions of what it makes of them, for the budget.
 
         Returns:
             The serialised response.
@@ -105,7 +107,7 @@ class Mutations:
             return _answer(known)
         with ExitStack() as held:
             try:
-                nbytes = _size(specs)
+                nbytes = _size(specs) + total_nbytes(derived)
                 purpose = f"request {key.sequence} of {session.label}"
                 reservation = held.enter_context(self._budget.reserve(nbytes, purpose))
                 assembler = await _receive(specs, chunks)

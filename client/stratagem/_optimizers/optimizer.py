@@ -20,9 +20,11 @@ from stratagem._contexts.context import (
 )
 from stratagem._enums import ReduceOp, reduce_op_from
 from stratagem._modules.extended import HostingExtended
+from stratagem._optimizers.compressor import Compressor
 from stratagem._optimizers.step import GroupStep, OptimizerStep, VariableGradients
 from stratagem._optimizers.trained import LeafList, Trained, TrainedTensors
 from stratagem._replicas.without_rows import has_no_rows
+from stratagem.compression import Compression, compression_from
 from stratagem_proto.errors import (
     ContextError,
     FailedPreconditionError,
@@ -82,9 +84,14 @@ class DistributedOptimizer(Optimizer):
         reduce_op: MEAN divides the sum of the replicas' gradients by the number of
             replicas that have any, as suits a loss that is a mean; SUM does not. A
             replica that got nothing but tensors of 0 rows has none.
+        compression: How gradients travel to parameter servers: "bf16", "fp16",
+            "int8", one of `stratagem.compression`, or None for as they are. What
+            stays on the machine is never compressed, nor is what
+            `MultiWorkerMirroredStrategy` sends.
 
     Raises:
-        InvalidTypeError: `optimizer` is no `torch.optim.Optimizer`.
+        InvalidTypeError: `optimizer` is no `torch.optim.Optimizer`, or `compression`
+            nothing of the above.
         InvalidArgumentError: Its class is not one that servers run, a flag of it
             is not, there are no parameters, or one was made outside of the scope
             that is open or that the others were made in.
@@ -93,10 +100,15 @@ class DistributedOptimizer(Optimizer):
     """
 
     def __init__(
-        self, optimizer: Optimizer, reduce_op: ReduceOp | str = ReduceOp.MEAN
+        self,
+        optimizer: Optimizer,
+        reduce_op: ReduceOp | str = ReduceOp.MEAN,
+        *,
+        compression: Compression | str | None = None,
     ) -> None:
         self._inner = optimizer
         self._reduce_op = reduce_op_from(reduce_op)
+        self._compressor = Compressor(compression_from(compression))
         self._rule = _rule_of(optimizer)
         _require_fresh(optimizer)
         self._initial_state = dict(optimizer.state)
@@ -245,6 +257,7 @@ class DistributedOptimizer(Optimizer):
                 groups,
                 self._reduce_op,
                 len(present),
+                self._compressor,
             )
         )
 

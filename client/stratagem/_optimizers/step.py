@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from stratagem._enums import ReduceOp
+from stratagem._optimizers.compressor import Compressor
 from stratagem._variables.variable import Variable
 
 
@@ -63,6 +64,7 @@ class OptimizerStep:
         groups: The param groups, in the optimizer's order.
         reduce_op: SUM, or MEAN over those replicas that took part.
         replicas: How many replicas of this process took part: have any gradient.
+        compressor: Makes gradients smaller where they leave this process.
     """
 
     optimizer: str
@@ -70,6 +72,7 @@ class OptimizerStep:
     groups: tuple[GroupStep, ...]
     reduce_op: ReduceOp
     replicas: int
+    compressor: Compressor
 
     def reduced(self, update: VariableGradients) -> torch.Tensor:
         """Return a gradient as this process alone would apply it.

@@ -38,6 +38,7 @@ from stratagem._parameter_server.store import RemoteStore
 from stratagem._parameter_server.variable import Owner, RemoteVariable
 from stratagem._parameter_server.variable_placement import VariablePlacement, placements
 from stratagem._servers.barriers import barrier
+from stratagem._servers.traffic import Traffic
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.creators import NextCreator
 from stratagem._variables.initial_values import initial_tensor
@@ -171,6 +172,9 @@ class ParameterServerExtended(PartitionedExtended):
         request = barrier(name, passed, self._membership.num_workers, wait)
         # One server is enough to meet at.
         self._store.servers.call(self._store.servers.used[0], request)
+
+    def _traffic(self) -> Traffic:
+        return self._store.servers.traffic
 
     def _close(self) -> None:
         self._store.servers.close()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stratagem._parameter_server.variable_placement import VariablePlacement
+from stratagem._servers.traffic import Traffic
 from stratagem._strategies.central_storage import (
     CentralStorageExtended,
     default_parameter_device,
@@ -51,6 +52,9 @@ class LocalExtended(CentralStorageExtended):
 
     def _barrier(self, name: str, passed: int, timeout: float | None) -> None:
         """This process is the only one."""
+
+    def _traffic(self) -> Traffic:
+        return Traffic()
 
     def _close(self) -> None:
         """There are no sessions to end."""

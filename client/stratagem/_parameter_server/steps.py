@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from stratagem._enums import ReduceOp
+from stratagem._optimizers.compressor import Compressor
 from stratagem._optimizers.step import OptimizerStep
 from stratagem._parameter_server.split_variable import SplitVariable, rows_or_dense
 from stratagem._parameter_server.store import RemoteStore
@@ -40,12 +41,49 @@ class Contributor:
     num_workers: int
 
 
+class _Load:
+    """What one server gets in a step.
+
+    Args:
+        compressor: Makes it smaller.
+
+    Attributes:
+        gradients: The gradients of its variables.
+    """
+
+    def __init__(self, compressor: Compressor) -> None:
+        self.gradients: list[Gradient] = []
+        self._compressor = compressor
+        self._losses: dict[str, torch.Tensor] = {}
+
+    def add(
+        self, variable: str, value: torch.Tensor | IndexedSlices, group: int
+    ) -> None:
+        """Take in a gradient, dense or row-sparse."""
+        if isinstance(value, IndexedSlices):
+            rows = self._compressor.rows(value.values)
+            self.gradients.append(Gradient(variable, rows, group, value.indices))
+            return
+        compressed = self._compressor.dense(variable, value)
+        self.gradients.append(Gradient(variable, compressed.value, group))
+        if compressed.loss is not None:
+            self._losses[variable] = compressed.loss
+
+    def arrived(self) -> None:
+        """Take note that the server has the gradients."""
+        for variable, loss in self._losses.items():
+            self._compressor.keep(variable, loss)
+
+
 def push(store: RemoteStore, step: OptimizerStep) -> None:
     """Have the servers apply a step now, on the gradients of this worker alone."""
     program = _program(step)
-    gradients = _gradients(step, reduced=True)
+    loads = _loads(step, reduced=True)
     store.servers.together(
-        {server: updates.step(program, group) for server, group in gradients.items()}
+        {
+            server: updates.step(program, load.gradients).then(load.arrived)
+            for server, load in loads.items()
+        }
     )
 
 
@@ -59,7 +97,7 @@ def contribute(
     """
     mark = store.marks.next(step.optimizer, store.is_applied)
     program = _program(step)
-    gradients = _gradients(step, reduced=False)
+    loads = _loads(step, reduced=False)
     mean = step.reduce_op is ReduceOp.MEAN
     contribution = Contribution(
         step=mark,
@@ -70,11 +108,13 @@ def contribute(
     )
     store.servers.together(
         {
-            server: updates.step(program, gradients.get(server, ()), contribution)
+            server: updates.step(program, loads[server].gradients, contribution)
             for server in store.servers.used
         }
     )
     store.servers.on_all(lambda: updates.commit(mark))
+    for load in loads.values():
+        load.arrived()
     store.marks.commit(mark)
 
 
@@ -87,21 +127,20 @@ def _program(step: OptimizerStep) -> OptimizerProgram:
     )
 
 
-def _gradients(step: OptimizerStep, reduced: bool) -> dict[int, list[Gradient]]:
-    """The gradients for each server, summed over this process's replicas.
+def _loads(step: OptimizerStep, reduced: bool) -> dict[int, _Load]:
+    """What goes to each server: gradients, summed over this process's replicas.
 
     Args:
         step: The step.
         reduced: Whether a mean is to be divided here already.
     """
-    gradients: dict[int, list[Gradient]] = defaultdict(list)
+    loads: dict[int, _Load] = defaultdict(lambda: _Load(step.compressor))
     for number, group in enumerate(step.groups):
         for update in group.updates:
             value = step.reduced(update) if reduced else update.total()
             for variable, share in _shares(update.variable, value):
-                gradient = _gradient(variable.name, share, number)
-                gradients[variable.place.server].append(gradient)
-    return gradients
+                loads[variable.place.server].add(variable.name, share, number)
+    return loads
 
 
 def _shares(
@@ -111,14 +150,6 @@ def _shares(
     if isinstance(variable, SplitVariable):
         return zip(variable.parts, variable.gradients(value), strict=True)
     return [(_remote(variable), rows_or_dense(value))]
-
-
-def _gradient(
-    variable: str, value: torch.Tensor | IndexedSlices, group: int
-) -> Gradient:
-    if isinstance(value, IndexedSlices):
-        return Gradient(variable, value.values, group, value.indices)
-    return Gradient(variable, value, group)
 
 
 def _remote(variable: Variable) -> RemoteVariable:

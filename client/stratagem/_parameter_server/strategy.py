@@ -21,6 +21,7 @@ from stratagem._parameter_server.placement import placement_named
 from stratagem._parameter_server.store import RemoteStore
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.session import Identity
+from stratagem._servers.traffic import Traffic
 from stratagem._strategies.strategy import Strategy
 from stratagem.cluster_resolver import ClusterResolver, TFConfigClusterResolver
 from stratagem_proto.channel import Deadlines
@@ -184,6 +185,13 @@ class ParameterServerStrategy(Strategy):
         self.extended._barrier(name, self._passages[name], timeout)
         self._passages[name] += 1
         self.refresh()
+
+    def traffic(self) -> Traffic:
+        """Return how many bytes have crossed the wire so far; none without a cluster.
+
+        Two of them differ by what was sent and received in between.
+        """
+        return self.extended._traffic()
 
     def close(self) -> None:
         """End the sessions with the servers. The variables stay there.

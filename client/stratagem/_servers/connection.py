@@ -14,6 +14,7 @@ import grpc
 from stratagem._servers.pending import Pending
 from stratagem._servers.request import Request, Result, sole
 from stratagem._servers.session import Identity, Session, opened, opening
+from stratagem._servers.traffic import TrafficMeter
 from stratagem_proto.channel import Deadlines, open_channel
 from stratagem_proto.errors import (
     CancelledError,
@@ -73,6 +74,7 @@ class Connection:
         self.peer = f"/job:ps/task:{task} at {address}"
         self.deadlines = deadlines
         self.closed = threading.Event()
+        self.meter = TrafficMeter()
         self._address = address
         self._identity = identity
         self._process = os.getpid()
@@ -124,12 +126,14 @@ class Connection:
         timeout = deadlines.attempt(nbytes, request.wait)
         send = _upload if request.request_nbytes > CHUNK_BYTES else _ask
         channel = self._open_channel()
+        messages = self.meter.sending(request.encoded())
         try:
-            return send(channel, request, timeout)
+            sent = send(channel, request.path, messages, timeout)
         except ValueError:
             # What grpc raises where another thread has closed the channel.
             self._require_open()
             raise
+        return Attempt(self.meter.receiving(sent.responses), sent.call)
 
     def resume(self) -> None:
         """Opens the session again after the server has ended it.
@@ -146,7 +150,8 @@ class Connection:
 
     def has_room_for(self, request: Request[Result]) -> bool:
         """Whether the server could take a request if it had nothing else to do."""
-        nbytes = max(request.request_nbytes, request.response_nbytes)
+        staged = request.request_nbytes + request.derived_nbytes
+        nbytes = max(staged, request.response_nbytes)
         return self._session is None or nbytes <= self._session.max_request_bytes
 
     def renew_lease(self) -> Pending[HeartbeatResponse] | None:
@@ -220,18 +225,22 @@ class Connection:
             )
 
 
-def _ask(channel: grpc.Channel, request: Request[Result], timeout: float) -> Attempt:
+def _ask(
+    channel: grpc.Channel, path: str, messages: Iterator[bytes], timeout: float
+) -> Attempt:
     # A stream of one message is a unary call on the wire, which needs no thread to
     # feed it.
     method: grpc.UnaryStreamMultiCallable[bytes, bytes]
-    method = channel.unary_stream(request.path)
-    (message,) = request.encoded()
+    method = channel.unary_stream(path)
+    (message,) = messages
     call = method(message, timeout=timeout)
     return Attempt(iter(call), call)
 
 
-def _upload(channel: grpc.Channel, request: Request[Result], timeout: float) -> Attempt:
+def _upload(
+    channel: grpc.Channel, path: str, messages: Iterator[bytes], timeout: float
+) -> Attempt:
     method: grpc.StreamUnaryMultiCallable[bytes, bytes]
-    method = channel.stream_unary(request.path)
-    call = method.future(request.encoded(), timeout=timeout)
+    method = channel.stream_unary(path)
+    call = method.future(messages, timeout=timeout)
     return Attempt((call.result() for _ in range(1)), call)

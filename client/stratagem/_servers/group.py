@@ -12,6 +12,7 @@ from stratagem._servers.connection import Connection
 from stratagem._servers.pending import Pending
 from stratagem._servers.request import Request, Result
 from stratagem._servers.session import Identity
+from stratagem._servers.traffic import Traffic
 from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import (
     CancelledError,
@@ -66,6 +67,11 @@ class ServerGroup:
     def addresses(self) -> Sequence[str]:
         """The "host:port" of each server, by task index."""
         return self._description[0]
+
+    @property
+    def traffic(self) -> Traffic:
+        """What has crossed the wire so far, to and from all servers."""
+        return sum((each.meter.total for each in self._connections), Traffic())
 
     @property
     def closed(self) -> bool:

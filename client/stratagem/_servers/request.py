@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar, cast
 
 import torch
@@ -34,6 +34,7 @@ class Request(Generic[Result]):
         tensors: What the stream carries. They must not change before the request
             ends.
         response_nbytes: Tensor bytes that may come back.
+        derived_nbytes: Bytes that the server needs for what it makes of the tensors.
         wait: Time that the server is asked to wait at most, in seconds.
     """
 
@@ -42,7 +43,18 @@ class Request(Generic[Result]):
     receive: Callable[[Iterator[bytes]], Result]
     tensors: Sequence[torch.Tensor] = ()
     response_nbytes: int = 0
+    derived_nbytes: int = 0
     wait: float = 0.0
+
+    def then(self, answered: Callable[[], None]) -> Request[Result]:
+        """The same request, which calls a function once it has its result."""
+
+        def receive(responses: Iterator[bytes]) -> Result:
+            result = self.receive(responses)
+            answered()
+            return result
+
+        return replace(self, receive=receive)
 
     @property
     def path(self) -> str:

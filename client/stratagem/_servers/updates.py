@@ -9,6 +9,8 @@ import torch
 
 from stratagem._servers.request import Request, sole
 from stratagem._servers.writes import Cargo
+from stratagem_proto.encodings import Encoded
+from stratagem_proto.tensors import total_nbytes
 from stratagem_proto.v1.parameter_server_pb2 import (
     CommitContributionRequest,
     CommitContributionResponse,
@@ -20,6 +22,7 @@ from stratagem_proto.v1.parameter_server_pb2 import (
     UpdateNonSlotResponse,
     UpdateResponse,
 )
+from stratagem_proto.v1.tensor_pb2 import Encoding
 from stratagem_proto.v1.update_program_pb2 import (
     GraphProgram,
     OptimizerProgram,
@@ -33,13 +36,13 @@ class Gradient:
 
     Attributes:
         variable: Its name.
-        value: Of the variable's shape and dtype, or of the rows'.
+        value: Of the variable's shape and dtype, or of the rows'; perhaps encoded.
         group: Number of the param group whose hyperparameters apply.
         rows: Indices of the rows that `value` has, int64; None for all.
     """
 
     variable: str
-    value: torch.Tensor
+    value: torch.Tensor | Encoded
     group: int
     rows: torch.Tensor | None = None
 
@@ -62,22 +65,36 @@ def step(
         the gradients; nothing for a contribution.
     """
     cargo = Cargo()
-    refs = [
-        GradientRef(
-            variable=gradient.variable,
-            tensor=cargo.add(gradient.value),
-            group=gradient.group,
-            rows=cargo.add_optional(gradient.rows),
-        )
-        for gradient in gradients
-    ]
+    refs = [_reference(gradient, cargo) for gradient in gradients]
+    derived = [ref.encoding.decoded for ref in refs if ref.HasField("encoding")]
     header = UpdateHeader(
         program=UpdateProgram(optimizer=program),
         gradients=refs,
         tensors=cargo.specs,
         contribution=contribution,
     )
-    return Request("Update", header, _updated, tensors=cargo.tensors)
+    return Request(
+        "Update",
+        header,
+        _updated,
+        tensors=cargo.tensors,
+        derived_nbytes=total_nbytes(derived),
+    )
+
+
+def _reference(gradient: Gradient, cargo: Cargo) -> GradientRef:
+    value, encoding = gradient.value, None
+    if isinstance(value, Encoded):
+        companion = cargo.add_optional(value.companion)
+        encoding = Encoding(decoded=value.decoded, kind=value.kind, companion=companion)
+        value = value.tensor
+    return GradientRef(
+        variable=gradient.variable,
+        tensor=cargo.add(value),
+        group=gradient.group,
+        rows=cargo.add_optional(gradient.rows),
+        encoding=encoding,
+    )
 
 
 def run(

@@ -665,6 +665,7 @@ class GradientRef(google.protobuf.message.Message):
     TENSOR_FIELD_NUMBER: builtins.int
     GROUP_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
+    ENCODING_FIELD_NUMBER: builtins.int
     variable: builtins.str
     tensor: builtins.int
     """Index into `tensors`."""
@@ -674,6 +675,12 @@ class GradientRef(google.protobuf.message.Message):
     """Index into `tensors` of the int64 rows of a row-sparse gradient; absent for
     a dense one.
     """
+    @property
+    def encoding(self) -> stratagem_proto.v1.tensor_pb2.Encoding:
+        """How `tensor`, which then belongs to this gradient alone, is encoded; absent if
+        it is as it is.
+        """
+
     def __init__(
         self,
         *,
@@ -681,9 +688,13 @@ class GradientRef(google.protobuf.message.Message):
         tensor: builtins.int = ...,
         group: builtins.int = ...,
         rows: builtins.int | None = ...,
+        encoding: stratagem_proto.v1.tensor_pb2.Encoding | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_rows", b"_rows", "rows", b"rows"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_rows", b"_rows", "group", b"group", "rows", b"rows", "tensor", b"tensor", "variable", b"variable"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_encoding", b"_encoding", "_rows", b"_rows", "encoding", b"encoding", "rows", b"rows"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_encoding", b"_encoding", "_rows", b"_rows", "encoding", b"encoding", "group", b"group", "rows", b"rows", "tensor", b"tensor", "variable", b"variable"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_encoding", b"_encoding"]) -> typing.Literal["encoding"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_rows", b"_rows"]) -> typing.Literal["rows"] | None: ...
 
 global___GradientRef = GradientRef

@@ -66,6 +66,42 @@ DATA_TYPE_COMPLEX128: DataType.ValueType  # 12
 """Pairs of 8-byte floats, real part first."""
 global___DataType = DataType
 
+class _EncodingKind:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _EncodingKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_EncodingKind.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    ENCODING_KIND_UNSPECIFIED: _EncodingKind.ValueType  # 0
+    ENCODING_KIND_NARROWED: _EncodingKind.ValueType  # 1
+    """FLOAT16 or BFLOAT16 elements, in the decoded shape."""
+    ENCODING_KIND_QUANTIZED: _EncodingKind.ValueType  # 2
+    """INT8 elements in the decoded shape, each to be multiplied with its scale. The
+    companion are the scales, of the decoded dtype, finite and not negative: one for
+    each entry of the first dimension, or a scalar for all.
+    """
+    ENCODING_KIND_SELECTED: _EncodingKind.ValueType  # 3
+    """A vector of some elements, of the decoded dtype; the others are 0. The companion
+    is the vector of their places in C order, INT32 or INT64, ascending.
+    """
+
+class EncodingKind(_EncodingKind, metaclass=_EncodingKindEnumTypeWrapper):
+    """What stands for the elements. Numbers are never reused."""
+
+ENCODING_KIND_UNSPECIFIED: EncodingKind.ValueType  # 0
+ENCODING_KIND_NARROWED: EncodingKind.ValueType  # 1
+"""FLOAT16 or BFLOAT16 elements, in the decoded shape."""
+ENCODING_KIND_QUANTIZED: EncodingKind.ValueType  # 2
+"""INT8 elements in the decoded shape, each to be multiplied with its scale. The
+companion are the scales, of the decoded dtype, finite and not negative: one for
+each entry of the first dimension, or a scalar for all.
+"""
+ENCODING_KIND_SELECTED: EncodingKind.ValueType  # 3
+"""A vector of some elements, of the decoded dtype; the others are 0. The companion
+is the vector of their places in C order, INT32 or INT64, ascending.
+"""
+global___EncodingKind = EncodingKind
+
 @typing.final
 class TensorSpec(google.protobuf.message.Message):
     """Element type and sizes of a dense, C-contiguous tensor."""
@@ -88,6 +124,41 @@ class TensorSpec(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["dtype", b"dtype", "shape", b"shape"]) -> None: ...
 
 global___TensorSpec = TensorSpec
+
+@typing.final
+class Encoding(google.protobuf.message.Message):
+    """How a tensor was made smaller for the wire. The sender chooses it for each tensor;
+    the receiver decodes it before it looks at dtype and shape.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DECODED_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    COMPANION_FIELD_NUMBER: builtins.int
+    kind: global___EncodingKind.ValueType
+    companion: builtins.int
+    """Index into the `tensors` of the same header of what the kind needs besides.
+    Absent for NARROWED.
+    """
+    @property
+    def decoded(self) -> global___TensorSpec:
+        """What the tensor is once decoded: a floating-point type, and the shape that it
+        had. Counts against the receiver's budget of bytes as if it had come so.
+        """
+
+    def __init__(
+        self,
+        *,
+        decoded: global___TensorSpec | None = ...,
+        kind: global___EncodingKind.ValueType = ...,
+        companion: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_companion", b"_companion", "companion", b"companion", "decoded", b"decoded"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_companion", b"_companion", "companion", b"companion", "decoded", b"decoded", "kind", b"kind"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_companion", b"_companion"]) -> typing.Literal["companion"] | None: ...
+
+global___Encoding = Encoding
 
 @typing.final
 class Chunk(google.protobuf.message.Message):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.tensors import total_nbytes
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_psserver.decoding import decode_gradients, decoded_specs
 from stratagem_psserver.gradients import gather
 from stratagem_psserver.mutations import Chunks, Staged
 from stratagem_psserver.rpcs.contributions import stage_contribution
@@ -21,7 +24,11 @@ class UpdateRpcs:
 
     async def update(self, header: pb.UpdateHeader, chunks: Chunks) -> bytes:
         return await self._state.mutations.once_staged(
-            header.key, header.tensors, chunks, partial(self._update, header)
+            header.key,
+            header.tensors,
+            chunks,
+            partial(self._update, header),
+            decoded_specs(header.gradients),
         )
 
     async def _update(
@@ -31,10 +38,17 @@ class UpdateRpcs:
             return pb.UpdateResponse(versions=await self._run_graph(header, staged))
         if header.program.WhichOneof("kind") is None:
             raise InvalidArgumentError("the update has no program")
+        staged = await self._decoded(header, staged)
         if header.HasField("contribution"):
             stage_contribution(self._state, header, staged)
             return pb.UpdateResponse()
         return pb.UpdateResponse(versions=await self._step(header, staged))
+
+    async def _decoded(self, header: pb.UpdateHeader, staged: Staged) -> Staged:
+        decoding = partial(decode_gradients, header.gradients, staged.tensors)
+        nbytes = total_nbytes(decoded_specs(header.gradients))
+        tensors = await self._state.compute.run(decoding, nbytes)
+        return replace(staged, tensors=tensors)
 
     async def _step(self, header: pb.UpdateHeader, staged: Staged) -> list[int]:
         state, program = self._state, header.program.optimizer

@@ -1,0 +1,78 @@
+"""Compressing one optimizer's gradients, with what they lose kept for later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from stratagem.compression import Compression
+from stratagem_proto.encodings import Encoded, decode
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """A gradient to send.
+
+    Attributes:
+        value: As it travels.
+        loss: What the receiver will lack of it, and of what was kept for it; None
+            if nothing is kept.
+    """
+
+    value: torch.Tensor | Encoded
+    loss: torch.Tensor | None = None
+
+
+class Compressor:
+    """Compresses gradients, and keeps what they lose until the next ones.
+
+    A loss counts once `keep` is called: when the gradient has arrived. A step that
+    failed leaves what was kept for the next try.
+
+    Args:
+        compression: How; None leaves gradients as they are.
+    """
+
+    def __init__(self, compression: Compression | None) -> None:
+        self._compression = compression
+        self._losses: dict[str, torch.Tensor] = {}
+
+    def dense(self, variable: str, value: torch.Tensor) -> Compressed:
+        """Compress the gradient of a whole variable.
+
+        One that is not finite, or that would not become smaller, stays as it is.
+        """
+        compression = self._compression
+        if compression is None or not value.is_floating_point():
+            return Compressed(value)
+        if not compression.feeds_back:
+            return Compressed(_smaller(compression, value))
+        if not bool(value.isfinite().all()):
+            return Compressed(value)
+        whole = self._with_loss(variable, value.detach())
+        sent = _smaller(compression, whole)
+        arriving = decode(sent) if isinstance(sent, Encoded) else sent
+        return Compressed(sent, whole - arriving)
+
+    def rows(self, values: torch.Tensor) -> torch.Tensor | Encoded:
+        """Compress the values of a row-sparse gradient."""
+        compression = self._compression
+        if compression is None or not compression.compresses_rows:
+            return values
+        if not values.is_floating_point() or not bool(values.isfinite().all()):
+            return values
+        return _smaller(compression, values)
+
+    def keep(self, variable: str, loss: torch.Tensor) -> None:
+        """Keep what the last gradient of a variable lost."""
+        self._losses[variable] = loss
+
+    def _with_loss(self, variable: str, value: torch.Tensor) -> torch.Tensor:
+        loss = self._losses.get(variable)
+        return value if loss is None else value + loss.to(value.device)
+
+
+def _smaller(compression: Compression, value: torch.Tensor) -> torch.Tensor | Encoded:
+    encoded = compression.encode(value)
+    return encoded if encoded.nbytes < value.nbytes else value

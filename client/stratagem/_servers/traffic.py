@@ -1,0 +1,64 @@
+"""Counting what crosses the wire."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of messages that this process and parameter servers have exchanged.
+
+    Those of repeated requests count each time; what gRPC, HTTP/2 and TCP add does
+    not.
+
+    Attributes:
+        sent_bytes: To servers: gradients, and values that were written.
+        received_bytes: From servers: values that were read.
+    """
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.sent_bytes + other.sent_bytes,
+            self.received_bytes + other.received_bytes,
+        )
+
+    def __sub__(self, other: Traffic) -> Traffic:
+        return Traffic(
+            self.sent_bytes - other.sent_bytes,
+            self.received_bytes - other.received_bytes,
+        )
+
+
+class TrafficMeter:
+    """Counts messages as they pass. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._total = Traffic()
+        self._lock = threading.Lock()
+
+    @property
+    def total(self) -> Traffic:
+        """All that has passed so far."""
+        return self._total
+
+    def sending(self, messages: Iterator[bytes]) -> Iterator[bytes]:
+        """The same messages, counted."""
+        for message in messages:
+            self._count(Traffic(sent_bytes=len(message)))
+            yield message
+
+    def receiving(self, messages: Iterator[bytes]) -> Iterator[bytes]:
+        """The same messages, counted."""
+        for message in messages:
+            self._count(Traffic(received_bytes=len(message)))
+            yield message
+
+    def _count(self, passed: Traffic) -> None:
+        with self._lock:
+            self._total += passed

@@ -1,0 +1,173 @@
+"""Making floating-point tensors smaller for the wire, and larger again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.tensors import allocate, decode_dtype, nbytes_of, spec_of
+from stratagem_proto.v1.tensor_pb2 import (
+    ENCODING_KIND_NARROWED,
+    ENCODING_KIND_QUANTIZED,
+    ENCODING_KIND_SELECTED,
+    EncodingKind,
+    TensorSpec,
+)
+
+_NARROW = (torch.float16, torch.bfloat16)
+_LEVELS = 127
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A tensor as it crosses the wire.
+
+    Attributes:
+        kind: What stands for the elements.
+        decoded: What the tensor is once decoded.
+        tensor: Stands for the elements.
+        companion: What the kind needs besides; see `Encoding` in tensor.proto.
+    """
+
+    kind: EncodingKind.ValueType
+    decoded: TensorSpec
+    tensor: torch.Tensor
+    companion: torch.Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what crosses the wire."""
+        companion = self.companion
+        return self.tensor.nbytes + (0 if companion is None else companion.nbytes)
+
+
+def narrow(value: torch.Tensor, dtype: torch.dtype) -> Encoded:
+    """Rounds elements to a narrower type.
+
+    Finite elements stay finite: those beyond its range become its largest.
+
+    Args:
+        value: Floating-point, any shape.
+        dtype: `torch.float16` or `torch.bfloat16`.
+    """
+    largest = torch.finfo(dtype).max
+    bounded = value.clamp(-largest, largest)
+    narrowed = torch.where(value.isinf(), value, bounded).to(dtype)
+    return Encoded(ENCODING_KIND_NARROWED, spec_of(value), narrowed)
+
+
+def quantize(value: torch.Tensor, by_row: bool) -> Encoded:
+    """Rounds elements to 255 levels between plus and minus the largest.
+
+    Args:
+        value: Floating-point, any shape, finite.
+        by_row: Whether each entry of the first dimension has levels of its own. Only
+            tensors of two or more dimensions have rows.
+    """
+    if by_row and value.dim() > 1:
+        largest = value.abs().flatten(1)
+        # A tensor without elements has no largest one.
+        peak = largest.amax(1) if largest.shape[1] else largest.sum(1)
+    else:
+        peak = value.abs().amax() if value.numel() else value.new_zeros(())
+    scales = peak / _LEVELS
+    # At the end of the type's range, 127 times the rounded quotient is too large.
+    lower = torch.nextafter(scales, torch.zeros_like(scales))
+    scales = torch.where((scales * _LEVELS).isinf(), lower, scales)
+    spread = _spread(scales, value.dim())
+    levels = torch.where(spread > 0, value / spread, 0).round()
+    levels = levels.clamp(-_LEVELS, _LEVELS).to(torch.int8)
+    return Encoded(ENCODING_KIND_QUANTIZED, spec_of(value), levels, scales)
+
+
+def select(value: torch.Tensor, count: int) -> Encoded:
+    """Keeps the elements of the largest magnitude.
+
+    Args:
+        value: Floating-point, any shape, without NaN.
+        count: How many to keep; at most as many as there are.
+    """
+    flat = value.reshape(-1)
+    places = flat.abs().topk(count, sorted=False).indices.sort().values
+    index = torch.int32 if len(flat) <= torch.iinfo(torch.int32).max else torch.int64
+    kept = flat.index_select(0, places)
+    return Encoded(ENCODING_KIND_SELECTED, spec_of(value), kept, places.to(index))
+
+
+def decode(encoded: Encoded) -> torch.Tensor:
+    """The tensor that was encoded, as nearly as the wire has kept it.
+
+    Memory is taken for one tensor of the decoded size.
+
+    Raises:
+        InvalidArgumentError: What came is not of the kind that it claims to be.
+    """
+    nbytes_of(encoded.decoded)
+    dtype = decode_dtype(encoded.decoded.dtype)
+    _require(dtype.is_floating_point, f"it would decode to {dtype}; only floats can")
+    match encoded.kind:
+        case EncodingKind.ENCODING_KIND_NARROWED:
+            return _widened(encoded, dtype)
+        case EncodingKind.ENCODING_KIND_QUANTIZED:
+            return _scaled(encoded, dtype)
+        case EncodingKind.ENCODING_KIND_SELECTED:
+            return _scattered(encoded, dtype)
+    raise InvalidArgumentError(f"there is no encoding number {encoded.kind}")
+
+
+def _widened(encoded: Encoded, dtype: torch.dtype) -> torch.Tensor:
+    tensor = encoded.tensor
+    _require(tensor.dtype in _NARROW, f"{tensor.dtype} is no narrow floating type")
+    _require_shape(encoded)
+    return tensor.to(dtype)
+
+
+def _scaled(encoded: Encoded, dtype: torch.dtype) -> torch.Tensor:
+    tensor, scales = encoded.tensor, _companion(encoded)
+    _require(tensor.dtype == torch.int8, f"levels are torch.int8, not {tensor.dtype}")
+    _require_shape(encoded)
+    _require(scales.dtype == dtype, f"the scales are {scales.dtype}, not {dtype}")
+    fits = scales.dim() == 0 or scales.shape == tensor.shape[:1]
+    _require(fits, f"{list(scales.shape)} scales for shape {list(tensor.shape)}")
+    usable = (scales >= 0) & (scales * _LEVELS).isfinite()
+    _require(bool(usable.all()), "a scale is negative, too large or not a number")
+    return tensor.to(dtype).mul_(_spread(scales, tensor.dim()))
+
+
+def _scattered(encoded: Encoded, dtype: torch.dtype) -> torch.Tensor:
+    tensor, places = encoded.tensor, _companion(encoded)
+    _require(tensor.dtype == dtype, f"the elements are {tensor.dtype}, not {dtype}")
+    integers = places.dtype in (torch.int32, torch.int64)
+    _require(integers, f"places are integers, not {places.dtype}")
+    vectors = tensor.dim() == 1 and places.shape == tensor.shape
+    _require(vectors, "elements and places are not vectors of one length")
+    _require(bool((places[1:] > places[:-1]).all()), "the places do not ascend")
+    size = torch.Size(encoded.decoded.shape).numel()
+    inside = not len(places) or (int(places[0]) >= 0 and int(places[-1]) < size)
+    _require(inside, f"a place is not within the {size} elements")
+    whole = allocate(encoded.decoded).to(tensor.device).zero_()
+    whole.view(-1).index_copy_(0, places.to(torch.int64), tensor)
+    return whole
+
+
+def _spread(scales: torch.Tensor, dim: int) -> torch.Tensor:
+    """Scales in a shape that multiplies a tensor's rows."""
+    return scales.reshape(-1, *[1] * (dim - 1)) if scales.dim() else scales
+
+
+def _companion(encoded: Encoded) -> torch.Tensor:
+    if encoded.companion is None:
+        raise InvalidArgumentError("it comes without its scales or places")
+    return encoded.companion
+
+
+def _require_shape(encoded: Encoded) -> None:
+    shape, decoded = list(encoded.tensor.shape), list(encoded.decoded.shape)
+    _require(shape == decoded, f"elements of shape {shape} stand for {decoded}")
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise InvalidArgumentError(otherwise)
