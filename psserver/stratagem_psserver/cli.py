@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import stat
 import tempfile
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -137,13 +139,27 @@ def warn_of_readers(path: Path | None) -> None:
 
 def run(settings: ServerSettings, ready_file: Path | None) -> None:
     """Serves until SIGTERM or SIGINT, then drains."""
-    asked_to_stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: asked_to_stop.set())
-    with ParameterServer(settings) as server:
+    with asked_to_stop() as asked, ParameterServer(settings) as server:
         if ready_file is not None:
             announce(server, ready_file)
-        asked_to_stop.wait()
+        asked.recv(1)
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[socket.socket]:
+    """A socket that can be read once SIGTERM or SIGINT has come.
+
+    A lock that a handler releases would not do: the main thread may be just about to
+    wait for it, or another thread may get the signal, and the wait goes on for ever.
+    """
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        writer.setblocking(False)
+        signal.set_wakeup_fd(writer.fileno())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
+        yield reader
+        signal.set_wakeup_fd(-1)
 
 
 def announce(server: ParameterServer, ready_file: Path) -> None:
