@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from stratagem import config
@@ -13,6 +14,10 @@ from stratagem_psserver.settings import ServerSettings
 pytest_plugins = ("tests.spec.without_rows",)
 
 TOKEN = "the cluster's secret"
+
+# How long an example takes is up to the machine.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem_psserver.tables.admission import Admission
@@ -18,7 +18,6 @@ def vector(values: list[int]) -> torch.Tensor:
 seen_keys = st.lists(st.lists(st.integers(-9, 9), unique=True), max_size=20)
 
 
-@settings(deadline=None)
 @given(seen_keys, st.integers(2, 4))
 def test_a_key_is_due_the_time_that_was_asked_for(
     sights: list[list[int]], needed: int

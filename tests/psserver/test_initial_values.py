@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem_proto.errors import InvalidArgumentError
@@ -59,7 +59,6 @@ def test_parts_have_the_values_of_the_whole(
     assert len(whole.unique()) == whole.numel()
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=70))
 def test_a_row_has_its_values_in_whatever_company_it_is_made(keys: list[int]) -> None:
     values = InitialValues(table_spec("users", (0, 5)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem_psserver.tables.key_index import KeyIndex
@@ -28,7 +28,6 @@ def add(index: KeyIndex, known: dict[int, int], keys: list[int]) -> None:
     known.update(zip(new, positions, strict=True))
 
 
-@settings(deadline=None)
 @given(batches, st.lists(keys_of_any_size | small_keys, max_size=60))
 def test_it_finds_what_a_dictionary_finds(
     added: list[list[int]], asked: list[int]
@@ -44,7 +43,6 @@ def test_it_finds_what_a_dictionary_finds(
     assert dict(zip(held.tolist(), positions.tolist(), strict=True)) == known
 
 
-@settings(deadline=None)
 @given(st.lists(keys_of_any_size, min_size=1, max_size=30))
 def test_a_cleared_index_has_none_of_its_keys(keys: list[int]) -> None:
     index = KeyIndex()
