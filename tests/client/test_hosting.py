@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import stratagem
-from stratagem import PerReplica
+from stratagem import PerReplica, Variable
 from stratagem._contexts.context import updating
-from stratagem._modules.hosting import hosted_parameter
+from stratagem._modules.hosting import HostedParameter, hosted_parameter
 from stratagem._modules.recurrent import Following
 from tests.client.one_copy import OneCopy, extended_of
 
@@ -377,3 +377,15 @@ def test_a_refresh_between_forward_and_backward_is_caught(strategy: OneCopy) -> 
     strategy.run(lambda: None)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_a_parameter_follows_a_variable_elsewhere_once_per_write() -> None:
+    parameter, variable = nn.Parameter(torch.zeros(2)), Variable(torch.zeros(2))
+    hosted = HostedParameter(variable, parameter, [torch.device("cpu")])
+    variable.assign([1.0, 2.0])
+    hosted.follow_variable()
+    assert parameter.tolist() == [1.0, 2.0]
+    version = parameter._version
+    hosted.follow_variable()
+    assert parameter._version == version
+    assert not hosted.written_locally()

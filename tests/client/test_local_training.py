@@ -73,7 +73,6 @@ def train(
 
     for batch in BATCHES:
         strategy.run(step, (split(strategy, batch),), options=options)
-    strategy.run(lambda: None)
 
 
 def train_plainly(optimizer_class: Any) -> tuple[Any, torch.optim.Optimizer]:

@@ -97,6 +97,8 @@ class HostedParameter:
         for leaf in self.leaves:
             _hosted[id(leaf)] = self
         self._mark = _Mark.of(parameter)
+        # Of the variable's tensor, when the parameter last took over its value.
+        self._followed = (0, 0)
 
     @property
     def name(self) -> str:
@@ -131,6 +133,20 @@ class HostedParameter:
         with torch.no_grad():
             self.parameter.copy_(value)
         self.settle()
+
+    def follow_variable(self) -> None:
+        """Take over what was written into the variable since this was called last.
+
+        Its tensor may be the parameter itself. Otherwise as for `write`.
+        """
+        value = self.variable.value()
+        if value is self.parameter:
+            self.settle()
+            return
+        state = value.data_ptr(), value._version
+        if state != self._followed:
+            self.write(value)
+            self._followed = state
 
     def settle(self) -> None:
         """Accept the parameter as it is now: equal to the variable.

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn import Parameter
 
-from stratagem._devices import canonicalize, list_logical_devices
+from stratagem._devices import canonicalize, list_logical_devices, torch_device
 from stratagem._modules.adoption import Adoption
+from stratagem._optimizers.step import OptimizerStep
 from stratagem._strategies.devices import distinct_devices, require_local
 from stratagem._strategies.in_process import InProcessExtended
 from stratagem._strategies.local_updates import LocalUpdates
@@ -16,6 +18,7 @@ from stratagem._strategies.strategy import Strategy
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.creators import NextCreator
 from stratagem._variables.local import LocalVariable
+from stratagem._variables.traits import VariableTraits
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
@@ -24,9 +27,9 @@ from stratagem_proto.v1.cluster_pb2 import ConfigProto
 class CentralStorageStrategy(Strategy):
     """Variables on one device of this machine, replicas on several.
 
-    Each `run` brings the parameters of modules to the replicas' devices; gradients
-    are reduced and applied where the variables are, for instance in the memory of
-    the host: `CentralStorageStrategy(["GPU:0", "GPU:1"], "CPU:0")`. Buffers, such as
+    Gradients are reduced and applied where the variables are, and the parameters of
+    modules follow them on the replicas' devices. Variables may be in the memory of the
+    host: `CentralStorageStrategy(["GPU:0", "GPU:1"], "CPU:0")`. Buffers, such as
     running statistics, are each replica's own; the first one's last.
 
     Args:
@@ -101,26 +104,41 @@ class CentralStorageExtended(LocalUpdates, InProcessExtended):
 
     def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
         variable = next_creator(**{"device": self._home, **kwargs})
-        if len(self._devices) == 1:
+        first, *others = map(torch_device, self._devices)
+        if not others and variable.device == first:
             return variable
         return AggregatingVariable(self._container_strategy(), variable)
 
-    def _host(self, adoptions: Sequence[Adoption]) -> None:
-        for adoption in adoptions:
-            parameter = adoption.parameter
-            variable = LocalVariable(
-                parameter, parameter.requires_grad, adoption.name, device=self._home
-            )
-            variable._join(self._container_strategy())
-            self._parameters.add(parameter, variable, adoption.owners)
+    def _host_one(self, adoption: Adoption) -> None:
+        parameter = adoption.parameter
+        traits = VariableTraits.of(adoption.name, parameter.requires_grad)
+        leaf = self._at_home(parameter)
+        variable = LocalVariable.over(leaf, traits, self._home)
+        variable._join(self._container_strategy())
+        self._parameters.add(parameter, variable, adoption.owners)
+
+    def _at_home(self, parameter: Parameter) -> Parameter:
+        """Return the parameter itself if it is on the variables' device, or a copy."""
+        home = torch_device(self._home)
+        if parameter.device == home:
+            return parameter
+        return Parameter(parameter.detach().to(home), parameter.requires_grad)
 
     def _before_replicas(self) -> None:
         super()._before_replicas()
         for hosted in self._parameters.written_locally():
-            hosted.variable.assign(hosted.parameter.detach())
+            assert isinstance(hosted.variable, LocalVariable)
+            hosted.variable.follow(self._at_home(hosted.parameter))
             hosted.settle()
+        self._follow_variables()
+
+    def _apply_gradients(self, step: OptimizerStep) -> None:
+        super()._apply_gradients(step)
+        self._follow_variables()
+
+    def _follow_variables(self) -> None:
         for hosted in self._parameters:
-            hosted.write(hosted.variable.value())
+            hosted.follow_variable()
 
     def _update(
         self,

@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch.nn import Parameter
 
 from stratagem._devices import canonicalize, torch_device
@@ -62,18 +61,11 @@ class CopiesExtended(InProcessExtended):
         """Return the variable that these copies, one per replica, are."""
         raise self._missing("_united")
 
-    def _host(self, adoptions: Sequence[Adoption]) -> None:
-        for adoption in adoptions:
-            self._host_in_place(adoption)
-
-    def _host_in_place(self, adoption: Adoption) -> None:
+    def _host_one(self, adoption: Adoption) -> None:
         parameter = adoption.parameter
-        home, *others = map(torch_device, self._devices)
-        if parameter.device != home:
-            parameter.data = parameter.detach().to(home)
         leaves = [
             Parameter(parameter.detach().to(device, copy=True), parameter.requires_grad)
-            for device in others
+            for device in map(torch_device, self._devices[1:])
         ]
         traits = VariableTraits.of(adoption.name, parameter.requires_grad)
         copies = zip((parameter, *leaves), self._devices, strict=True)
@@ -81,14 +73,6 @@ class CopiesExtended(InProcessExtended):
             [LocalVariable.over(leaf, traits, device) for leaf, device in copies]
         )
         self._parameters.add(parameter, variable, adoption.owners, leaves)
-
-    def _host_buffers(self, roots: Sequence[nn.Module]) -> None:
-        home = torch_device(self._devices[0])
-        for module in (part for root in roots for part in root.modules()):
-            for key, buffer in module._buffers.items():
-                if buffer is not None and buffer.device != home:
-                    module._buffers[key] = buffer.to(home)
-        super()._host_buffers(roots)
 
     def _before_replicas(self) -> None:
         super()._before_replicas()

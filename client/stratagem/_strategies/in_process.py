@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from stratagem import _devices
 from stratagem._checkpoints.extended import CheckpointedExtended
+from stratagem._devices import torch_device
 from stratagem._enums import ReduceOp
+from stratagem._modules.adoption import Adoption
 from stratagem._optimizers.local import LocalOptimizers
 from stratagem._optimizers.step import OptimizerStep
 from stratagem._options import CommunicationOptions
@@ -22,8 +25,8 @@ if TYPE_CHECKING:
 class InProcessExtended(CheckpointedExtended):
     """Replicas on devices of this process, and torch's optimizers in it.
 
-    What is left to a subclass is where variables live: `_create_variable`, `_host`,
-    `_update`, `_update_non_slot` and `non_slot_devices`.
+    What is left to a subclass is where variables live: `_create_variable`,
+    `_host_one`, `_update`, `_update_non_slot` and `non_slot_devices`.
 
     Args:
         container_strategy: The strategy.
@@ -74,6 +77,26 @@ class InProcessExtended(CheckpointedExtended):
 
     def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         return self._place_value(tensor, destinations)
+
+    def _host(self, adoptions: Sequence[Adoption]) -> None:
+        first = torch_device(self._devices[0])
+        for adoption in adoptions:
+            parameter = adoption.parameter
+            if parameter.device != first:
+                parameter.data = parameter.detach().to(first)
+            self._host_one(adoption)
+
+    def _host_one(self, adoption: Adoption) -> None:
+        """Make a variable of a parameter, which is on the first replica's device."""
+        raise self._missing("_host_one")
+
+    def _host_buffers(self, roots: Sequence[nn.Module]) -> None:
+        first = torch_device(self._devices[0])
+        for module in (part for root in roots for part in root.modules()):
+            for key, buffer in module._buffers.items():
+                if buffer is not None and buffer.device != first:
+                    module._buffers[key] = buffer.to(first)
+        super()._host_buffers(roots)
 
     def _apply_gradients(self, step: OptimizerStep) -> None:
         self._local_optimizers.step(step, self._reduced_gradients(step))
