@@ -99,7 +99,6 @@ def test_training_equals_plain_torch(strategy: Strategy, concurrently: bool) -> 
     for (batch,) in strategy.experimental_distribute_dataset(batches):
         devices = strategy.run(step, (batch,), options=options)
         assert set(strategy.experimental_local_results(devices)) == {GPU}
-    strategy.run(lambda: None)
     expected = trained_plainly(len(BATCHES)).parameters()
     for mine, theirs in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-3, atol=1e-4)
@@ -141,6 +140,23 @@ def test_central_variables_are_beside_the_host_and_replicas_on_the_gpu() -> None
     assert set(strategy.experimental_local_results(devices)) == {GPU}
     assert count.device == torch.device("cpu")
     assert count.numpy().tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("devices", [HALVES, HALVES[:1]])
+def test_a_central_variable_is_read_where_replicas_compute(devices: list[str]) -> None:
+    strategy = CentralStorageStrategy(devices, "CPU:0")
+    with strategy.scope():
+        weight = Variable([1.0, 2.0])
+
+    def fn() -> Tensor:
+        total: Tensor = (weight * torch.tensor([3.0, 4.0], device=GPU)).sum()
+        total.backward()
+        assert weight.grad is not None
+        assert weight.grad.device == torch.device("cpu")
+        return weight.grad.clone()
+
+    for gradient in strategy.experimental_local_results(strategy.run(fn)):
+        assert gradient.tolist() == [3.0, 4.0]
 
 
 def test_values_are_reduced_gathered_and_differentiated() -> None:

@@ -90,6 +90,20 @@ def test_reads_are_the_same_everywhere(strategy: CentralStorageStrategy) -> None
     assert strategy.extended.read_var(variable) == 3.0
 
 
+@pytest.mark.spec("VRD-7")
+def test_gradients_come_back_to_the_variable(strategy: CentralStorageStrategy) -> None:
+    variable = shared(strategy, 3.0)
+
+    def fn() -> Any:
+        read = variable.read_value() * (variable * (number() + 1.0))
+        read.backward()
+        gradient = variable.grad
+        assert gradient is not None
+        return gradient.clone()
+
+    assert [float(each) for each in strategy.run(fn).values] == [6.0, 12.0]
+
+
 @pytest.mark.spec("VWR-5", "VWR-7", "VWR-10", "VWR-11", "VWR-21")
 def test_writes_of_replicas_are_combined_and_made_once(
     strategy: CentralStorageStrategy,

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stratagem._contexts.context import current_context, in_cross_replica_context
+from stratagem import _devices
+from stratagem._contexts.context import (
+    current_context,
+    current_replica_id,
+    in_cross_replica_context,
+)
 from stratagem._variables.replica_writes import ReplicaWritten
 from stratagem._variables.traits import VariableTraits
 from stratagem._variables.variable import Variable, Write
@@ -20,7 +25,7 @@ class AggregatingVariable(ReplicaWritten):
 
     What replicas write is combined as `aggregation` says and written once. Each
     replica has a leaf of its own, so that gradients do not mix; the leaves share
-    the memory of the one copy.
+    the memory of the one copy, and replicas elsewhere compute with copies of them.
 
     Args:
         strategy: The strategy that it belongs to.
@@ -75,6 +80,16 @@ class AggregatingVariable(ReplicaWritten):
             leaf = shared.detach().requires_grad_(shared.requires_grad)
             self._leaves[replica] = leaf
         return leaf
+
+    def _operand(self) -> torch.Tensor:
+        """Return the value where the replica of this thread computes.
+
+        Gradients flow back to what `value` returns, on the device of the variable.
+        """
+        here = _devices.current()
+        if not here or current_replica_id() is None:
+            return self.value()
+        return self.value().to(_devices.torch_device(here))
 
     def _is_seen_as(self, tensor: torch.Tensor) -> bool:
         others = self._leaves.values()

@@ -107,13 +107,6 @@ class CopiedVariable(ReplicaWritten):
             return self._copy()._target(function)
         return super()._target(function)
 
-    def _write_from_replica(self, write: Write, value: Any) -> None:
-        assert self._strategy is not None
-        if self._strategy.num_replicas_in_sync == 1:
-            self._write_everywhere(write, value)
-        else:
-            super()._write_from_replica(write, value)
-
     def _write_everywhere(self, write: Write, value: Any) -> None:
         index = updated_component()
         if isinstance(index, int):

@@ -46,6 +46,10 @@ class ReplicaWritten(Variable):
                 self._write_everywhere(write, value)
 
     def _write_from_replica(self, write: Write, value: Any) -> None:
+        assert self._strategy is not None
+        if self._strategy.num_replicas_in_sync == 1:
+            self._write_everywhere(write, value)
+            return
         self._require_aggregation(write)
         self._require_combinable(write)
         # The merge call would take a list apart and merge its elements.

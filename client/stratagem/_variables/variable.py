@@ -238,7 +238,7 @@ class Variable(Operators, metaclass=VariableType):
 
     def read_value(self) -> torch.Tensor:
         """Return a snapshot of the value, differentiable with respect to it."""
-        return self.value().clone()
+        return self._operand().clone()
 
     def numpy(self) -> npt.NDArray[Any]:
         """Return a copy of the value as an array."""
