@@ -62,7 +62,7 @@ def a_function_on_other_places(lib: Library) -> Any:
     first, second = (f"/device:CPU:{index}" for index in range(2))
     places = lib.distribute.Variable(1.0), lib.tensor(1.0), (first, second), (second,)
     return [
-        attempt(strategy.extended.update_non_slot, where, lambda: 3, group=False)
+        attempt(strategy.extended.update_non_slot, where, lambda: "a", (), {}, False)
         for strategy in all_kinds(lib)
         for where in (*places, [first, second], first, None, 3)
     ]

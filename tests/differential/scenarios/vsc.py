@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from tests.differential.answer import attempt
 from tests.differential.library import Library
 from tests.differential.scenario import scenario
-from tests.differential.strategies import mirrored, replica_id
+from tests.differential.strategies import central, mirrored, replica_id
 from tests.differential.variables import in_scope, variable
 
 SUMMED = "scatter_add", "scatter_sub"
@@ -16,9 +17,15 @@ MULTIPLIED = "scatter_mul", "scatter_div"
 CHOSEN = "scatter_min", "scatter_max", "scatter_update"
 
 
-def written(lib: Library, method: str, aggregation: str, start: list[float]) -> Any:
+def written(
+    lib: Library,
+    method: str,
+    aggregation: str,
+    start: list[float],
+    kind: Callable[[Library], Any] = mirrored,
+) -> Any:
     """Return a variable into which replica r wrote r + 2 at row r."""
-    strategy = mirrored(lib)
+    strategy = kind(lib)
     made = variable(lib, strategy, start, aggregation)
 
     def fn() -> Any:
@@ -74,6 +81,14 @@ def without_an_aggregation_replicas_write_no_rows(lib: Library) -> Any:
     return [
         attempt(written, lib, method, "NONE", [4.0, 1.0], says=said)
         for method in SUMMED + MULTIPLIED + CHOSEN
+    ]
+
+
+@scenario("VSC-2", "VSC-3")
+def rows_of_a_single_copy_are_combined(lib: Library) -> Any:
+    return [
+        written(lib, "scatter_mul", aggregation, [2.0, 1.0, 1.0], central)
+        for aggregation in ("MEAN", "ONLY_FIRST_REPLICA")
     ]
 
 
