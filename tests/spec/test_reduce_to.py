@@ -120,7 +120,6 @@ def test_the_mean_of_a_plain_value_is_itself(strategy: Strategy) -> None:
         assert strategy.extended.reduce_to("mean", plain, destinations) is plain
 
 
-@pytest.mark.spec("EXT-1", "GAT-3")
 def test_replicas_values_have_one_dtype(strategy: Strategy) -> None:
     value = PerReplica([torch.tensor([1.0]), torch.tensor([1])])
     with pytest.raises(ValueError, match="dtypes differ"):
