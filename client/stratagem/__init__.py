@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stratagem import cluster_resolver, compression, config, partitioners
+from stratagem import cluster_resolver, compression, config, nn, partitioners
 from stratagem._cluster.device_filters import ClusterDeviceFilters
 from stratagem._cluster.spec import ClusterSpec
 from stratagem._contexts.context import (
@@ -182,6 +182,7 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "nn",
     "partitioners",
 ]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,8 @@ from stratagem_proto.errors import ContextError
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
 
+_Resources = Callable[[], AbstractContextManager[object]]
+
 
 class Scope:
     """What `Strategy.scope` returns: the cross-replica context of a strategy.
@@ -34,14 +38,21 @@ class Scope:
         name: Prefix for the names of the modules built inside.
         explicit: Whether the user asked for it; the scope that a strategy's
             methods enter by themselves leaves the strategy's resources alone.
+        resources: Opens those; by default as the strategy's hook for it does.
     """
 
     def __init__(
-        self, strategy: Strategy, name: str | None = None, explicit: bool = True
+        self,
+        strategy: Strategy,
+        name: str | None = None,
+        explicit: bool = True,
+        resources: _Resources | None = None,
     ) -> None:
         self._strategy = strategy
-        self._name = name
-        self._explicit = explicit
+        self._resources: _Resources = nullcontext
+        if explicit:
+            default = partial(strategy.extended._scope_resources, name)
+            self._resources = resources or default
         self._entries: list[_Entry | None] = []
         self._used = False
 
@@ -51,7 +62,7 @@ class Scope:
             require_cross_replica_or_default(self._strategy.extended, "scope")
         else:
             self._require_unused()
-            entry = _Entry(self._strategy, self._name, self._explicit)
+            entry = _Entry(self._strategy, self._resources)
             self._used = True
         self._entries.append(entry)
         return self._strategy
@@ -80,7 +91,7 @@ class Scope:
 class _Entry:
     """One entry into a scope that pushed something, to be undone in reverse."""
 
-    def __init__(self, strategy: Strategy, name: str | None, explicit: bool) -> None:
+    def __init__(self, strategy: Strategy, resources: _Resources) -> None:
         extended = strategy.extended
         device = extended._default_device
         with ExitStack() as stack:
@@ -90,8 +101,7 @@ class _Entry:
                 stack.enter_context(_devices.device(device))
             self._creators = _creators.creators()
             self._device_depth = None if device is None else _devices.depth()
-            if explicit:
-                stack.enter_context(extended._scope_resources(name))
+            stack.enter_context(resources())
             self._stack = stack.pop_all()
 
     def check_nesting(self) -> None:

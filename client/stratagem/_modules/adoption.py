@@ -51,6 +51,8 @@ class ModuleAdopter:
         host: Makes variables of parameters: adds each to the registry. All
             workers call it with equal names in the same order.
         host_buffers: Takes care of the buffers of modules.
+        prepare: Makes another kind of parameter of one that is to be adopted, in its
+            place.
 
     Attributes:
         buffers: The buffers of the modules by name.
@@ -62,11 +64,13 @@ class ModuleAdopter:
         registry: ParameterRegistry,
         host: Callable[[Sequence[Adoption]], None],
         host_buffers: Callable[[Sequence[nn.Module]], None],
+        prepare: Callable[[Adoption], None],
     ) -> None:
         self._names = names
         self._registry = registry
         self._host = host
         self._host_buffers = host_buffers
+        self._prepare = prepare
         self.buffers = NamedBuffers(names)
         # By thread: a scope is open in one thread only.
         self._open: dict[int, tuple[ModuleWatch, str]] = {}
@@ -143,6 +147,7 @@ class ModuleAdopter:
         return fresh
 
     def _named(self, prefix: str, adoption: Adoption) -> Adoption:
+        self._prepare(adoption)
         name = self._names.choose(prefix + adoption.name)
         self._names.record(name, adoption.parameter)
         return replace(adoption, name=name)

@@ -85,6 +85,7 @@ class HostingExtended(StrategyExtended):
             self._parameters,
             self._host_across_replicas,
             self._host_buffers,
+            self._prepare,
         )
 
     def _scope_resources(self, name: str | None) -> AbstractContextManager[object]:
@@ -99,6 +100,9 @@ class HostingExtended(StrategyExtended):
     def _host_buffers(self, roots: Sequence[nn.Module]) -> None:
         """Take care of the buffers of modules and their parts."""
         self._buffers.add(roots)
+
+    def _prepare(self, adoption: Adoption) -> None:
+        """Make another kind of parameter of one that is to be adopted, in its place."""
 
     def _variable_seen_as(self, tensor: torch.Tensor) -> Variable | None:
         """Return the variable whose `value()` is this tensor, in any replica."""

@@ -52,6 +52,10 @@ class ParameterRegistry:
         if hosted_parameter(parameter) is not None:
             raise InternalError(f"a parameter is hosted twice: {variable.name!r}")
         hosted = HostedParameter(variable, parameter, self._devices, others)
+        return self.host(hosted, owners)
+
+    def host(self, hosted: HostedParameter, owners: Sequence[Owner]) -> HostedParameter:
+        """Take in a parameter that follows a variable; `owners` as for `add`."""
         self._entries.append(hosted)
         self.tie(hosted, owners)
         return hosted

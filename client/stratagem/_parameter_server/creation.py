@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
@@ -15,6 +16,8 @@ from stratagem._parameter_server.store import RemoteStore
 from stratagem._parameter_server.variable import NO_OWNER, Owner, RemoteVariable
 from stratagem._variables.traits import VariableTraits
 from stratagem_proto.errors import AttachmentError, InvalidArgumentError
+
+Kind = TypeVar("Kind", bound=RemoteVariable)
 
 
 class RemoteCreation:
@@ -64,6 +67,28 @@ class RemoteCreation:
             place = replace(place, server=self._existing(moved_to))
         self._store.servers.require_visible(place.server)
         return RemoteVariable(self._store, place, traits, value, owner)
+
+    def made(
+        self,
+        make: Callable[..., Kind],
+        traits: VariableTraits,
+        value: torch.Tensor,
+        owner: Owner,
+    ) -> Kind:
+        """Return the next variable, of a kind of its own; otherwise as `placed`.
+
+        Args:
+            make: Takes the store, the place, and the arguments that follow here.
+            traits: What it is called and how it is meant to be used.
+            value: Its initial value, or a tensor of that shape.
+            owner: What it belongs to.
+
+        Raises:
+            FailedPreconditionError: Device filters hide its server from this task.
+        """
+        place = self._placement.next(value.nbytes)
+        self._store.servers.require_visible(place.server)
+        return make(self._store, place, traits, value, owner)
 
     def _existing(self, server: int) -> int:
         count = len(self._store.servers)

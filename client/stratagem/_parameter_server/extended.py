@@ -22,10 +22,7 @@ from stratagem._parameter_server.local_writes import (
     carry_local_writes,
     refuse_writes_in_replicas,
 )
-from stratagem._parameter_server.partitioned_extended import (
-    PartitionedExtended,
-    Settings,
-)
+from stratagem._parameter_server.partitioned_extended import Settings
 from stratagem._parameter_server.placement import placement_named, server_named
 from stratagem._parameter_server.sharded_variable import ShardedVariable
 from stratagem._parameter_server.split_variable import (
@@ -39,6 +36,8 @@ from stratagem._parameter_server.variable import Owner, RemoteVariable
 from stratagem._parameter_server.variable_placement import VariablePlacement, placements
 from stratagem._servers.barriers import barrier
 from stratagem._servers.traffic import Traffic
+from stratagem._tables.extended import TablesExtended
+from stratagem._tables.variable import require_whole_state
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.creators import NextCreator
 from stratagem._variables.initial_values import initial_tensor
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
 
 
-class ParameterServerExtended(PartitionedExtended):
+class ParameterServerExtended(TablesExtended):
     """The `extended` of a `ParameterServerStrategy` with a cluster.
 
     Args:
@@ -158,7 +157,7 @@ class ParameterServerExtended(PartitionedExtended):
         self._establish([part for one in variables for part in parts_of(one)])
         for variable, adoption in zip(variables, adoptions, strict=True):
             variable._join(self._container_strategy())
-            hosted = self._parameters.add(adoption.parameter, variable, adoption.owners)
+            hosted = self._shown(variable, adoption)
             for part in parts_of(variable):
                 part.show_in(hosted)
 
@@ -203,6 +202,7 @@ class ParameterServerExtended(PartitionedExtended):
     def _slots(
         self, optimizer: str, variables: Sequence[Variable]
     ) -> Sequence[Mapping[str, torch.Tensor]]:
+        require_whole_state(variables)
         parts = [part for one in variables for part in self._own_parts(one)]
         found = _remote_slots.read_slots(self._store, optimizer, parts)
         by_part = dict(zip(parts, found, strict=True))
@@ -212,6 +212,7 @@ class ParameterServerExtended(PartitionedExtended):
         self, optimizer: str, slots: Mapping[Variable, Mapping[str, torch.Tensor]]
     ) -> None:
         self._membership.require_creator(f"the state of optimizer {optimizer!r}")
+        require_whole_state(slots)
         shares: dict[RemoteVariable, Mapping[str, torch.Tensor]] = {}
         for variable, state in slots.items():
             divided = divided_slots(variable, state)

@@ -46,7 +46,7 @@ class RemoteStore:
         groups = by_server(variables)
         answers = self.servers.together(
             {
-                server: create([v.spec for v in group], [v.leaf for v in group])
+                server: create([v.spec for v in group], _initial_values(group))
                 for server, group in groups.items()
             }
         )
@@ -56,7 +56,7 @@ class RemoteStore:
 
     def refresh(self, variables: Iterable[RemoteVariable]) -> None:
         """Bring the copies up to date, and wait for the last synchronous step."""
-        groups = by_server(variables)
+        groups = by_server(one for one in variables if one.has_copy)
         readings = {
             server: [variable.reading() for variable in group]
             for server, group in groups.items()
@@ -148,6 +148,11 @@ class RemoteStore:
     def listing(self) -> dict[int, list[VariableInfo]]:
         """Return what each server hosts, slot variables included."""
         return self.servers.on_all(list_variables)
+
+
+def _initial_values(variables: Sequence[RemoteVariable]) -> list[torch.Tensor]:
+    """The values of those that the server does not make itself."""
+    return [v.leaf for v in variables if not v.spec.HasField("initializer")]
 
 
 def by_server(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ from stratagem._cluster.membership import Membership
 from stratagem._cluster.token import token_from_environment
 from stratagem._cluster.visibility import visible_servers
 from stratagem._contexts.context import require_cross_replica_or_default
-from stratagem._contexts.scope import entered
+from stratagem._contexts.scope import Scope, entered
 from stratagem._devices import canonicalize, list_logical_devices
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.local_extended import LocalExtended
@@ -23,6 +24,7 @@ from stratagem._servers.group import ServerGroup
 from stratagem._servers.session import Identity
 from stratagem._servers.traffic import Traffic
 from stratagem._strategies.strategy import Strategy
+from stratagem._tables.extended import META_ABOVE
 from stratagem.cluster_resolver import ClusterResolver, TFConfigClusterResolver
 from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import InvalidArgumentError
@@ -149,6 +151,28 @@ class ParameterServerStrategy(Strategy):
         """Methods for libraries and for authors of strategies. Spec: STR-2."""
         assert isinstance(self._extended, ParameterServerExtended | LocalExtended)
         return self._extended
+
+    def scope(
+        self, name: str | None = None, *, meta_above: float = META_ABOVE
+    ) -> Scope:
+        """Return a context manager that makes this strategy the current one.
+
+        Modules may have parameters that are larger than any machine: those get no
+        memory here, what initialises them is recorded, and the servers store the rows
+        that are written.
+
+        Args:
+            name: Prefix for the names of the modules' parameters.
+            meta_above: The most bytes of a parameter that gets memory in this process;
+                also the most that is read of a table as a whole.
+
+        Raises:
+            ContextError: As of `Strategy.scope`.
+        """
+        if isinstance(self.extended, LocalExtended):
+            return super().scope(name)
+        resources = partial(self.extended._table_scope, name, meta_above)
+        return Scope(self, name, resources=resources)
 
     def refresh(self) -> None:
         """Bring parameters and servers together, as each `run` does at its start.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from stratagem._modules.hosting import HostedParameter
     from stratagem._parameter_server.store import RemoteStore
 
-_MODES: dict[Write, AssignMode.ValueType] = {
+MODES: dict[Write, AssignMode.ValueType] = {
     Write.ASSIGN: ASSIGN_MODE_SET,
     Write.ASSIGN_ADD: ASSIGN_MODE_ADD,
     Write.ASSIGN_SUB: ASSIGN_MODE_SUBTRACT,
@@ -51,6 +51,7 @@ _MODES: dict[Write, AssignMode.ValueType] = {
     Write.SCATTER_MAX: ASSIGN_MODE_MAXIMUM,
     Write.SCATTER_UPDATE: ASSIGN_MODE_SET,
 }
+"""What servers call the ways to write."""
 
 
 class Shard(NamedTuple):
@@ -158,6 +159,11 @@ class RemoteVariable(Variable):
         )
 
     @property
+    def has_copy(self) -> bool:
+        """Whether there is a copy of the value here."""
+        return True
+
+    @property
     def leaf(self) -> torch.Tensor:
         """The copy of the value, as it is."""
         if self._hosted is None:
@@ -183,9 +189,9 @@ class RemoteVariable(Variable):
     def _write(self, write: Write, value: Any) -> None:
         if isinstance(value, IndexedSlices):
             rows = value.indices.to(torch.int64)
-            writing = Writing(self.name, _MODES[write], value.values, rows)
+            writing = Writing(self.name, MODES[write], value.values, rows)
         else:
-            writing = Writing(self.name, _MODES[write], operand(self, value).detach())
+            writing = Writing(self.name, MODES[write], operand(self, value).detach())
         self._store.write({self: writing})
         self.outdate()
 

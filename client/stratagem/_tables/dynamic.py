@@ -1,0 +1,101 @@
+"""Tables whose rows are arbitrary keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from stratagem._parameter_server.shards import Layout, Routed
+from stratagem._tables.variable import TableVariable
+from stratagem._variables.indexed_slices import IndexedSlices
+from stratagem_proto.keys import part_of_keys
+from stratagem_proto.v1.variable_pb2 import DynamicKeys, TableSpec
+
+NOMINAL_ROWS = 1 << 40
+"""How many rows the parameter of a dynamic table says that it has."""
+
+
+@dataclass(frozen=True)
+class KeyLimits:
+    """Which keys get rows, and which rows go again. Spec: the fields of `DynamicKeys`.
+
+    Attributes:
+        admit_after: Number of updates of a key from which on it has a row.
+        max_idle: Number of writes of the table after which a row that they did not
+            touch goes; None for never.
+        max_bytes: The most bytes on all servers together; None for no limit.
+    """
+
+    admit_after: int = 1
+    max_idle: int | None = None
+    max_bytes: int | None = None
+
+    def of_part(self, parts: int) -> TableSpec:
+        """Return what each of the parts of a table is told."""
+        return TableSpec(
+            dynamic=DynamicKeys(
+                admission_count=self.admit_after,
+                evict_after_writes=self.max_idle or 0,
+                max_bytes=max(1, self.max_bytes // parts) if self.max_bytes else 0,
+            )
+        )
+
+
+class KeyLayout(Layout):
+    """Which part has which keys."""
+
+    def route(self, rows: torch.Tensor) -> list[Routed]:
+        """Return for each part which of some keys it has."""
+        parts = part_of_keys(rows, len(self.sizes))
+        order = torch.argsort(parts, stable=True)
+        counts = torch.bincount(parts, minlength=len(self.sizes)).tolist()
+        return [Routed(places, rows[places]) for places in order.split(counts)]
+
+
+class Vocabulary:
+    """Numbers keys in the order in which they come."""
+
+    def __init__(self) -> None:
+        self._keys = torch.empty(0, dtype=torch.int64)
+
+    def numbers(self, keys: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of distinct keys; new ones get the next numbers."""
+        known = torch.isin(keys, self._keys, assume_unique=True)
+        self._keys = torch.cat([self._keys, keys[~known]])
+        ordered, numbers = self._keys.sort()
+        return numbers[torch.searchsorted(ordered, keys)]
+
+    def keys(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Return the keys that have these numbers."""
+        return self._keys[numbers]
+
+
+class DynamicTable(TableVariable):
+    """A table whose rows are any int64 keys.
+
+    torch has no sparse tensors of such size, so gradients go by the numbers that this
+    process gives to keys, for as long as there are gradients.
+    """
+
+    @property
+    def is_readable(self) -> bool:
+        return False
+
+    def forget(self) -> None:
+        super().forget()
+        leaves = () if self._hosted is None else self._hosted.leaves
+        if all(leaf.grad is None or not leaf.grad._nnz() for leaf in leaves):
+            self._vocabulary = Vocabulary()
+
+    def gradient_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        with self._pulling:
+            return self._vocabulary.numbers(rows)
+
+    def _require_rows(self, rows: torch.Tensor) -> None:
+        """Any key will do."""
+
+    def gradients(self, gradient: torch.Tensor) -> list[torch.Tensor | IndexedSlices]:
+        slices = IndexedSlices.from_sparse(gradient.coalesce())
+        keys = self._vocabulary.keys(slices.indices)
+        return list(self._shares(IndexedSlices(slices.values, keys)))

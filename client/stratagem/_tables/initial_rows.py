@@ -1,0 +1,117 @@
+"""What the rows of a table are before they are first written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.v1.variable_pb2 import Initializer, NormalShape, UniformRange
+
+_SEED_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Elements that are all the same."""
+
+    value: float
+
+    def kind(self) -> dict[str, Any]:
+        """Return the field of an `Initializer` that says so."""
+        return {"constant": self.value}
+
+    def fill(self, tensor: torch.Tensor) -> None:
+        """Give the elements of a tensor such values."""
+        tensor.fill_(self.value)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Evenly distributed elements."""
+
+    low: float
+    high: float
+
+    def kind(self) -> dict[str, Any]:
+        """Return the field of an `Initializer` that says so."""
+        return {"uniform": UniformRange(low=self.low, high=self.high)}
+
+    def fill(self, tensor: torch.Tensor) -> None:
+        """Give the elements of a tensor such values."""
+        tensor.uniform_(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Normally distributed elements."""
+
+    mean: float
+    std: float
+
+    def kind(self) -> dict[str, Any]:
+        """Return the field of an `Initializer` that says so."""
+        return {"normal": NormalShape(mean=self.mean, std=self.std)}
+
+    def fill(self, tensor: torch.Tensor) -> None:
+        """Give the elements of a tensor such values."""
+        tensor.normal_(self.mean, self.std)
+
+
+Distribution = Constant | Uniform | Normal
+
+
+@dataclass(frozen=True)
+class InitialRows:
+    """The rows of a table before they are written.
+
+    Attributes:
+        distribution: What the elements are; None where that was not seen.
+        zero_row: A row that is zero all the same; None for none.
+        obstacle: An operation on the values that servers cannot repeat; "" for none.
+    """
+
+    distribution: Distribution | None = None
+    zero_row: int | None = None
+    obstacle: str = ""
+
+    def without(self, operation: str) -> InitialRows:
+        """Return these rows after an operation that servers cannot repeat."""
+        return replace(self, obstacle=self.obstacle or operation)
+
+    def initializer(self) -> Initializer:
+        """Return what tells servers to make them, with torch's seed."""
+        seed = torch.initial_seed() & _SEED_MASK
+        assert self.distribution is not None
+        kind = self.distribution.kind()
+        return Initializer(seed=seed, zero_row=self.zero_row, **kind)
+
+    def made_here(self, like: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of such values in this process.
+
+        Args:
+            like: Tensor of its shape and dtype, for instance on the meta device.
+        """
+        made = torch.empty(like.shape, dtype=like.dtype, device="cpu")
+        assert self.distribution is not None
+        self.distribution.fill(made)
+        if self.zero_row is not None:
+            made[self.zero_row] = 0
+        return made
+
+    def require_possible(self, what: str) -> None:
+        """Check that they can be made.
+
+        Raises:
+            InvalidArgumentError: Something else became of the values.
+        """
+        if self.obstacle or self.distribution is None:
+            by = f", by {self.obstacle}" if self.obstacle else ""
+            raise InvalidArgumentError(
+                f"{what} is so large that it has no memory here, and parameter servers "
+                f"cannot repeat how it is initialised{by}; initialise it "
+                "in place by normal_, uniform_, constant_, zeros_, ones_, xavier_* or "
+                "kaiming_* of torch.nn.init, or pass a larger meta_above to scope()"
+            )

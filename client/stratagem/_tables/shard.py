@@ -1,0 +1,99 @@
+"""The client's end of the part of a table that is on one server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stratagem._parameter_server.placement import Place
+from stratagem._parameter_server.variable import MODES, Owner, RemoteVariable
+from stratagem._servers.reads import Reading
+from stratagem._servers.writes import Writing
+from stratagem._variables.indexed_slices import IndexedSlices
+from stratagem._variables.traits import VariableTraits
+from stratagem._variables.variable import Write
+from stratagem_proto.errors import InternalError
+from stratagem_proto.v1.variable_pb2 import Initializer, TableSpec, VariableSpec
+
+if TYPE_CHECKING:
+    from stratagem._modules.hosting import HostedParameter
+    from stratagem._parameter_server.store import RemoteStore
+
+
+class TableShard(RemoteVariable):
+    """A variable on a server of which this process has no copy.
+
+    Args:
+        store: Where it is kept.
+        place: Its server and its place in the order of creation.
+        traits: What it is called and how it is meant to be used.
+        value: Its initial value, which is dropped once it is there; or a tensor
+            without values, of its shape and dtype.
+        owner: What it belongs to.
+        initializer: What the server is to make instead of being sent the value; it
+            then stores only those rows that were written.
+        table: Which rows it may have.
+    """
+
+    def __init__(  # noqa: PLR0913 - as its base, and how servers make it
+        self,
+        store: RemoteStore,
+        place: Place,
+        traits: VariableTraits,
+        value: torch.Tensor,
+        owner: Owner,
+        initializer: Initializer | None = None,
+        table: TableSpec | None = None,
+    ) -> None:
+        super().__init__(store, place, traits, value, owner)
+        self._nothing = torch.empty((), dtype=value.dtype).expand(value.shape)
+        self._initializer = initializer
+        self._table = table
+
+    @property
+    def spec(self) -> VariableSpec:
+        spec = super().spec
+        if self._initializer is not None:
+            spec.initializer.CopyFrom(self._initializer)
+            spec.table.CopyFrom(self._table or TableSpec())
+        return spec
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the server stores all rows."""
+        return self._initializer is None
+
+    @property
+    def has_copy(self) -> bool:
+        return False
+
+    @property
+    def leaf(self) -> torch.Tensor:
+        return self._own_leaf
+
+    def value(self) -> torch.Tensor:
+        raise self._has_none()
+
+    def reading(self) -> Reading:
+        raise self._has_none()
+
+    def _has_none(self) -> InternalError:
+        return InternalError(f"there is no copy of {self.name!r}, a part of a table")
+
+    def show_in(self, hosted: HostedParameter) -> None:
+        """Drop the initial value, which is on the server now."""
+        self._own_leaf = self._nothing
+
+    def writing(self, write: Write, value: Any) -> Writing:
+        """Return what to send so that it is written.
+
+        Args:
+            write: The way.
+            value: Tensor of its shape, or rows of it.
+        """
+        if isinstance(value, IndexedSlices):
+            indices = value.indices.to(torch.int64)
+            return Writing(self.name, MODES[write], value.values, indices)
+        rows = None if self.is_dense else torch.arange(self.shape[0])
+        return Writing(self.name, MODES[write], value, rows)

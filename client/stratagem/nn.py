@@ -1,0 +1,191 @@
+"""Modules whose parameters may be larger than any machine, and what goes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from stratagem._tables.dynamic import NOMINAL_ROWS, KeyLimits
+from stratagem._tables.recording import current_recorder
+from stratagem_proto.errors import ContextError, InvalidArgumentError
+
+__all__ = ["DynamicEmbedding", "Embedding", "EmbeddingBag", "clip_grad_norm_"]
+
+
+class Embedding(nn.Embedding):
+    """`torch.nn.Embedding` whose rows are pulled when they are looked up.
+
+    In the scope of a `ParameterServerStrategy` with a cluster the table is on the
+    servers, divided among them if it is large, and never in this process. They make
+    initial values from what was recorded: those of `torch.nn.Embedding`, or of what
+    `torch.nn.init` did to `weight` in the scope. Elsewhere it is torch's own with
+    sparse gradients.
+
+    Args:
+        num_embeddings: Number of rows.
+        embedding_dim: Size of a row.
+        padding_idx: Row that stays as it is; it starts as zeros.
+        options: The other arguments of `torch.nn.Embedding` by name. `sparse` is
+            always true.
+
+    Raises:
+        InvalidArgumentError: `max_norm` is given: a lookup would have to write.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        **options: Any,
+    ) -> None:
+        with _table(options):
+            super().__init__(num_embeddings, embedding_dim, padding_idx, **options)
+
+
+class EmbeddingBag(nn.EmbeddingBag):
+    """`torch.nn.EmbeddingBag` whose rows are pulled when they are looked up.
+
+    Where the rows are, see `Embedding`.
+
+    Args:
+        num_embeddings: Number of rows.
+        embedding_dim: Size of a row.
+        options: The other arguments of `torch.nn.EmbeddingBag` by name. `sparse` is
+            always true, but for `mode="max"`, of which torch has no sparse gradients.
+
+    Raises:
+        InvalidArgumentError: `max_norm` is given: a lookup would have to write.
+    """
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, **options: Any) -> None:
+        with _table(options):
+            if options.get("mode") == "max":
+                options["sparse"] = False
+            super().__init__(num_embeddings, embedding_dim, **options)
+
+
+class DynamicEmbedding(nn.Module):
+    """An embedding of arbitrary int64 keys, without a fixed vocabulary.
+
+    A key has its initial value until it is first updated; then the servers store a
+    row for it. It needs a `ParameterServerStrategy` with a cluster.
+
+    Args:
+        embedding_dim: Size of a row.
+        admit_after: Number of updates of a key from which on it has a row; the
+            gradients before are dropped. So rare keys take no memory.
+        max_idle: Number of writes of the table after which a row that they did not
+            touch is evicted; None for never.
+        max_bytes: The most bytes that the table may take on all servers together, with
+            optimizer state and index; the rows touched least recently make room for
+            others. None for no limit.
+        dtype: Type of the elements; by default torch's default.
+
+    Attributes:
+        weight: The parameter. `torch.nn.init` in the scope says what keys start with;
+            otherwise it is normally distributed as in `torch.nn.Embedding`.
+
+    Raises:
+        ContextError: No scope of a strategy with parameter servers is open.
+        InvalidArgumentError: A limit is less than 1.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        *,
+        admit_after: int = 1,
+        max_idle: int | None = None,
+        max_bytes: int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        limits = {"admit_after": admit_after, "max_idle": max_idle}
+        _require_positive({"embedding_dim": embedding_dim, "max_bytes": max_bytes})
+        _require_positive(limits)
+        self.embedding_dim = embedding_dim
+        self.limits = KeyLimits(admit_after, max_idle, max_bytes)
+        recorder = current_recorder()
+        if recorder is None:
+            raise ContextError(
+                "DynamicEmbedding keeps its rows on parameter servers; build it inside "
+                "`with strategy.scope():` of a ParameterServerStrategy with a cluster"
+            )
+        with recorder.taking_all():
+            empty = torch.empty(NOMINAL_ROWS, embedding_dim, dtype=dtype)
+        self.weight = nn.Parameter(empty)
+        nn.init.normal_(self.weight)
+
+    def forward(self, keys: torch.Tensor) -> torch.Tensor:
+        """Return the rows of keys.
+
+        Args:
+            keys: Integer tensor of any shape.
+
+        Returns:
+            A tensor of that shape and `embedding_dim`.
+        """
+        return functional.embedding(keys, self.weight, sparse=True)
+
+    def extra_repr(self) -> str:
+        return f"{self.embedding_dim}"
+
+
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float = 2.0,
+) -> torch.Tensor:
+    """Scale gradients so that their norm together is at most `max_norm`.
+
+    As `torch.nn.utils.clip_grad_norm_`, which has no sparse gradients. Of those the
+    rows count, each once: repeated ones are added up.
+
+    Args:
+        parameters: Parameters, whose `grad` is changed.
+        max_norm: The largest norm.
+        norm_type: Which norm.
+
+    Returns:
+        The norm before, a scalar tensor.
+    """
+    if isinstance(parameters, torch.Tensor):
+        parameters = [parameters]
+    values = [_gradient_values(one) for one in parameters if one.grad is not None]
+    norm = nn.utils.get_total_norm(values, norm_type)
+    scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    for value in values:
+        value.mul_(scale.to(value.device))
+    return norm
+
+
+def _gradient_values(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    if not parameter.grad.is_sparse:
+        return parameter.grad.detach()
+    parameter.grad = parameter.grad.coalesce()
+    return parameter.grad._values()
+
+
+def _table(options: dict[str, Any]) -> AbstractContextManager[None]:
+    """Check the options of a table, and return what its memory is allocated in."""
+    if options.get("max_norm") is not None:
+        raise InvalidArgumentError(
+            "max_norm would have to write to a table while rows are looked up; leave "
+            "it out, and clip what the lookup returns"
+        )
+    options["sparse"] = not options.get("scale_grad_by_freq", False)
+    recorder = current_recorder()
+    return nullcontext() if recorder is None else recorder.taking_all()
+
+
+def _require_positive(limits: dict[str, int | None]) -> None:
+    for name, value in limits.items():
+        if value is not None and value < 1:
+            raise InvalidArgumentError(f"{name} is {value}; it must be at least 1")
