@@ -1,0 +1,163 @@
+"""Embeddings of arbitrary keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stratagem
+from stratagem import (
+    ContextError,
+    DistributedOptimizer,
+    InvalidArgumentError,
+    ParameterServerStrategy,
+)
+from stratagem.nn import DynamicEmbedding
+from stratagem_proto.keys import part_of_keys
+from tests.client.clusters import running
+
+KEYS = torch.tensor([2**62, -5, 0, -(2**63), 2**63 - 1, 7])
+
+
+@pytest.fixture(scope="module")
+def strategy() -> Iterator[ParameterServerStrategy]:
+    with running(num_servers=3) as cluster, cluster.strategy() as strategy:
+        yield strategy
+
+
+def built(strategy: ParameterServerStrategy, **limits: Any) -> DynamicEmbedding:
+    with strategy.scope():
+        return DynamicEmbedding(2, **limits)
+
+
+def trained(
+    strategy: ParameterServerStrategy, table: DynamicEmbedding, *batches: torch.Tensor
+) -> None:
+    """One step of SGD for each batch, by the gradient 1."""
+    optimizer = DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0))
+
+    def step(keys: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        table(keys).sum().backward()
+        optimizer.step()
+
+    for keys in batches:
+        strategy.run(step, args=(keys,))
+
+
+def test_any_key_has_a_row_that_is_trained(strategy: ParameterServerStrategy) -> None:
+    table = built(strategy)
+    before = table(KEYS).detach()
+    assert len(before.unique(dim=0)) == len(KEYS)
+    trained(strategy, table, KEYS[:3].repeat(2), KEYS[2:4])
+    change = (before - table(KEYS)).detach()
+    expected = torch.tensor([2.0, 2.0, 3.0, 1.0, 0.0, 0.0])
+    torch.testing.assert_close(change, expected[:, None].expand(6, 2))
+
+
+def test_it_trains_as_a_table_of_the_same_rows(
+    strategy: ParameterServerStrategy,
+) -> None:
+    table = built(strategy)
+    plain = nn.Embedding.from_pretrained(table(KEYS).detach(), False, sparse=True)
+    ours = DistributedOptimizer(torch.optim.Adagrad(table.parameters(), lr=0.1))
+    theirs = torch.optim.Adagrad(plain.parameters(), lr=0.1)
+
+    def step(places: torch.Tensor) -> None:
+        (table(KEYS[places]).square().sum() + table(KEYS[places[:2]]).sum()).backward()
+        ours.step()
+        ours.zero_grad()
+
+    for number in range(6):
+        places = torch.randint(
+            0, 6, (4,), generator=torch.Generator().manual_seed(number)
+        )
+        strategy.run(step, args=(places,))
+        theirs.zero_grad()
+        (plain(places).square().sum() + plain(places[:2]).sum()).backward()
+        theirs.step()
+    assert torch.equal(table(KEYS), plain.weight)
+
+
+def test_gradients_of_several_runs_add_up(strategy: ParameterServerStrategy) -> None:
+    table = built(strategy)
+    optimizer = DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0))
+    before = table(KEYS).detach()
+    strategy.run(lambda: table(KEYS[:2]).sum().backward())
+    strategy.run(lambda: (table(KEYS[1:3]).sum().backward(), optimizer.step()))
+    change = (before - table(KEYS)).detach()[:, 0]
+    assert change.round().tolist() == [1, 2, 1, 0, 0, 0]
+
+
+def test_a_key_is_admitted_after_some_updates(
+    strategy: ParameterServerStrategy,
+) -> None:
+    table = built(strategy, admit_after=3)
+    before = table(KEYS[:1]).detach()
+    trained(strategy, table, KEYS[:1], KEYS[:1])
+    assert torch.equal(table(KEYS[:1]), before)
+    trained(strategy, table, KEYS[:1])
+    assert not torch.equal(table(KEYS[:1]), before)
+
+
+def test_rows_stay_within_the_budget_of_bytes(
+    strategy: ParameterServerStrategy,
+) -> None:
+    table = built(strategy, max_bytes=60_000)
+    first = torch.arange(500)
+    before = table(first).detach()
+    trained(strategy, table, *torch.arange(20_000).split(500))
+    kept = (table(first) != before).any(1)
+    assert not kept.any()  # evicted rows start anew
+    assert stored_bytes(strategy) <= 60_000
+
+
+def stored_bytes(strategy: ParameterServerStrategy) -> int:
+    """What the tables of the strategy take that have a budget."""
+    listing = strategy.extended._store.listing()  # type: ignore[union-attr]
+    return sum(
+        info.table.bytes
+        for infos in listing.values()
+        for info in infos
+        if info.spec.table.dynamic.max_bytes
+    )
+
+
+def test_idle_rows_are_evicted(strategy: ParameterServerStrategy) -> None:
+    table = built(strategy, max_idle=4)
+    before = table(KEYS[:1]).detach()
+    trained(strategy, table, KEYS[:1], *[KEYS[1:]] * 40)
+    assert torch.equal(table(KEYS[:1]), before)
+
+
+def test_keys_are_spread_over_the_parts() -> None:
+    for keys in (
+        torch.arange(30_000),
+        torch.arange(30_000) * 2**33,
+        -torch.arange(30_000),
+    ):
+        counts = torch.bincount(part_of_keys(keys, 3))
+        assert counts.min() > 9_000
+
+
+def test_initial_values_can_be_chosen(strategy: ParameterServerStrategy) -> None:
+    with strategy.scope():
+        table = DynamicEmbedding(2)
+        nn.init.constant_(table.weight, 0.5)
+    assert (table(KEYS) == 0.5).all()
+
+
+def test_it_needs_servers() -> None:
+    wanted = pytest.raises(ContextError, match="keeps its rows on parameter servers")
+    with stratagem.OneDeviceStrategy("CPU:0").scope(), wanted:
+        DynamicEmbedding(2)
+
+
+@pytest.mark.parametrize("name", ["admit_after", "max_idle", "max_bytes"])
+def test_limits_are_positive(strategy: ParameterServerStrategy, name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"{name} is 0; it must be"):
+        built(strategy, **{name: 0})
