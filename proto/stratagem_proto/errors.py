@@ -5,6 +5,7 @@ StratagemError
 │   ├── InvalidNameError
 │   ├── MalformedStreamError
 │   ├── UpdateFunctionError                an update function that cannot be traced
+│   ├── NonFiniteGradientError (FloatingPointError) NaN or infinity in a gradient
 │   └── UnbatchedInputError (IndexError)   rows are to be shared, but there are none
 ├── InvalidTypeError (TypeError)
 ├── NotFoundError (LookupError)
@@ -72,6 +73,10 @@ class MalformedStreamError(InvalidArgumentError):
 
 class UpdateFunctionError(InvalidArgumentError):
     """An update function does what cannot be sent to a server as a graph."""
+
+
+class NonFiniteGradientError(InvalidArgumentError, FloatingPointError):
+    """A gradient has NaN or infinities, and was to have none."""
 
 
 class UnbatchedInputError(InvalidArgumentError, IndexError):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.gradient_limits import GradientLimits
 from stratagem_proto.v1.parameter_server_pb2 import (
     REDUCTION_MEAN,
     Contribution,
@@ -29,6 +30,8 @@ class Part:
         program: What the step runs on the sum.
         gradients: Sums over the worker's replicas by variable; owned by the part.
         reservation: The bytes that they occupy.
+        limits: What is done to the reduced gradients.
+        nonfinite_variable: Why the step is dropped or fails; "" if it is not.
         committed: Whether it counts.
         orphaned: Whether its session has ended since.
     """
@@ -39,6 +42,8 @@ class Part:
     program: OptimizerProgram
     gradients: Mapping[str, Gradient]
     reservation: Reservation
+    limits: GradientLimits = field(default_factory=GradientLimits)
+    nonfinite_variable: str = ""
     committed: bool = False
     orphaned: bool = False
 
@@ -107,6 +112,7 @@ def _terms(part: Part) -> dict[str, str]:
     contribution, program = part.contribution, part.program
     terms = {
         "number of workers": str(contribution.num_workers),
+        "limits of gradients": str(part.limits),
         "reduction": Reduction.Name(contribution.reduction),
         "optimizer": f"{program.class_name} {program.name!r}",
         "number of param groups": str(len(program.groups)),

@@ -17,6 +17,8 @@ from stratagem_proto.errors import (
     AbortedError,
     FailedPreconditionError,
     InvalidArgumentError,
+    NonFiniteGradientError,
+    StratagemError,
 )
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
@@ -47,12 +49,14 @@ class _Group:
         applied: Newest step whose sum the variables contain.
         num_workers: As the latest contribution said.
         failed: Newest step that could not be applied, and why.
+        rejected: How many steps were dropped for gradients that are not finite.
     """
 
     closed: int = 0
     applied: int = 0
     num_workers: int = 0
-    failed: tuple[int, str] = (0, "")
+    failed: tuple[int, BaseException | None] = (0, None)
+    rejected: int = 0
     parts: dict[int, dict[int, Part]] = field(default_factory=dict)
     members: dict[int, _Member] = field(default_factory=dict)
 
@@ -148,15 +152,23 @@ class Rounds:
         del group.parts[mark.step]
         return [parts[worker] for worker in sorted(parts)]
 
-    def finish(self, mark: StepMark, failure: str = "") -> None:
+    def finish(self, mark: StepMark, failure: BaseException | None = None) -> None:
         """Ends a closed step: its sum is applied, or could not be."""
         group = self._groups[mark.group]
-        if failure:
+        if failure is not None:
             group.failed = (mark.step, failure)
         else:
             group.applied = mark.step
         for late in [step for step in group.parts if step <= group.closed]:
             group.drop(late)
+
+    def reject(self, mark: StepMark) -> None:
+        """Counts a closed step that is dropped; `finish` it without a failure."""
+        self._groups[mark.group].rejected += 1
+
+    def rejected(self, group: str) -> int:
+        """How many steps of a group were dropped."""
+        return self._groups.get(group, _Group()).rejected
 
     def is_applied(self, mark: StepMark) -> bool | None:
         """True once the variables contain a step, None while that may still happen.
@@ -169,9 +181,7 @@ class Rounds:
             return True
         failed_step, failure = group.failed
         if mark.step <= failed_step:
-            raise AbortedError(
-                f"step {mark.step} of {mark.group!r} could not be applied: {failure}"
-            )
+            raise _told(mark, failure)
         for worker in group.lacking(mark.step):
             member = group.members.get(worker)
             if mark.step > group.closed and member is not None and member.gone:
@@ -216,6 +226,16 @@ class Rounds:
                     member.gone = gone
                     touched.append(name)
         return touched
+
+
+def _told(mark: StepMark, failure: BaseException | None) -> StratagemError:
+    """What those hear of a failed step who wait for it."""
+    nonfinite = isinstance(failure, NonFiniteGradientError)
+    cls: type[StratagemError] = NonFiniteGradientError if nonfinite else AbortedError
+    return cls(
+        f"step {mark.step} of {mark.group!r} could not be applied: {failure}",
+        variable=failure.variable if isinstance(failure, StratagemError) else "",
+    )
 
 
 def _orphan(parts: dict[int, Part], session_id: bytes) -> None:

@@ -125,6 +125,13 @@ class HostingExtended(StrategyExtended):
         self._optimizers[class_name] += 1
         return f"{class_name}_{number}" if number else class_name
 
+    def _rejected_steps(self, optimizer: str) -> int:
+        """Return how many steps of an optimizer were dropped outside of this process.
+
+        For gradients that are not finite. Most strategies drop them themselves.
+        """
+        return 0
+
     def _host(self, adoptions: Sequence[Adoption]) -> None:
         """Make variables of parameters.
 

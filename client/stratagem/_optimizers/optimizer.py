@@ -21,17 +21,18 @@ from stratagem._contexts.context import (
 from stratagem._enums import ReduceOp, reduce_op_from
 from stratagem._modules.extended import HostingExtended
 from stratagem._optimizers.compressor import Compressor
+from stratagem._optimizers.limiter import Limiter
 from stratagem._optimizers.step import GroupStep, OptimizerStep, VariableGradients
 from stratagem._optimizers.trained import LeafList, Trained, TrainedTensors
+from stratagem._optimizers.wrapped import require_fresh, rule_of
 from stratagem._replicas.without_rows import has_no_rows
 from stratagem.compression import Compression, compression_from
 from stratagem_proto.errors import (
     ContextError,
-    FailedPreconditionError,
-    InvalidArgumentError,
     InvalidTypeError,
 )
-from stratagem_proto.optimizers import decode_group, encode_group, rule_named
+from stratagem_proto.gradient_limits import GradientLimits
+from stratagem_proto.optimizers import decode_group, encode_group
 
 if TYPE_CHECKING:
     from stratagem._contexts.replica_context import ReplicaContext
@@ -88,13 +89,20 @@ class DistributedOptimizer(Optimizer):
             "int8", one of `stratagem.compression`, or None for as they are. What
             stays on the machine is never compressed, nor is what
             `MultiWorkerMirroredStrategy` sends.
+        clip_norm: Scales the reduced gradients of each step down, all together, where
+            their norm is larger, as `torch.nn.utils.clip_grad_norm_`. What is reduced
+            over workers is clipped after that.
+        clip_value: Likewise the bound of each element; comes before `clip_norm`.
+        on_nonfinite: What NaN or an infinity in a gradient leads to, before anything
+            is clipped: "zero" in its place, "reject" the step, "raise" a
+            `NonFiniteGradientError`. None applies it like any number.
 
     Raises:
         InvalidTypeError: `optimizer` is no `torch.optim.Optimizer`, or `compression`
             nothing of the above.
         InvalidArgumentError: Its class is not one that servers run, a flag of it
             is not, there are no parameters, or one was made outside of the scope
-            that is open or that the others were made in.
+            that is open or that the others were made in. Or a bound is not above 0.
         ContextError: Its parameters belong to several strategies.
         FailedPreconditionError: It has state already.
     """
@@ -105,12 +113,16 @@ class DistributedOptimizer(Optimizer):
         reduce_op: ReduceOp | str = ReduceOp.MEAN,
         *,
         compression: Compression | str | None = None,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        on_nonfinite: str | None = None,
     ) -> None:
         self._inner = optimizer
         self._reduce_op = reduce_op_from(reduce_op)
         self._compressor = Compressor(compression_from(compression))
-        self._rule = _rule_of(optimizer)
-        _require_fresh(optimizer)
+        self._limiter = Limiter(GradientLimits(on_nonfinite, clip_value, clip_norm))
+        self._rule = rule_of(optimizer)
+        require_fresh(optimizer)
         self._initial_state = dict(optimizer.state)
         self._tensors = TrainedTensors()
         for number, group in enumerate(optimizer.param_groups):
@@ -187,6 +199,17 @@ class DistributedOptimizer(Optimizer):
         assert isinstance(extended, HostingExtended)
         return extended
 
+    @property
+    def rejected_steps(self) -> int:
+        """How many steps were dropped by `on_nonfinite="reject"`.
+
+        Of steps that workers take together, as of the last refresh.
+        """
+        found = self._limiter.rejected_steps
+        return (
+            found if self._plain else found + self._extended._rejected_steps(self._name)
+        )
+
     # Steps.
 
     @overload
@@ -216,7 +239,7 @@ class DistributedOptimizer(Optimizer):
                 loss = closure()
         replica = self._replica()
         if self._plain:
-            self._inner.step()
+            self._limiter.step_alone(self._inner)
             return loss
         replica.merge_call(self._meet, args=(_Contribution(self._gradients()),))
         # Schedulers on the wrapped optimizer ask for this.
@@ -258,6 +281,7 @@ class DistributedOptimizer(Optimizer):
                 self._reduce_op,
                 len(present),
                 self._compressor,
+                self._limiter,
             )
         )
 
@@ -343,32 +367,6 @@ class DistributedOptimizer(Optimizer):
     def _require_no_replica(self, method: str) -> None:
         name = f"DistributedOptimizer.{method}"
         require_cross_replica_or_default(self._extended, name)
-
-
-def _rule_of(optimizer: object) -> Any:
-    if not isinstance(optimizer, Optimizer):
-        raise InvalidTypeError(
-            f"DistributedOptimizer wraps a torch.optim.Optimizer, not {optimizer!r}"
-        )
-    rule = rule_named(type(optimizer).__name__)
-    if rule.cls is not type(optimizer):
-        raise InvalidArgumentError(
-            f"{type(optimizer).__module__}.{type(optimizer).__qualname__} is not "
-            f"torch.optim.{rule.cls.__name__}; parameter servers run torch's own "
-            "optimizers. Write others with `extended.update`"
-        )
-    return rule
-
-
-def _require_fresh(optimizer: Optimizer) -> None:
-    # Adagrad makes its state when it is built.
-    for state in optimizer.state.values():
-        if float(state.get("step", 1)) > 0:
-            raise FailedPreconditionError(
-                f"the {type(optimizer).__name__} to be wrapped has state already; wrap "
-                "a fresh one and give the state to DistributedOptimizer."
-                "load_state_dict()"
-            )
 
 
 def _hyperparameters(group: Mapping[str, Any]) -> dict[str, object]:

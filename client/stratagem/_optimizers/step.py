@@ -9,6 +9,7 @@ import torch
 
 from stratagem._enums import ReduceOp
 from stratagem._optimizers.compressor import Compressor
+from stratagem._optimizers.limiter import Limiter
 from stratagem._variables.variable import Variable
 
 
@@ -65,6 +66,7 @@ class OptimizerStep:
         reduce_op: SUM, or MEAN over those replicas that took part.
         replicas: How many replicas of this process took part: have any gradient.
         compressor: Makes gradients smaller where they leave this process.
+        limiter: Keeps them within limits.
     """
 
     optimizer: str
@@ -73,6 +75,7 @@ class OptimizerStep:
     reduce_op: ReduceOp
     replicas: int
     compressor: Compressor
+    limiter: Limiter
 
     def reduced(self, update: VariableGradients) -> torch.Tensor:
         """Return a gradient as this process alone would apply it.

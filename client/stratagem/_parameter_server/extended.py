@@ -199,6 +199,9 @@ class ParameterServerExtended(TablesExtended):
         contributor = Contributor(self._membership.number, self._membership.num_workers)
         _remote_steps.contribute(self._store, step, contributor)
 
+    def _rejected_steps(self, optimizer: str) -> int:
+        return self._store.rejected.get(optimizer, 0)
+
     def _slots(
         self, optimizer: str, variables: Sequence[Variable]
     ) -> Sequence[Mapping[str, torch.Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +15,11 @@ from stratagem._parameter_server.split_variable import SplitVariable, rows_or_de
 from stratagem._parameter_server.store import RemoteStore
 from stratagem._parameter_server.variable import RemoteVariable, remote_of
 from stratagem._servers import updates
-from stratagem._servers.updates import Gradient
+from stratagem._servers.updates import Gradient, Limits
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.variable import Variable
-from stratagem_proto.errors import InternalError
+from stratagem_proto.errors import InternalError, UnimplementedError
+from stratagem_proto.gradient_limits import GradientLimits
 from stratagem_proto.optimizers import encode_group, rule_named
 from stratagem_proto.v1.parameter_server_pb2 import (
     REDUCTION_MEAN,
@@ -77,8 +78,12 @@ class _Load:
 
 def push(store: RemoteStore, step: OptimizerStep) -> None:
     """Have the servers apply a step now, on the gradients of this worker alone."""
+    reduced = {update.variable.name: step.reduced(update) for update in step.updates()}
+    gradients = step.limiter.limited(reduced)
+    if gradients is None:
+        return
     program = _program(step)
-    loads = _loads(step, reduced=True)
+    loads = _loads(step, gradients)
     store.servers.together(
         {
             server: updates.step(program, load.gradients).then(load.arrived)
@@ -96,8 +101,12 @@ def contribute(
     steps; the parts count once all servers have theirs.
     """
     mark = store.marks.next(step.optimizer, store.is_applied)
-    program = _program(step)
-    loads = _loads(step, reduced=False)
+    program, limits = _program(step), step.limiter.limits
+    _require_whole_norm(store, limits)
+    totals = {update.variable.name: update.total() for update in step.updates()}
+    gradients, offender = step.limiter.own_part(totals)
+    loads = _loads(step, gradients)
+    of_sum = Limits(limits, offender)
     mean = step.reduce_op is ReduceOp.MEAN
     contribution = Contribution(
         step=mark,
@@ -108,7 +117,7 @@ def contribute(
     )
     store.servers.together(
         {
-            server: updates.step(program, loads[server].gradients, contribution)
+            server: updates.step(program, loads[server].gradients, contribution, of_sum)
             for server in store.servers.used
         }
     )
@@ -127,17 +136,27 @@ def _program(step: OptimizerStep) -> OptimizerProgram:
     )
 
 
-def _loads(step: OptimizerStep, reduced: bool) -> dict[int, _Load]:
-    """What goes to each server: gradients, summed over this process's replicas.
+def _require_whole_norm(store: RemoteStore, limits: GradientLimits) -> None:
+    servers = len(store.servers.used)
+    if limits.clip_norm is not None and servers > 1:
+        raise UnimplementedError(
+            "clip_norm does not work for synchronous steps yet where variables are on "
+            f"{servers} servers, each of which has a part of the sum only; use one "
+            "server or clip_value, or clip each replica's gradients by "
+            "torch.nn.utils.clip_grad_norm_"
+        )
 
-    Args:
-        step: The step.
-        reduced: Whether a mean is to be divided here already.
-    """
+
+def _loads(
+    step: OptimizerStep, gradients: Mapping[str, torch.Tensor]
+) -> dict[int, _Load]:
+    """What goes to each server, given the gradients by variable."""
     loads: dict[int, _Load] = defaultdict(lambda: _Load(step.compressor))
     for number, group in enumerate(step.groups):
         for update in group.updates:
-            value = step.reduced(update) if reduced else update.total()
+            value = gradients.get(update.variable.name)
+            if value is None:
+                continue
             for variable, share in _shares(update.variable, value):
                 loads[variable.place.server].add(variable.name, share, number)
     return loads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 import torch
@@ -30,12 +31,14 @@ class RemoteStore:
         servers: The servers.
         peer_seconds: How long to wait for what other workers have to do first.
         marks: The synchronous steps that reads come after.
+        rejected: How many synchronous steps of an optimizer were dropped, by its name.
     """
 
     def __init__(self, servers: ServerGroup, peer_seconds: float) -> None:
         self.servers = servers
         self.peer_seconds = peer_seconds
         self.marks = StepMarks()
+        self.rejected: dict[str, int] = {}
 
     def create(self, variables: Sequence[RemoteVariable]) -> None:
         """Create variables with the values that their copies have.
@@ -114,10 +117,15 @@ class RemoteStore:
     def _read_after(
         self, mark: StepMark | None, readings: Mapping[int, Sequence[Reading]]
     ) -> dict[int, list[int]]:
-        wait = 0.0 if mark is None else self.peer_seconds
-        return self.servers.together(
-            {server: read(group, mark, wait) for server, group in readings.items()}
-        )
+        if mark is None:
+            requests = {server: read(group) for server, group in readings.items()}
+        else:
+            count = partial(self.rejected.__setitem__, mark.group)
+            requests = {
+                server: read(group, mark, self.peer_seconds, count)
+                for server, group in readings.items()
+            }
+        return self.servers.together(requests)
 
     def snapshot(self, variable: RemoteVariable) -> torch.Tensor:
         """Return the value of a variable as it is now, in memory of its own."""

@@ -42,7 +42,10 @@ class Reading:
 
 
 def read(
-    readings: Sequence[Reading], after: StepMark | None = None, wait: float = 0.0
+    readings: Sequence[Reading],
+    after: StepMark | None = None,
+    wait: float = 0.0,
+    rejected: Callable[[int], None] = lambda _: None,
 ) -> Request[list[int]]:
     """The request that fills the readings' tensors.
 
@@ -50,6 +53,7 @@ def read(
         readings: What to read, of one server.
         after: Wait until this step is applied.
         wait: For how long, in seconds.
+        rejected: Hears how many steps of that group were dropped so far.
 
     Returns:
         A request whose result are the versions read, one for each reading.
@@ -60,7 +64,7 @@ def read(
         wait_seconds=wait,
     )
     nbytes = sum(reading.into.nbytes for reading in readings)
-    receive = _receiver(readings)
+    receive = _receiver(readings, rejected)
     return Request("Read", message, receive, response_nbytes=nbytes, wait=wait)
 
 
@@ -73,7 +77,9 @@ def _selection(reading: Reading) -> Selection:
     )
 
 
-def _receiver(readings: Sequence[Reading]) -> Callable[[Iterator[bytes]], list[int]]:
+def _receiver(
+    readings: Sequence[Reading], rejected: Callable[[int], None]
+) -> Callable[[Iterator[bytes]], list[int]]:
     def receive(responses: Iterator[bytes]) -> list[int]:
         frames = map(_decode, responses)
         first = next(frames, Frame())
@@ -83,6 +89,7 @@ def _receiver(readings: Sequence[Reading]) -> Callable[[Iterator[bytes]], list[i
                 "or by one for another number of them"
             )
         _fill(readings, first.header, first, frames)
+        rejected(first.header.rejected_steps)
         return [value.version for value in first.header.values]
 
     return receive

@@ -10,6 +10,7 @@ import torch
 from stratagem._servers.request import Request, sole
 from stratagem._servers.writes import Cargo
 from stratagem_proto.encodings import Encoded
+from stratagem_proto.gradient_limits import GradientLimits
 from stratagem_proto.tensors import total_nbytes
 from stratagem_proto.v1.parameter_server_pb2 import (
     CommitContributionRequest,
@@ -47,10 +48,25 @@ class Gradient:
     rows: torch.Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Limits:
+    """The limits of what contributions to a synchronous step add up to.
+
+    Attributes:
+        of_sum: The limits.
+        nonfinite_variable: Name of a variable of any server because of whose gradient
+            here the step is dropped or fails; "" if there is none.
+    """
+
+    of_sum: GradientLimits
+    nonfinite_variable: str = ""
+
+
 def step(
     program: OptimizerProgram,
     gradients: Sequence[Gradient],
     contribution: Contribution | None = None,
+    limits: Limits | None = None,
 ) -> Request[list[int]]:
     """The request that steps an optimizer over variables.
 
@@ -59,6 +75,7 @@ def step(
         gradients: One for each variable to step.
         contribution: Present when the gradients are this worker's part of a
             synchronous step, which the server only keeps until `commit`.
+        limits: What becomes of a contribution.
 
     Returns:
         A request whose result are the variables' versions after it, in the order of
@@ -72,6 +89,8 @@ def step(
         gradients=refs,
         tensors=cargo.specs,
         contribution=contribution,
+        limits=limits.of_sum.encoded() if limits else None,
+        nonfinite_variable=limits.nonfinite_variable if limits else "",
     )
     return Request(
         "Update",

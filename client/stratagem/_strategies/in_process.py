@@ -16,6 +16,7 @@ from stratagem._modules.adoption import Adoption
 from stratagem._optimizers.local import LocalOptimizers
 from stratagem._optimizers.step import OptimizerStep
 from stratagem._options import CommunicationOptions
+from stratagem._replicas.regroup import select_replica
 from stratagem._variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -99,7 +100,16 @@ class InProcessExtended(CheckpointedExtended):
         super()._host_buffers(roots)
 
     def _apply_gradients(self, step: OptimizerStep) -> None:
-        self._local_optimizers.step(step, self._reduced_gradients(step))
+        reduced = self._reduced_gradients(step)
+        if step.limiter.limits:
+            names = [update.variable.name for update in step.updates()]
+            # Copies are equal, so the first one's gradient stands for all.
+            first = [select_replica(0, gradient) for gradient in reduced]
+            limited = step.limiter.limited(dict(zip(names, first, strict=True)))
+            if limited is None:
+                return
+            reduced = list(limited.values())
+        self._local_optimizers.step(step, reduced)
 
     def _reduced_gradients(self, step: OptimizerStep) -> list[Any]:
         """Return one gradient for each of `step.updates()`."""

@@ -436,6 +436,11 @@ class ReadHeader(google.protobuf.message.Message):
 
     VALUES_FIELD_NUMBER: builtins.int
     TENSORS_FIELD_NUMBER: builtins.int
+    REJECTED_STEPS_FIELD_NUMBER: builtins.int
+    rejected_steps: builtins.int
+    """How many steps of the group that was waited for have been dropped so far,
+    because of gradients that are not finite.
+    """
     @property
     def values(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ReadValue]:
         """In the order of the selections."""
@@ -449,8 +454,9 @@ class ReadHeader(google.protobuf.message.Message):
         *,
         values: collections.abc.Iterable[global___ReadValue] | None = ...,
         tensors: collections.abc.Iterable[stratagem_proto.v1.tensor_pb2.TensorSpec] | None = ...,
+        rejected_steps: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["tensors", b"tensors", "values", b"values"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["rejected_steps", b"rejected_steps", "tensors", b"tensors", "values", b"values"]) -> None: ...
 
 global___ReadHeader = ReadHeader
 
@@ -617,6 +623,13 @@ class UpdateHeader(google.protobuf.message.Message):
     BINDINGS_FIELD_NUMBER: builtins.int
     TENSORS_FIELD_NUMBER: builtins.int
     CONTRIBUTION_FIELD_NUMBER: builtins.int
+    LIMITS_FIELD_NUMBER: builtins.int
+    NONFINITE_VARIABLE_FIELD_NUMBER: builtins.int
+    nonfinite_variable: builtins.str
+    """Name of a variable, of any server, of which the sender has a gradient that is
+    not finite, so that it sends none and the step is dropped or fails as
+    `limits` says; empty if there is no such. Only with a contribution.
+    """
     @property
     def key(self) -> stratagem_proto.v1.session_pb2.RequestKey: ...
     @property
@@ -639,6 +652,12 @@ class UpdateHeader(google.protobuf.message.Message):
         kept until CommitContribution and applied with the other workers' parts.
         """
 
+    @property
+    def limits(self) -> stratagem_proto.v1.update_program_pb2.GradientLimits:
+        """Limits on what the optimizer is given; absent means none. Those of all
+        contributions to a step are equal.
+        """
+
     def __init__(
         self,
         *,
@@ -648,9 +667,11 @@ class UpdateHeader(google.protobuf.message.Message):
         bindings: collections.abc.Iterable[global___InputBinding] | None = ...,
         tensors: collections.abc.Iterable[stratagem_proto.v1.tensor_pb2.TensorSpec] | None = ...,
         contribution: global___Contribution | None = ...,
+        limits: stratagem_proto.v1.update_program_pb2.GradientLimits | None = ...,
+        nonfinite_variable: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_contribution", b"_contribution", "contribution", b"contribution", "key", b"key", "program", b"program"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_contribution", b"_contribution", "bindings", b"bindings", "contribution", b"contribution", "gradients", b"gradients", "key", b"key", "program", b"program", "tensors", b"tensors"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_contribution", b"_contribution", "contribution", b"contribution", "key", b"key", "limits", b"limits", "program", b"program"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_contribution", b"_contribution", "bindings", b"bindings", "contribution", b"contribution", "gradients", b"gradients", "key", b"key", "limits", b"limits", "nonfinite_variable", b"nonfinite_variable", "program", b"program", "tensors", b"tensors"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_contribution", b"_contribution"]) -> typing.Literal["contribution"] | None: ...
 
 global___UpdateHeader = UpdateHeader
@@ -774,6 +795,9 @@ class UpdateResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     VERSIONS_FIELD_NUMBER: builtins.int
+    REJECTED_FIELD_NUMBER: builtins.int
+    rejected: builtins.bool
+    """Whether the step was dropped because of a gradient that is not finite."""
     @property
     def versions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Version of each written variable after the request: of the gradients in
@@ -785,8 +809,9 @@ class UpdateResponse(google.protobuf.message.Message):
         self,
         *,
         versions: collections.abc.Iterable[builtins.int] | None = ...,
+        rejected: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["versions", b"versions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["rejected", b"rejected", "versions", b"versions"]) -> None: ...
 
 global___UpdateResponse = UpdateResponse
 

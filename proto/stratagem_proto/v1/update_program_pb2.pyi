@@ -20,6 +20,34 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _NonfiniteAction:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _NonfiniteActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_NonfiniteAction.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    NONFINITE_ACTION_UNSPECIFIED: _NonfiniteAction.ValueType  # 0
+    """Nothing: it is applied like any other number."""
+    NONFINITE_ACTION_REJECT: _NonfiniteAction.ValueType  # 1
+    """The step is dropped and counted, and no variable changes."""
+    NONFINITE_ACTION_ZERO: _NonfiniteAction.ValueType  # 2
+    """0 takes its place."""
+    NONFINITE_ACTION_RAISE: _NonfiniteAction.ValueType  # 3
+    """The step is an error, and no variable changes."""
+
+class NonfiniteAction(_NonfiniteAction, metaclass=_NonfiniteActionEnumTypeWrapper):
+    """What NaN or an infinity in a gradient leads to."""
+
+NONFINITE_ACTION_UNSPECIFIED: NonfiniteAction.ValueType  # 0
+"""Nothing: it is applied like any other number."""
+NONFINITE_ACTION_REJECT: NonfiniteAction.ValueType  # 1
+"""The step is dropped and counted, and no variable changes."""
+NONFINITE_ACTION_ZERO: NonfiniteAction.ValueType  # 2
+"""0 takes its place."""
+NONFINITE_ACTION_RAISE: NonfiniteAction.ValueType  # 3
+"""The step is an error, and no variable changes."""
+global___NonfiniteAction = NonfiniteAction
+
 @typing.final
 class UpdateProgram(google.protobuf.message.Message):
     """What a server runs when an Update or UpdateNonSlot arrives. It is data: a
@@ -84,6 +112,41 @@ class OptimizerProgram(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["class_name", b"class_name", "groups", b"groups", "name", b"name"]) -> None: ...
 
 global___OptimizerProgram = OptimizerProgram
+
+@typing.final
+class GradientLimits(google.protobuf.message.Message):
+    """What is done to all the gradients that an optimizer is given together, in the
+    order of the fields: to those of a request, or to the sums or means of a
+    synchronous step. Only what one server has of them is looked at.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ON_NONFINITE_FIELD_NUMBER: builtins.int
+    CLIP_VALUE_FIELD_NUMBER: builtins.int
+    CLIP_NORM_FIELD_NUMBER: builtins.int
+    on_nonfinite: global___NonfiniteAction.ValueType
+    clip_value: builtins.float
+    """Bound of each element's magnitude, above 0; absent means none."""
+    clip_norm: builtins.float
+    """Bound of the Euclidean norm of all elements together, above 0; absent means
+    none.
+    """
+    def __init__(
+        self,
+        *,
+        on_nonfinite: global___NonfiniteAction.ValueType = ...,
+        clip_value: builtins.float | None = ...,
+        clip_norm: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_clip_norm", b"_clip_norm", "_clip_value", b"_clip_value", "clip_norm", b"clip_norm", "clip_value", b"clip_value"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_clip_norm", b"_clip_norm", "_clip_value", b"_clip_value", "clip_norm", b"clip_norm", "clip_value", b"clip_value", "on_nonfinite", b"on_nonfinite"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_clip_norm", b"_clip_norm"]) -> typing.Literal["clip_norm"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_clip_value", b"_clip_value"]) -> typing.Literal["clip_value"] | None: ...
+
+global___GradientLimits = GradientLimits
 
 @typing.final
 class HyperparameterGroup(google.protobuf.message.Message):

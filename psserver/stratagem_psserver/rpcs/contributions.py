@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from stratagem_proto.status import to_record
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_psserver.contributions import Part, total
+from stratagem_psserver.contributions import Part
 from stratagem_psserver.gradients import gather
 from stratagem_psserver.ledger import Session
+from stratagem_psserver.limits import limited_total, limits_of
 from stratagem_psserver.mutations import Staged
 from stratagem_psserver.rpcs.steps import step_optimizer
 from stratagem_psserver.state import ServerState
@@ -19,7 +19,7 @@ def stage_contribution(
     state: ServerState, header: pb.UpdateHeader, staged: Staged
 ) -> None:
     """Keeps one worker's part of a step; changes no variable."""
-    program = header.program.optimizer
+    program, limits = header.program.optimizer, limits_of(header)
     gradients = gather(state.store, header.gradients, staged.tensors)
     # What cannot be stepped is the contributor's mistake: let it hear of it.
     state.optimizers.prepare(program, gradients)
@@ -30,6 +30,8 @@ def stage_contribution(
         program=program,
         gradients={gradient.variable: gradient for gradient in gradients},
         reservation=staged.reservation.hand_over(),
+        limits=limits,
+        nonfinite_variable=header.nonfinite_variable,
     )
     try:
         state.rounds.stage(part)
@@ -59,15 +61,20 @@ class ContributionRpcs:
 
     async def _close(self, mark: pb.StepMark, parts: Sequence[Part]) -> None:
         """Applies the sum of a step whose contributions are all there."""
-        state, failure = self._state, ""
+        state = self._state
+        failure: BaseException | None = None
         names = [name for part in parts for name in part.gradients]
         try:
             async with state.locked(names):
                 nbytes = sum(part.reservation.nbytes for part in parts)
-                gradients = await state.compute.run(partial(total, parts), nbytes)
-                await step_optimizer(state, parts[0].program, gradients)
+                totalling = partial(limited_total, parts)
+                gradients = await state.compute.run(totalling, nbytes)
+                if gradients is None:
+                    state.rounds.reject(mark)
+                else:
+                    await step_optimizer(state, parts[0].program, gradients)
         except BaseException as error:
-            failure = to_record(error).message
+            failure = error
             raise
         finally:
             for part in parts:

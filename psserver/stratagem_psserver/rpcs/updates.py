@@ -9,7 +9,8 @@ from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.tensors import total_nbytes
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.decoding import decode_gradients, decoded_specs
-from stratagem_psserver.gradients import gather
+from stratagem_psserver.gradients import Gradient, gather
+from stratagem_psserver.limits import limited, limits_of
 from stratagem_psserver.mutations import Chunks, Staged
 from stratagem_psserver.rpcs.contributions import stage_contribution
 from stratagem_psserver.rpcs.steps import run_graph, step_optimizer
@@ -42,7 +43,7 @@ class UpdateRpcs:
         if header.HasField("contribution"):
             stage_contribution(self._state, header, staged)
             return pb.UpdateResponse()
-        return pb.UpdateResponse(versions=await self._step(header, staged))
+        return await self._step(header, staged)
 
     async def _decoded(self, header: pb.UpdateHeader, staged: Staged) -> Staged:
         decoding = partial(decode_gradients, header.gradients, staged.tensors)
@@ -50,12 +51,29 @@ class UpdateRpcs:
         tensors = await self._state.compute.run(decoding, nbytes)
         return replace(staged, tensors=tensors)
 
-    async def _step(self, header: pb.UpdateHeader, staged: Staged) -> list[int]:
+    async def _step(self, header: pb.UpdateHeader, staged: Staged) -> pb.UpdateResponse:
         state, program = self._state, header.program.optimizer
         names = [gradient.variable for gradient in header.gradients]
         async with state.locked(names):
             gradients = gather(state.store, header.gradients, staged.tensors)
-            return await step_optimizer(state, program, gradients)
+            within = await self._limited(header, gradients)
+            if within is None:
+                versions = [state.store.get(name).version for name in names]
+                return pb.UpdateResponse(versions=versions, rejected=True)
+            versions = await step_optimizer(state, program, within)
+            return pb.UpdateResponse(versions=versions)
+
+    async def _limited(
+        self, header: pb.UpdateHeader, gradients: list[Gradient]
+    ) -> list[Gradient] | None:
+        limits = limits_of(header)
+        if not limits:
+            return gradients
+        # What does not fit its variable is refused before it is looked into.
+        self._state.optimizers.prepare(header.program.optimizer, gradients)
+        nbytes = sum(each.value.nbytes for each in gradients)
+        limiting = partial(limited, gradients, limits)
+        return await self._state.compute.run(limiting, nbytes)
 
     async def update_non_slot(self, header: pb.UpdateHeader, chunks: Chunks) -> bytes:
         return await self._state.mutations.once_staged(

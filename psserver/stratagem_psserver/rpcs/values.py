@@ -30,6 +30,7 @@ class ValueRpcs:
         names = [selection.variable for selection in request.selections]
         async with state.locked(names):
             header, chosen = self._select(request.selections)
+            header.rejected_steps = state.rounds.rejected(request.after.group)
             nbytes = sum(each.nbytes for each in chosen)
             reservation = state.budget.reserve(nbytes, "a read")
             with reservation:

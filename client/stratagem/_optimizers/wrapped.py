@@ -1,0 +1,49 @@
+"""What may become a `DistributedOptimizer`."""
+
+from __future__ import annotations
+
+from torch.optim import Optimizer
+
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidTypeError,
+)
+from stratagem_proto.optimizers import OptimizerRule, rule_named
+
+
+def rule_of(optimizer: object) -> OptimizerRule:
+    """Return the rule of an optimizer that is to be wrapped.
+
+    Raises:
+        InvalidTypeError: It is no optimizer.
+        InvalidArgumentError: It is none of those that servers run.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise InvalidTypeError(
+            f"DistributedOptimizer wraps a torch.optim.Optimizer, not {optimizer!r}"
+        )
+    rule = rule_named(type(optimizer).__name__)
+    if rule.cls is not type(optimizer):
+        raise InvalidArgumentError(
+            f"{type(optimizer).__module__}.{type(optimizer).__qualname__} is not "
+            f"torch.optim.{rule.cls.__name__}; parameter servers run torch's own "
+            "optimizers. Write others with `extended.update`"
+        )
+    return rule
+
+
+def require_fresh(optimizer: Optimizer) -> None:
+    """Check that an optimizer has no state yet.
+
+    Raises:
+        FailedPreconditionError: It has some.
+    """
+    # Adagrad makes its state when it is built.
+    for state in optimizer.state.values():
+        if float(state.get("step", 1)) > 0:
+            raise FailedPreconditionError(
+                f"the {type(optimizer).__name__} to be wrapped has state already; wrap "
+                "a fresh one and give the state to DistributedOptimizer."
+                "load_state_dict()"
+            )

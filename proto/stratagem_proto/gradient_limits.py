@@ -1,0 +1,147 @@
+"""Bounds of the gradients that an optimizer is given, and what NaN leads to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from stratagem_proto.errors import InvalidArgumentError, NonFiniteGradientError
+from stratagem_proto.v1.update_program_pb2 import (
+    NONFINITE_ACTION_RAISE,
+    NONFINITE_ACTION_REJECT,
+    NONFINITE_ACTION_UNSPECIFIED,
+    NONFINITE_ACTION_ZERO,
+    NonfiniteAction,
+)
+from stratagem_proto.v1.update_program_pb2 import GradientLimits as LimitsMessage
+
+_ACTIONS: Mapping[str | None, NonfiniteAction.ValueType] = {
+    None: NONFINITE_ACTION_UNSPECIFIED,
+    "reject": NONFINITE_ACTION_REJECT,
+    "zero": NONFINITE_ACTION_ZERO,
+    "raise": NONFINITE_ACTION_RAISE,
+}
+_WORDS = {action: word for word, action in _ACTIONS.items()}
+
+
+@dataclass(frozen=True)
+class GradientLimits:
+    """What is done to all the gradients of a step, in this order.
+
+    Attributes:
+        on_nonfinite: What NaN or an infinity in any of them leads to: "zero" puts 0
+            in its place, "reject" drops the step, "raise" fails it; None is blind.
+        clip_value: Elements are clamped to plus and minus this.
+        clip_norm: If the Euclidean norm of all elements together is larger, they are
+            scaled down to it, as by `torch.nn.utils.clip_grad_norm_`.
+
+    Raises:
+        InvalidArgumentError: A bound is not above 0, or there is no such action.
+    """
+
+    on_nonfinite: str | None = None
+    clip_value: float | None = None
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("clip_value", "clip_norm"):
+            bound = getattr(self, name)
+            if bound is not None and not (bound > 0 and math.isfinite(bound)):
+                raise InvalidArgumentError(
+                    f"{name} is a finite number above 0, not {bound!r}; leave it out "
+                    "for no bound"
+                )
+        if self.on_nonfinite not in _ACTIONS:
+            words = ", ".join(repr(word) for word in _ACTIONS)
+            raise InvalidArgumentError(
+                f"on_nonfinite is one of {words}, not {self.on_nonfinite!r}"
+            )
+
+    @classmethod
+    def decoded(cls, message: LimitsMessage) -> GradientLimits:
+        """The limits of a message.
+
+        Raises:
+            InvalidArgumentError: They are none; see the class.
+        """
+        return cls(
+            _WORDS.get(message.on_nonfinite, "of another version"),
+            message.clip_value if message.HasField("clip_value") else None,
+            message.clip_norm if message.HasField("clip_norm") else None,
+        )
+
+    def encoded(self) -> LimitsMessage:
+        """The limits as a message."""
+        return LimitsMessage(
+            on_nonfinite=_ACTIONS[self.on_nonfinite],
+            clip_value=self.clip_value,
+            clip_norm=self.clip_norm,
+        )
+
+    def __bool__(self) -> bool:
+        return self != GradientLimits()
+
+    def apply(
+        self, gradients: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor] | None:
+        """The gradients within the limits; None if the step is dropped.
+
+        Args:
+            gradients: By variable; dense ones, or those of rows each of which is
+                there once. They stay as they are.
+
+        Raises:
+            NonFiniteGradientError: Naming the first variable, with "raise".
+        """
+        if name := self.offender(gradients):
+            self.drop(name)
+            return None
+        return self._clipped(self.zeroed(gradients))
+
+    def offender(self, gradients: Mapping[str, torch.Tensor]) -> str:
+        """The first variable because of which the step is dropped or fails, or ""."""
+        if self.on_nonfinite in ("reject", "raise"):
+            for name, gradient in gradients.items():
+                if not bool(gradient.isfinite().all()):
+                    return name
+        return ""
+
+    def drop(self, variable: str, whose: str = "") -> None:
+        """Drops a step because of a gradient that is not finite.
+
+        Args:
+            variable: Whose gradient it is.
+            whose: The worker that it came from, if that is known.
+
+        Raises:
+            NonFiniteGradientError: With "raise".
+        """
+        if self.on_nonfinite == "raise":
+            source = f" from {whose}" if whose else ""
+            raise NonFiniteGradientError(
+                f"the gradient of {variable!r}{source} has NaN or infinities; lower "
+                'the learning rate, or drop such steps by on_nonfinite="reject"',
+                variable=variable,
+            )
+
+    def zeroed(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The gradients, with 0 for what is not finite if that is wanted."""
+        if self.on_nonfinite != "zero":
+            return dict(gradients)
+        return {
+            name: torch.where(gradient.isfinite(), gradient, 0)
+            for name, gradient in gradients.items()
+        }
+
+    def _clipped(self, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if (bound := self.clip_value) is not None:
+            gradients = {name: g.clamp(-bound, bound) for name, g in gradients.items()}
+        if self.clip_norm is None or not gradients:
+            return gradients
+        norm = torch.nn.utils.get_total_norm(gradients.values())
+        # As torch.nn.utils.clip_grad_norm_ has it.
+        scale = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        return {name: g * scale.to(g) for name, g in gradients.items()}
