@@ -55,7 +55,7 @@ class _Group:
     closed: int = 0
     applied: int = 0
     num_workers: int = 0
-    failed: tuple[int, BaseException | None] = (0, None)
+    failed: tuple[int, StratagemError | None] = (0, None)
     rejected: int = 0
     parts: dict[int, dict[int, Part]] = field(default_factory=dict)
     members: dict[int, _Member] = field(default_factory=dict)
@@ -152,8 +152,14 @@ class Rounds:
         del group.parts[mark.step]
         return [parts[worker] for worker in sorted(parts)]
 
-    def finish(self, mark: StepMark, failure: BaseException | None = None) -> None:
-        """Ends a closed step: its sum is applied, or could not be."""
+    def finish(self, mark: StepMark, failure: StratagemError | None = None) -> None:
+        """Ends a closed step: its sum is applied, or could not be.
+
+        Args:
+            mark: The step.
+            failure: Why it could not. It is kept; one that was raised keeps all that
+                its frames refer to.
+        """
         group = self._groups[mark.group]
         if failure is not None:
             group.failed = (mark.step, failure)
@@ -180,7 +186,7 @@ class Rounds:
         if group.applied >= mark.step:
             return True
         failed_step, failure = group.failed
-        if mark.step <= failed_step:
+        if failure is not None and mark.step <= failed_step:
             raise _told(mark, failure)
         for worker in group.lacking(mark.step):
             member = group.members.get(worker)
@@ -228,13 +234,13 @@ class Rounds:
         return touched
 
 
-def _told(mark: StepMark, failure: BaseException | None) -> StratagemError:
+def _told(mark: StepMark, failure: StratagemError) -> StratagemError:
     """What those hear of a failed step who wait for it."""
     nonfinite = isinstance(failure, NonFiniteGradientError)
-    cls: type[StratagemError] = NonFiniteGradientError if nonfinite else AbortedError
+    cls = NonFiniteGradientError if nonfinite else AbortedError
     return cls(
         f"step {mark.step} of {mark.group!r} could not be applied: {failure}",
-        variable=failure.variable if isinstance(failure, StratagemError) else "",
+        variable=failure.variable,
     )
 
 

@@ -14,6 +14,7 @@ from stratagem_proto.errors import (
     AbortedError,
     FailedPreconditionError,
     InvalidArgumentError,
+    VariableNotFoundError,
 )
 from stratagem_proto.v1.parameter_server_pb2 import (
     REDUCTION_MEAN,
@@ -296,7 +297,7 @@ def test_a_step_that_cannot_be_applied_fails_for_those_who_wait() -> None:
     cluster = Cluster(1)
     cluster.stage(0)
     cluster.commit(0)
-    cluster.rounds.finish(mark(), failure=KeyError("variable 'w' is gone"))
+    cluster.rounds.finish(mark(), failure=VariableNotFoundError("variable 'w' is gone"))
     with pytest.raises(AbortedError, match="'w' is gone"):
         cluster.rounds.is_applied(mark())
     cluster.complete(2)

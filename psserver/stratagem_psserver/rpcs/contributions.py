@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from stratagem_proto.errors import StratagemError
+from stratagem_proto.status import from_record, to_record
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.contributions import Part
 from stratagem_psserver.gradients import gather
@@ -62,7 +64,7 @@ class ContributionRpcs:
     async def _close(self, mark: pb.StepMark, parts: Sequence[Part]) -> None:
         """Applies the sum of a step whose contributions are all there."""
         state = self._state
-        failure: BaseException | None = None
+        failure: StratagemError | None = None
         names = [name for part in parts for name in part.gradients]
         try:
             async with state.locked(names):
@@ -74,7 +76,7 @@ class ContributionRpcs:
                 else:
                     await step_optimizer(state, parts[0].program, gradients)
         except BaseException as error:
-            failure = error
+            failure = from_record(to_record(error))
             raise
         finally:
             for part in parts:
