@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from stratagem_deploy.checkpoints import cli as checkpoints
 from stratagem_proto.errors import StratagemError
 
 # What follows a script, and all that a server is given, is theirs even where it looks
@@ -23,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Parameter servers and workers for PyTorch.",
 )
+app.add_typer(checkpoints.app, name="checkpoint")
 
 
 @app.command(context_settings=_SCRIPTS_OWN)

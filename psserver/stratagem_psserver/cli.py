@@ -52,6 +52,10 @@ StagedBytes = Annotated[
 DrainSeconds = Annotated[
     float, typer.Option(min=0, help="Time for running calls to end on SIGTERM.")
 ]
+Restore = Annotated[
+    Path | None,
+    typer.Option(help="Folder of checkpoints; begin with the latest, if there is one."),
+]
 ReadyFile = Annotated[
     Path | None, typer.Option(help="Written with the addresses once serving.")
 ]
@@ -68,6 +72,7 @@ def serve(  # noqa: PLR0913  # one parameter for each option
     lease_seconds: LeaseSeconds = 30.0,
     staged_bytes: StagedBytes = None,
     drain_seconds: DrainSeconds = 10.0,
+    restore: Restore = None,
     ready_file: ReadyFile = None,
 ) -> None:
     """Host variables and update them for the workers of a cluster."""
@@ -82,6 +87,7 @@ def serve(  # noqa: PLR0913  # one parameter for each option
             lease_seconds=lease_seconds,
             staged_bytes=staged_bytes or half_of_memory(),
             drain_seconds=drain_seconds,
+            restore=str(restore or ""),
         )
         check_folder(ready_file)
         log.to_stderr()

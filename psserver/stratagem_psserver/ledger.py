@@ -6,6 +6,7 @@ Pure: the time of the lease comes in as an argument, in seconds of a monotonic c
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stratagem_proto.errors import (
@@ -130,8 +131,25 @@ class Numbering:
             return
         self.last = sequence
         if sequence > self.acknowledged:
-            self._replies[sequence] = reply
-            self._reply_bytes += reply.ByteSize()
+            self._keep(reply)
+
+    def replies(self) -> Sequence[RecordedReply]:
+        """What is kept of requests that are not acknowledged."""
+        return list(self._replies.values())
+
+    @classmethod
+    def restored(
+        cls, acknowledged: int, last: int, replies: Iterable[RecordedReply]
+    ) -> Numbering:
+        """The rule as it was in a checkpoint."""
+        numbering = cls(acknowledged, last)
+        for reply in replies:
+            numbering._keep(reply)
+        return numbering
+
+    def _keep(self, reply: RecordedReply) -> None:
+        self._replies[reply.sequence] = reply
+        self._reply_bytes += reply.ByteSize()
 
     def _has_too_many_replies(self) -> bool:
         many = len(self._replies) >= MAX_UNACKNOWLEDGED
@@ -154,6 +172,7 @@ class Session:
     task: Task
     expires: float
     numbering: Numbering = field(default_factory=Numbering)
+    client: bytes = b""
 
     @property
     def label(self) -> str:
@@ -211,6 +230,16 @@ class SessionLedger:
             raise SessionLostError(_lost(session_id, session_id in self._ended))
         session.expires = now + self._lease
         return session
+
+    def sessions(self) -> Iterator[Session]:
+        """All sessions that may go on, also those that ended."""
+        yield from self._ended.values()
+        yield from self._open.values()
+
+    def restore(self, sessions: Iterable[Session]) -> None:
+        """Remembers sessions of an earlier run of the server, to be resumed."""
+        for session in sessions:
+            self._remember(session)
 
     def close(self, session_id: bytes) -> Session | None:
         """Ends a session; None if it was not open."""

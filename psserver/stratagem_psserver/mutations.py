@@ -31,6 +31,7 @@ from stratagem_proto.v1.parameter_server_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_psserver.budget import Budget, Reservation
+from stratagem_psserver.cut import STEPS, StepGate
 from stratagem_psserver.ledger import (
     Admission,
     Refused,
@@ -71,15 +72,18 @@ Work = Callable[[], Awaitable[Message]]
 class Mutations:
     """Applies each request of each session once."""
 
-    def __init__(self, ledger: SessionLedger, budget: Budget, waits: Waits) -> None:
+    def __init__(
+        self, ledger: SessionLedger, budget: Budget, waits: Waits, gate: StepGate
+    ) -> None:
         self._ledger, self._budget, self._waits = ledger, budget, waits
+        self._gate = gate
 
     async def once(
         self, key: RequestKey, apply: Callable[[Session], Awaitable[Message]]
     ) -> bytes:
         """Applies a request without tensors, or repeats its reply."""
         session = self._ledger.session(key.session_id, time.monotonic())
-        return await self._in_turn(session, key, partial(apply, session))
+        return await self._in_step(session, key, partial(apply, session))
 
     async def once_staged(
         self,
@@ -121,7 +125,26 @@ class Mutations:
                 # come again whole, so one that is cut short leaves its number unused.
                 tensors = assembler.finish()
                 work = partial(apply, Staged(session, tensors, reservation))
+            return await self._in_step(session, key, work)
+
+    async def _in_step(self, session: Session, key: RequestKey, work: Work) -> bytes:
+        """Lets no step begin while a checkpoint is marked, which takes a moment."""
+        gate = self._gate
+        gate.finish(session.client, key.finished)
+
+        def admitted() -> bool | None:
+            now = time.monotonic()
+            return gate.admits(session.client, session.label, key.step, now) or None
+
+        while not await self._waits.until(
+            STEPS, admitted, gate.remaining(time.monotonic())
+        ):
+            continue
+        try:
             return await self._in_turn(session, key, work)
+        finally:
+            gate.settled()
+            self._waits.changed(STEPS)
 
     async def _in_turn(self, session: Session, key: RequestKey, work: Work) -> bytes:
         def admission() -> Admission | None:

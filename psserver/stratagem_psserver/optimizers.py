@@ -150,6 +150,18 @@ class Optimizers:
             if not stepped:
                 del self._known[optimizer]
 
+    def classes(self) -> dict[str, tuple[str, list[str]]]:
+        """The class of each optimizer, and the variables that it has stepped."""
+        return {
+            name: (class_name, sorted(stepped))
+            for name, (class_name, stepped) in self._known.items()
+        }
+
+    def restore(self, classes: Mapping[str, tuple[str, Sequence[str]]]) -> None:
+        """Knows the optimizers that a checkpoint has state of."""
+        for name, (class_name, stepped) in classes.items():
+            self._known[name] = (class_name, set(stepped))
+
     def _rule(self, program: OptimizerProgram) -> OptimizerRule:
         check_name(program.name, "optimizer")
         rule = rule_named(program.class_name)

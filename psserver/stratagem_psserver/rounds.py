@@ -11,6 +11,7 @@ it fails by name, until the same task opens a session again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stratagem_proto.errors import (
@@ -207,6 +208,15 @@ class Rounds:
             return "all contributions are there and are being applied"
         names = listed([group.label(worker) for worker in group.lacking(mark.step)])
         return f"the contributions of {names} are missing"
+
+    def applied(self) -> dict[str, int]:
+        """The newest step of each group that the variables contain."""
+        return {name: group.applied for name, group in self._groups.items()}
+
+    def restore(self, applied: Mapping[str, int]) -> None:
+        """Goes on after the steps that a checkpoint contains."""
+        for name, step in applied.items():
+            self._groups[name] = _Group(closed=step, applied=step)
 
     def session_opened(self, session_id: bytes, task: str) -> list[str]:
         """Takes note that a client is there (again); returns the groups it is in."""

@@ -12,10 +12,12 @@ import torch
 from stratagem_proto.channel import SERVER_OPTIONS
 from stratagem_proto.errors import UnavailableError
 from stratagem_psserver.addresses import bound
+from stratagem_psserver.continuation import resume
 from stratagem_psserver.health import HealthServer
 from stratagem_psserver.log import LOG
 from stratagem_psserver.loop import LoopThread
-from stratagem_psserver.servicer import service_handler
+from stratagem_psserver.saving import Saves
+from stratagem_psserver.servicer import checkpoint_handler, service_handler
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 
@@ -43,9 +45,13 @@ class ParameterServer:
 
         Raises:
             UnavailableError: An address cannot be bound.
+        DataLossError: The checkpoint to begin with is damaged.
         """
         self._health = HealthServer(self.settings.health_bind)
         self._state = ServerState(self.settings)
+        self._saves = Saves(self._state)
+        if self.settings.restore:
+            self._resume(self.settings.restore)
         self._loop = LoopThread.acquire()
         try:
             self._loop.run(self._serve())
@@ -57,9 +63,19 @@ class ParameterServer:
         self.health_address = self._health.address
         self._log.info("serving", address=self.address, health=self.health_address)
 
+    def _resume(self, path: str) -> None:
+        self._state.resumed = resume(self._state, path)
+        what = "restored" if self._state.resumed else "no checkpoint there yet"
+        self._log.info(what, path=path)
+
     async def _serve(self) -> None:
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
-        self._server.add_generic_rpc_handlers((service_handler(self._state),))
+        self._server.add_generic_rpc_handlers(
+            (
+                service_handler(self._state),
+                checkpoint_handler(self._state, self._saves),
+            )
+        )
         self.address = bound(self._server, self.settings.bind)
         await self._server.start()
         self._leases = asyncio.create_task(self._end_leases())
@@ -97,6 +113,7 @@ class ParameterServer:
         await self._server.stop(seconds)
         self._leases.cancel()
         await asyncio.wait([self._leases, self._warm_up])
+        await self._saves.close()
         self._state.compute.close()
 
     def join(self) -> None:

@@ -15,19 +15,22 @@ from google.protobuf.message import Message
 
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.frames import ChunkView, Header, decode_frame
+from stratagem_proto.v1 import checkpoint_pb2, session_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_proto.v1 import session_pb2
 from stratagem_psserver.border import Border, Context
 from stratagem_psserver.mutations import Chunks
 from stratagem_psserver.rpcs.barriers import BarrierRpcs
+from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
 from stratagem_psserver.rpcs.contributions import ContributionRpcs
 from stratagem_psserver.rpcs.sessions import SessionRpcs
 from stratagem_psserver.rpcs.updates import UpdateRpcs
 from stratagem_psserver.rpcs.values import ValueRpcs
 from stratagem_psserver.rpcs.variables import VariableRpcs
+from stratagem_psserver.saving import Saves
 from stratagem_psserver.state import ServerState
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerService"].full_name
+_CHECKPOINTS = checkpoint_pb2.DESCRIPTOR.services_by_name["CheckpointService"].full_name
 
 Request = TypeVar("Request", bound=Message)
 Response = Message | bytes
@@ -46,6 +49,21 @@ def service_handler(state: ServerState) -> grpc.GenericRpcHandler:
         **_synchronous_methods(methods, state),
     }
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
+
+
+def checkpoint_handler(state: ServerState, saves: Saves) -> grpc.GenericRpcHandler:
+    """The checkpoint service over some state."""
+    unary = Methods(Border(state.settings.label)).unary
+    rpcs, messages = CheckpointRpcs(state, saves), checkpoint_pb2
+    handlers = {
+        "HoldSteps": unary(messages.HoldStepsRequest, rpcs.hold),
+        "ReleaseSteps": unary(messages.ReleaseStepsRequest, rpcs.release),
+        "BeginSave": unary(messages.BeginSaveRequest, rpcs.begin),
+        "FinishSave": unary(messages.FinishSaveRequest, rpcs.finish),
+        "RestoreVariables": unary(messages.RestoreVariablesRequest, rpcs.restore),
+        "ListRestored": unary(messages.ListRestoredRequest, rpcs.list_restored),
+    }
+    return grpc.method_handlers_generic_handler(_CHECKPOINTS, handlers)
 
 
 def _session_methods(methods: Methods, rpcs: SessionRpcs) -> Handlers:

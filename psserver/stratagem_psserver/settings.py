@@ -29,6 +29,8 @@ class ServerSettings:
         lease_seconds: Time without a call after which a session ends.
         staged_bytes: Most bytes that requests may occupy before they are applied or
             while they are sent.
+        restore: Folder of checkpoints whose latest this run of the server begins with,
+            if there is one; "" to begin with nothing.
         drain_seconds: Time that running calls get to end when the server stops.
 
     Raises:
@@ -45,6 +47,7 @@ class ServerSettings:
     lease_seconds: float = 30.0
     staged_bytes: int = field(default_factory=half_of_memory)
     drain_seconds: float = 10.0
+    restore: str = ""
 
     def __post_init__(self) -> None:
         for address in (self.bind, self.health_bind):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1.session_pb2 import Role, Task
 from stratagem_psserver.barrier import Barriers
 from stratagem_psserver.budget import Budget
 from stratagem_psserver.compute import Compute
+from stratagem_psserver.cut import STEPS, StepGate
 from stratagem_psserver.graphs import GraphCache
 from stratagem_psserver.ledger import Session, SessionLedger
 from stratagem_psserver.locks import VariableLocks
@@ -19,6 +21,7 @@ from stratagem_psserver.mutations import Mutations
 from stratagem_psserver.optimizers import Optimizers
 from stratagem_psserver.rounds import Rounds
 from stratagem_psserver.settings import ServerSettings
+from stratagem_psserver.snapshot import Snapshots
 from stratagem_psserver.store import VariableStore
 from stratagem_psserver.waits import Waits
 
@@ -43,7 +46,11 @@ class ServerState:
         self.locks = VariableLocks()
         self.waits = Waits()
         self.compute = Compute()
-        self.mutations = Mutations(self.ledger, self.budget, self.waits)
+        self.gate = StepGate()
+        self.snapshots = Snapshots()
+        self.mutations = Mutations(self.ledger, self.budget, self.waits, self.gate)
+        self.resumed = False
+        self.restored: list[str] = []
 
     def session(self, session_id: bytes) -> Session:
         """The session of that id, with its lease renewed.
@@ -53,11 +60,17 @@ class ServerState:
         """
         return self.ledger.session(session_id, time.monotonic())
 
+    def finished(self, session: Session, step: int) -> None:
+        """Takes note of the last step that a client has finished."""
+        self.gate.finish(session.client, step)
+        self.waits.changed(STEPS)
+
     def open_session(
-        self, session_id: bytes, role: Role.ValueType, task: Task
+        self, session_id: bytes, role: Role.ValueType, task: Task, client: bytes = b""
     ) -> Session:
         """Begins or resumes a session."""
         session = self.ledger.open(session_id, role, task, time.monotonic())
+        session.client = client or session_id
         self.groups_changed(self.rounds.session_opened(session.id, session.label))
         return session
 
@@ -76,6 +89,8 @@ class ServerState:
 
     def _ended(self, session: Session, why: str) -> None:
         self.barriers.session_ended(session.id)
+        self.gate.forget(session.client)
+        self.waits.changed(STEPS)
         self.groups_changed(self.rounds.session_ended(session.id, why))
 
     def groups_changed(self, groups: Iterable[str]) -> None:
@@ -86,3 +101,19 @@ class ServerState:
     def locked(self, names: Iterable[str]) -> AbstractAsyncContextManager[None]:
         """Holds the locks of variables; slots share those of their owners."""
         return self.locks.holding(names, self.store.owner)
+
+    @asynccontextmanager
+    async def changing(self, names: Iterable[str]) -> AsyncIterator[None]:
+        """Holds locks as `locked`, of variables that are then changed in place."""
+        names = list(names)
+        async with self.locked(names):
+            await self._part_from_snapshots(names)
+            yield
+
+    async def _part_from_snapshots(self, names: Iterable[str]) -> None:
+        owners = {self.store.owner(name) for name in names}
+        touched = [name for one in owners for name in (one, *self.store.slots(one))]
+        found = [one for name in touched if (one := self.store.find(name))]
+        if shared := self.snapshots.shared(found):
+            nbytes = sum(variable.value.nbytes for variable in shared)
+            await self.compute.run(partial(self.snapshots.part, shared), nbytes)

@@ -102,6 +102,10 @@ class VariableStore:
     def find(self, name: str) -> Variable | None:
         return self._variables.get(name)
 
+    def variables(self) -> Iterable[Variable]:
+        """All variables, owners before their slots."""
+        return self._variables.values()
+
     def _advice(self, name: str) -> str:
         if not self._variables:
             return "it hosts none yet; create it first"

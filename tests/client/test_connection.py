@@ -12,6 +12,7 @@ from stratagem._servers.group import ServerGroup
 from stratagem._servers.listings import list_variables
 from stratagem._servers.reads import Reading, read
 from stratagem._servers.session import Identity
+from stratagem._servers.step_count import StepCount
 from stratagem._servers.writes import Writing, assign, create
 from stratagem_proto.channel import Deadlines, open_channel
 from stratagem_proto.errors import (
@@ -74,7 +75,7 @@ def test_a_request_that_arrives_twice_is_applied_once_and_answered_alike(
     with connected(server.address) as connection:
         make(connection, "v", torch.zeros(3))
         request = assign([Writing("v", ASSIGN_MODE_ADD, torch.ones(3))])
-        request.stamp(connection.open().next_key())
+        request.stamp(connection.open().next_key(StepCount()))
         attempts = [connection.attempt(request, Deadlines()) for _ in range(3)]
         assert [request.receive(one.responses) for one in attempts] == [[2]] * 3
         assert value_of(connection, "v", torch.ones(3)).eq(1).all()

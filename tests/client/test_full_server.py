@@ -12,6 +12,7 @@ import torch
 
 from stratagem._servers.connection import Connection
 from stratagem._servers.reads import Reading, read
+from stratagem._servers.step_count import StepCount
 from stratagem_proto.channel import Deadlines, open_channel
 from stratagem_proto.errors import (
     ResourceExhaustedError,
@@ -45,7 +46,7 @@ def budget_in_use(address: str) -> Iterator[None]:
 
     def endless(connection: Connection) -> Iterator[AssignRequest]:
         specs = [spec_of(torch.zeros(100, dtype=torch.int64))]
-        key = connection.open().next_key()
+        key = connection.open().next_key(StepCount())
         yield AssignRequest(header=AssignHeader(key=key, tensors=specs))
         ended.wait(60)
 
@@ -62,7 +63,7 @@ def budget_in_use(address: str) -> Iterator[None]:
 
 def _is_refused(connection: Connection, reading: Reading) -> bool:
     request = read([reading])
-    request.stamp(connection.open().key())
+    request.stamp(connection.open().key(StepCount()))
     try:
         with translated(connection.peer, "Read"):
             request.receive(connection.attempt(request, Deadlines()).responses)

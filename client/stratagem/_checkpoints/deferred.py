@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 
@@ -64,15 +65,29 @@ class DeferredState:
         return slots
 
 
+class Untaken(Protocol):
+    """What a checkpoint has that nothing has taken yet."""
+
+    def names(self) -> list[str]:
+        """Return the names of the values."""
+
+
 class Restoration:
     """What became of a checkpoint that was restored. Spec: CKP-2.
 
     Args:
         deferred: What nothing has taken yet.
+        extra: What `save` was given to keep besides values.
+
+    Attributes:
+        extra: What `save` was given to keep besides values.
     """
 
-    def __init__(self, deferred: DeferredState) -> None:
+    def __init__(
+        self, deferred: Untaken, extra: Mapping[str, Any] | None = None
+    ) -> None:
         self._deferred = deferred
+        self.extra: Mapping[str, Any] = extra or {}
 
     @property
     def unused(self) -> list[str]:

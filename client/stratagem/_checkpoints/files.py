@@ -12,6 +12,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from stratagem_proto.checkpoint.folder import open_checkpoint
+from stratagem_proto.checkpoint.whole import wholes_of
 from stratagem_proto.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -23,17 +25,19 @@ _METADATA = {"format": "pt"}
 
 
 def read_state(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file by name, on the CPU.
+    """Return the tensors of a checkpoint by name, on the CPU.
+
+    Args:
+        path: A safetensors file, or the folder of a cluster's checkpoints.
 
     Raises:
-        NotFoundError: There is no such file.
+        NotFoundError: There is no such file or folder.
         DataLossError: It is no safetensors file, or is damaged.
     """
     if not Path(path).is_file():
-        raise NotFoundError(
-            f"there is no checkpoint {str(path)!r}; pass the path that was given to "
-            "strategy.save()"
-        )
+        checkpoint = open_checkpoint(path)
+        wholes = wholes_of(checkpoint.index)
+        return {name: whole.read(checkpoint) for name, whole in wholes.items()}
     try:
         return load_file(path)
     except SafetensorError as error:

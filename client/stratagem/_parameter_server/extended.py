@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from stratagem import _devices
+from stratagem._checkpoints.deferred import Restoration
 from stratagem._cluster.membership import Membership
 from stratagem._contexts.context import current_replica_id
 from stratagem._devices import DeviceName, torch_device
@@ -17,6 +21,7 @@ from stratagem._optimizers.step import OptimizerStep
 from stratagem._parameter_server import slots as _remote_slots
 from stratagem._parameter_server import steps as _remote_steps
 from stratagem._parameter_server import updates as _remote_updates
+from stratagem._parameter_server.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.creation import RemoteCreation
 from stratagem._parameter_server.local_writes import (
     carry_local_writes,
@@ -44,7 +49,7 @@ from stratagem._variables.initial_values import initial_tensor
 from stratagem._variables.traits import VariableTraits
 from stratagem._variables.updating import smallest_by_name
 from stratagem._variables.variable import Variable
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
@@ -78,6 +83,9 @@ class ParameterServerExtended(TablesExtended):
         # Kept alive, since what was created on a server keeps its name there.
         self._variables: list[RemoteVariable] = []
         self._shared: list[AggregatingVariable] = []
+        self._checkpoints = ClusterCheckpoints(
+            membership, store, self._variables, self._adopter.buffers
+        )
 
     # Variables.
 
@@ -135,6 +143,7 @@ class ParameterServerExtended(TablesExtended):
     def _establish(self, variables: Sequence[RemoteVariable]) -> None:
         self._creation.establish(variables)
         self._variables += variables
+        self._checkpoints.created(variables)
 
     def _values_of(self, variables: Sequence[Variable]) -> list[torch.Tensor]:
         if current_replica_id() is None:
@@ -175,7 +184,34 @@ class ParameterServerExtended(TablesExtended):
     def _traffic(self) -> Traffic:
         return self._store.servers.traffic
 
+    def _host_buffers(self, roots: Sequence[nn.Module]) -> None:
+        self._checkpoints.buffers_hosted()
+        super()._host_buffers(roots)
+
+    def _save(
+        self, root: str | os.PathLike[str], keep: int, extra: Mapping[str, Any]
+    ) -> Future[None]:
+        """Save all servers at one moment; see `ParameterServerStrategy.save`."""
+        self._before_replicas()
+        return self._checkpoints.save(root, keep, extra)
+
+    def _restore(self, path: str | os.PathLike[str], strict: bool) -> Restoration:
+        """Restore all servers; see `ParameterServerStrategy.restore`."""
+        self._before_replicas()
+        restoration = self._checkpoints.restore(path, strict)
+        # The parameters of modules are to have the values at once.
+        self._before_replicas()
+        return restoration
+
+    def _no_checkpoints(self) -> UnimplementedError:
+        return UnimplementedError(
+            "ParameterServerStrategy does not gather here what its servers hold; "
+            "save() it to a folder, of which `stratagem checkpoint export` makes a "
+            "state_dict"
+        )
+
     def _close(self) -> None:
+        self._checkpoints.close()
         self._store.servers.close()
 
     # Steps.
@@ -188,7 +224,9 @@ class ParameterServerExtended(TablesExtended):
     def _call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        result = super()._call_for_each_replica(fn, args, kwargs)
+        # A checkpoint has all that this sends, or nothing of it.
+        with self._store.servers.steps.taking():
+            result = super()._call_for_each_replica(fn, args, kwargs)
         refuse_writes_in_replicas(self._parameters)
         return result
 

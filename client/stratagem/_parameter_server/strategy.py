@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from stratagem._checkpoints.deferred import Restoration
 from stratagem._cluster.device_filters import ClusterDeviceFilters
 from stratagem._cluster.membership import Membership
 from stratagem._cluster.token import token_from_environment
@@ -127,7 +131,8 @@ class ParameterServerStrategy(Strategy):
         member = Membership.of(
             resolver.cluster_spec(), resolver.task_type, resolver.task_id
         )
-        identity = _identity(member, resolver.cluster_token if token is None else token)
+        secret = resolver.cluster_token if token is None else token
+        identity = _identity(member, secret, consistency == "sync")
         deadlines = Deadlines(connect=connect_seconds)
         visible = visible_servers(member, device_filters, session_config)
         servers = ServerGroup(member.server_addresses, identity, deadlines, visible)
@@ -217,6 +222,93 @@ class ParameterServerStrategy(Strategy):
         """
         return self.extended._traffic()
 
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        wait: bool = True,
+        keep: int = 1,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Future[None]:
+        """Save the variables of all servers, as they are at one moment, to a folder.
+
+        Of each worker's steps a first part is in the checkpoint on every server, and
+        the rest on none. A step is one `run` with all that it sends, or outside of
+        `run` one request, such as an assignment. While the moment is found, steps that
+        have not begun wait until those that have are over: some milliseconds, unless a
+        worker takes long from its first push to the end of its `run`; after a second
+        they go on, and it is tried again. Then each server writes its own file while
+        training goes on, and copies what changes before it is written.
+
+        Only the chief saves; other workers' calls do nothing. Its modules' buffers are
+        saved as well. All servers and the chief have to share the folder.
+
+        Args:
+            path: The folder of checkpoints, made if need be. It has the file `latest`
+                and a folder for each checkpoint. A crash at any time leaves the latest
+                one whole. Without a cluster, a file: see `Strategy.save`.
+            wait: Whether to return only when it is written. Otherwise training goes
+                on meanwhile, and the checkpoint is as of the call.
+            keep: How many checkpoints the folder keeps, this one included.
+            extra: What else to keep, as JSON can express it, for instance the position
+                of an iterator; the `Restoration` of `restore` has it.
+
+        Returns:
+            Done when it is written, or has the error.
+
+        Raises:
+            NotFoundError: The folder of `path` does not exist, or a server does not
+                see it.
+            InvalidArgumentError: `path` is a file, `extra` is not for JSON, or
+                safetensors does not know a variable's dtype.
+            FailedPreconditionError: The chief does not see what a server has written.
+            DeadlineExceededError: Workers were in the midst of a step for
+                `peer_seconds`.
+            ContextError: A replica is running, or another strategy is in charge.
+
+        Spec: CKP-3, CKP-4, SHV-30, SHV-31.
+        """
+        if isinstance(self.extended, LocalExtended):
+            _require_no_folder(keep, extra)
+            return super().save(path, wait)
+        require_cross_replica_or_default(self.extended, "save")
+        with entered(self):
+            written = self.extended._save(path, keep, extra or {})
+        if wait:
+            written.result()
+        return written
+
+    def restore(self, path: str | os.PathLike[str], strict: bool = True) -> Restoration:
+        """Replace values, and the state of optimizers, by those of a checkpoint.
+
+        The servers read it, each what it hosts; their number may be another than when
+        it was saved. All workers make the call, and return when the chief has.
+        Variables that are made later start with their values.
+
+        Args:
+            path: What `save` of this or another strategy was given; the latest
+                checkpoint there is taken. One checkpoint in it, or any safetensors
+                file, will do as well.
+            strict: Whether each variable must be in it; otherwise those that are not
+                stay as they are.
+
+        Returns:
+            Says what has not been used yet, and has what was kept as `extra`.
+
+        Raises:
+            NotFoundError: There is no checkpoint, or a variable is not in it.
+            InvalidArgumentError: A shape or a dtype differs; nothing is changed.
+            DataLossError: It is damaged; restore another one.
+            DeadlineExceededError: The chief has not made the call in `peer_seconds`.
+            ContextError: A replica is running, or another strategy is in charge.
+
+        Spec: CKP-2, CKP-3, CKP-5, SHV-30.
+        """
+        if isinstance(self.extended, LocalExtended):
+            return super().restore(path, strict)
+        require_cross_replica_or_default(self.extended, "restore")
+        with entered(self):
+            return self.extended._restore(path, strict)
+
     def close(self) -> None:
         """End the sessions with the servers. The variables stay there.
 
@@ -244,9 +336,24 @@ def _require_consistency(consistency: str) -> None:
         )
 
 
-def _identity(member: Membership, token: str | None) -> Identity:
+def _require_no_folder(keep: int, extra: Mapping[str, Any] | None) -> None:
+    if keep != 1 or extra is not None:
+        raise InvalidArgumentError(
+            "without a cluster a checkpoint is one file; leave keep and extra out"
+        )
+
+
+def _identity(member: Membership, token: str | None, synchronous: bool) -> Identity:
     secret = token_from_environment() if token is None else token
-    return Identity(member.role, member.task_type, member.task_id, secret)
+    # Of a synchronous step, a server that goes back may lack a part that other workers
+    # will not send again.
+    return Identity(
+        member.role,
+        member.task_type,
+        member.task_id,
+        secret,
+        outlives_servers=not synchronous,
+    )
 
 
 def _replica_devices(count: int | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import grpc
 from stratagem._servers.pending import Pending
 from stratagem._servers.request import Request, Result, sole
 from stratagem._servers.session import Identity, Session, opened, opening
+from stratagem._servers.step_count import StepCount
 from stratagem._servers.traffic import TrafficMeter
 from stratagem_proto.channel import Deadlines, open_channel
 from stratagem_proto.errors import (
@@ -29,7 +31,10 @@ from stratagem_proto.v1.session_pb2 import (
     CloseSessionResponse,
     HeartbeatRequest,
     HeartbeatResponse,
+    OpenSessionResponse,
 )
+
+_LOG = logging.getLogger("stratagem")
 
 _FAREWELL_SECONDS = 1.0
 
@@ -62,6 +67,7 @@ class Connection:
         address: str,
         identity: Identity,
         deadlines: Deadlines,
+        steps: StepCount | None = None,
     ) -> None:
         """Describes the server; does not connect.
 
@@ -70,6 +76,7 @@ class Connection:
             address: Its "host:port".
             identity: What to tell it about this process.
             deadlines: How long its calls may take.
+            steps: The steps of this process; none if not given.
         """
         self.peer = f"/job:ps/task:{task} at {address}"
         self.deadlines = deadlines
@@ -77,6 +84,7 @@ class Connection:
         self.meter = TrafficMeter()
         self._address = address
         self._identity = identity
+        self._steps = steps or StepCount()
         self._process = os.getpid()
         self._channel: grpc.Channel | None = None
         self._session: Session | None = None
@@ -103,13 +111,13 @@ class Connection:
             CancelledError: The connection is closed.
         """
         if not request.mutates:
-            request.stamp(self.open().key())
+            request.stamp(self.open().key(self._steps))
             return Pending(self, request, self.deadlines)
         # Who held the lock when this process was forked will not give it back here.
         self._require_usable()
         self._mutating.acquire()
         try:
-            request.stamp(self.open().next_key())
+            request.stamp(self.open().next_key(self._steps))
             return Pending(self, request, self.deadlines, self._mutating.release)
         except BaseException:
             self._mutating.release()
@@ -145,8 +153,20 @@ class Connection:
         if session is not None:
             request = opening(self._identity, session.identifier)
             answer = Pending(self, request, self.deadlines).result()
-            self._restarted = not session.goes_on(answer)
+            if not session.goes_on(answer):
+                self._restarted = True
+                if answer.restored and self._identity.outlives_servers:
+                    self._continue(session, answer)
         self._require_usable()
+
+    def _continue(self, session: Session, answer: OpenSessionResponse) -> None:
+        session.continues(answer)
+        self._restarted = False
+        _LOG.warning(
+            "%s was restarted and went back to its last checkpoint; this program goes "
+            "on without what the server had applied since",
+            self.peer,
+        )
 
     def has_room_for(self, request: Request[Result]) -> bool:
         """Whether the server could take a request if it had nothing else to do."""
@@ -161,7 +181,9 @@ class Connection:
             return None
         heartbeat = Request(
             "Heartbeat",
-            HeartbeatRequest(session_id=session.identifier),
+            HeartbeatRequest(
+                session_id=session.identifier, finished=self._steps.finished()
+            ),
             sole(HeartbeatResponse),
         )
         deadlines = Deadlines(call=session.lease_seconds / 3, connect=0)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import threading
+import secrets
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from dataclasses import replace
 
 from stratagem._cluster.visibility import VisibleServers
 from stratagem._servers.connection import Connection
 from stratagem._servers.pending import Pending
+from stratagem._servers.pulse import Pulse
 from stratagem._servers.request import Request, Result
 from stratagem._servers.session import Identity
+from stratagem._servers.step_count import StepCount
 from stratagem._servers.traffic import Traffic
 from stratagem_proto.channel import Deadlines
-from stratagem_proto.errors import (
-    CancelledError,
-    FailedPreconditionError,
-    StratagemError,
-)
-
-# Between looks at a group that has not met its servers yet.
-_EARLY_SECONDS = 0.2
+from stratagem_proto.errors import FailedPreconditionError, StratagemError
+from stratagem_proto.protocol import SESSION_ID_BYTES
 
 
 class ServerGroup:
@@ -29,6 +25,9 @@ class ServerGroup:
 
     Connects at the first request and keeps the sessions alive until `close`, the end
     of the program, or until nobody uses it any more.
+
+    Attributes:
+        steps: Which requests belong together; what `together` sends always does.
     """
 
     def __init__(
@@ -48,12 +47,14 @@ class ServerGroup:
         """
         self._description = addresses, identity, deadlines, visible
         self._visible = visible or VisibleServers(tuple(range(len(addresses))))
+        self.steps = StepCount()
+        client = replace(identity, client=secrets.token_bytes(SESSION_ID_BYTES))
         connections = tuple(
-            Connection(task, address, identity, deadlines or Deadlines())
+            Connection(task, address, client, deadlines or Deadlines(), self.steps)
             for task, address in enumerate(addresses)
         )
         self._connections = connections
-        self._pulse = _Pulse(connections)
+        self._pulse = Pulse(connections, self.steps)
         self._finalizer = weakref.finalize(self, _close, connections, self._pulse)
 
     def __deepcopy__(self, memo: object) -> ServerGroup:
@@ -116,6 +117,12 @@ class ServerGroup:
         for task in requests:
             self.require_visible(task)
         self._pulse.start()
+        if any(request.mutates for request in requests.values()):
+            with self.steps.taking():
+                return self._together(requests)
+        return self._together(requests)
+
+    def _together(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
         # One order for all threads, since mutations wait for each other.
         tasks = sorted(requests)
         # Before anything is sent: who cannot be reached may not leave half of it done.
@@ -152,50 +159,7 @@ def _results(pending: Mapping[int, Pending[Result]]) -> dict[int, Result]:
     return results
 
 
-def _close(connections: Sequence[Connection], pulse: _Pulse) -> None:
+def _close(connections: Sequence[Connection], pulse: Pulse) -> None:
     pulse.stop()
     for connection in connections:
         connection.close()
-
-
-class _Pulse:
-    """The thread that renews the leases of a group's sessions."""
-
-    def __init__(self, connections: Sequence[Connection]) -> None:
-        self._connections = connections
-        self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
-
-    def start(self) -> None:
-        """Starts it, unless it runs."""
-        if self._thread is not None:
-            return
-        with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="stratagem-heartbeat", daemon=True
-                )
-                self._thread.start()
-
-    def stop(self) -> None:
-        """Stops it; does not wait for a heartbeat under way."""
-        self._stopped.set()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._interval()):
-            # Failures are left to the next request, which reports them.
-            with suppress(CancelledError):
-                self._renew_leases()
-
-    def _renew_leases(self) -> None:
-        # All at once: one server that is away must not cost the leases of others.
-        beats = [connection.renew_lease() for connection in self._connections]
-        for beat in filter(None, beats):
-            with suppress(StratagemError):
-                beat.result()
-
-    def _interval(self) -> float:
-        """Seconds to the next heartbeat; short before the first lease is known."""
-        leases = [connection.lease_seconds for connection in self._connections]
-        return min((lease / 3 for lease in leases if lease), default=_EARLY_SECONDS)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar, cast
 
 import torch
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
 from stratagem_proto.codec import split
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.frames import encode_frame
 from stratagem_proto.protocol import CHUNK_BYTES
-from stratagem_proto.v1.parameter_server_pb2 import DESCRIPTOR
+from stratagem_proto.v1 import checkpoint_pb2, parameter_server_pb2
 from stratagem_proto.v1.session_pb2 import RequestKey
 
-_SERVICE = DESCRIPTOR.services_by_name["ParameterServerService"]
+# By name; the services have no method in common.
+_METHODS: Mapping[str, MethodDescriptor] = {
+    name: method
+    for file in (parameter_server_pb2, checkpoint_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for name, method in service.methods_by_name.items()
+}
 
 Result = TypeVar("Result")
 Response = TypeVar("Response", bound=Message)
@@ -59,7 +66,8 @@ class Request(Generic[Result]):
     @property
     def path(self) -> str:
         """The RPC as gRPC calls it."""
-        return f"/{_SERVICE.full_name}/{self.method}"
+        service = _METHODS[self.method].containing_service
+        return f"/{service.full_name}/{self.method}"
 
     @property
     def mutates(self) -> bool:
@@ -77,6 +85,8 @@ class Request(Generic[Result]):
             cast(_Numbered, self.message).key.CopyFrom(key)
         else:
             cast(_Anonymous, self.message).session_id = key.session_id
+            if "finished" in self.message.DESCRIPTOR.fields_by_name:
+                cast(_Telling, self.message).finished = key.finished
 
     @property
     def session_id(self) -> bytes:
@@ -87,7 +97,7 @@ class Request(Generic[Result]):
 
     def encoded(self) -> Iterator[bytes]:
         """The messages to send; a small request is a single one."""
-        if not _SERVICE.methods_by_name[self.method].client_streaming:
+        if not _METHODS[self.method].client_streaming:
             yield self.message.SerializeToString()
             return
         for frame in split(self.message, self.tensors, CHUNK_BYTES):
@@ -101,6 +111,10 @@ class _Numbered(Protocol):
 
 class _Anonymous(Protocol):
     session_id: bytes
+
+
+class _Telling(Protocol):
+    finished: int
 
 
 def sole(response_type: type[Response]) -> Callable[[Iterator[bytes]], Response]:

@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass, field
 
 from stratagem._servers.request import Request, sole
+from stratagem._servers.step_count import StepCount
 from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
 from stratagem_proto.v1.session_pb2 import (
@@ -26,12 +27,17 @@ class Identity:
         job: Its job, for instance "worker"; "" for a program without a task.
         index: Its index within the job.
         token: The secret of the cluster.
+        client: Random bytes that name it in all its sessions; empty if it has but one.
+        outlives_servers: Whether it goes on with a server that restarts and restores a
+            checkpoint, without what was applied since.
     """
 
     role: Role.ValueType
     job: str = ""
     index: int = 0
     token: str = field(default="", repr=False)
+    client: bytes = b""
+    outlives_servers: bool = False
 
 
 @dataclass
@@ -52,11 +58,11 @@ class Session:
     max_request_bytes: int
     sequence: int = 0
 
-    def key(self) -> RequestKey:
+    def key(self, steps: StepCount) -> RequestKey:
         """Identifies a request that changes nothing."""
-        return RequestKey(session_id=self.identifier)
+        return RequestKey(session_id=self.identifier, finished=steps.finished())
 
-    def next_key(self) -> RequestKey:
+    def next_key(self, steps: StepCount) -> RequestKey:
         """Numbers the next mutation.
 
         Mutations are sent one at a time, so all before are settled: answered, or
@@ -67,12 +73,21 @@ class Session:
             session_id=self.identifier,
             sequence=self.sequence,
             acknowledged=self.sequence - 1,
+            step=steps.current,
+            finished=steps.finished(),
         )
 
     def goes_on(self, answer: OpenSessionResponse) -> bool:
         """Whether a second handshake found the server as the first one left it."""
         forgotten = answer.last_sequence == 0 and self.sequence > 1
         return answer.incarnation == self.incarnation and not forgotten
+
+    def continues(self, answer: OpenSessionResponse) -> None:
+        """Goes on with another run of the server, which has restored a checkpoint.
+
+        The numbers that it does not know are below the next one's `acknowledged`.
+        """
+        self.incarnation = answer.incarnation
 
 
 def opening(
@@ -85,6 +100,7 @@ def opening(
         session_id=identifier or secrets.token_bytes(SESSION_ID_BYTES),
         role=identity.role,
         task=Task(job=identity.job, index=identity.index),
+        client=identity.client,
     )
     return Request("OpenSession", message, sole(OpenSessionResponse))
 

@@ -108,7 +108,7 @@ class CheckpointMethods:
         """Replace values by those of a file that `save` wrote.
 
         Args:
-            path: The file.
+            path: The file, or a folder of checkpoints that a cluster has saved.
             strict: As for `load_state_dict`.
 
         Returns:

@@ -24,31 +24,31 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n stratagem_proto/v1/session.proto\x12\x12stratagem_proto.v1\"\"\n\x04Task\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\"%\n\x0c\x43\x61pabilities\x12\x15\n\rshared_memory\x18\x01 \x01(\x08\"\xe1\x01\n\x12OpenSessionRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x15\n\rcluster_token\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\x0c\x12&\n\x04role\x18\x04 \x01(\x0e\x32\x18.stratagem_proto.v1.Role\x12&\n\x04task\x18\x05 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x36\n\x0c\x63\x61pabilities\x18\x06 \x01(\x0b\x32 .stratagem_proto.v1.Capabilities\"\x86\x02\n\x13OpenSessionResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12&\n\x04task\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x36\n\x0c\x63\x61pabilities\x18\x04 \x01(\x0b\x32 .stratagem_proto.v1.Capabilities\x12\x15\n\rlease_seconds\x18\x05 \x01(\x01\x12\x17\n\x0fmax_chunk_bytes\x18\x06 \x01(\r\x12\x19\n\x11max_request_bytes\x18\x07 \x01(\x04\x12\x15\n\rlast_sequence\x18\x08 \x01(\x04\"&\n\x10HeartbeatRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"(\n\x11HeartbeatResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\")\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x16\n\x14\x43loseSessionResponse\"H\n\nRequestKey\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x14\n\x0c\x61\x63knowledged\x18\x03 \x01(\x04*b\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_WORKER\x10\x01\x12\x0e\n\nROLE_CHIEF\x10\x02\x12\x12\n\x0eROLE_EVALUATOR\x10\x03\x12\x0f\n\x0bROLE_CLIENT\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n stratagem_proto/v1/session.proto\x12\x12stratagem_proto.v1\"\"\n\x04Task\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\"%\n\x0c\x43\x61pabilities\x12\x15\n\rshared_memory\x18\x01 \x01(\x08\"\xf1\x01\n\x12OpenSessionRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x15\n\rcluster_token\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\x0c\x12&\n\x04role\x18\x04 \x01(\x0e\x32\x18.stratagem_proto.v1.Role\x12&\n\x04task\x18\x05 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x36\n\x0c\x63\x61pabilities\x18\x06 \x01(\x0b\x32 .stratagem_proto.v1.Capabilities\x12\x0e\n\x06\x63lient\x18\n \x01(\x0c\"\x98\x02\n\x13OpenSessionResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12&\n\x04task\x18\x03 \x01(\x0b\x32\x18.stratagem_proto.v1.Task\x12\x36\n\x0c\x63\x61pabilities\x18\x04 \x01(\x0b\x32 .stratagem_proto.v1.Capabilities\x12\x15\n\rlease_seconds\x18\x05 \x01(\x01\x12\x17\n\x0fmax_chunk_bytes\x18\x06 \x01(\r\x12\x19\n\x11max_request_bytes\x18\x07 \x01(\x04\x12\x15\n\rlast_sequence\x18\x08 \x01(\x04\x12\x10\n\x08restored\x18\n \x01(\x08\"8\n\x10HeartbeatRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x10\n\x08\x66inished\x18\n \x01(\x04\"(\n\x11HeartbeatResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\")\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x16\n\x14\x43loseSessionResponse\"h\n\nRequestKey\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x14\n\x0c\x61\x63knowledged\x18\x03 \x01(\x04\x12\x0c\n\x04step\x18\n \x01(\x04\x12\x10\n\x08\x66inished\x18\x0b \x01(\x04*b\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_WORKER\x10\x01\x12\x0e\n\nROLE_CHIEF\x10\x02\x12\x12\n\x0eROLE_EVALUATOR\x10\x03\x12\x0f\n\x0bROLE_CLIENT\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stratagem_proto.v1.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=847
-  _globals['_ROLE']._serialized_end=945
+  _globals['_ROLE']._serialized_start=931
+  _globals['_ROLE']._serialized_end=1029
   _globals['_TASK']._serialized_start=56
   _globals['_TASK']._serialized_end=90
   _globals['_CAPABILITIES']._serialized_start=92
   _globals['_CAPABILITIES']._serialized_end=129
   _globals['_OPENSESSIONREQUEST']._serialized_start=132
-  _globals['_OPENSESSIONREQUEST']._serialized_end=357
-  _globals['_OPENSESSIONRESPONSE']._serialized_start=360
-  _globals['_OPENSESSIONRESPONSE']._serialized_end=622
-  _globals['_HEARTBEATREQUEST']._serialized_start=624
-  _globals['_HEARTBEATREQUEST']._serialized_end=662
-  _globals['_HEARTBEATRESPONSE']._serialized_start=664
-  _globals['_HEARTBEATRESPONSE']._serialized_end=704
-  _globals['_CLOSESESSIONREQUEST']._serialized_start=706
-  _globals['_CLOSESESSIONREQUEST']._serialized_end=747
-  _globals['_CLOSESESSIONRESPONSE']._serialized_start=749
-  _globals['_CLOSESESSIONRESPONSE']._serialized_end=771
-  _globals['_REQUESTKEY']._serialized_start=773
-  _globals['_REQUESTKEY']._serialized_end=845
+  _globals['_OPENSESSIONREQUEST']._serialized_end=373
+  _globals['_OPENSESSIONRESPONSE']._serialized_start=376
+  _globals['_OPENSESSIONRESPONSE']._serialized_end=656
+  _globals['_HEARTBEATREQUEST']._serialized_start=658
+  _globals['_HEARTBEATREQUEST']._serialized_end=714
+  _globals['_HEARTBEATRESPONSE']._serialized_start=716
+  _globals['_HEARTBEATRESPONSE']._serialized_end=756
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=758
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=799
+  _globals['_CLOSESESSIONRESPONSE']._serialized_start=801
+  _globals['_CLOSESESSIONRESPONSE']._serialized_end=823
+  _globals['_REQUESTKEY']._serialized_start=825
+  _globals['_REQUESTKEY']._serialized_end=929
 # @@protoc_insertion_point(module_scope)

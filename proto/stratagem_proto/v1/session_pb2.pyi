@@ -101,6 +101,7 @@ class OpenSessionRequest(google.protobuf.message.Message):
     ROLE_FIELD_NUMBER: builtins.int
     TASK_FIELD_NUMBER: builtins.int
     CAPABILITIES_FIELD_NUMBER: builtins.int
+    CLIENT_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of the contract that the client speaks. The server refuses what it
     does not understand by a sentence that names both versions.
@@ -114,6 +115,10 @@ class OpenSessionRequest(google.protobuf.message.Message):
     resumes it: its numbering and its recorded replies go on.
     """
     role: global___Role.ValueType
+    client: builtins.bytes
+    """Names the client in all its sessions, those with other servers included; 16 random
+    bytes. Empty of a client of this server alone.
+    """
     @property
     def task(self) -> global___Task:
         """Task of the client, for messages and for the order of contributions."""
@@ -129,9 +134,10 @@ class OpenSessionRequest(google.protobuf.message.Message):
         role: global___Role.ValueType = ...,
         task: global___Task | None = ...,
         capabilities: global___Capabilities | None = ...,
+        client: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "cluster_token", b"cluster_token", "protocol_version", b"protocol_version", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "client", b"client", "cluster_token", b"cluster_token", "protocol_version", b"protocol_version", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
 
 global___OpenSessionRequest = OpenSessionRequest
 
@@ -147,6 +153,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
     MAX_CHUNK_BYTES_FIELD_NUMBER: builtins.int
     MAX_REQUEST_BYTES_FIELD_NUMBER: builtins.int
     LAST_SEQUENCE_FIELD_NUMBER: builtins.int
+    RESTORED_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of the contract that the server speaks."""
     incarnation: builtins.bytes
@@ -165,6 +172,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
     """Highest sequence number of this session that the server has recorded; 0
     when the session is new to it.
     """
+    restored: builtins.bool
+    """Whether this run of the server began with a checkpoint, so that clients of an
+    earlier run may go on. What was applied after the checkpoint is lost.
+    """
     @property
     def task(self) -> global___Task:
         """Task of the server."""
@@ -182,9 +193,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
         max_chunk_bytes: builtins.int = ...,
         max_request_bytes: builtins.int = ...,
         last_sequence: builtins.int = ...,
+        restored: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "incarnation", b"incarnation", "last_sequence", b"last_sequence", "lease_seconds", b"lease_seconds", "max_chunk_bytes", b"max_chunk_bytes", "max_request_bytes", b"max_request_bytes", "protocol_version", b"protocol_version", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "incarnation", b"incarnation", "last_sequence", b"last_sequence", "lease_seconds", b"lease_seconds", "max_chunk_bytes", b"max_chunk_bytes", "max_request_bytes", b"max_request_bytes", "protocol_version", b"protocol_version", "restored", b"restored", "task", b"task"]) -> None: ...
 
 global___OpenSessionResponse = OpenSessionResponse
 
@@ -193,13 +205,17 @@ class HeartbeatRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SESSION_ID_FIELD_NUMBER: builtins.int
+    FINISHED_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    finished: builtins.int
+    """As in RequestKey."""
     def __init__(
         self,
         *,
         session_id: builtins.bytes = ...,
+        finished: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["session_id", b"session_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["finished", b"finished", "session_id", b"session_id"]) -> None: ...
 
 global___HeartbeatRequest = HeartbeatRequest
 
@@ -256,6 +272,8 @@ class RequestKey(google.protobuf.message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
     ACKNOWLEDGED_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    FINISHED_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     sequence: builtins.int
     """Number of this request."""
@@ -263,13 +281,21 @@ class RequestKey(google.protobuf.message.Message):
     """All numbers up to this one are settled for the client: their replies may be
     forgotten, and one of them that was not applied never will be.
     """
+    step: builtins.int
+    """The step of the client that the request is a part of, from 1; 0 for a request
+    that is a step by itself. A checkpoint has all of a step or nothing.
+    """
+    finished: builtins.int
+    """The last step of the client of which all requests, on all servers, are answered."""
     def __init__(
         self,
         *,
         session_id: builtins.bytes = ...,
         sequence: builtins.int = ...,
         acknowledged: builtins.int = ...,
+        step: builtins.int = ...,
+        finished: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged", b"acknowledged", "sequence", b"sequence", "session_id", b"session_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged", b"acknowledged", "finished", b"finished", "sequence", b"sequence", "session_id", b"session_id", "step", b"step"]) -> None: ...
 
 global___RequestKey = RequestKey

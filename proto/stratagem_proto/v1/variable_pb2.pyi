@@ -404,7 +404,9 @@ class VariableInfo(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     TABLE_FIELD_NUMBER: builtins.int
     version: builtins.int
-    """+1 with each applied change; 1 after creation."""
+    """+1 with each applied change; 1 after creation. It jumps where a server begins with
+    a checkpoint, so that no version is ever given to two values.
+    """
     @property
     def spec(self) -> global___VariableSpec: ...
     @property

@@ -67,7 +67,7 @@ class ContributionRpcs:
         failure: StratagemError | None = None
         names = [name for part in parts for name in part.gradients]
         try:
-            async with state.locked(names):
+            async with state.changing(names):
                 nbytes = sum(part.reservation.nbytes for part in parts)
                 totalling = partial(limited_total, parts)
                 gradients = await state.compute.run(totalling, nbytes)

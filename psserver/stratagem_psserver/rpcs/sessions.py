@@ -24,7 +24,7 @@ class SessionRpcs:
         check_version(request.protocol_version)
         self._check_token(request.cluster_token)
         session = self._state.open_session(
-            request.session_id, request.role, request.task
+            request.session_id, request.role, request.task, request.client
         )
         settings = self._state.settings
         return pb.OpenSessionResponse(
@@ -36,6 +36,7 @@ class SessionRpcs:
             max_chunk_bytes=MAX_CHUNK_BYTES,
             max_request_bytes=settings.staged_bytes,
             last_sequence=session.numbering.last,
+            restored=self._state.resumed,
         )
 
     def _check_token(self, token: str) -> None:
@@ -49,7 +50,8 @@ class SessionRpcs:
             )
 
     async def heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
-        self._state.session(request.session_id)
+        state = self._state
+        state.finished(state.session(request.session_id), request.finished)
         return pb.HeartbeatResponse(incarnation=self._state.incarnation)
 
     async def close(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:

@@ -54,7 +54,7 @@ class UpdateRpcs:
     async def _step(self, header: pb.UpdateHeader, staged: Staged) -> pb.UpdateResponse:
         state, program = self._state, header.program.optimizer
         names = [gradient.variable for gradient in header.gradients]
-        async with state.locked(names):
+        async with state.changing(names):
             gradients = gather(state.store, header.gradients, staged.tensors)
             within = await self._limited(header, gradients)
             if within is None:
@@ -100,5 +100,5 @@ class UpdateRpcs:
         compiling = partial(state.graphs.compiled, program)
         graph = await state.compute.run(compiling, program.ByteSize())
         names = [each.variable for each in header.bindings if each.variable]
-        async with state.locked(names):
+        async with state.changing(names):
             return await run_graph(state, graph, header.bindings, staged)

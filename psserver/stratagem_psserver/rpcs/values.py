@@ -24,7 +24,7 @@ class ValueRpcs:
 
     async def read(self, request: pb.ReadRequest) -> AsyncIterator[bytes]:
         state = self._state
-        state.session(request.session_id)
+        state.finished(state.session(request.session_id), request.finished)
         if request.HasField("after"):
             await self._wait(request.after, request.wait_seconds)
         names = [selection.variable for selection in request.selections]
@@ -76,7 +76,7 @@ class ValueRpcs:
     ) -> pb.AssignResponse:
         state = self._state
         names = [assignment.variable for assignment in header.assignments]
-        async with state.locked(names):
+        async with state.changing(names):
             writes = prepare(state.store, header.assignments, staged.tensors)
             size = sum(write.value.nbytes + TENSOR_BYTES for write in writes)
             await state.compute.run(partial(run, writes), size)

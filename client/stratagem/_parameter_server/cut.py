@@ -1,0 +1,112 @@
+"""Finding one moment on all servers, between steps of all clients."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+
+from stratagem._servers.checkpoints import begin_save, hold_steps, release_steps
+from stratagem._servers.group import ServerGroup
+from stratagem_proto.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    StratagemError,
+)
+from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.v1.checkpoint_pb2 import ClientProgress, HoldStepsResponse
+
+# Time that a server may take to answer how far clients are.
+_LOOK_SECONDS = 0.05
+# Steps that take longer are not held up: the cut is tried again.
+_ATTEMPT_SECONDS = 1.0
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 5.0
+
+
+def begin_saving(servers: ServerGroup, folder: str, seconds: float) -> bytes:
+    """Have all servers mark their variables, and begin to write them.
+
+    Steps that no server has a part of yet wait until those are over that some server
+    has a part of, at most for a second; then they are let go, and it is tried again.
+
+    Args:
+        servers: The servers.
+        folder: Absolute path of the folder to write to.
+        seconds: How long to try.
+
+    Returns:
+        The name of the cut.
+
+    Raises:
+        DeadlineExceededError: Clients were in the midst of a step whenever it was
+            tried; it names them.
+        StratagemError: A server could not be reached, or cannot write there.
+    """
+    give_up_at = time.monotonic() + seconds
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        cut = secrets.token_bytes(SESSION_ID_BYTES)
+        busy = _attempt(servers, cut, folder)
+        if busy is None:
+            return cut
+        if time.monotonic() >= give_up_at:
+            raise DeadlineExceededError(
+                f"no checkpoint could be taken in {seconds:g} s: {busy}; raise "
+                "peer_seconds if steps take that long"
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _attempt(servers: ServerGroup, cut: bytes, folder: str) -> str | None:
+    """Takes a cut; returns why it could not, None if it could."""
+    try:
+        busy = _hold(servers, cut)
+        if not busy:
+            servers.on_all(lambda: begin_save(cut, folder))
+            return None
+        why = "in the midst of a step were " + ", ".join(sorted(busy))
+    except AbortedError as error:
+        why = error.message
+    except StratagemError:
+        _release(servers, cut)
+        raise
+    _release(servers, cut)
+    return why
+
+
+def _release(servers: ServerGroup, cut: bytes) -> None:
+    # Servers that cannot be told let go by themselves.
+    with suppress(StratagemError):
+        servers.on_all(lambda: release_steps(cut))
+
+
+def _hold(servers: ServerGroup, cut: bytes) -> set[str]:
+    """Holds new steps until those that have begun are over; returns whose are not."""
+    give_up_at = time.monotonic() + _ATTEMPT_SECONDS
+    begun: dict[bytes, int] = {}
+    wait = 0.0
+    while True:
+        hold = partial(hold_steps, cut, begun, wait)
+        found = _progress(servers.on_all(hold).values())
+        busy = {one.label for one in found.values() if one.finished < one.begun}
+        known = {client: each.begun for client, each in found.items()}
+        # A step may have begun on one server before another held it.
+        if (not busy and known == begun) or time.monotonic() >= give_up_at:
+            return busy
+        begun, wait = known, _LOOK_SECONDS if busy else 0.0
+
+
+def _progress(
+    answers: Iterable[HoldStepsResponse],
+) -> Mapping[bytes, ClientProgress]:
+    """How far each client is according to the server that knows most."""
+    found: dict[bytes, ClientProgress] = {}
+    for each in (each for answer in answers for each in answer.clients):
+        known = found.setdefault(each.client, each)
+        known.begun = max(known.begun, each.begun)
+        known.finished = max(known.finished, each.finished)
+    return found

@@ -1,0 +1,100 @@
+"""Asking servers to save and to restore."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from stratagem._servers.request import Request, sole
+from stratagem_proto.checkpoint.blocks import FileEntry
+from stratagem_proto.checkpoint.index import Part, TensorEntry
+from stratagem_proto.v1 import checkpoint_pb2 as pb
+
+
+@dataclass(frozen=True)
+class SavedPart:
+    """What a server has written.
+
+    Attributes:
+        part: Its file.
+        state: What the server needs to go on besides variables, as JSON.
+    """
+
+    part: Part
+    state: str
+
+
+def hold_steps(
+    cut: bytes, begun: Mapping[bytes, int], wait: float
+) -> Request[pb.HoldStepsResponse]:
+    """The request that lets steps wait that have not begun.
+
+    Args:
+        cut: Which cut is taken.
+        begun: The last step of each client that has begun on some server.
+        wait: How long the server may wait for steps to be finished, in seconds.
+    """
+    steps = [pb.ClientStep(client=client, step=step) for client, step in begun.items()]
+    message = pb.HoldStepsRequest(cut=cut, begun=steps, wait_seconds=wait)
+    return Request("HoldSteps", message, sole(pb.HoldStepsResponse), wait=wait)
+
+
+def release_steps(cut: bytes) -> Request[pb.ReleaseStepsResponse]:
+    """The request that gives a cut up."""
+    message = pb.ReleaseStepsRequest(cut=cut)
+    return Request("ReleaseSteps", message, sole(pb.ReleaseStepsResponse))
+
+
+def begin_save(cut: bytes, folder: str) -> Request[pb.BeginSaveResponse]:
+    """The request that marks the variables and begins to write them to a folder."""
+    message = pb.BeginSaveRequest(cut=cut, folder=folder)
+    return Request("BeginSave", message, sole(pb.BeginSaveResponse), wait=2.0)
+
+
+def finish_save(cut: bytes, wait: float) -> Request[SavedPart | None]:
+    """The request for what was written; its result is None if it takes longer."""
+    message = pb.FinishSaveRequest(cut=cut, wait_seconds=wait)
+    return Request("FinishSave", message, _saved, wait=wait)
+
+
+def _saved(responses: Iterator[bytes]) -> SavedPart | None:
+    response = sole(pb.FinishSaveResponse)(responses)
+    if not response.HasField("part"):
+        return None
+    part = response.part
+    tensors = [
+        TensorEntry(each.spec, part.name, each.begin, each.version)
+        for each in part.tensors
+    ]
+    file = FileEntry(part.nbytes, tuple(part.blocks))
+    return SavedPart(Part(part.name, file, tensors), part.state)
+
+
+def restore_variables(
+    path: str, variables: Sequence[str], wait: float
+) -> Request[pb.RestoreVariablesResponse]:
+    """The request that replaces values, and optimizers' state, by those on disk.
+
+    Args:
+        path: Absolute path of the checkpoint.
+        variables: What to restore of what the server hosts.
+        wait: How long reading may take, in seconds.
+    """
+    message = pb.RestoreVariablesRequest(path=path, variables=variables)
+    receive = sole(pb.RestoreVariablesResponse)
+    return Request("RestoreVariables", message, receive, wait=wait)
+
+
+def announce_restored(identity: str) -> Request[pb.RestoreVariablesResponse]:
+    """The request that says that a checkpoint is restored on all servers."""
+    message = pb.RestoreVariablesRequest(identity=identity)
+    return Request("RestoreVariables", message, sole(pb.RestoreVariablesResponse))
+
+
+def list_restored() -> Request[list[str]]:
+    """The request for the identities of the checkpoints that were restored."""
+    return Request("ListRestored", pb.ListRestoredRequest(), _identities)
+
+
+def _identities(responses: Iterator[bytes]) -> list[str]:
+    return list(sole(pb.ListRestoredResponse)(responses).identities)

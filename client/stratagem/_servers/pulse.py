@@ -1,0 +1,85 @@
+"""The sign of life that a client gives its servers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
+
+from stratagem._servers.connection import Connection
+from stratagem._servers.step_count import StepCount
+from stratagem_proto.errors import CancelledError, StratagemError
+
+# Between looks at a group that has not met its servers yet.
+_EARLY_SECONDS = 0.2
+
+# A program that trains sends its next request sooner, and tells by that.
+_IDLE_SECONDS = 0.025
+
+
+class Pulse:
+    """The thread that renews the leases of a group's sessions.
+
+    It also tells a server which step was the last when nothing else is sent, so that a
+    checkpoint need not wait for the next one.
+    """
+
+    def __init__(self, connections: Sequence[Connection], steps: StepCount) -> None:
+        self._connections = connections
+        self._steps = steps
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def start(self) -> None:
+        """Starts it, unless it runs."""
+        if self._thread is not None:
+            return
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="stratagem-heartbeat", daemon=True
+                )
+                self._thread.start()
+
+    def stop(self) -> None:
+        """Stops it; does not wait for a heartbeat under way."""
+        self._stopped.set()
+        self._steps.wake()
+
+    def _run(self) -> None:
+        due = time.monotonic() + self._interval()
+        while not self._stopped.is_set():
+            ended = self._steps.wait_for_end(max(due - time.monotonic(), 0))
+            # Failures are left to the next request, which reports them.
+            with suppress(CancelledError):
+                if ended:
+                    self._tell_last_step()
+                if time.monotonic() >= due:
+                    due = time.monotonic() + self._interval()
+                    self._renew_leases()
+
+    def _tell_last_step(self) -> None:
+        step = self._steps.untold()
+        if self._stopped.wait(_IDLE_SECONDS) or not step:
+            return
+        if self._steps.untold() >= step:
+            # One server is enough: who takes a cut asks all.
+            beats = (connection.renew_lease() for connection in self._connections)
+            with suppress(StratagemError):
+                for beat in islice(filter(None, beats), 1):
+                    beat.result()
+
+    def _renew_leases(self) -> None:
+        # All at once: one server that is away must not cost the leases of others.
+        beats = [connection.renew_lease() for connection in self._connections]
+        for beat in filter(None, beats):
+            with suppress(StratagemError):
+                beat.result()
+
+    def _interval(self) -> float:
+        """Seconds to the next heartbeat; short before the first lease is known."""
+        leases = [connection.lease_seconds for connection in self._connections]
+        return min((lease / 3 for lease in leases if lease), default=_EARLY_SECONDS)

@@ -1,0 +1,64 @@
+"""The steps of a client, as servers tell apart what belongs together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class StepCount:
+    """Numbers the steps of a client, the same on all servers. Thread-safe.
+
+    A step is what happens while `taking` is entered, from the first thread that enters
+    it to the last that leaves. A checkpoint has all of a step or nothing.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._current = 0
+        self._told = 0
+        self._ended = threading.Event()
+
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """Makes all that is sent meanwhile one step."""
+        with self._lock:
+            self._current += not self._inside
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if not self._inside:
+                    self._ended.set()
+
+    @property
+    def current(self) -> int:
+        """The step that is being taken; 0 if none is."""
+        with self._lock:
+            return self._current if self._inside else 0
+
+    def finished(self) -> int:
+        """The last step that is over, which the caller tells a server."""
+        with self._lock:
+            self._told = self._current - (self._inside > 0)
+            return self._told
+
+    def untold(self) -> int:
+        """The last step that is over, if no server knows that yet; else 0."""
+        with self._lock:
+            over = self._current - (self._inside > 0)
+            return over if over > self._told else 0
+
+    def wait_for_end(self, seconds: float) -> bool:
+        """Waits until a step ends; whether one did."""
+        ended = self._ended.wait(seconds)
+        self._ended.clear()
+        return ended
+
+    def wake(self) -> None:
+        """Ends a wait for the end of a step."""
+        self._ended.set()

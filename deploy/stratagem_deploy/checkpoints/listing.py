@@ -1,0 +1,54 @@
+"""What is in a checkpoint, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from stratagem_proto.checkpoint.folder import Checkpoint
+from stratagem_proto.checkpoint.whole import Whole, wholes_of
+from stratagem_proto.tensors import nbytes_of
+from stratagem_proto.v1.variable_pb2 import VariableKind
+
+_COLUMNS = ("name", "kind", "dtype", "shape", "shards", "version")
+
+
+def contents(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The facts about a checkpoint, as JSON has them."""
+    index = checkpoint.index
+    wholes = wholes_of(index).values()
+    return {
+        "path": str(checkpoint.folder),
+        "identity": index.identity,
+        "files": {name: file.nbytes for name, file in index.files.items()},
+        "variables": [_facts(whole) for whole in wholes],
+        "nbytes": sum(nbytes_of(whole.tensor) for whole in wholes),
+        "extra": dict(index.extra),
+    }
+
+
+def _facts(whole: Whole) -> dict[str, Any]:
+    first = whole.pieces[0].entry
+    kind = VariableKind.Name(first.spec.kind).removeprefix("VARIABLE_KIND_")
+    return {
+        "name": whole.name,
+        "kind": "slot" if whole.slot_of else kind.lower().replace("unspecified", ""),
+        "dtype": str(whole.dtype).removeprefix("torch."),
+        "shape": list(whole.shape),
+        "shards": len(whole.pieces),
+        "version": max(piece.entry.version for piece in whole.pieces),
+    }
+
+
+def table(listed: Mapping[str, Any]) -> None:
+    """Prints these facts."""
+    shown = Table(*_COLUMNS, title=listed["path"])
+    for variable in listed["variables"]:
+        shown.add_row(*(str(variable[column]) for column in _COLUMNS))
+    console = Console()
+    console.print(shown)
+    count, files = len(listed["variables"]), len(listed["files"])
+    console.print(f"{count} tensors, {listed['nbytes']} bytes, in {files} files")

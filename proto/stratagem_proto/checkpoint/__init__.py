@@ -1,0 +1,1 @@
+"""Checkpoints of a cluster on disk: what servers write, and everybody can read."""

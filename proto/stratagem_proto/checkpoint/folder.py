@@ -1,0 +1,208 @@
+"""A folder of checkpoints: one is the latest, older ones are kept or removed.
+
+```
+run/
+├── latest                  the name of the latest checkpoint, and its checksum
+└── checkpoint-7/
+    ├── index.json          what there is, written last
+    ├── part-0.safetensors  one for each server
+    └── local.safetensors   what the chief itself holds
+```
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from stratagem_proto.checkpoint.blocks import (
+    read_range,
+    replace_file,
+    sync_folder,
+    verify_file,
+    write_file,
+)
+from stratagem_proto.checkpoint.index import Index, TensorEntry
+from stratagem_proto.checkpoint.parts import read_plain
+from stratagem_proto.errors import (
+    DataLossError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+
+INDEX = "index.json"
+LATEST = "latest"
+LOCAL_PART = "local.safetensors"
+
+_NAME = re.compile(r"\.?checkpoint-(\d+)(\.partial)?")
+
+
+def part_name(server: int) -> str:
+    """The file that a server writes."""
+    return f"part-{server}.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint that can be read.
+
+    Attributes:
+        folder: Where its files are.
+        index: What is in them.
+    """
+
+    folder: Path
+    index: Index
+
+    def read(self, entry: TensorEntry, start: int, target: memoryview) -> None:
+        """Reads bytes of a tensor, from byte `start` on until `target` is full.
+
+        Raises:
+            DataLossError: The bytes are missing or damaged.
+        """
+        file = self.index.files[entry.file]
+        try:
+            read_range(self.folder / entry.file, file, entry.begin + start, target)
+        except DataLossError as error:
+            raise DataLossError(
+                f"{error.message} (variable {entry.name!r})", variable=entry.name
+            ) from error
+
+    def verify(self) -> None:
+        """Reads everything; raises as `read`."""
+        for name, entry in self.index.files.items():
+            verify_file(self.folder / name, entry)
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """The checkpoint at a path.
+
+    Args:
+        path: A folder of checkpoints, whose latest is taken; one checkpoint in it; or
+            any safetensors file.
+
+    Raises:
+        NotFoundError: There is none.
+        DataLossError: It is damaged.
+    """
+    folder = Path(path)
+    if folder.is_file():
+        file, entries = read_plain(folder)
+        tensors = {entry.name: entry for entry in entries}
+        return Checkpoint(folder.parent, Index({folder.name: file}, tensors))
+    if (folder / INDEX).is_file():
+        return _read(folder, (folder / INDEX).read_bytes())
+    if not (folder / LATEST).is_file():
+        raise NotFoundError(
+            f"there is no checkpoint {str(path)!r}; pass the path that was given to "
+            "strategy.save()"
+        )
+    return _latest(folder)
+
+
+def _latest(folder: Path) -> Checkpoint:
+    name, _, checksum = (folder / LATEST).read_text(errors="replace").partition(" ")
+    index = folder / name / INDEX
+    data = index.read_bytes() if _NAME.fullmatch(name) and index.is_file() else b""
+    if checksum != f"{zlib.crc32(data)}\n":
+        raise DataLossError(
+            f"{str(folder / LATEST)!r} does not name a checkpoint that is there; name "
+            "one of those in its folder yourself"
+        )
+    return _read(folder / name, data)
+
+
+def _read(folder: Path, data: bytes) -> Checkpoint:
+    return Checkpoint(folder, Index.from_bytes(data, str(folder / INDEX)))
+
+
+class NewCheckpoint:
+    """A checkpoint while it is written; nobody sees it before `commit`."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        """Makes a folder for its files.
+
+        Args:
+            root: The folder of checkpoints; made if its own folder exists.
+
+        Raises:
+            InvalidArgumentError: `root` is a file.
+            NotFoundError: Its folder does not exist.
+        """
+        self.root = Path(os.path.abspath(root))
+        _make_root(self.root)
+        self._name = f"checkpoint-{_highest(self.root) + 1}"
+        self.folder = self.root / f".{self._name}.partial"
+        self.folder.mkdir()
+
+    def commit(self, index: Index, keep: int) -> Path:
+        """Makes it the latest, and removes those that are not to be kept.
+
+        Args:
+            index: What is in its files, all of which are there.
+            keep: How many checkpoints to keep, this one included.
+
+        Returns:
+            Its folder.
+        """
+        data = index.to_bytes()
+        write_file(self.folder / INDEX, [memoryview(data)])
+        sync_folder(self.folder)
+        final = self.root / self._name
+        os.rename(self.folder, final)
+        sync_folder(self.root)
+        replace_file(self.root / LATEST, f"{self._name} {zlib.crc32(data)}\n".encode())
+        self._prune(keep)
+        return final
+
+    def abandon(self) -> None:
+        """Removes what there is of it."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _prune(self, keep: int) -> None:
+        own = _number(self._name)
+        older = [p for p in self.root.iterdir() if 0 < _number(p.name) < own]
+        older.sort(key=lambda path: _number(path.name), reverse=True)
+        whole = [path for path in older if not path.name.startswith(".")]
+        for path in whole[keep - 1 :]:
+            # Not to be taken for a checkpoint once its first file is gone.
+            os.rename(path, self.root / f".{path.name}.partial")
+        for path in self.root.glob(".*.partial"):
+            # A later one may be on its way.
+            if _number(path.name) < own:
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _make_root(root: Path) -> None:
+    if root.is_file():
+        raise InvalidArgumentError(
+            f"the checkpoints of a cluster are a folder, but {str(root)!r} is a file; "
+            "pass another path"
+        )
+    if not root.parent.is_dir():
+        raise NotFoundError(
+            f"there is no folder {str(root.parent)!r} to save checkpoints in; make it "
+            "first"
+        )
+    root.mkdir(exist_ok=True)
+
+
+def _number(name: str) -> int:
+    """The number of a checkpoint's folder; 0 of anything else."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else 0
+
+
+def _highest(root: Path) -> int:
+    return max((_number(path.name) for path in root.iterdir()), default=0)

@@ -1,0 +1,192 @@
+"""The table of contents of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+
+from stratagem_proto.checkpoint.blocks import FileEntry
+from stratagem_proto.errors import (
+    DataLossError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+)
+from stratagem_proto.tensors import nbytes_of
+from stratagem_proto.v1.variable_pb2 import VariableSpec
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where a tensor is.
+
+    Attributes:
+        spec: The variable that it is the value of, as its server knew it.
+        file: Name of its file.
+        begin: Its first byte there.
+        version: The variable's version.
+    """
+
+    spec: VariableSpec
+    file: str
+    begin: int
+    version: int = 1
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes_of(self.spec.tensor)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A written file of tensors.
+
+    Attributes:
+        name: Name of the file.
+        file: What the file has to be.
+        tensors: What is in it.
+    """
+
+    name: str
+    file: FileEntry
+    tensors: Sequence[TensorEntry]
+
+
+@dataclass(frozen=True)
+class Index:
+    """What a checkpoint consists of.
+
+    Attributes:
+        files: What each of its files has to be, by name.
+        tensors: Where each tensor is, by the name of its variable.
+        servers: What each server needs to go on besides variables, by its part file.
+        extra: What the program wanted to be kept with it.
+        identity: Random name of this checkpoint, by which copies are recognised.
+    """
+
+    files: Mapping[str, FileEntry]
+    tensors: Mapping[str, TensorEntry]
+    servers: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    identity: str = ""
+
+    @classmethod
+    def of_parts(
+        cls,
+        parts: Sequence[Part],
+        servers: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Index:
+        """The index of files that were written.
+
+        Raises:
+            InvalidArgumentError: Two files have a tensor of the same name.
+        """
+        tensors: dict[str, TensorEntry] = {}
+        for entry in (entry for part in parts for entry in part.tensors):
+            other = tensors.setdefault(entry.name, entry)
+            if other is not entry:
+                raise InvalidArgumentError(
+                    f"{entry.file!r} and {other.file!r} both have {entry.name!r}; give "
+                    "each variable a name of its own",
+                    variable=entry.name,
+                )
+        files = {part.name: part.file for part in parts}
+        return cls(files, tensors, servers or {}, extra or {}, secrets.token_hex(16))
+
+    def to_bytes(self) -> bytes:
+        """The index as a file's content, in which no byte can change unnoticed."""
+        content = {
+            "format": FORMAT,
+            "identity": self.identity,
+            "files": {name: _file_to_json(one) for name, one in self.files.items()},
+            "tensors": [_tensor_to_json(one) for one in self.tensors.values()],
+            "servers": dict(self.servers),
+            "extra": dict(self.extra),
+        }
+        return _canonical(
+            {"content": content, "crc32": zlib.crc32(_canonical(content))}
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Index:
+        """The index that a file contains.
+
+        Raises:
+            DataLossError: It is damaged.
+            FailedPreconditionError: A later release wrote it.
+        """
+        content = _checked(data, where)
+        if content["format"] > FORMAT:
+            raise FailedPreconditionError(
+                f"{where!r} has format {content['format']}; this release of stratagem "
+                f"reads formats up to {FORMAT}; install a later one"
+            )
+        try:
+            tensors = [_tensor_from_json(one) for one in content["tensors"]]
+        except ParseError as error:
+            raise FailedPreconditionError(
+                f"{where!r} describes a variable as this release of stratagem cannot: "
+                f"{error}; install a later one"
+            ) from error
+        return cls(
+            {name: _file_from_json(one) for name, one in content["files"].items()},
+            {entry.name: entry for entry in tensors},
+            content["servers"],
+            content["extra"],
+            content["identity"],
+        )
+
+
+def _checked(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        document = json.loads(data)
+        content: dict[str, Any] = document["content"]
+        # Other bytes may mean the same in JSON, such as \u00e9 and \u00E9.
+        intact = data == _canonical(document)
+        intact = intact and document["crc32"] == zlib.crc32(_canonical(content))
+    except (ValueError, KeyError, TypeError):
+        intact = False
+    if not intact:
+        raise DataLossError(
+            f"{where!r} is no index of a checkpoint, or is damaged; restore an earlier "
+            "checkpoint"
+        )
+    return content
+
+
+def _canonical(document: Any) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _file_to_json(entry: FileEntry) -> dict[str, Any]:
+    return {"nbytes": entry.nbytes, "blocks": entry.blocks}
+
+
+def _file_from_json(item: Mapping[str, Any]) -> FileEntry:
+    return FileEntry(item["nbytes"], tuple(item["blocks"]))
+
+
+def _tensor_to_json(entry: TensorEntry) -> dict[str, Any]:
+    return {
+        "spec": MessageToDict(entry.spec, preserving_proto_field_name=True),
+        "file": entry.file,
+        "begin": entry.begin,
+        "version": entry.version,
+    }
+
+
+def _tensor_from_json(item: Mapping[str, Any]) -> TensorEntry:
+    spec = ParseDict(item["spec"], VariableSpec())
+    return TensorEntry(spec, item["file"], item["begin"], item["version"])

@@ -1,0 +1,159 @@
+"""Part files: the tensors of one server, in the format of safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from stratagem_proto.checkpoint.blocks import BLOCK_BYTES, FileEntry, write_file
+from stratagem_proto.checkpoint.index import Part, TensorEntry
+from stratagem_proto.errors import DataLossError, InvalidArgumentError
+from stratagem_proto.tensors import (
+    as_bytes,
+    decode_dtype,
+    encode_dtype,
+    nbytes_of,
+)
+from stratagem_proto.v1.variable_pb2 import VariableSpec
+
+DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+}
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+_LENGTH_BYTES = 8
+_ALIGNMENT = 8
+_MOST_HEADER_BYTES = 100_000_000  # as safetensors
+
+
+@dataclass(frozen=True)
+class Content:
+    """A tensor to be written.
+
+    Attributes:
+        spec: The variable that it is the value of.
+        version: The variable's version.
+    """
+
+    spec: VariableSpec
+    version: int = 1
+
+
+def write_part(
+    path: Path, contents: Sequence[Content], values: Iterable[torch.Tensor]
+) -> Part:
+    """Writes tensors to a new file.
+
+    Args:
+        path: Must not exist yet.
+        contents: What to write.
+        values: The values in the same order, each taken when its turn comes.
+
+    Raises:
+        InvalidArgumentError: safetensors has no name for a dtype.
+        OSError: The file cannot be written.
+    """
+    header, begins = _header(contents)
+    file = write_file(path, _runs(header, values))
+    tensors = [
+        TensorEntry(content.spec, path.name, begin, content.version)
+        for content, begin in zip(contents, begins, strict=True)
+    ]
+    return Part(path.name, file, tensors)
+
+
+def _runs(header: bytes, values: Iterable[torch.Tensor]) -> Iterator[memoryview]:
+    yield memoryview(header)
+    for value in values:
+        data = as_bytes(value)
+        for start in range(0, len(data), BLOCK_BYTES):
+            yield data[start : start + BLOCK_BYTES]
+
+
+def _header(contents: Sequence[Content]) -> tuple[bytes, list[int]]:
+    """The beginning of a file, and where in the file each tensor begins."""
+    described: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset, offsets = 0, []
+    for content in contents:
+        end = offset + nbytes_of(content.spec.tensor)
+        described[content.spec.name] = {
+            "dtype": dtype_name(content.spec),
+            "shape": list(content.spec.tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offsets.append(offset)
+        offset = end
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    header = len(text).to_bytes(_LENGTH_BYTES, "little") + text
+    return header, [len(header) + start for start in offsets]
+
+
+def dtype_name(spec: VariableSpec) -> str:
+    """What safetensors calls the dtype of a variable.
+
+    Raises:
+        InvalidArgumentError: It has no name for it.
+    """
+    dtype = decode_dtype(spec.tensor.dtype)
+    if dtype not in DTYPE_NAMES:
+        raise InvalidArgumentError(
+            f"checkpoints cannot have values of {dtype}, which variable "
+            f"{spec.name!r} has; keep it out of the strategy's scope",
+            variable=spec.name,
+        )
+    return DTYPE_NAMES[dtype]
+
+
+def read_plain(path: Path) -> tuple[FileEntry, list[TensorEntry]]:
+    """What is in a safetensors file that anybody wrote; its data is not looked at.
+
+    Raises:
+        DataLossError: It is no safetensors file, or is damaged.
+    """
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            text = file.read(min(length, _MOST_HEADER_BYTES))
+        described = json.loads(text)
+        described.pop("__metadata__", None)
+        begin = _LENGTH_BYTES + length
+        entries = [
+            _plain_entry(path.name, begin, name, one) for name, one in described.items()
+        ]
+        ends = [begin, *(entry.begin + entry.nbytes for entry in entries)]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _no_safetensors(path, str(error)) from error
+    if max(ends) != size:
+        raise _no_safetensors(path, f"{size} bytes instead of {max(ends)}")
+    return FileEntry(size, None), entries
+
+
+def _plain_entry(
+    file: str, begin: int, name: str, described: dict[str, list[int]]
+) -> TensorEntry:
+    spec = VariableSpec(name=name)
+    spec.tensor.dtype = encode_dtype(_DTYPES[str(described["dtype"])])
+    spec.tensor.shape.extend(described["shape"])
+    return TensorEntry(spec, file, begin + described["data_offsets"][0])
+
+
+def _no_safetensors(path: Path, why: str) -> DataLossError:
+    return DataLossError(
+        f"{str(path)!r} is no checkpoint, or is damaged ({why}); restore an earlier one"
+    )

@@ -1,0 +1,107 @@
+"""What a server needs besides variables to go on where a checkpoint was taken."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint, part_name
+from stratagem_proto.checkpoint.index import TensorEntry
+from stratagem_proto.errors import FailedPreconditionError, NotFoundError
+from stratagem_proto.tensors import allocate, as_bytes
+from stratagem_proto.v1.parameter_server_pb2 import RecordedReply
+from stratagem_proto.v1.session_pb2 import Task
+from stratagem_psserver.ledger import Numbering, Session
+
+if TYPE_CHECKING:
+    from stratagem_psserver.state import ServerState
+
+# What was applied after the checkpoint had versions too, and clients may hold values of
+# them. No server applies as many changes as this between two checkpoints.
+_VERSION_JUMP = 1 << 40
+
+
+def dump(state: ServerState) -> str:
+    """The sessions, what was applied of them, optimizers and steps, as JSON."""
+    facts = {
+        "sessions": [_session_to_json(one) for one in state.ledger.sessions()],
+        "optimizers": state.optimizers.classes(),
+        "groups": state.rounds.applied(),
+    }
+    return json.dumps(facts)
+
+
+def _session_to_json(session: Session) -> dict[str, Any]:
+    numbering = session.numbering
+    return {
+        "id": session.id.hex(),
+        "client": session.client.hex(),
+        "role": session.role,
+        "task": [session.task.job, session.task.index],
+        "acknowledged": numbering.acknowledged,
+        "last": numbering.last,
+        "replies": [
+            b64encode(reply.SerializeToString()).decode()
+            for reply in numbering.replies()
+        ],
+    }
+
+
+def _session_from_json(item: dict[str, Any]) -> Session:
+    replies = [RecordedReply.FromString(b64decode(each)) for each in item["replies"]]
+    job, index = item["task"]
+    return Session(
+        bytes.fromhex(item["id"]),
+        item["role"],
+        Task(job=job, index=index),
+        expires=0.0,
+        numbering=Numbering.restored(item["acknowledged"], item["last"], replies),
+        client=bytes.fromhex(item["client"]),
+    )
+
+
+def resume(state: ServerState, path: str) -> bool:
+    """Lets a server that has nothing yet go on from its part of a checkpoint.
+
+    Args:
+        state: The server's.
+        path: The folder of checkpoints.
+
+    Returns:
+        Whether there was a checkpoint.
+
+    Raises:
+        FailedPreconditionError: It was taken without this server.
+        DataLossError: It is damaged.
+    """
+    try:
+        checkpoint = open_checkpoint(Path(path))
+    except NotFoundError:
+        return False
+    part = part_name(state.settings.task)
+    facts = checkpoint.index.servers.get(part)
+    if facts is None:
+        raise FailedPreconditionError(
+            f"{str(checkpoint.folder)!r} has nothing of {state.settings.label}: "
+            f"{len(checkpoint.index.servers)} servers wrote it. Start as many, or let "
+            "the program restore it by strategy.restore()"
+        )
+    mine = [one for one in checkpoint.index.tensors.values() if one.file == part]
+    _resume_variables(state, checkpoint, mine)
+    state.ledger.restore(_session_from_json(one) for one in facts["sessions"])
+    state.optimizers.restore(facts["optimizers"])
+    state.rounds.restore(facts["groups"])
+    return True
+
+
+def _resume_variables(
+    state: ServerState, checkpoint: Checkpoint, entries: list[TensorEntry]
+) -> None:
+    for entry in entries:
+        value = allocate(entry.spec.tensor)
+        if value.numel():
+            checkpoint.read(entry, 0, as_bytes(value))
+        state.store.create([entry.spec], [value])
+        state.store.get(entry.name).version = entry.version + _VERSION_JUMP

@@ -1,0 +1,136 @@
+"""One moment on all servers: which steps of which clients may go on.
+
+Pure: the time comes in as an argument, in seconds of a monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stratagem_proto.errors import AbortedError
+
+# Steps that wait for longer are let go; who takes the cut tries again later.
+HOLD_SECONDS = 2.0
+
+# What those wait for who look at the steps of clients.
+STEPS = "steps"
+
+
+@dataclass
+class Progress:
+    """How far a client has come.
+
+    Attributes:
+        label: The client, for messages.
+        begun: The last step of which a request was admitted.
+        finished: The last step that the client has said to be over.
+    """
+
+    label: str
+    begun: int = 0
+    finished: int = 0
+
+
+@dataclass
+class _Hold:
+    cut: bytes
+    until: float
+    begun: dict[bytes, int]
+
+
+@dataclass
+class StepGate:
+    """Admits requests by the steps that they are parts of.
+
+    While a cut is taken, only steps that had begun before go on, on whichever server.
+
+    Attributes:
+        applying: How many admitted requests are not settled.
+    """
+
+    applying: int = 0
+    _clients: dict[bytes, Progress] = field(default_factory=dict)
+    _hold: _Hold | None = None
+    _over: set[bytes] = field(default_factory=set)
+
+    def admits(self, client: bytes, label: str, step: int, now: float) -> bool:
+        """Whether a request may go on; then `settled` must follow."""
+        hold = self._holding(now)
+        if hold is not None and not 0 < step <= hold.begun.get(client, 0):
+            return False
+        if step:
+            progress = self._clients.setdefault(client, Progress(label))
+            progress.begun = max(progress.begun, step)
+        self.applying += 1
+        return True
+
+    def settled(self) -> None:
+        """Ends what `admits` began."""
+        self.applying -= 1
+
+    def remaining(self, now: float) -> float:
+        """Seconds until what is held now is let go by itself."""
+        hold = self._holding(now)
+        return hold.until - now if hold is not None else 0.0
+
+    def finish(self, client: bytes, step: int) -> None:
+        """Takes note of what a client has finished."""
+        progress = self._clients.get(client)
+        if progress is not None:
+            progress.finished = max(progress.finished, step)
+
+    def forget(self, client: bytes) -> None:
+        """Takes note that a client is gone; nothing more will come of its steps."""
+        self._clients.pop(client, None)
+
+    def hold(self, cut: bytes, begun: Mapping[bytes, int], now: float) -> None:
+        """Begins a cut, or learns of steps that have begun on other servers.
+
+        Raises:
+            AbortedError: Another cut is being taken, or this one took too long.
+        """
+        hold = self._holding(now)
+        if hold is None:
+            self._require_new(cut)
+            known = {client: each.begun for client, each in self._clients.items()}
+            hold = self._hold = _Hold(cut, now + HOLD_SECONDS, known)
+        if hold.cut != cut:
+            raise AbortedError(
+                "another checkpoint is being taken; save again in a moment"
+            )
+        for client, step in begun.items():
+            hold.begun[client] = max(hold.begun.get(client, 0), step)
+
+    def _require_new(self, cut: bytes) -> None:
+        if cut in self._over:
+            raise AbortedError(
+                f"the steps of all clients were not finished in {HOLD_SECONDS:g} s; "
+                "save again"
+            )
+
+    def holds(self, cut: bytes, now: float) -> bool:
+        """Whether a cut is being taken."""
+        hold = self._holding(now)
+        return hold is not None and hold.cut == cut
+
+    def release(self, cut: bytes) -> None:
+        """Ends a cut."""
+        if self._hold is not None and self._hold.cut == cut:
+            self._end()
+
+    def progress(self) -> Mapping[bytes, Progress]:
+        """How far each client has come."""
+        return self._clients
+
+    def _holding(self, now: float) -> _Hold | None:
+        if self._hold is not None and now >= self._hold.until:
+            self._end()
+        return self._hold
+
+    def _end(self) -> None:
+        assert self._hold is not None
+        # Late messages of a cut that is over must not begin it anew. Only the last
+        # one can have any.
+        self._over = {self._hold.cut}
+        self._hold = None

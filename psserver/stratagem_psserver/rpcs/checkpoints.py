@@ -1,0 +1,118 @@
+"""Taking part in checkpoints."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from stratagem_proto.errors import AbortedError
+from stratagem_proto.v1 import checkpoint_pb2 as pb
+from stratagem_psserver.cut import STEPS
+from stratagem_psserver.ledger import Session
+from stratagem_psserver.restoring import read_restored, replace
+from stratagem_psserver.saving import Saved, Saves
+from stratagem_psserver.state import ServerState
+
+
+class CheckpointRpcs:
+    """The CheckpointService."""
+
+    def __init__(self, state: ServerState, saves: Saves) -> None:
+        self._state, self._saves = state, saves
+
+    async def hold(self, request: pb.HoldStepsRequest) -> pb.HoldStepsResponse:
+        state, gate = self._state, self._state.gate
+        state.finished(state.session(request.session_id), request.finished)
+        begun = {each.client: each.step for each in request.begun}
+        gate.hold(request.cut, begun, time.monotonic())
+        state.waits.changed(STEPS)
+
+        def finished() -> bool | None:
+            known = gate.progress().values()
+            return all(each.finished >= each.begun for each in known) or None
+
+        await state.waits.until(STEPS, finished, request.wait_seconds)
+        clients = [
+            pb.ClientProgress(
+                client=client,
+                label=each.label,
+                begun=each.begun,
+                finished=each.finished,
+            )
+            for client, each in gate.progress().items()
+        ]
+        return pb.HoldStepsResponse(clients=clients)
+
+    async def release(self, request: pb.ReleaseStepsRequest) -> pb.ReleaseStepsResponse:
+        self._state.session(request.session_id)
+        self._release(request.cut)
+        return pb.ReleaseStepsResponse()
+
+    def _release(self, cut: bytes) -> None:
+        self._state.gate.release(cut)
+        self._state.waits.changed(STEPS)
+
+    async def begin(self, request: pb.BeginSaveRequest) -> pb.BeginSaveResponse:
+        state, gate = self._state, self._state.gate
+        state.session(request.session_id)
+        if self._saves.knows(request.cut):
+            return pb.BeginSaveResponse()
+
+        def idle() -> bool | None:
+            # Also what clients without numbered steps have under way.
+            return not gate.applying or None
+
+        seconds = gate.remaining(time.monotonic())
+        quiet = await state.waits.until(STEPS, idle, seconds)
+        if not quiet or not gate.holds(request.cut, time.monotonic()):
+            raise AbortedError("the steps were held for too long; save again")
+        try:
+            self._saves.begin(request.cut, request.folder)
+        finally:
+            self._release(request.cut)
+        return pb.BeginSaveResponse()
+
+    async def finish(self, request: pb.FinishSaveRequest) -> pb.FinishSaveResponse:
+        self._state.session(request.session_id)
+        saved = await self._saves.finish(request.cut, request.wait_seconds)
+        return pb.FinishSaveResponse(part=_encoded(saved) if saved else None)
+
+    async def restore(self, request: pb.RestoreVariablesRequest) -> bytes:
+        return await self._state.mutations.once(
+            request.key, partial(self._restore, request)
+        )
+
+    async def _restore(
+        self, request: pb.RestoreVariablesRequest, session: Session
+    ) -> pb.RestoreVariablesResponse:
+        state, names = self._state, list(request.variables)
+        async with state.locked(names):
+            specs = [state.store.get(name).spec for name in names]
+            if names:
+                # Reading takes as long as the disk does.
+                work = partial(read_restored, request.path, specs)
+                gone = replace(state.store, await state.compute.run(work, 1 << 30))
+                state.optimizers.forget(gone)
+        if request.identity:
+            state.restored.append(request.identity)
+        return pb.RestoreVariablesResponse()
+
+    async def list_restored(
+        self, request: pb.ListRestoredRequest
+    ) -> pb.ListRestoredResponse:
+        self._state.session(request.session_id)
+        return pb.ListRestoredResponse(identities=self._state.restored)
+
+
+def _encoded(saved: Saved) -> pb.SavedPart:
+    part, facts = saved
+    return pb.SavedPart(
+        name=part.name,
+        nbytes=part.file.nbytes,
+        blocks=part.file.blocks,
+        tensors=[
+            pb.SavedTensor(spec=each.spec, begin=each.begin, version=each.version)
+            for each in part.tensors
+        ],
+        state=facts,
+    )

@@ -1,0 +1,324 @@
+"""Checkpoints of variables on parameter servers."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import stratagem
+from stratagem import ParameterServerStrategy, Variable
+from stratagem.partitioners import FixedShardsPartitioner
+from stratagem_proto.checkpoint.folder import open_checkpoint
+from tests.checkpoints import load_from
+from tests.client.clusters import Cluster, running
+from tests.client.connections import eventually
+
+SERVERS = 3
+SERVER_COUNTS = (1, 2, 3, 5, 8)
+CHECKPOINTS = 100
+
+
+def counters(strategy: ParameterServerStrategy, workers: int) -> list[list[Variable]]:
+    """One counter for each worker on each server."""
+    with strategy.scope():
+        return [
+            [Variable(0.0, name=f"worker{w}_on{s}") for s in range(SERVERS)]
+            for w in range(workers)
+        ]
+
+
+def count_until(
+    over: threading.Event, strategy: ParameterServerStrategy, mine: list[Variable]
+) -> int:
+    """Takes steps that are three requests each; returns how many."""
+
+    def step() -> None:
+        for counter in mine:
+            counter.assign_add(1.0)
+
+    steps = 0
+    while not over.is_set():
+        strategy.run(step)
+        steps += 1
+    return steps
+
+
+def save_at_random(strategy: ParameterServerStrategy, root: Path, count: int) -> None:
+    generator = random.Random(7)
+    for number in range(count):
+        time.sleep(generator.random() * 0.02)
+        strategy.save(root, keep=count, extra={"number": number})
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.spec("CKP-1")
+def test_a_checkpoint_has_the_same_steps_of_a_worker_on_all_servers(
+    tmp_path: Path,
+) -> None:
+    """While two workers train."""
+    saved = threading.Event()
+
+    def program(strategy: ParameterServerStrategy, worker: int) -> int:
+        mine = counters(strategy, 3)
+        if worker:
+            return count_until(saved, strategy, mine[worker])
+        try:
+            save_at_random(strategy, tmp_path, CHECKPOINTS)
+        finally:
+            saved.set()
+        return 0
+
+    with running(SERVERS, num_workers=3) as cluster:
+        steps = cluster.run(program)
+    seen = set[float]()
+    for number in range(CHECKPOINTS):
+        state = load_from(tmp_path / f"checkpoint-{number + 1}")
+        for worker in (1, 2):
+            counts = {float(state[f"worker{worker}_on{s}"]) for s in range(SERVERS)}
+            assert len(counts) == 1
+            seen |= counts
+    assert len(seen) > CHECKPOINTS / 2
+    assert max(seen) <= max(steps)
+
+
+class Training:
+    """A model and its optimizer in the scope of a strategy."""
+
+    def __init__(self, strategy: ParameterServerStrategy) -> None:
+        self.strategy = strategy
+        with strategy.scope():
+            self.module = torch.nn.Sequential(
+                torch.nn.Linear(3, 9), torch.nn.BatchNorm1d(9), torch.nn.Linear(9, 1)
+            )
+            self.optimizer = stratagem.DistributedOptimizer(
+                torch.optim.Adam(self.module.parameters(), lr=0.1)
+            )
+
+    def train(self, steps: int, seed: int = 1) -> list[torch.Tensor]:
+        """Trains, and returns what came of it."""
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(steps):
+            batch = torch.randn(8, 3, generator=generator)
+            self.strategy.run(self._step, args=(batch,))
+        return self.state()
+
+    def state(self) -> list[torch.Tensor]:
+        """The parameters and buffers as they are now."""
+        self.strategy.refresh()
+        return [value.clone() for value in self.module.state_dict().values()]
+
+    def _step(self, batch: torch.Tensor) -> None:
+        self.optimizer.zero_grad()
+        self.module(batch).square().mean().backward()
+        self.optimizer.step()
+
+
+def sharding(cluster: Cluster, shards: int) -> ParameterServerStrategy:
+    return cluster.strategy(variable_partitioner=FixedShardsPartitioner(shards))
+
+
+def trained(root: Path, servers: int, shards: int = 1) -> list[torch.Tensor]:
+    """Saves a model in the midst of its training, and returns how that ended."""
+    with running(servers) as cluster, sharding(cluster, shards) as strategy:
+        training = Training(strategy)
+        training.train(2)
+        strategy.save(root, extra={"epoch": 3})
+        return training.train(2, seed=2)
+
+
+SHOWN = pytest.mark.spec("CKP-3", "CKP-5", "SHV-30", "VCK-10")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(before, after, marks=SHOWN if (before, after) == (2, 3) else ())
+        for before in SERVER_COUNTS
+        for after in SERVER_COUNTS
+    ],
+)
+def test_training_goes_on_from_a_checkpoint(
+    before: int, after: int, tmp_path: Path
+) -> None:
+    """With other shards on other servers, with the bytes that it would have had."""
+    expected = trained(tmp_path / "run", before, shards=before)
+    index = open_checkpoint(tmp_path / "run").index
+    assert (f"0.weight/part_{before - 1}" in index.tensors) == (before > 1)
+    with running(after) as cluster, sharding(cluster, after) as strategy:
+        training = Training(strategy)
+        restoration = strategy.restore(tmp_path / "run")
+        restoration.assert_consumed()
+        assert restoration.extra == {"epoch": 3}
+        assert all(map(torch.equal, training.train(2, seed=2), expected))
+
+
+@pytest.mark.spec("CKP-2")
+def test_what_is_made_later_starts_with_its_value(tmp_path: Path) -> None:
+    expected = trained(tmp_path / "run", 2, shards=2)
+    with running(3) as cluster, sharding(cluster, 3) as strategy:
+        restoration = strategy.restore(tmp_path / "run")
+        assert "0.weight" in restoration.unused
+        with pytest.raises(stratagem.FailedPreconditionError, match=r"'0\.weight'"):
+            restoration.assert_consumed()
+        training = Training(strategy)
+        restoration.assert_consumed()
+        assert all(map(torch.equal, training.train(2, seed=2), expected))
+
+
+@pytest.mark.spec("SHV-31", "CKP-4")
+def test_each_server_writes_what_it_hosts(tmp_path: Path) -> None:
+    trained(tmp_path / "run", 3)
+    files = sorted(path.name for path in (tmp_path / "run/checkpoint-1").iterdir())
+    parts = [f"part-{server}.safetensors" for server in range(3)]
+    assert files == ["index.json", "local.safetensors", *parts]
+    index = open_checkpoint(tmp_path / "run").index
+    assert index.tensors["0.weight"].file == "part-0.safetensors"
+    assert index.tensors["0.bias/Adam/exp_avg"].file == "part-1.safetensors"
+    assert index.tensors["1.running_mean"].file == "local.safetensors"
+
+
+def test_other_strategies_read_a_cluster_s_checkpoint(tmp_path: Path) -> None:
+    expected = trained(tmp_path / "run", 2)
+    strategy = stratagem.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        module = torch.nn.Sequential(
+            torch.nn.Linear(3, 9), torch.nn.BatchNorm1d(9), torch.nn.Linear(9, 1)
+        )
+    strategy.restore(tmp_path / "run")
+    assert module[0].weight.shape == expected[0].shape
+    file = tmp_path / "model.safetensors"
+    strategy.save(file)
+    with running(3) as cluster, cluster.strategy() as remote:
+        training = Training(remote)
+        remote.restore(file)
+        found = training.state()
+    assert all(map(torch.equal, found, module.state_dict().values()))
+
+
+def test_other_workers_restore_when_the_chief_has(tmp_path: Path) -> None:
+    expected = trained(tmp_path / "run", 2)
+
+    def program(strategy: ParameterServerStrategy, worker: int) -> list[torch.Tensor]:
+        training = Training(strategy)
+        if not worker:
+            time.sleep(0.2)  # the other one is to be there first
+        strategy.restore(tmp_path / "run")
+        return training.state()
+
+    with running(2, num_workers=2) as cluster:
+        chief, worker = cluster.run(program)
+        assert all(map(torch.equal, chief, worker))
+        assert len(chief) == len(expected)
+
+
+def test_a_worker_does_not_wait_for_ever_for_the_chief(tmp_path: Path) -> None:
+    trained(tmp_path / "run", 2)
+    with (
+        running(2, num_workers=2) as cluster,
+        cluster.strategy(1, peer_seconds=0.2) as strategy,
+        pytest.raises(stratagem.DeadlineExceededError, match="the chief has not"),
+    ):
+        strategy.restore(tmp_path / "run")
+
+
+def test_a_step_that_does_not_end_holds_nobody_up_for_ever(tmp_path: Path) -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def program(strategy: ParameterServerStrategy, worker: int) -> float:
+        (mine,) = counters(strategy, 1)
+
+        def step() -> None:
+            mine[0].assign_add(1.0)
+            begun.set()
+            assert over.wait(60)
+
+        if worker == 1:
+            strategy.run(step)
+        elif worker == 2:
+            assert begun.wait(60)
+            while not over.is_set():
+                mine[1].assign_add(1.0)
+        else:
+            assert begun.wait(60)
+            with pytest.raises(
+                stratagem.DeadlineExceededError,
+                match="in the midst of a step were /job:worker/task:1; raise",
+            ):
+                strategy.save(tmp_path / "run")
+            before = float(mine[1].numpy())
+            eventually(lambda: float(mine[1].numpy()) > before)
+            over.set()
+            strategy.save(tmp_path / "run")
+        return 0.0
+
+    with running(SERVERS, num_workers=3) as cluster:
+        cluster.run(program, peer_seconds=2)
+    assert load_from(tmp_path / "run")["worker0_on0"] == 1.0
+    assert len(list((tmp_path / "run").iterdir())) == 2
+
+
+def test_a_checkpoint_is_as_of_the_call(tmp_path: Path) -> None:
+    """What changes while it is written is copied before."""
+    with running(2) as cluster, cluster.strategy() as strategy:
+        with strategy.scope():
+            big = [Variable(torch.zeros(1 << 20), name=f"v{n}") for n in range(8)]
+        pending = []
+        for number in range(3):
+            for variable in big:
+                variable.assign(torch.full((1 << 20,), float(number)))
+            pending.append(strategy.save(tmp_path, wait=False, keep=3))
+        for variable in big:
+            variable.assign_add(torch.ones(1 << 20))
+        for written in pending:
+            written.result(timeout=60)
+    for number in range(3):
+        state = load_from(tmp_path / f"checkpoint-{number + 1}")
+        assert {float(value.min()) for value in state.values()} == {float(number)}
+        assert {float(value.max()) for value in state.values()} == {float(number)}
+
+
+def test_what_cannot_be_saved_or_restored_is_said(tmp_path: Path) -> None:
+    with running(2, num_workers=2) as cluster, cluster.strategy() as strategy:
+        (mine,) = counters(strategy, 1)
+        with pytest.raises(stratagem.NotFoundError, match="make it first"):
+            strategy.save(tmp_path / "none" / "run")
+        with pytest.raises(stratagem.InvalidArgumentError, match="keep at least 1"):
+            strategy.save(tmp_path / "run", keep=0)
+        with pytest.raises(stratagem.InvalidArgumentError, match="JSON"):
+            strategy.save(tmp_path / "run", extra={"a": object()})
+        with pytest.raises(stratagem.NotFoundError, match="there is no checkpoint"):
+            strategy.restore(tmp_path)
+        strategy.save(tmp_path / "run")
+        with cluster.strategy(1) as other:
+            other.save(tmp_path / "others")
+        assert not (tmp_path / "others").exists()
+        with strategy.scope():
+            late = Variable(torch.zeros(2), name="late")
+        with pytest.raises(stratagem.NotFoundError, match="has no 'late'"):
+            strategy.restore(tmp_path / "run")
+        mine[0].assign(5.0)
+        assert strategy.restore(tmp_path / "run", strict=False).unused == []
+        assert (float(mine[0].numpy()), late.numpy().tolist()) == (0.0, [0.0, 0.0])
+        save_file({"late": torch.zeros(3)}, tmp_path / "file")
+        with pytest.raises(stratagem.InvalidArgumentError, match=r"shape \(3,\)"):
+            strategy.restore(tmp_path / "file", strict=False)
+
+
+def test_damage_is_noticed_by_the_server_that_reads_it(tmp_path: Path) -> None:
+    with running(2) as cluster, cluster.strategy() as strategy:
+        (mine,) = counters(strategy, 1)
+        strategy.save(tmp_path)
+        part = tmp_path / "checkpoint-1" / "part-1.safetensors"
+        part.write_bytes(part.read_bytes()[:-1] + b"\xff")
+        with pytest.raises(stratagem.DataLossError, match=r"part-1.*worker0_on1"):
+            strategy.restore(tmp_path)
+        part.unlink()
+        with pytest.raises(stratagem.DataLossError, match=r"part-1.*is missing"):
+            strategy.restore(tmp_path)
+        assert float(mine[0].numpy()) == 0.0

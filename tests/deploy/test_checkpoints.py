@@ -1,0 +1,98 @@
+"""The `stratagem checkpoint` commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from stratagem_deploy.cli import app
+from tests.checkpoints import are_equal, load_from, model, save, sharded
+
+SERVERS = (1, 2, 3, 5, 8)
+
+
+def call(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["checkpoint", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def answer(*arguments: object, code: int = 0) -> Any:
+    return json.loads(call(*arguments, "--json", code=code))
+
+
+def saved(root: Path, servers: int = 2, rows: int = 13, bias: float = 0.5) -> Path:
+    """A checkpoint of that many servers, with a table on all and a bias on the last."""
+    table = torch.arange(rows * 2.0).reshape(rows, 2)
+    held = sharded("table", table, servers)
+    value = torch.full((3,), bias)
+    held[-1].append((model("bias", value), value))
+    return save(root, held, keep=1)
+
+
+@pytest.mark.parametrize("before", SERVERS)
+@pytest.mark.parametrize("after", SERVERS)
+@pytest.mark.spec("SHV-30")
+def test_a_checkpoint_is_resharded(before: int, after: int, tmp_path: Path) -> None:
+    """Also to more servers than there are rows."""
+    for rows in (4, 13):
+        source, target = tmp_path / f"{rows} before", tmp_path / f"{rows} after"
+        saved(source, before, rows)
+        answer("reshard", source, target, "--servers", after)
+        assert are_equal(load_from(source), load_from(target))
+        facts = {one["name"]: one for one in answer("inspect", target)["variables"]}
+        assert facts["table"]["shards"] == after
+        assert facts["table/Adam/exp_avg"]["shards"] == after
+        assert facts["table/Adam/step"]["shards"] == facts["bias"]["shards"] == 1
+        assert len(answer("inspect", target)["files"]) == after
+
+
+def test_a_checkpoint_becomes_a_file_and_a_file_a_checkpoint(tmp_path: Path) -> None:
+    saved(tmp_path / "run")
+    file, again = tmp_path / "model.safetensors", tmp_path / "again"
+    call("export", tmp_path / "run", file)
+    assert are_equal(load_file(file), load_from(tmp_path / "run"))
+    call("import", file, again, "--servers", 3)
+    assert are_equal(load_file(file), load_from(again))
+    call("verify", again)
+    assert "table/Adam/step" in call("inspect", again)
+    call("export", again, file, code=2)
+
+
+def test_a_file_that_cannot_be_exported_whole_is_not_left(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "run")
+    (folder / "part-1.safetensors").unlink()
+    assert "missing" in call("export", folder, tmp_path / "file", code=1)
+    assert not (tmp_path / "file").exists()
+    call("reshard", folder, tmp_path / "new", "--servers", 3, code=1)
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_verifying_finds_damage(tmp_path: Path) -> None:
+    folder = saved(tmp_path)
+    assert answer("verify", tmp_path)["tensors"] == 4
+    part = folder / "part-0.safetensors"
+    part.write_bytes(part.read_bytes()[:-1] + b"\xff")
+    assert "damaged" in call("verify", tmp_path, code=1)
+    call("verify", tmp_path / "none", code=2)
+
+
+def test_differences_are_listed(tmp_path: Path) -> None:
+    saved(tmp_path / "one", 2)
+    saved(tmp_path / "two", 3)
+    assert answer("diff", tmp_path / "one", tmp_path / "two") == {"differences": {}}
+    saved(tmp_path / "two", 3, bias=0.75)
+    file = tmp_path / "file"
+    save_file({"bias": torch.ones(4), "new": torch.ones(1)}, file)
+    found = answer("diff", tmp_path / "one", tmp_path / "two", code=1)
+    assert found == {"differences": {"bias": "3 of 3 elements, by up to 0.25"}}
+    shown = call("diff", tmp_path / "one", file, code=1)
+    assert "bias: float32 [3] and float32 [4]" in shown
+    assert "new: only in the second" in shown
+    assert "table: only in the first" in shown
