@@ -92,6 +92,11 @@ def check_agreement(part: Part, others: Sequence[Part]) -> None:
         _compare(part, other, _gradient_terms(gradient), theirs)
 
 
+def agree(part: Part, other: Part) -> bool:
+    """Whether two parts mean the same step."""
+    return _terms(part) == _terms(other)
+
+
 def _compare(
     part: Part, other: Part, mine: Mapping[str, str], theirs: Mapping[str, str]
 ) -> None:
@@ -113,6 +118,7 @@ def _terms(part: Part) -> dict[str, str]:
     terms = {
         "number of workers": str(contribution.num_workers),
         "limits of gradients": str(part.limits),
+        "replicas to aggregate": str(contribution.replicas_to_aggregate),
         "reduction": Reduction.Name(contribution.reduction),
         "optimizer": f"{program.class_name} {program.name!r}",
         "number of param groups": str(len(program.groups)),

@@ -5,8 +5,12 @@ that a worker can stage its parts on all servers before any of them counts. When
 are committed the step closes: the server adds them up and applies the sum.
 
 When a session ends, what it had only staged is dropped and what it had committed
-still counts. Its worker is then gone: waiting for a step that lacks a contribution of
+still counts; should the worker be started again and contribute to the same step, that
+is dropped. The worker is then gone: waiting for a step that cannot be closed without
 it fails by name, until the same task opens a session again.
+
+A step may close with fewer contributions than there are workers. Those that come later
+are then dropped, and their workers hear of it when they commit.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
-from stratagem_psserver.contributions import Part, check_agreement
+from stratagem_psserver.contributions import Part, agree, check_agreement
 from stratagem_psserver.listing import listed
 
 # More than any sane program has; without an end they would fill the memory.
@@ -49,8 +53,11 @@ class _Group:
         closed: Newest step that takes no more contributions.
         applied: Newest step whose sum the variables contain.
         num_workers: As the latest contribution said.
+        required: Contributions that close a step, as the latest one said.
         failed: Newest step that could not be applied, and why.
         rejected: How many steps were dropped for gradients that are not finite.
+        late: The steps that sessions staged a part for too late.
+        counted: Of each worker, the last step that it is part of, and its session.
     """
 
     closed: int = 0
@@ -58,8 +65,14 @@ class _Group:
     num_workers: int = 0
     failed: tuple[int, StratagemError | None] = (0, None)
     rejected: int = 0
+    required: int = 0
     parts: dict[int, dict[int, Part]] = field(default_factory=dict)
     members: dict[int, _Member] = field(default_factory=dict)
+    late: dict[bytes, int] = field(default_factory=dict)
+    counted: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+
+    def is_complete(self, step: int) -> bool:
+        return self.num_workers - len(self.lacking(step)) >= self.required
 
     def lacking(self, step: int) -> list[int]:
         """Workers whose contribution to a step is not committed."""
@@ -73,6 +86,39 @@ class _Group:
     def label(self, worker: int) -> str:
         member = self.members.get(worker)
         return member.task if member else f"worker {worker}"
+
+    def lost(self, step: int) -> _Member | None:
+        """A worker that is gone and without which a step cannot be closed."""
+        lacking = [self.members.get(worker) for worker in self.lacking(step)]
+        gone = [member for member in lacking if member is not None and member.gone]
+        possible = self.num_workers - len(gone)
+        return gone[0] if gone and possible < self.required else None
+
+    def close(self, step: int) -> list[Part]:
+        """Takes out the contributions of a step and drops what came too late."""
+        self.closed = step
+        parts = self.parts.pop(step)
+        for worker, part in parts.items():
+            if part.committed:
+                self.counted[worker] = step, part.session_id
+            else:
+                self.late[part.session_id] = step
+                part.reservation.release()
+        return [parts[worker] for worker in sorted(parts) if parts[worker].committed]
+
+    def has_no_use_for(self, part: Part) -> bool:
+        """Whether a part is to be dropped without an error."""
+        contribution = part.contribution
+        step = contribution.step.step
+        if step <= self.closed:
+            counted, session_id = self.counted.get(contribution.worker, (0, b""))
+            again = counted == step and session_id != part.session_id
+            return bool(contribution.replicas_to_aggregate) or again
+        known = self.parts.get(step, {}).get(contribution.worker)
+        if known is None or not known.orphaned or not known.committed:
+            return False
+        # A program that was started again with other settings contributes anew.
+        return agree(known, part)
 
     def drop(self, step: int) -> None:
         for part in self.parts.pop(step, {}).values():
@@ -88,6 +134,9 @@ class Rounds:
     def stage(self, part: Part) -> None:
         """Keeps a contribution, in place of an uncommitted one of the same session.
 
+        One that is too late for a step that could close without it is dropped, and so
+        is one that an earlier run of the worker has committed.
+
         Raises:
             InvalidArgumentError: It contradicts another worker's or itself.
             FailedPreconditionError: The step is closed, or the worker's part is
@@ -98,9 +147,14 @@ class Rounds:
         _check_numbers(part)
         self._check_room(mark)
         group = self._groups.setdefault(mark.group, _Group())
+        member = _Member(part.session_id, part.task)
+        if group.has_no_use_for(part):
+            group.late[part.session_id] = mark.step
+            group.members[contribution.worker] = member
+            part.reservation.release()
+            return
         _check_open(group, mark, part.task)
         # Also if the part is refused: who waits for it must hear when the worker goes.
-        member = _Member(part.session_id, part.task)
         group.members.setdefault(contribution.worker, member)
         parts = group.parts.setdefault(mark.step, {})
         previous = parts.get(contribution.worker)
@@ -111,6 +165,7 @@ class Rounds:
             previous.reservation.release()
         parts[contribution.worker] = part
         group.num_workers = contribution.num_workers
+        group.required = contribution.replicas_to_aggregate or contribution.num_workers
         group.members[contribution.worker] = member
 
     def _check_room(self, mark: StepMark) -> None:
@@ -130,8 +185,8 @@ class Rounds:
         """Makes a staged contribution count.
 
         Returns:
-            All contributions in worker order if this was the last one: add them up,
-            apply the sum and call `finish`. Else nothing.
+            The contributions that count in worker order if this was the last one: add
+            them up, apply the sum and call `finish`. Else nothing.
 
         Raises:
             FailedPreconditionError: Nothing of the session is staged for the step.
@@ -147,11 +202,16 @@ class Rounds:
             )
         for part in mine:
             part.committed = True
-        if group.lacking(mark.step):
-            return []
-        group.closed = mark.step
-        del group.parts[mark.step]
-        return [parts[worker] for worker in sorted(parts)]
+        return group.close(mark.step) if group.is_complete(mark.step) else []
+
+    def is_late(self, session_id: bytes, mark: StepMark) -> bool:
+        """Whether the part that a session staged for a step was dropped."""
+        group = self._groups.get(mark.group, _Group())
+        return group.late.get(session_id) == mark.step
+
+    def closed(self, group: str) -> int:
+        """The newest step of a group that takes no more contributions, else 0."""
+        return self._groups.get(group, _Group()).closed
 
     def finish(self, mark: StepMark, failure: StratagemError | None = None) -> None:
         """Ends a closed step: its sum is applied, or could not be.
@@ -189,14 +249,13 @@ class Rounds:
         failed_step, failure = group.failed
         if failure is not None and mark.step <= failed_step:
             raise _told(mark, failure)
-        for worker in group.lacking(mark.step):
-            member = group.members.get(worker)
-            if mark.step > group.closed and member is not None and member.gone:
-                raise AbortedError(
-                    f"step {mark.step} of {mark.group!r} cannot be completed: "
-                    f"{member.gone} before {member.task} contributed to it; start "
-                    "that task again"
-                )
+        lost = group.lost(mark.step) if mark.step > group.closed else None
+        if lost is not None:
+            raise AbortedError(
+                f"step {mark.step} of {mark.group!r} cannot be completed: "
+                f"{lost.gone} before {lost.task} contributed to it; start that task "
+                "again"
+            )
         return None
 
     def missing(self, mark: StepMark) -> str:
@@ -230,6 +289,7 @@ class Rounds:
             why: A clause that says how it ended, for messages.
         """
         for group in self._groups.values():
+            group.late.pop(session_id, None)
             for parts in group.parts.values():
                 _orphan(parts, session_id)
         return self._mark(session_id, None, why)
@@ -271,6 +331,12 @@ def _check_numbers(part: Part) -> None:
         raise InvalidArgumentError(
             f"{part.task} contributes as worker {contribution.worker} of "
             f"{contribution.num_workers}; workers are numbered from 0"
+        )
+    if contribution.replicas_to_aggregate > contribution.num_workers:
+        raise InvalidArgumentError(
+            f"{part.task} contributes to a step of {contribution.num_workers} workers "
+            f"that {contribution.replicas_to_aggregate} contributions close; a worker "
+            "contributes once"
         )
     if contribution.num_workers > MAX_WORKERS:
         raise InvalidArgumentError(

@@ -15,12 +15,13 @@ from google.protobuf.message import Message
 
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.frames import ChunkView, Header, decode_frame
-from stratagem_proto.v1 import checkpoint_pb2, session_pb2
+from stratagem_proto.v1 import checkpoint_pb2, consistency_pb2, session_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.border import Border, Context
 from stratagem_psserver.mutations import Chunks
 from stratagem_psserver.rpcs.barriers import BarrierRpcs
 from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
+from stratagem_psserver.rpcs.consistency import ConsistencyRpcs
 from stratagem_psserver.rpcs.contributions import ContributionRpcs
 from stratagem_psserver.rpcs.sessions import SessionRpcs
 from stratagem_psserver.rpcs.updates import UpdateRpcs
@@ -47,6 +48,7 @@ def service_handler(state: ServerState) -> grpc.GenericRpcHandler:
         **_value_methods(methods, ValueRpcs(state)),
         **_update_methods(methods, UpdateRpcs(state)),
         **_synchronous_methods(methods, state),
+        **_consistency_methods(methods, ConsistencyRpcs(state)),
     }
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
@@ -102,6 +104,17 @@ def _synchronous_methods(methods: Methods, state: ServerState) -> Handlers:
     return {
         "CommitContribution": methods.unary(pb.CommitContributionRequest, commit),
         "Barrier": methods.unary(pb.BarrierRequest, wait),
+    }
+
+
+def _consistency_methods(methods: Methods, rpcs: ConsistencyRpcs) -> Handlers:
+    pb = consistency_pb2
+    return {
+        "BeginStep": methods.unary(pb.BeginStepRequest, rpcs.begin),
+        "SetConsistency": methods.unary(pb.SetConsistencyRequest, rpcs.change),
+        "DescribeConsistency": methods.unary(
+            pb.DescribeConsistencyRequest, rpcs.describe
+        ),
     }
 
 

@@ -12,6 +12,7 @@ from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1.session_pb2 import Role, Task
 from stratagem_psserver.barrier import Barriers
 from stratagem_psserver.budget import Budget
+from stratagem_psserver.clocks import Clocks
 from stratagem_psserver.compute import Compute
 from stratagem_psserver.cut import STEPS, StepGate
 from stratagem_psserver.graphs import GraphCache
@@ -40,6 +41,7 @@ class ServerState:
         self.ledger = SessionLedger(settings.lease_seconds)
         self.budget = Budget(settings.staged_bytes)
         self.rounds = Rounds()
+        self.clocks = Clocks()
         self.barriers = Barriers()
         self.optimizers = Optimizers(self.store)
         self.graphs = GraphCache()
@@ -92,11 +94,17 @@ class ServerState:
         self.gate.forget(session.client)
         self.waits.changed(STEPS)
         self.groups_changed(self.rounds.session_ended(session.id, why))
+        self.clocks_changed(self.clocks.session_ended(session.id, why))
 
     def groups_changed(self, groups: Iterable[str]) -> None:
         """Lets those who wait for a step of these groups look again."""
         for group in groups:
             self.waits.changed(("group", group))
+
+    def clocks_changed(self, groups: Iterable[str]) -> None:
+        """Lets those who wait to begin a step of these groups look again."""
+        for group in groups:
+            self.waits.changed(("clock", group))
 
     def locked(self, names: Iterable[str]) -> AbstractAsyncContextManager[None]:
         """Holds the locks of variables; slots share those of their owners."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -19,74 +19,13 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1.parameter_server_pb2 import (
     REDUCTION_MEAN,
     REDUCTION_SUM,
-    Contribution,
     Reduction,
-    StepMark,
 )
-from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
-from stratagem_psserver.budget import Budget
 from stratagem_psserver.contributions import Part, total
 from stratagem_psserver.gradients import Gradient
 from stratagem_psserver.rounds import MAX_GROUPS, MAX_STEPS, MAX_WORKERS, Rounds
+from tests.psserver.contributors import PART_BYTES, Cluster, mark, session
 from tests.psserver.wire import sgd
-
-BUDGET = 20_000
-PART_BYTES = 10
-
-
-def mark(step: int = 1) -> StepMark:
-    return StepMark(group="SGD", step=step)
-
-
-class Cluster:
-    """Workers that contribute to one server's rounds."""
-
-    def __init__(self, num_workers: int = 2) -> None:
-        self.rounds = Rounds()
-        self.budget = Budget(BUDGET)
-        self.num_workers = num_workers
-
-    def part(
-        self,
-        task: int,
-        step: int = 1,
-        gradients: Mapping[str, Gradient] | None = None,
-        program: OptimizerProgram | None = None,
-        **fields: Any,
-    ) -> Part:
-        terms: dict[str, Any] = {
-            "worker": task,
-            "num_workers": self.num_workers,
-            "replicas": 1,
-            "reduction": REDUCTION_SUM,
-        }
-        return Part(
-            session_id=session(task),
-            task=f"/job:worker/task:{task}",
-            contribution=Contribution(step=mark(step), **terms | fields),
-            program=program or sgd(),
-            gradients=gradients or {},
-            reservation=self.budget.reserve(PART_BYTES, "a part"),
-        )
-
-    def stage(self, worker: int, step: int = 1) -> None:
-        self.rounds.stage(self.part(worker, step))
-
-    def commit(self, worker: int, step: int = 1) -> list[Part]:
-        task = f"/job:worker/task:{worker}"
-        return self.rounds.commit(session(worker), task, mark(step))
-
-    def complete(self, step: int = 1) -> None:
-        for worker in range(self.num_workers):
-            self.stage(worker, step)
-        for worker in range(self.num_workers):
-            for part in self.commit(worker, step):
-                part.reservation.release()
-        self.rounds.finish(mark(step))
-
-
-def session(worker: int) -> bytes:
-    return worker.to_bytes(16, "big")
 
 
 def test_a_step_is_complete_when_all_have_committed() -> None:
@@ -275,22 +214,6 @@ def test_a_task_that_comes_back_can_complete_the_step() -> None:
     part.session_id = returned
     cluster.rounds.stage(part)
     assert len(cluster.rounds.commit(returned, part.task, mark())) == 2
-
-
-def test_what_a_lost_worker_has_committed_counts_or_is_replaced() -> None:
-    cluster = Cluster(3)
-    for worker in range(2):
-        cluster.stage(worker)
-        cluster.commit(worker)
-        cluster.rounds.session_ended(session(worker), "it left")
-    cluster.stage(2)
-    returned = cluster.part(1)
-    returned.session_id = b"a new session id"
-    cluster.rounds.session_opened(returned.session_id, returned.task)
-    cluster.rounds.stage(returned)
-    assert cluster.commit(2) == []
-    parts = cluster.rounds.commit(returned.session_id, returned.task, mark())
-    assert parts[1] is returned
 
 
 def test_a_step_that_cannot_be_applied_fails_for_those_who_wait() -> None:

@@ -771,13 +771,18 @@ class Contribution(google.protobuf.message.Message):
     NUM_WORKERS_FIELD_NUMBER: builtins.int
     REPLICAS_FIELD_NUMBER: builtins.int
     REDUCTION_FIELD_NUMBER: builtins.int
+    REPLICAS_TO_AGGREGATE_FIELD_NUMBER: builtins.int
     worker: builtins.int
     """Place of the worker in the order of addition, from 0."""
     num_workers: builtins.int
-    """Number of contributions that close the step."""
+    """Number of workers that may contribute to the step."""
     replicas: builtins.int
     """Replicas behind this contribution that had data; the divisor of a mean."""
     reduction: global___Reduction.ValueType
+    replicas_to_aggregate: builtins.int
+    """Number of contributions that close the step; 0 means those of all workers.
+    With fewer, one that comes later is dropped without an error.
+    """
     @property
     def step(self) -> global___StepMark: ...
     def __init__(
@@ -788,9 +793,10 @@ class Contribution(google.protobuf.message.Message):
         num_workers: builtins.int = ...,
         replicas: builtins.int = ...,
         reduction: global___Reduction.ValueType = ...,
+        replicas_to_aggregate: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["step", b"step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["num_workers", b"num_workers", "reduction", b"reduction", "replicas", b"replicas", "step", b"step", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["num_workers", b"num_workers", "reduction", b"reduction", "replicas", b"replicas", "replicas_to_aggregate", b"replicas_to_aggregate", "step", b"step", "worker", b"worker"]) -> None: ...
 
 global___Contribution = Contribution
 
@@ -873,7 +879,9 @@ class CommitContributionRequest(google.protobuf.message.Message):
     @property
     def step(self) -> global___StepMark:
         """The step whose staged contribution of this session now counts. A worker
-        sends it once it has staged its part on all servers.
+        sends it once it has staged its part on all servers. Where fewer
+        contributions than there are workers close a step, it asks the first server
+        before the others, so that the same ones count on all.
         """
 
     def __init__(
@@ -891,9 +899,17 @@ global___CommitContributionRequest = CommitContributionRequest
 class CommitContributionResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    DROPPED_FIELD_NUMBER: builtins.int
+    dropped: builtins.bool
+    """Whether the contribution came after others had closed the step; it does not
+    count, and the worker goes on with the next step.
+    """
     def __init__(
         self,
+        *,
+        dropped: builtins.bool = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dropped", b"dropped"]) -> None: ...
 
 global___CommitContributionResponse = CommitContributionResponse
 

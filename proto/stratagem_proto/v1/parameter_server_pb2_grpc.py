@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from stratagem_proto.v1 import consistency_pb2 as stratagem__proto_dot_v1_dot_consistency__pb2
 from stratagem_proto.v1 import parameter_server_pb2 as stratagem__proto_dot_v1_dot_parameter__server__pb2
 from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_session__pb2
 
@@ -32,7 +33,7 @@ class ParameterServerServiceStub(object):
     A client opens a session first. Requests that change variables carry a
     RequestKey; the server applies those of a session in order, each once, and
     answers a repetition with the recorded outcome. They never wait for other
-    workers. Read and Barrier may wait, at most as long as they say.
+    workers. Read, BeginStep and Barrier may wait, at most as long as they say.
 
     Calls that carry tensors are streams of frames. The first frame has a header;
     any frame may have chunks of the tensors that the header describes. The server
@@ -106,6 +107,21 @@ class ParameterServerServiceStub(object):
                 request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.CommitContributionRequest.SerializeToString,
                 response_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.CommitContributionResponse.FromString,
                 _registered_method=True)
+        self.BeginStep = channel.unary_unary(
+                '/stratagem_proto.v1.ParameterServerService/BeginStep',
+                request_serializer=stratagem__proto_dot_v1_dot_consistency__pb2.BeginStepRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_consistency__pb2.BeginStepResponse.FromString,
+                _registered_method=True)
+        self.SetConsistency = channel.unary_unary(
+                '/stratagem_proto.v1.ParameterServerService/SetConsistency',
+                request_serializer=stratagem__proto_dot_v1_dot_consistency__pb2.SetConsistencyRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_consistency__pb2.SetConsistencyResponse.FromString,
+                _registered_method=True)
+        self.DescribeConsistency = channel.unary_unary(
+                '/stratagem_proto.v1.ParameterServerService/DescribeConsistency',
+                request_serializer=stratagem__proto_dot_v1_dot_consistency__pb2.DescribeConsistencyRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_consistency__pb2.DescribeConsistencyResponse.FromString,
+                _registered_method=True)
         self.Barrier = channel.unary_unary(
                 '/stratagem_proto.v1.ParameterServerService/Barrier',
                 request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.BarrierRequest.SerializeToString,
@@ -119,7 +135,7 @@ class ParameterServerServiceServicer(object):
     A client opens a session first. Requests that change variables carry a
     RequestKey; the server applies those of a session in order, each once, and
     answers a repetition with the recorded outcome. They never wait for other
-    workers. Read and Barrier may wait, at most as long as they say.
+    workers. Read, BeginStep and Barrier may wait, at most as long as they say.
 
     Calls that carry tensors are streams of frames. The first frame has a header;
     any frame may have chunks of the tensors that the header describes. The server
@@ -212,6 +228,27 @@ class ParameterServerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BeginStep(self, request, context):
+        """Waits until a worker may begin a step, and says which and how.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetConsistency(self, request, context):
+        """Changes what holds workers together, from the next step on that none began.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeConsistency(self, request, context):
+        """Describes all groups and how their workers fare.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Barrier(self, request, context):
         """Waits until the given number of tasks have arrived.
         """
@@ -282,6 +319,21 @@ def add_ParameterServerServiceServicer_to_server(servicer, server):
                     request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.CommitContributionRequest.FromString,
                     response_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.CommitContributionResponse.SerializeToString,
             ),
+            'BeginStep': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginStep,
+                    request_deserializer=stratagem__proto_dot_v1_dot_consistency__pb2.BeginStepRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_consistency__pb2.BeginStepResponse.SerializeToString,
+            ),
+            'SetConsistency': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetConsistency,
+                    request_deserializer=stratagem__proto_dot_v1_dot_consistency__pb2.SetConsistencyRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_consistency__pb2.SetConsistencyResponse.SerializeToString,
+            ),
+            'DescribeConsistency': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeConsistency,
+                    request_deserializer=stratagem__proto_dot_v1_dot_consistency__pb2.DescribeConsistencyRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_consistency__pb2.DescribeConsistencyResponse.SerializeToString,
+            ),
             'Barrier': grpc.unary_unary_rpc_method_handler(
                     servicer.Barrier,
                     request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.BarrierRequest.FromString,
@@ -301,7 +353,7 @@ class ParameterServerService(object):
     A client opens a session first. Requests that change variables carry a
     RequestKey; the server applies those of a session in order, each once, and
     answers a repetition with the recorded outcome. They never wait for other
-    workers. Read and Barrier may wait, at most as long as they say.
+    workers. Read, BeginStep and Barrier may wait, at most as long as they say.
 
     Calls that carry tensors are streams of frames. The first frame has a header;
     any frame may have chunks of the tensors that the header describes. The server
@@ -623,6 +675,87 @@ class ParameterServerService(object):
             '/stratagem_proto.v1.ParameterServerService/CommitContribution',
             stratagem__proto_dot_v1_dot_parameter__server__pb2.CommitContributionRequest.SerializeToString,
             stratagem__proto_dot_v1_dot_parameter__server__pb2.CommitContributionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BeginStep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stratagem_proto.v1.ParameterServerService/BeginStep',
+            stratagem__proto_dot_v1_dot_consistency__pb2.BeginStepRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_consistency__pb2.BeginStepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetConsistency(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stratagem_proto.v1.ParameterServerService/SetConsistency',
+            stratagem__proto_dot_v1_dot_consistency__pb2.SetConsistencyRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_consistency__pb2.SetConsistencyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeConsistency(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stratagem_proto.v1.ParameterServerService/DescribeConsistency',
+            stratagem__proto_dot_v1_dot_consistency__pb2.DescribeConsistencyRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_consistency__pb2.DescribeConsistencyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,6 +7,7 @@ import abc
 import collections.abc
 import grpc
 import grpc.aio
+import stratagem_proto.v1.consistency_pb2
 import stratagem_proto.v1.parameter_server_pb2
 import stratagem_proto.v1.session_pb2
 import typing
@@ -24,7 +25,7 @@ class ParameterServerServiceStub:
     A client opens a session first. Requests that change variables carry a
     RequestKey; the server applies those of a session in order, each once, and
     answers a repetition with the recorded outcome. They never wait for other
-    workers. Read and Barrier may wait, at most as long as they say.
+    workers. Read, BeginStep and Barrier may wait, at most as long as they say.
 
     Calls that carry tensors are streams of frames. The first frame has a header;
     any frame may have chunks of the tensors that the header describes. The server
@@ -107,6 +108,24 @@ class ParameterServerServiceStub:
     ]
     """Makes a staged contribution of a synchronous step count."""
 
+    BeginStep: grpc.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.consistency_pb2.BeginStepRequest,
+        stratagem_proto.v1.consistency_pb2.BeginStepResponse,
+    ]
+    """Waits until a worker may begin a step, and says which and how."""
+
+    SetConsistency: grpc.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.consistency_pb2.SetConsistencyRequest,
+        stratagem_proto.v1.consistency_pb2.SetConsistencyResponse,
+    ]
+    """Changes what holds workers together, from the next step on that none began."""
+
+    DescribeConsistency: grpc.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.consistency_pb2.DescribeConsistencyRequest,
+        stratagem_proto.v1.consistency_pb2.DescribeConsistencyResponse,
+    ]
+    """Describes all groups and how their workers fare."""
+
     Barrier: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.parameter_server_pb2.BarrierRequest,
         stratagem_proto.v1.parameter_server_pb2.BarrierResponse,
@@ -119,7 +138,7 @@ class ParameterServerServiceAsyncStub:
     A client opens a session first. Requests that change variables carry a
     RequestKey; the server applies those of a session in order, each once, and
     answers a repetition with the recorded outcome. They never wait for other
-    workers. Read and Barrier may wait, at most as long as they say.
+    workers. Read, BeginStep and Barrier may wait, at most as long as they say.
 
     Calls that carry tensors are streams of frames. The first frame has a header;
     any frame may have chunks of the tensors that the header describes. The server
@@ -201,6 +220,24 @@ class ParameterServerServiceAsyncStub:
     ]
     """Makes a staged contribution of a synchronous step count."""
 
+    BeginStep: grpc.aio.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.consistency_pb2.BeginStepRequest,
+        stratagem_proto.v1.consistency_pb2.BeginStepResponse,
+    ]
+    """Waits until a worker may begin a step, and says which and how."""
+
+    SetConsistency: grpc.aio.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.consistency_pb2.SetConsistencyRequest,
+        stratagem_proto.v1.consistency_pb2.SetConsistencyResponse,
+    ]
+    """Changes what holds workers together, from the next step on that none began."""
+
+    DescribeConsistency: grpc.aio.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.consistency_pb2.DescribeConsistencyRequest,
+        stratagem_proto.v1.consistency_pb2.DescribeConsistencyResponse,
+    ]
+    """Describes all groups and how their workers fare."""
+
     Barrier: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.parameter_server_pb2.BarrierRequest,
         stratagem_proto.v1.parameter_server_pb2.BarrierResponse,
@@ -213,7 +250,7 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
     A client opens a session first. Requests that change variables carry a
     RequestKey; the server applies those of a session in order, each once, and
     answers a repetition with the recorded outcome. They never wait for other
-    workers. Read and Barrier may wait, at most as long as they say.
+    workers. Read, BeginStep and Barrier may wait, at most as long as they say.
 
     Calls that carry tensors are streams of frames. The first frame has a header;
     any frame may have chunks of the tensors that the header describes. The server
@@ -318,6 +355,30 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.parameter_server_pb2.CommitContributionResponse, collections.abc.Awaitable[stratagem_proto.v1.parameter_server_pb2.CommitContributionResponse]]:
         """Makes a staged contribution of a synchronous step count."""
+
+    @abc.abstractmethod
+    def BeginStep(
+        self,
+        request: stratagem_proto.v1.consistency_pb2.BeginStepRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stratagem_proto.v1.consistency_pb2.BeginStepResponse, collections.abc.Awaitable[stratagem_proto.v1.consistency_pb2.BeginStepResponse]]:
+        """Waits until a worker may begin a step, and says which and how."""
+
+    @abc.abstractmethod
+    def SetConsistency(
+        self,
+        request: stratagem_proto.v1.consistency_pb2.SetConsistencyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stratagem_proto.v1.consistency_pb2.SetConsistencyResponse, collections.abc.Awaitable[stratagem_proto.v1.consistency_pb2.SetConsistencyResponse]]:
+        """Changes what holds workers together, from the next step on that none began."""
+
+    @abc.abstractmethod
+    def DescribeConsistency(
+        self,
+        request: stratagem_proto.v1.consistency_pb2.DescribeConsistencyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stratagem_proto.v1.consistency_pb2.DescribeConsistencyResponse, collections.abc.Awaitable[stratagem_proto.v1.consistency_pb2.DescribeConsistencyResponse]]:
+        """Describes all groups and how their workers fare."""
 
     @abc.abstractmethod
     def Barrier(

@@ -56,6 +56,9 @@ class ContributionRpcs:
     async def _commit(
         self, mark: pb.StepMark, session: Session
     ) -> pb.CommitContributionResponse:
+        if self._state.rounds.is_late(session.id, mark):
+            self._state.clocks.dropped(mark.group, session.id)
+            return pb.CommitContributionResponse(dropped=True)
         parts = self._state.rounds.commit(session.id, session.label, mark)
         if parts:
             await self._close(mark, parts)

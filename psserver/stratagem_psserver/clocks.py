@@ -1,0 +1,322 @@
+"""How far the workers of each group are, and who has to wait for the others.
+
+Only the first server of a cluster is asked. A worker says which step it has finished
+and gets leave to take the next one: which step that is, and with what consistency. It
+is here that the workers agree on both, since a change of consistency begins with the
+step after the last that any of them began.
+
+When a session ends, its worker is gone: it holds nobody back any more. One that comes
+again goes on level with the slowest of those that are there, or where it was if that
+is further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from stratagem_proto.consistency import check_consistency, described
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from stratagem_proto.protocol import check_name
+from stratagem_proto.v1.consistency_pb2 import (
+    CONSISTENCY_MODE_BOUNDED,
+    Consistency,
+    GroupConsistency,
+    StepBegin,
+    StepGrant,
+    WorkerClock,
+)
+from stratagem_psserver.listing import listed
+from stratagem_psserver.rounds import MAX_GROUPS, MAX_WORKERS
+from stratagem_psserver.schedule import Phase, Schedule
+
+
+@dataclass
+class _Worker:
+    """A worker of a group.
+
+    Attributes:
+        session_id: Its present or last session.
+        task: Its name, for messages.
+        finished: The last step that it has finished or left out.
+        taken_before: Steps that all had taken when it was given its step; None if
+            its updates cannot be stale, or it has none under way.
+        dropped: Contributions that came too late.
+        staleness: Updates by the bit length of their staleness.
+        gone: How its session ended, as a clause; empty while it is there.
+    """
+
+    session_id: bytes
+    task: str
+    finished: int = 0
+    taken_before: int | None = None
+    dropped: int = 0
+    staleness: list[int] = field(default_factory=list)
+    gone: str = ""
+
+    def count_stale(self, taken: int) -> None:
+        if self.taken_before is None:
+            return
+        bucket = (taken - self.taken_before).bit_length()
+        self.staleness += [0] * (bucket + 1 - len(self.staleness))
+        self.staleness[bucket] += 1
+        self.taken_before = None
+
+
+@dataclass
+class _Group:
+    """The clocks of one group.
+
+    Attributes:
+        declared: The consistency that programs begin with.
+        schedule: The consistency of each step.
+        num_workers: As the latest worker said.
+        workers: Those that have begun a step, by number.
+        begun: The last step that any of them began.
+        taken: How many steps all of them have finished together.
+        slowest: The last step that everyone there has finished.
+    """
+
+    declared: Consistency
+    schedule: Schedule
+    num_workers: int
+    workers: dict[int, _Worker] = field(default_factory=dict)
+    begun: int = 0
+    taken: int = 0
+    slowest: int = 0
+
+    def present(self) -> list[_Worker]:
+        return [worker for worker in self.workers.values() if not worker.gone]
+
+    def recount(self) -> None:
+        """Finds the slowest again. Who has never come is at the start."""
+        finished = [worker.finished for worker in self.present()]
+        unseen = len(self.workers) < self.num_workers
+        self.slowest = 0 if unseen else min(finished, default=self.slowest)
+        if not unseen:
+            # Who comes back may owe the others a synchronous step.
+            everyone = self.workers.values()
+            self.schedule.forget(min(worker.finished for worker in everyone))
+
+    def ahead(self, finished: int, phase: Phase) -> int:
+        """How many steps a worker is ahead of the slowest, who begins the phase."""
+        return finished - max(self.slowest, phase.start - 1)
+
+
+class Clocks:
+    """The clocks of all groups.
+
+    Call `arrive` when a worker begins a step, then look at `grant` until it is given.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[str, _Group] = {}
+
+    def arrive(
+        self, begin: StepBegin, session_id: bytes, task: str, closed: int
+    ) -> bool:
+        """Takes note of what a worker has finished.
+
+        Args:
+            begin: What it says.
+            session_id: Its session.
+            task: Its name.
+            closed: The newest synchronous step that takes no more contributions.
+
+        Returns:
+            Whether others of the group may have leave now.
+
+        Raises:
+            InvalidArgumentError: The worker or its consistency contradicts the others'.
+            FailedPreconditionError: There are too many groups.
+        """
+        check_name(begin.group, "group")
+        _check_numbers(begin, task)
+        group = self._known_group(begin)
+        before = group.slowest, group.schedule.newest
+        _check_place(group, begin, task)
+        _declare(group, begin, task)
+        group.num_workers = begin.num_workers
+        if _is_new(group.workers.get(begin.worker), session_id):
+            _seat(group, begin.worker, _Worker(session_id, task), closed)
+        _report(group, begin)
+        group.recount()
+        return before != (group.slowest, group.schedule.newest)
+
+    def _known_group(self, begin: StepBegin) -> _Group:
+        group = self._groups.get(begin.group)
+        if group is None:
+            if len(self._groups) >= MAX_GROUPS:
+                raise FailedPreconditionError(
+                    f"this server keeps the clocks of {MAX_GROUPS} groups, which is "
+                    "the most; give the optimizer the same name in each run"
+                )
+            group = _Group(begin.declared, Schedule(begin.declared), begin.num_workers)
+            self._groups[begin.group] = group
+        return group
+
+    def grant(self, name: str, number: int, closed: int) -> StepGrant | None:
+        """Leave for a worker's next step, None as long as it has to wait.
+
+        Args:
+            name: The group.
+            number: The worker, which has arrived.
+            closed: The newest synchronous step that takes no more contributions.
+        """
+        group = self._groups[name]
+        worker = group.workers[number]
+        step = group.schedule.following(worker.finished, closed)
+        phase = group.schedule.at(step)
+        if _is_ahead(group, step - 1, phase):
+            return None
+        group.begun = max(group.begun, step)
+        worker.taken_before = None if phase.synchronous else group.taken
+        worker.finished = step - 1
+        group.recount()
+        return StepGrant(step=step, consistency=phase.consistency, closed=closed)
+
+    def holding(self, name: str, number: int) -> str:
+        """Who keeps a worker waiting, for a message."""
+        group = self._groups[name]
+        slow = [
+            worker.task
+            for worker in group.present()
+            if worker.finished == group.slowest
+        ]
+        if unseen := [n for n in range(group.num_workers) if n not in group.workers]:
+            slow = [f"worker {each}" for each in unseen]
+        return (
+            f"{group.workers[number].task} is {group.workers[number].finished} steps "
+            f"far, {listed(slow)} {group.slowest}"
+        )
+
+    def change(self, name: str, consistency: Consistency) -> int:
+        """Changes a group's consistency; returns the first step for which it holds.
+
+        Raises:
+            NotFoundError: No worker has begun a step of the group.
+            InvalidArgumentError: The workers cannot have that consistency.
+        """
+        group = self._groups.get(name)
+        if group is None:
+            raise NotFoundError(
+                f"no worker has begun a step of {name!r} yet; give its consistency to "
+                "the strategy or the optimizer, or change it once training runs"
+            )
+        check_consistency(consistency, group.num_workers)
+        return group.schedule.change(consistency, group.begun)
+
+    def dropped(self, name: str, session_id: bytes) -> None:
+        """Counts a contribution that came too late."""
+        group = self._groups.get(name)
+        for worker in group.workers.values() if group else ():
+            worker.dropped += worker.session_id == session_id
+
+    def session_ended(self, session_id: bytes, why: str) -> list[str]:
+        """Lets a worker go; returns the groups where others may have leave now."""
+        touched = []
+        for name, group in self._groups.items():
+            for worker in group.workers.values():
+                if worker.session_id == session_id:
+                    worker.gone, worker.taken_before = why, None
+                    group.recount()
+                    touched.append(name)
+        return touched
+
+    def report(self) -> Iterable[GroupConsistency]:
+        """Describes all groups."""
+        return [_described(name, group) for name, group in self._groups.items()]
+
+
+def _is_ahead(group: _Group, finished: int, phase: Phase) -> bool:
+    consistency = phase.consistency
+    bounded = consistency.mode == CONSISTENCY_MODE_BOUNDED
+    return bounded and group.ahead(finished, phase) > consistency.bound
+
+
+def _is_new(worker: _Worker | None, session_id: bytes) -> bool:
+    return worker is None or bool(worker.gone) or worker.session_id != session_id
+
+
+def _seat(group: _Group, number: int, worker: _Worker, closed: int) -> None:
+    """Takes in a worker that comes, or comes back."""
+    known = group.workers.get(number)
+    if known is not None:
+        others = [each.finished for each in group.present() if each is not known]
+        known.gone = ""
+        known.session_id, known.task = worker.session_id, worker.task
+        known.finished = group.schedule.regained(
+            known.finished, closed, level=min(others, default=0)
+        )
+    group.workers.setdefault(number, worker)
+
+
+def _report(group: _Group, begin: StepBegin) -> None:
+    """Brings a worker's clock to what it says that it has finished."""
+    worker = group.workers[begin.worker]
+    if begin.finished > worker.finished:
+        worker.finished = begin.finished
+        worker.count_stale(group.taken)
+        group.taken += 1
+    worker.finished = group.schedule.following(worker.finished, 0) - 1
+
+
+def _declare(group: _Group, begin: StepBegin, task: str) -> None:
+    """Compares what a program begins with to what the others' did."""
+    for number, other in group.workers.items():
+        if number != begin.worker and not other.gone:
+            if begin.declared != group.declared:
+                raise InvalidArgumentError(
+                    f"{task} and {other.task} differ in the consistency of "
+                    f"{begin.group!r}: {described(begin.declared)} against "
+                    f"{described(group.declared)}; run the same program on all workers"
+                )
+            return
+    if begin.declared != group.declared:
+        # A program may be started again with other settings.
+        group.declared = begin.declared
+        group.schedule.change(begin.declared, group.begun)
+
+
+def _check_numbers(begin: StepBegin, task: str) -> None:
+    if not begin.worker < begin.num_workers <= MAX_WORKERS:
+        raise InvalidArgumentError(
+            f"{task} begins a step of {begin.group!r} as worker {begin.worker} of "
+            f"{begin.num_workers}; workers are numbered from 0 and are at most "
+            f"{MAX_WORKERS}"
+        )
+    check_consistency(begin.declared, begin.num_workers)
+
+
+def _check_place(group: _Group, begin: StepBegin, task: str) -> None:
+    holder = group.workers.get(begin.worker)
+    if holder is not None and not holder.gone and holder.task != task:
+        raise FailedPreconditionError(
+            f"{task} and {holder.task} both are worker {begin.worker} of "
+            f"{begin.group!r}; give each worker a task index of its own"
+        )
+
+
+def _described(name: str, group: _Group) -> GroupConsistency:
+    newest = group.schedule.newest
+    clocks = [
+        WorkerClock(
+            worker=number,
+            task=worker.task,
+            finished=worker.finished,
+            dropped=worker.dropped,
+            staleness=worker.staleness,
+            gone=worker.gone,
+        )
+        for number, worker in sorted(group.workers.items())
+    ]
+    return GroupConsistency(
+        group=name,
+        consistency=newest.consistency,
+        since=newest.start,
+        workers=clocks,
+    )

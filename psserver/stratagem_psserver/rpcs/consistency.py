@@ -1,0 +1,68 @@
+"""Beginning steps, and what holds those together who take them."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+from stratagem_proto.errors import DeadlineExceededError
+from stratagem_proto.v1 import consistency_pb2 as pb
+from stratagem_psserver.ledger import Session
+from stratagem_psserver.state import ServerState
+
+
+class ConsistencyRpcs:
+    """BeginStep, SetConsistency and DescribeConsistency."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def begin(self, request: pb.BeginStepRequest) -> pb.BeginStepResponse:
+        state = self._state
+        session = state.session(request.session_id)
+        for step in request.steps:
+            closed = state.rounds.closed(step.group)
+            if state.clocks.arrive(step, session.id, session.label, closed):
+                state.clocks_changed([step.group])
+        give_up_at = time.monotonic() + request.wait_seconds
+        grants = [
+            await self._granted(step, give_up_at - time.monotonic())
+            for step in request.steps
+        ]
+        return pb.BeginStepResponse(grants=grants)
+
+    async def _granted(self, step: pb.StepBegin, seconds: float) -> pb.StepGrant:
+        state, name = self._state, step.group
+
+        def grant() -> pb.StepGrant | None:
+            closed = state.rounds.closed(name)
+            return state.clocks.grant(name, step.worker, closed)
+
+        granted = await state.waits.until(("clock", name), grant, seconds)
+        if granted is None:
+            raise DeadlineExceededError(
+                f"a step of {name!r} could not begin in time: "
+                f"{state.clocks.holding(name, step.worker)}; see that the others "
+                "train, or set a consistency that allows more"
+            )
+        return granted
+
+    async def change(self, request: pb.SetConsistencyRequest) -> bytes:
+        return await self._state.mutations.once(
+            request.key, partial(self._change, request)
+        )
+
+    async def _change(
+        self, request: pb.SetConsistencyRequest, session: Session
+    ) -> pb.SetConsistencyResponse:
+        state = self._state
+        step = state.clocks.change(request.group, request.consistency)
+        # Who waits to begin a step may have leave under the new one.
+        state.clocks_changed([request.group])
+        return pb.SetConsistencyResponse(step=step)
+
+    async def describe(
+        self, request: pb.DescribeConsistencyRequest
+    ) -> pb.DescribeConsistencyResponse:
+        self._state.session(request.session_id)
+        return pb.DescribeConsistencyResponse(groups=self._state.clocks.report())
