@@ -8,7 +8,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stratagem import cluster_resolver, compression, config, nn, partitioners
+from stratagem import (
+    cluster_resolver,
+    compression,
+    config,
+    consistency,
+    nn,
+    partitioners,
+)
 from stratagem._cluster.device_filters import ClusterDeviceFilters
 from stratagem._cluster.spec import ClusterSpec
 from stratagem._contexts.context import (
@@ -176,6 +183,7 @@ __all__ = [
     "cluster_resolver",
     "compression",
     "config",
+    "consistency",
     "contrib",
     "device",
     "experimental",

@@ -87,7 +87,7 @@ def test_synchronous_replicas_are_numbered_over_all_workers() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"consistency": "eventual"}, "must be one of async, sync"),
+        ({"consistency": "eventual"}, "must be one of async, bounded, sync"),
         ({"num_replicas_per_worker": 9}, "config.set_logical_cpus"),
         ({"num_replicas_per_worker": 0}, "num_replicas_per_worker is 0"),
     ],

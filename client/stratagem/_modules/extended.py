@@ -21,9 +21,11 @@ from stratagem._modules.replica_buffers import BufferRegistry
 from stratagem._optimizers.step import OptimizerStep
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._variables.variable import Variable
+from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
+    from stratagem.consistency import Consistency
 
 
 class LivingExtended:
@@ -116,11 +118,27 @@ class HostingExtended(StrategyExtended):
         with cross_replica(self._container_strategy()):
             self._host(adoptions)
 
-    def _name_optimizer(self, class_name: str) -> str:
+    def _name_optimizer(
+        self, class_name: str, consistency: Consistency | None = None
+    ) -> str:
         """Return a name for the next optimizer of a class: "Adam", then "Adam_1".
 
         Names are never used again: the slot variables of an optimizer outlive it.
+
+        Args:
+            class_name: The class.
+            consistency: What holds workers together in its steps; None for what the
+                strategy says.
+
+        Raises:
+            InvalidArgumentError: The strategy leaves no choice.
         """
+        if consistency is not None:
+            raise InvalidArgumentError(
+                f"{class_name} is given the consistency {consistency}, but under "
+                f"{type(self._container_strategy()).__name__} all replicas are always "
+                "in sync; leave it out, or use ParameterServerStrategy"
+            )
         number = self._optimizers[class_name]
         self._optimizers[class_name] += 1
         return f"{class_name}_{number}" if number else class_name

@@ -27,6 +27,7 @@ from stratagem._optimizers.trained import LeafList, Trained, TrainedTensors
 from stratagem._optimizers.wrapped import require_fresh, rule_of
 from stratagem._replicas.without_rows import has_no_rows
 from stratagem.compression import Compression, compression_from
+from stratagem.consistency import Consistency, consistency_from
 from stratagem_proto.errors import (
     ContextError,
     InvalidTypeError,
@@ -96,13 +97,16 @@ class DistributedOptimizer(Optimizer):
         on_nonfinite: What NaN or an infinity in a gradient leads to, before anything
             is clipped: "zero" in its place, "reject" the step, "raise" a
             `NonFiniteGradientError`. None applies it like any number.
+        consistency: What holds the workers of a `ParameterServerStrategy` together
+            in the steps of this optimizer, where it is not the strategy's own.
 
     Raises:
         InvalidTypeError: `optimizer` is no `torch.optim.Optimizer`, or `compression`
             nothing of the above.
         InvalidArgumentError: Its class is not one that servers run, a flag of it
             is not, there are no parameters, or one was made outside of the scope
-            that is open or that the others were made in. Or a bound is not above 0.
+            that is open or that the others were made in. Or a bound is not above 0, or
+            a consistency is given where replicas are always in sync.
         ContextError: Its parameters belong to several strategies.
         FailedPreconditionError: It has state already.
     """
@@ -116,6 +120,7 @@ class DistributedOptimizer(Optimizer):
         clip_norm: float | None = None,
         clip_value: float | None = None,
         on_nonfinite: str | None = None,
+        consistency: Consistency | str | None = None,
     ) -> None:
         self._inner = optimizer
         self._reduce_op = reduce_op_from(reduce_op)
@@ -130,9 +135,15 @@ class DistributedOptimizer(Optimizer):
         self._strategy = self._tensors.strategy
         self._name = type(optimizer).__name__
         if not self._plain:
-            self._name = self._extended._name_optimizer(self._name)
+            own = None if consistency is None else consistency_from(consistency)
+            self._name = self._extended._name_optimizer(self._name, own)
         # Sets up hooks and profiling; __init__ would build groups of its own.
         Optimizer.__setstate__(self, {})
+
+    @property
+    def name(self) -> str:
+        """The name that slot variables and reports bear, as in "Adam_1"."""
+        return self._name
 
     # What the wrapped optimizer has. Loading a state replaces these objects there.
 

@@ -22,6 +22,7 @@ from stratagem._parameter_server import slots as _remote_slots
 from stratagem._parameter_server import steps as _remote_steps
 from stratagem._parameter_server import updates as _remote_updates
 from stratagem._parameter_server.checkpoints import ClusterCheckpoints
+from stratagem._parameter_server.consistencies import decoded, encoded
 from stratagem._parameter_server.creation import RemoteCreation
 from stratagem._parameter_server.local_writes import (
     carry_local_writes,
@@ -35,11 +36,11 @@ from stratagem._parameter_server.split_variable import (
     joined_slots,
     parts_of,
 )
-from stratagem._parameter_server.steps import Contributor
 from stratagem._parameter_server.store import RemoteStore
 from stratagem._parameter_server.variable import Owner, RemoteVariable
 from stratagem._parameter_server.variable_placement import VariablePlacement, placements
 from stratagem._servers.barriers import barrier
+from stratagem._servers.consistency import change, describe
 from stratagem._servers.traffic import Traffic
 from stratagem._tables.extended import TablesExtended
 from stratagem._tables.variable import require_whole_state
@@ -49,6 +50,7 @@ from stratagem._variables.initial_values import initial_tensor
 from stratagem._variables.traits import VariableTraits
 from stratagem._variables.updating import smallest_by_name
 from stratagem._variables.variable import Variable
+from stratagem.consistency import Consistency, ConsistencyReport
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
@@ -178,8 +180,10 @@ class ParameterServerExtended(TablesExtended):
     def _barrier(self, name: str, passed: int, timeout: float | None) -> None:
         wait = self._store.peer_seconds if timeout is None else timeout
         request = barrier(name, passed, self._membership.num_workers, wait)
-        # One server is enough to meet at.
-        self._store.servers.call(self._store.servers.used[0], request)
+        # Those who come later may have to wait for what this worker has finished.
+        with self._store.reporting():
+            # One server is enough to meet at.
+            self._store.ask_first(request)
 
     def _traffic(self) -> Traffic:
         return self._store.servers.traffic
@@ -214,6 +218,34 @@ class ParameterServerExtended(TablesExtended):
         self._checkpoints.close()
         self._store.servers.close()
 
+    # Consistency.
+
+    def _name_optimizer(
+        self, class_name: str, consistency: Consistency | None = None
+    ) -> str:
+        name = super()._name_optimizer(class_name)
+        declared = None if consistency is None else encoded(consistency)
+        if declared is not None:
+            self._store.servers.require_visible(self._store.first)
+        self._store.pace.add(name, declared)
+        return name
+
+    def _set_consistency(self, consistency: Consistency, optimizer: str | None) -> None:
+        pace = self._store.pace
+        if optimizer is not None:
+            pace.require(optimizer)
+        if not self._membership.creates:
+            return
+        for name in pace.optimizers if optimizer is None else [optimizer]:
+            self._store.announce(name)
+            self._store.servers.call(
+                self._store.first, change(name, encoded(consistency))
+            )
+
+    def _consistency_report(self) -> dict[str, ConsistencyReport]:
+        groups = self._store.ask_first(describe())
+        return {group.group: decoded(group) for group in groups}
+
     # Steps.
 
     def _before_replicas(self) -> None:
@@ -231,11 +263,7 @@ class ParameterServerExtended(TablesExtended):
         return result
 
     def _apply_gradients(self, step: OptimizerStep) -> None:
-        if not self._synchronous:
-            _remote_steps.push(self._store, step)
-            return
-        contributor = Contributor(self._membership.number, self._membership.num_workers)
-        _remote_steps.contribute(self._store, step, contributor)
+        _remote_steps.take(self._store, step)
 
     def _rejected_steps(self, optimizer: str) -> int:
         return self._store.rejected.get(optimizer, 0)

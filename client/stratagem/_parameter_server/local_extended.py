@@ -12,6 +12,7 @@ from stratagem._strategies.central_storage import (
     default_parameter_device,
 )
 from stratagem._variables.variable import Variable
+from stratagem.consistency import Consistency, ConsistencyReport
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
@@ -49,6 +50,18 @@ class LocalExtended(CentralStorageExtended):
             )
             for variable in owners
         ]
+
+    def _name_optimizer(
+        self, class_name: str, consistency: Consistency | None = None
+    ) -> str:
+        # With one worker all consistencies are the same.
+        return super()._name_optimizer(class_name)
+
+    def _set_consistency(self, consistency: Consistency, optimizer: str | None) -> None:
+        """There are no other workers."""
+
+    def _consistency_report(self) -> dict[str, ConsistencyReport]:
+        return {}
 
     def _barrier(self, name: str, passed: int, timeout: float | None) -> None:
         """This process is the only one."""

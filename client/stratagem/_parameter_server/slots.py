@@ -32,7 +32,7 @@ def read_slots(
             value = allocate(spec.tensor)
             found[spec.slot_of][_key(spec, optimizer)] = value
             readings[server].append(Reading(spec.name, value))
-    after = store.marks.last(optimizer)
+    after = store.pace.after(optimizer)
     wait = 0.0 if after is None else store.peer_seconds
     store.servers.together(
         {server: read(group, after, wait) for server, group in readings.items()}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import torch
 
 from stratagem._enums import ReduceOp
 from stratagem._optimizers.compressor import Compressor
 from stratagem._optimizers.step import OptimizerStep
+from stratagem._parameter_server.pace import Pace
 from stratagem._parameter_server.split_variable import SplitVariable, rows_or_dense
 from stratagem._parameter_server.store import RemoteStore
 from stratagem._parameter_server.variable import RemoteVariable, remote_of
@@ -18,28 +18,31 @@ from stratagem._servers import updates
 from stratagem._servers.updates import Gradient, Limits
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.variable import Variable
+from stratagem_proto.consistency import has_backups
 from stratagem_proto.errors import InternalError, UnimplementedError
 from stratagem_proto.gradient_limits import GradientLimits
 from stratagem_proto.optimizers import encode_group, rule_named
+from stratagem_proto.v1.consistency_pb2 import CONSISTENCY_MODE_SYNC, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import (
     REDUCTION_MEAN,
     REDUCTION_SUM,
     Contribution,
+    StepMark,
 )
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 
 
-@dataclass(frozen=True)
-class Contributor:
-    """This worker among those whose gradients make up one synchronous step.
+def take(store: RemoteStore, step: OptimizerStep) -> None:
+    """Have the servers apply a step as its consistency says.
 
-    Attributes:
-        number: Its place in the order of addition, from 0.
-        num_workers: How many contributions close a step.
+    On this worker's gradients now; or on those of all workers, when they have come.
     """
-
-    number: int
-    num_workers: int
+    grant = store.leave(step.optimizer)
+    if grant.consistency.mode == CONSISTENCY_MODE_SYNC:
+        _contribute(store, step, grant)
+    else:
+        _push(store, step)
+    store.pace.finish(step.optimizer, grant.step)
 
 
 class _Load:
@@ -76,8 +79,7 @@ class _Load:
             self._compressor.keep(variable, loss)
 
 
-def push(store: RemoteStore, step: OptimizerStep) -> None:
-    """Have the servers apply a step now, on the gradients of this worker alone."""
+def _push(store: RemoteStore, step: OptimizerStep) -> None:
     reduced = {update.variable.name: step.reduced(update) for update in step.updates()}
     gradients = step.limiter.limited(reduced)
     if gradients is None:
@@ -92,39 +94,61 @@ def push(store: RemoteStore, step: OptimizerStep) -> None:
     )
 
 
-def contribute(
-    store: RemoteStore, step: OptimizerStep, contributor: Contributor
-) -> None:
-    """Add this worker's gradients to a step that servers apply when all have come.
+def _contribute(store: RemoteStore, step: OptimizerStep, grant: StepGrant) -> None:
+    """Add this worker's gradients to a step.
 
     Every server gets a part, if only an empty one, so that all come to the same
     steps; the parts count once all servers have theirs.
     """
-    mark = store.marks.next(step.optimizer, store.is_applied)
     program, limits = _program(step), step.limiter.limits
     _require_whole_norm(store, limits)
     totals = {update.variable.name: update.total() for update in step.updates()}
     gradients, offender = step.limiter.own_part(totals)
     loads = _loads(step, gradients)
     of_sum = Limits(limits, offender)
-    mean = step.reduce_op is ReduceOp.MEAN
-    contribution = Contribution(
-        step=mark,
-        worker=contributor.number,
-        num_workers=contributor.num_workers,
-        replicas=step.replicas,
-        reduction=REDUCTION_MEAN if mean else REDUCTION_SUM,
-    )
+    contribution = _contribution(store.pace, step, grant)
     store.servers.together(
         {
             server: updates.step(program, loads[server].gradients, contribution, of_sum)
             for server in store.servers.used
         }
     )
-    store.servers.on_all(lambda: updates.commit(mark))
-    for load in loads.values():
-        load.arrived()
-    store.marks.commit(mark)
+    if _is_counted(store, contribution):
+        for load in loads.values():
+            load.arrived()
+        store.pace.count(contribution.step)
+
+
+def _contribution(pace: Pace, step: OptimizerStep, grant: StepGrant) -> Contribution:
+    mean = step.reduce_op is ReduceOp.MEAN
+    backups = has_backups(grant.consistency, pace.num_workers)
+    return Contribution(
+        step=StepMark(group=step.optimizer, step=grant.step),
+        worker=pace.worker or 0,
+        num_workers=pace.num_workers,
+        replicas=step.replicas,
+        reduction=REDUCTION_MEAN if mean else REDUCTION_SUM,
+        replicas_to_aggregate=grant.consistency.replicas_to_aggregate * backups,
+    )
+
+
+def _is_counted(store: RemoteStore, contribution: Contribution) -> bool:
+    """Commit what is staged; false if others have closed the step without it."""
+    mark, servers, first = contribution.step, store.servers, store.first
+    others = [server for server in servers.used if server != first]
+    if contribution.replicas_to_aggregate:
+        # The first server decides whose contributions count, on all servers.
+        if servers.call(first, updates.commit(mark)).dropped:
+            return False
+        servers.together({server: updates.commit(mark) for server in others})
+    else:
+        # The first server last: what counts there counts on all, so that a worker
+        # that ends here and is started again knows what it has to repeat.
+        try:
+            servers.together({server: updates.commit(mark) for server in others})
+        finally:
+            servers.call(first, updates.commit(mark))
+    return True
 
 
 def _program(step: OptimizerStep) -> OptimizerProgram:

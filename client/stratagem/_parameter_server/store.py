@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 
 import torch
 
-from stratagem._parameter_server.step_marks import StepMarks
+from stratagem._parameter_server.pace import Pace
 from stratagem._parameter_server.variable import RemoteVariable
+from stratagem._servers.consistency import begin
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.listings import list_variables
 from stratagem._servers.reads import Reading, read
+from stratagem._servers.request import Request, Result
 from stratagem._servers.writes import Writing, assign, create
-from stratagem_proto.errors import AbortedError, DeadlineExceededError, StratagemError
+from stratagem_proto.errors import DeadlineExceededError, StratagemError
+from stratagem_proto.v1.consistency_pb2 import StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
 from stratagem_proto.v1.variable_pb2 import VariableInfo
 
@@ -26,19 +30,29 @@ class RemoteStore:
     Args:
         servers: The servers.
         peer_seconds: How long to wait for what other workers have to do first.
+        pace: How far this worker is in its steps.
 
     Attributes:
         servers: The servers.
         peer_seconds: How long to wait for what other workers have to do first.
-        marks: The synchronous steps that reads come after.
+        pace: How far this worker is in its steps.
         rejected: How many synchronous steps of an optimizer were dropped, by its name.
     """
 
-    def __init__(self, servers: ServerGroup, peer_seconds: float) -> None:
+    def __init__(self, servers: ServerGroup, peer_seconds: float, pace: Pace) -> None:
         self.servers = servers
         self.peer_seconds = peer_seconds
-        self.marks = StepMarks()
+        self.pace = pace
         self.rejected: dict[str, int] = {}
+
+    @property
+    def first(self) -> int:
+        """The server that keeps the clocks of all workers, and their barriers."""
+        return self.servers.used[0]
+
+    def ask_first(self, request: Request[Result]) -> Result:
+        """Send that server a request."""
+        return self.servers.call(self.first, request)
 
     def create(self, variables: Sequence[RemoteVariable]) -> None:
         """Create variables with the values that their copies have.
@@ -58,8 +72,28 @@ class RemoteStore:
                 variable.settle(info.version)
 
     def refresh(self, variables: Iterable[RemoteVariable]) -> None:
-        """Bring the copies up to date, and wait for the last synchronous step."""
+        """Bring the copies up to date, as the next step of each optimizer needs them.
+
+        Waits for slower workers and for synchronous steps, as the consistencies say.
+        """
         groups = by_server(one for one in variables if one.has_copy)
+        begins = self.pace.begins()
+        if not begins:
+            self._bring(groups)
+            return
+        leading = self.pace.leads()
+        leave = self.servers.start(self.first, begin(begins, self.peer_seconds))
+        try:
+            if not leading:
+                # Nobody waits, so values and leave may come at once.
+                self._bring(groups)
+            self.pace.granted(begins, leave.result())
+        finally:
+            leave.abandon()
+        if leading or self.pace.leads():
+            self._bring(groups)
+
+    def _bring(self, groups: Mapping[int, Sequence[RemoteVariable]]) -> None:
         readings = {
             server: [variable.reading() for variable in group]
             for server, group in groups.items()
@@ -97,18 +131,46 @@ class RemoteStore:
         self._read(readings)
         return found
 
-    def is_applied(self, mark: StepMark) -> bool:
-        """Return whether the servers have applied a synchronous step."""
+    def announce(self, optimizer: str) -> None:
+        """Let the servers know of an optimizer, whether or not it may go on."""
+        with suppress(DeadlineExceededError):
+            self.servers.call(
+                self.first, begin(self.pace.begins([optimizer]), wait=0.0)
+            )
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Let the others know what is finished, while this worker does not go on."""
+        begins = self.pace.begins()
+        if not begins:
+            yield
+            return
+        leave = self.servers.start(self.first, begin(begins, self.peer_seconds))
         try:
-            # Steps end on all servers, so one is enough to ask.
-            self.servers.call(self.servers.used[0], read((), after=mark))
-        except (AbortedError, DeadlineExceededError):
-            return False
-        return True
+            yield
+        finally:
+            leave.abandon()
+
+    def leave(self, optimizer: str) -> StepGrant:
+        """Return the leave for an optimizer's next step, after asking if need be.
+
+        A replica may take several steps on the values of one refresh.
+        """
+        grant = self.pace.grant(optimizer)
+        if grant is not None:
+            return grant
+        begins = self.pace.begins([optimizer])
+        (grant,) = self.ask_first(begin(begins, self.peer_seconds))
+        self.pace.granted(begins, [grant])
+        if self.pace.leads():
+            # What came too late here may not be over on the other servers.
+            after, wait = self.pace.after(optimizer), self.peer_seconds
+            self.servers.on_all(lambda: read((), after, wait))
+        return grant
 
     def _read(self, readings: Mapping[int, Sequence[Reading]]) -> dict[int, list[int]]:
-        """Read, by server, after the synchronous steps that this worker was part of."""
-        marks: list[StepMark | None] = [*self.marks.committed()]
+        """Read, by server, after the synchronous steps that the next step needs."""
+        marks: list[StepMark | None] = [*self.pace.all_after()]
         # A read waits for one mark at most.
         for mark in marks[:-1]:
             self._read_after(mark, dict.fromkeys(readings, ()))

@@ -18,8 +18,11 @@ from stratagem._cluster.visibility import visible_servers
 from stratagem._contexts.context import require_cross_replica_or_default
 from stratagem._contexts.scope import Scope, entered
 from stratagem._devices import canonicalize, list_logical_devices
+from stratagem._optimizers.optimizer import DistributedOptimizer
+from stratagem._parameter_server.consistencies import encoded
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.local_extended import LocalExtended
+from stratagem._parameter_server.pace import Pace
 from stratagem._parameter_server.partitioned_extended import Settings
 from stratagem._parameter_server.partitioning import VariablePartitioner
 from stratagem._parameter_server.placement import placement_named
@@ -30,14 +33,20 @@ from stratagem._servers.traffic import Traffic
 from stratagem._strategies.strategy import Strategy
 from stratagem._tables.extended import META_ABOVE
 from stratagem.cluster_resolver import ClusterResolver, TFConfigClusterResolver
+from stratagem.consistency import (
+    Async,
+    Consistency,
+    ConsistencyReport,
+    Sync,
+    consistency_from,
+)
 from stratagem_proto.channel import Deadlines
+from stratagem_proto.consistency import check_consistency
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 _Self = TypeVar("_Self", bound="ParameterServerStrategy")
-
-_CONSISTENCIES = ("async", "sync")
 
 
 class ParameterServerStrategy(Strategy):
@@ -78,9 +87,13 @@ class ParameterServerStrategy(Strategy):
             `stratagem.partitioners`, or a function like them. A `Variable` becomes a
             `ShardedVariable`; parameters of modules stay one tensor here, and are
             several variables only on the servers. Without a cluster it is not used.
-        consistency: "async": each worker's push is applied when it arrives. "sync":
-            all workers' gradients of a step are added and applied once, and
-            the next step starts with the result.
+        consistency: What holds the workers together, for optimizers that do not say
+            otherwise. "async": nothing, each worker's push is applied when it
+            arrives. "bounded": likewise, but a worker waits while it is too far ahead
+            of the slowest. "sync": all workers' gradients of a step are added and
+            applied once, and the next step starts with the result. Or a value of
+            `stratagem.consistency`, which says how far ahead, or how many
+            contributions are enough.
         placement: Where variables and shards go in the order of their creation.
             "round_robin": to the servers in turn. "balanced": to the one that has the
             fewest bytes of them.
@@ -110,7 +123,7 @@ class ParameterServerStrategy(Strategy):
         cluster_resolver: ClusterResolver | None = None,
         variable_partitioner: VariablePartitioner | None = None,
         *,
-        consistency: str = "async",
+        consistency: Consistency | str = "async",
         placement: str = "round_robin",
         num_replicas_per_worker: int | None = None,
         token: str | None = None,
@@ -119,7 +132,7 @@ class ParameterServerStrategy(Strategy):
         connect_seconds: float = 60.0,
         peer_seconds: float = 300.0,
     ) -> None:
-        _require_consistency(consistency)
+        initial = consistency_from(consistency)
         placement_named(placement)
         resolver = cluster_resolver or TFConfigClusterResolver()
         devices = _replica_devices(num_replicas_per_worker)
@@ -132,7 +145,7 @@ class ParameterServerStrategy(Strategy):
             resolver.cluster_spec(), resolver.task_type, resolver.task_id
         )
         secret = resolver.cluster_token if token is None else token
-        identity = _identity(member, secret, consistency == "sync")
+        identity = _identity(member, secret, isinstance(initial, Sync))
         deadlines = Deadlines(connect=connect_seconds)
         visible = visible_servers(member, device_filters, session_config)
         servers = ServerGroup(member.server_addresses, identity, deadlines, visible)
@@ -140,9 +153,9 @@ class ParameterServerStrategy(Strategy):
             ParameterServerExtended(
                 self,
                 member,
-                RemoteStore(servers, peer_seconds),
+                RemoteStore(servers, peer_seconds, _pace(member, servers, initial)),
                 [canonicalize(device, member.name) for device in devices],
-                Settings(consistency == "sync", placement, variable_partitioner),
+                Settings(isinstance(initial, Sync), placement, variable_partitioner),
             )
         )
 
@@ -183,13 +196,15 @@ class ParameterServerStrategy(Strategy):
         """Bring parameters and servers together, as each `run` does at its start.
 
         What this process wrote to parameters goes to the servers; then parameters
-        get their values of now. With `consistency="sync"` this waits for the step
-        that this worker has contributed to last.
+        get their values of now. With "sync" consistency this waits for the step
+        that this worker has contributed to last, with "bounded" for workers that
+        are too far behind.
 
         Raises:
             ContextError: A replica is running, or another strategy is in charge.
             UnavailableError: A server cannot be reached.
-            DeadlineExceededError: Other workers have not contributed in time.
+            DeadlineExceededError: Other workers were not fast enough; they are named.
+            AbortedError: A worker is gone without which a step cannot be completed.
         """
         require_cross_replica_or_default(self.extended, "refresh")
         with entered(self):
@@ -309,6 +324,47 @@ class ParameterServerStrategy(Strategy):
         with entered(self):
             return self.extended._restore(path, strict)
 
+    def set_consistency(
+        self,
+        consistency: Consistency | str,
+        optimizer: DistributedOptimizer | str | None = None,
+    ) -> None:
+        """Change what holds the workers together, while they train.
+
+        The chief decides; in other workers the call does nothing. The change holds
+        from the first step on that no worker had begun, for all workers: each hears
+        of it when it asks for leave to take a step. Those that are behind leave out
+        the numbers of the steps between, unless these are synchronous.
+
+        `num_replicas_in_sync` and the sharing of datasets stay what the strategy was
+        made with.
+
+        Args:
+            consistency: As in the constructor.
+            optimizer: Of which optimizer, or its name; by default of all that exist.
+
+        Raises:
+            InvalidArgumentError: The cluster has too few workers for it, or there is
+                no such optimizer.
+            ContextError: A replica is running, or another strategy is in charge.
+        """
+        require_cross_replica_or_default(self.extended, "set_consistency")
+        name = (
+            optimizer.name if isinstance(optimizer, DistributedOptimizer) else optimizer
+        )
+        self.extended._set_consistency(consistency_from(consistency), name)
+
+    def consistency_report(self) -> dict[str, ConsistencyReport]:
+        """Ask the servers what holds for each optimizer, and how its workers fare.
+
+        Returns:
+            By name of the optimizer. Empty without a cluster.
+
+        Raises:
+            UnavailableError: The first server cannot be reached.
+        """
+        return self.extended._consistency_report()
+
     def close(self) -> None:
         """End the sessions with the servers. The variables stay there.
 
@@ -328,12 +384,13 @@ class ParameterServerStrategy(Strategy):
         self.close()
 
 
-def _require_consistency(consistency: str) -> None:
-    if consistency not in _CONSISTENCIES:
-        raise InvalidArgumentError(
-            f"consistency must be one of {', '.join(_CONSISTENCIES)}, "
-            f"not {consistency!r}"
-        )
+def _pace(member: Membership, servers: ServerGroup, initial: Consistency) -> Pace:
+    declared = encoded(initial)
+    check_consistency(declared, member.num_workers)
+    # Who may not call the first server cannot be held together with the others.
+    hidden = servers.used[0] not in servers.called and initial == Async()
+    lonely = hidden or member.task_type == "evaluator"
+    return Pace(declared, None if lonely else member.number, member.num_workers)
 
 
 def _require_no_folder(keep: int, extra: Mapping[str, Any] | None) -> None:

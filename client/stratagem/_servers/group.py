@@ -102,6 +102,12 @@ class ServerGroup:
         """Sends a request to one server; raises as `Connection.call`."""
         return self.together({task: request})[task]
 
+    def start(self, task: int, request: Request[Result]) -> Pending[Result]:
+        """Sends a request that changes nothing to one server; raises as `call`."""
+        self.require_visible(task)
+        self._pulse.start()
+        return self._connections[task].start(request)
+
     def together(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
         """Sends a request to each of several servers, all in flight at once.
 

@@ -1,0 +1,137 @@
+"""How far this worker is in the steps of each optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from stratagem_proto.consistency import has_backups
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.v1.consistency_pb2 import (
+    CONSISTENCY_MODE_ASYNC,
+    CONSISTENCY_MODE_BOUNDED,
+    Consistency,
+    StepBegin,
+    StepGrant,
+)
+from stratagem_proto.v1.parameter_server_pb2 import StepMark
+
+
+@dataclass
+class _Steps:
+    """The steps of one optimizer.
+
+    Attributes:
+        declared: The consistency that it begins with.
+        finished: The last step.
+        counted: The last synchronous one that contains a contribution of this worker.
+        grant: The latest leave; of the next step, or of one that is finished.
+    """
+
+    declared: Consistency
+    finished: int = 0
+    counted: int = 0
+    grant: StepGrant | None = None
+
+
+class Pace:
+    """What this worker tells and hears of its steps.
+
+    Args:
+        declared: The consistency of optimizers that have none of their own.
+        worker: Its place among those that train, which is also the order of addition;
+            None for a task that trains nothing.
+        num_workers: How many there are.
+    """
+
+    def __init__(
+        self, declared: Consistency, worker: int | None, num_workers: int
+    ) -> None:
+        self._declared = declared
+        self.worker = worker
+        self.num_workers = num_workers
+        self._steps: dict[str, _Steps] = {}
+
+    def add(self, optimizer: str, declared: Consistency | None = None) -> None:
+        """Take in an optimizer."""
+        self._steps[optimizer] = _Steps(declared or self._declared)
+
+    @property
+    def optimizers(self) -> list[str]:
+        """Their names, in the order in which they were made."""
+        return list(self._steps)
+
+    def require(self, optimizer: str) -> None:
+        """Check that there is an optimizer of that name.
+
+        Raises:
+            InvalidArgumentError: There is none.
+        """
+        if optimizer not in self._steps:
+            raise InvalidArgumentError(
+                f"there is no optimizer {optimizer!r}; this strategy has "
+                f"{', '.join(self._steps) or 'none'}"
+            )
+
+    def begins(self, optimizers: Sequence[str] | None = None) -> list[StepBegin]:
+        """Return what to ask leave for; of all optimizers, unless some are named."""
+        if self.worker is None:
+            return []
+        return [
+            StepBegin(
+                group=name,
+                worker=self.worker,
+                num_workers=self.num_workers,
+                finished=self._steps[name].finished,
+                declared=self._steps[name].declared,
+            )
+            for name in (self._steps if optimizers is None else optimizers)
+        ]
+
+    def granted(self, begins: Sequence[StepBegin], grants: Sequence[StepGrant]) -> None:
+        """Take note of the leave to go on."""
+        for begin, grant in zip(begins, grants, strict=True):
+            self._steps[begin.group].grant = grant
+
+    def grant(self, optimizer: str) -> StepGrant | None:
+        """Return the leave for the next step, None if it is yet to be asked for."""
+        steps = self._steps[optimizer]
+        if self.worker is None:
+            lonely = Consistency(mode=CONSISTENCY_MODE_ASYNC)
+            return StepGrant(step=steps.finished + 1, consistency=lonely)
+        grant = steps.grant
+        return grant if grant is not None and grant.step > steps.finished else None
+
+    def leads(self) -> bool:
+        """Return whether values may be read only after leave was given.
+
+        So it is where the fast wait for the slow, where a step may be over without
+        this worker, and where nothing is known yet.
+        """
+        return self.worker is not None and any(map(self._leads, self._steps.values()))
+
+    def _leads(self, steps: _Steps) -> bool:
+        if steps.grant is None:
+            return True
+        consistency = steps.grant.consistency
+        bounded = consistency.mode == CONSISTENCY_MODE_BOUNDED
+        return bounded or has_backups(consistency, self.num_workers)
+
+    def finish(self, optimizer: str, step: int) -> None:
+        """Note that a step is finished."""
+        self._steps[optimizer].finished = step
+
+    def count(self, mark: StepMark) -> None:
+        """Note that this worker's contribution to a synchronous step counts."""
+        self._steps[mark.group].counted = mark.step
+
+    def after(self, optimizer: str) -> StepMark | None:
+        """Return the synchronous step that reads have to come after, if any."""
+        steps = self._steps[optimizer]
+        closed = steps.grant.closed if steps.grant is not None else 0
+        step = max(steps.counted, closed)
+        return StepMark(group=optimizer, step=step) if step else None
+
+    def all_after(self) -> Iterator[StepMark]:
+        """Return these steps of all optimizers."""
+        return filter(None, map(self.after, self._steps))

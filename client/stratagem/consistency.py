@@ -1,0 +1,142 @@
+"""What holds the workers of a cluster together, and how they have fared with it.
+
+Each optimizer's variables are a group with a consistency of its own. A string is short
+for one: "async", "bounded" or "sync".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+
+__all__ = [
+    "Async",
+    "Bounded",
+    "Consistency",
+    "ConsistencyReport",
+    "Sync",
+    "WorkerReport",
+]
+
+
+@dataclass(frozen=True)
+class Consistency:
+    """What holds workers together: `Async`, `Bounded` or `Sync`."""
+
+
+@dataclass(frozen=True)
+class Async(Consistency):
+    """Nobody waits: each worker's gradient is applied when it comes."""
+
+
+@dataclass(frozen=True)
+class Bounded(Consistency):
+    """Gradients are applied when they come, but the fast wait for the slow.
+
+    No worker reads values for a step while it is more than `steps` steps ahead of the
+    slowest. This is the stale-synchronous parallelism of Ho et al., 2013.
+
+    Args:
+        steps: How far ahead a worker may be; 0 keeps them in lockstep.
+
+    Raises:
+        InvalidArgumentError: `steps` is negative.
+    """
+
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        _require_number("steps", self.steps, least=0)
+
+
+@dataclass(frozen=True)
+class Sync(Consistency):
+    """All take a step together: their gradients are added and applied once.
+
+    Args:
+        replicas_to_aggregate: How many contributions close a step; each worker makes
+            one, for all its replicas. None for those of all workers. With fewer, the
+            others are backups: who comes later is not counted in that step, and goes
+            on with the next one. (Chen et al., 2016)
+
+    Raises:
+        InvalidArgumentError: `replicas_to_aggregate` is less than 1.
+    """
+
+    replicas_to_aggregate: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.replicas_to_aggregate is not None:
+            _require_number(
+                "replicas_to_aggregate", self.replicas_to_aggregate, least=1
+            )
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """How one worker has fared with one optimizer since the servers started.
+
+    Attributes:
+        steps: Number of the last step that it finished.
+        dropped: Contributions that came too late for their step.
+        staleness: How many of its asynchronous and bounded updates were so stale: by
+            the least number of steps that others finished while it took one, in
+            powers of two. `{0: 7, 1: 2, 2: 1}` are 7 with none, 2 with one, and 1
+            with two or three.
+        gone: How it went away; empty while it is there.
+    """
+
+    steps: int
+    dropped: int
+    staleness: Mapping[int, int]
+    gone: str
+
+
+@dataclass(frozen=True)
+class ConsistencyReport:
+    """What holds for one optimizer, and how the workers fare.
+
+    Attributes:
+        consistency: What holds for the newest step.
+        since: The first step for which it holds.
+        workers: Those that have begun a step, by name, as in "/job:worker/task:1".
+    """
+
+    consistency: Consistency
+    since: int
+    workers: Mapping[str, WorkerReport]
+
+
+_BY_NAME: Mapping[str, type[Consistency]] = {
+    "async": Async,
+    "bounded": Bounded,
+    "sync": Sync,
+}
+
+
+def consistency_from(value: object) -> Consistency:
+    """Returns a consistency, or the one that a string is short for.
+
+    Raises:
+        InvalidArgumentError: There is none of that name.
+        InvalidTypeError: `value` is neither.
+    """
+    if isinstance(value, Async | Bounded | Sync):
+        return value
+    if not isinstance(value, str):
+        raise InvalidTypeError(
+            f"consistency must be {', '.join(_BY_NAME)} or a value of "
+            f"stratagem.consistency, not {value!r}"
+        )
+    if value not in _BY_NAME:
+        raise InvalidArgumentError(
+            f"consistency must be one of {', '.join(_BY_NAME)}, not {value!r}"
+        )
+    return _BY_NAME[value]()
+
+
+def _require_number(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise InvalidArgumentError(f"{name} must be {least} or more, not {value!r}")

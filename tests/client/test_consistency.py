@@ -1,0 +1,244 @@
+"""How far workers drift apart, and changing that while they train."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import stratagem
+from stratagem import (
+    DeadlineExceededError,
+    DistributedOptimizer,
+    InvalidArgumentError,
+    InvalidTypeError,
+    ParameterServerStrategy,
+)
+from stratagem.consistency import Async, Bounded, Consistency, Sync
+from tests.client.clusters import running
+
+STEPS = 20
+
+
+class Counter:
+    """Two sums, one on each server, to which each step of a worker adds 1."""
+
+    def __init__(
+        self,
+        strategy: ParameterServerStrategy,
+        consistency: Consistency | str | None = None,
+    ) -> None:
+        with strategy.scope():
+            self.module = nn.Linear(1, 1)
+            nn.init.zeros_(self.module.weight)
+            nn.init.zeros_(self.module.bias)
+        parameters = list(self.module.parameters())
+        sgd = torch.optim.SGD(parameters, lr=1.0, maximize=True)
+        self.optimizer = DistributedOptimizer(sgd, "sum", consistency=consistency)
+        self._strategy = strategy
+        self.before_push: Callable[[], object] = lambda: None
+
+    def add(self) -> None:
+        self._strategy.run(self._step)
+
+    def _step(self) -> None:
+        for parameter in self.module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        self.before_push()
+        self.optimizer.step()
+
+    def sums(self) -> list[float]:
+        """What the servers have once all workers are here."""
+        self._strategy.barrier()
+        return [parameter.item() for parameter in self.module.parameters()]
+
+
+@pytest.mark.parametrize("consistency", ["async", Bounded(0), Bounded(3), "sync"])
+def test_what_all_workers_add_is_there(consistency: Consistency | str) -> None:
+    def program(strategy: ParameterServerStrategy, worker: int) -> list[float]:
+        counter = Counter(strategy)
+        for _ in range(STEPS):
+            counter.add()
+        return counter.sums()
+
+    with running(num_servers=2, num_workers=2) as cluster:
+        results = cluster.run(program, consistency=consistency)
+    assert results == [[2.0 * STEPS] * 2] * 2
+
+
+def test_nobody_reads_too_far_ahead_of_the_slowest() -> None:
+    ahead: list[float] = []
+    done = [0, 0]
+
+    def program(strategy: ParameterServerStrategy, worker: int) -> None:
+        counter = Counter(strategy)
+        strategy.barrier("built")
+        for _ in range(STEPS):
+            strategy.refresh()
+            ahead.append(done[worker] - min(done))
+            counter.add()
+            done[worker] += 1
+
+    with running(num_servers=2, num_workers=2) as cluster:
+        cluster.run(program, consistency=Bounded(1))
+    assert max(ahead) == 1
+
+
+def test_a_worker_that_is_too_slow_is_named() -> None:
+    with (
+        running(num_servers=1, num_workers=2) as cluster,
+        cluster.strategy(0, consistency=Bounded(2), peer_seconds=0.3) as strategy,
+    ):
+        counter = Counter(strategy)
+        for _ in range(3):
+            counter.add()
+        with pytest.raises(DeadlineExceededError, match="is 3 steps far, worker 1 0"):
+            counter.add()
+
+
+def test_backups_who_come_too_late_are_dropped_and_counted() -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    def program(
+        strategy: ParameterServerStrategy, worker: int
+    ) -> tuple[list[float], dict[str, int]]:
+        counter = Counter(strategy)
+        if worker == 2:
+            # It takes the first step until the others have closed it, and more.
+            counter.before_push = partial(_wait_for, begun, over)
+            counter.add()
+        else:
+            begun.wait(60)
+            for _ in range(STEPS):
+                counter.add()
+            strategy.refresh()
+            over.set()
+        sums = counter.sums()
+        report = strategy.consistency_report()["SGD"]
+        return sums, {task: each.dropped for task, each in report.workers.items()}
+
+    with running(num_servers=2, num_workers=3) as cluster:
+        results = cluster.run(program, consistency=Sync(2))
+    dropped = {f"/job:worker/task:{worker}": worker // 2 for worker in range(3)}
+    assert results == [([2.0 * STEPS] * 2, dropped)] * 3
+
+
+def _wait_for(here: threading.Event, there: threading.Event) -> None:
+    here.set()
+    there.wait(60)
+
+
+def test_the_chief_changes_the_consistency_while_all_train() -> None:
+    changes: list[Consistency | str] = ["sync", Bounded(1), Sync(1), "async", "sync"]
+
+    def program(
+        strategy: ParameterServerStrategy, worker: int
+    ) -> tuple[Consistency, int]:
+        counter = Counter(strategy)
+        for consistency in changes:
+            for _ in range(STEPS):
+                counter.add()
+            # In workers that are not the chief this does nothing.
+            strategy.set_consistency(consistency)
+        strategy.barrier("changed")
+        report = strategy.consistency_report()["SGD"]
+        return report.consistency, report.since
+
+    with running(num_servers=2, num_workers=2) as cluster:
+        first, second = cluster.run(program)
+    assert first == second
+    assert first[0] == Sync()
+    assert first[1] > STEPS
+
+
+def test_a_change_holds_for_one_optimizer() -> None:
+    with running() as cluster, cluster.strategy() as strategy:
+        counters = [Counter(strategy), Counter(strategy, Bounded(2)), Counter(strategy)]
+        for counter in counters:
+            counter.add()
+        strategy.set_consistency("sync", counters[0].optimizer)
+        report = strategy.consistency_report()
+        assert {name: each.consistency for name, each in report.items()} == {
+            "SGD": Sync(),
+            "SGD_1": Bounded(2),
+            "SGD_2": Async(),
+        }
+        strategy.set_consistency(Bounded(5))
+        report = strategy.consistency_report()
+        assert {each.consistency for each in report.values()} == {Bounded(5)}
+        with pytest.raises(InvalidArgumentError, match=r"no optimizer 'Adam'; .* SGD,"):
+            strategy.set_consistency("async", "Adam")
+
+
+def test_a_worker_started_again_alone_takes_part_where_the_others_are() -> None:
+    half, again = threading.Barrier(2), threading.Barrier(2)
+
+    def program(strategy: ParameterServerStrategy, worker: int) -> list[float]:
+        counter = Counter(strategy)
+        for _ in range(STEPS):
+            counter.add()
+        strategy.refresh()
+        half.wait(60)
+        if worker == 1:
+            strategy.close()
+            strategy = cluster.strategy(1, consistency="sync")
+            counter = Counter(strategy)
+        again.wait(60)
+        for _ in range(STEPS):
+            counter.add()
+        strategy.refresh()
+        with strategy:
+            return [parameter.item() for parameter in counter.module.parameters()]
+
+    with running(num_servers=2, num_workers=2) as cluster:
+        results = cluster.run(program, consistency="sync")
+    assert results == [[4.0 * STEPS] * 2] * 2
+
+
+@pytest.mark.parametrize(
+    ("consistency", "error", "says"),
+    [
+        ("eventual", InvalidArgumentError, "must be one of async, bounded, sync"),
+        (3, InvalidTypeError, "or a value of stratagem.consistency, not 3"),
+        (Sync(3), InvalidArgumentError, "only 2 workers contribute"),
+    ],
+)
+def test_a_consistency_must_be_possible(
+    consistency: Consistency, error: type[Exception], says: str
+) -> None:
+    with (
+        running(num_servers=1, num_workers=2) as cluster,
+        pytest.raises(error, match=says),
+    ):
+        cluster.strategy(consistency=consistency)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Bounded(-1), lambda: Sync(0), lambda: Sync(-1)]
+)
+def test_bounds_have_bounds(make: Callable[[], Consistency]) -> None:
+    with pytest.raises(InvalidArgumentError, match="or more, not"):
+        make()
+
+
+def test_without_a_cluster_all_consistencies_are_the_same() -> None:
+    strategy = ParameterServerStrategy(consistency=Bounded(2))
+    counter = Counter(strategy, Sync())
+    counter.add()
+    strategy.set_consistency("sync")
+    assert counter.sums() == [1.0, 1.0]
+    assert strategy.consistency_report() == {}
+
+
+def test_where_replicas_are_always_in_sync_there_is_no_choice() -> None:
+    strategy = stratagem.MirroredStrategy()
+    with strategy.scope():
+        module = nn.Linear(1, 1)
+    with pytest.raises(InvalidArgumentError, match="under MirroredStrategy all"):
+        DistributedOptimizer(
+            torch.optim.SGD(module.parameters()), consistency="bounded"
+        )
