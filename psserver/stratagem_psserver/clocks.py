@@ -177,7 +177,7 @@ class Clocks:
         worker.taken_before = None if phase.synchronous else group.taken
         worker.finished = step - 1
         group.recount()
-        return StepGrant(step=step, consistency=phase.consistency, closed=closed)
+        return StepGrant(step=step, consistency=phase.consistency)
 
     def holding(self, name: str, number: int) -> str:
         """Who keeps a worker waiting, for a message."""

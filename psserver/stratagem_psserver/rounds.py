@@ -213,6 +213,11 @@ class Rounds:
         """The newest step of a group that takes no more contributions, else 0."""
         return self._groups.get(group, _Group()).closed
 
+    def awaited(self, group: str) -> int:
+        """The newest closed step of a group that did not fail, else 0."""
+        known = self._groups.get(group, _Group())
+        return known.closed if known.closed > known.failed[0] else known.applied
+
     def finish(self, mark: StepMark, failure: StratagemError | None = None) -> None:
         """Ends a closed step: its sum is applied, or could not be.
 

@@ -137,22 +137,28 @@ def test_the_chief_changes_the_consistency_while_all_train() -> None:
 
     def program(
         strategy: ParameterServerStrategy, worker: int
-    ) -> tuple[Consistency, int]:
+    ) -> tuple[list[float], Consistency, bool]:
         counter = Counter(strategy)
         for consistency in changes:
             for _ in range(STEPS):
                 counter.add()
+            strategy.barrier("done")
             # In workers that are not the chief this does nothing.
             strategy.set_consistency(consistency)
-        strategy.barrier("changed")
+            # So that all have as many steps before them.
+            strategy.barrier("changed")
+        for _ in range(STEPS):
+            counter.add()
         report = strategy.consistency_report()["SGD"]
-        return report.consistency, report.since
+        return counter.sums(), report.consistency, report.since > STEPS
 
     with running(num_servers=2, num_workers=2) as cluster:
         first, second = cluster.run(program)
     assert first == second
-    assert first[0] == Sync()
-    assert first[1] > STEPS
+    sums, *rest = first
+    assert rest == [Sync(), True]
+    # Of steps that the first contribution closes, the second is dropped.
+    assert 2 * STEPS * len(changes) <= sums[0] == sums[1] < 2 * STEPS * 6
 
 
 def test_a_change_holds_for_one_optimizer() -> None:

@@ -111,7 +111,7 @@ class DistributedOptimizer(Optimizer):
         FailedPreconditionError: It has state already.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - independent settings, by name
         self,
         optimizer: Optimizer,
         reduce_op: ReduceOp | str = ReduceOp.MEAN,

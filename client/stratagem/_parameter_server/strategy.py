@@ -13,35 +13,30 @@ from typing import Any, TypeVar
 from stratagem._checkpoints.deferred import Restoration
 from stratagem._cluster.device_filters import ClusterDeviceFilters
 from stratagem._cluster.membership import Membership
-from stratagem._cluster.token import token_from_environment
 from stratagem._cluster.visibility import visible_servers
 from stratagem._contexts.context import require_cross_replica_or_default
 from stratagem._contexts.scope import Scope, entered
-from stratagem._devices import canonicalize, list_logical_devices
+from stratagem._devices import canonicalize
 from stratagem._optimizers.optimizer import DistributedOptimizer
-from stratagem._parameter_server.consistencies import encoded
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.local_extended import LocalExtended
-from stratagem._parameter_server.pace import Pace
 from stratagem._parameter_server.partitioned_extended import Settings
 from stratagem._parameter_server.partitioning import VariablePartitioner
 from stratagem._parameter_server.placement import placement_named
 from stratagem._parameter_server.store import RemoteStore
+from stratagem._parameter_server.task import identity_of, pace_of, replica_devices
 from stratagem._servers.group import ServerGroup
-from stratagem._servers.session import Identity
 from stratagem._servers.traffic import Traffic
 from stratagem._strategies.strategy import Strategy
 from stratagem._tables.extended import META_ABOVE
 from stratagem.cluster_resolver import ClusterResolver, TFConfigClusterResolver
 from stratagem.consistency import (
-    Async,
     Consistency,
     ConsistencyReport,
     Sync,
     consistency_from,
 )
 from stratagem_proto.channel import Deadlines
-from stratagem_proto.consistency import check_consistency
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
@@ -135,7 +130,7 @@ class ParameterServerStrategy(Strategy):
         initial = consistency_from(consistency)
         placement_named(placement)
         resolver = cluster_resolver or TFConfigClusterResolver()
-        devices = _replica_devices(num_replicas_per_worker)
+        devices = replica_devices(num_replicas_per_worker)
         self._passages: Counter[str] = Counter()
         self._resolver = resolver
         if not resolver.cluster_spec():
@@ -145,7 +140,7 @@ class ParameterServerStrategy(Strategy):
             resolver.cluster_spec(), resolver.task_type, resolver.task_id
         )
         secret = resolver.cluster_token if token is None else token
-        identity = _identity(member, secret, isinstance(initial, Sync))
+        identity = identity_of(member, secret, isinstance(initial, Sync))
         deadlines = Deadlines(connect=connect_seconds)
         visible = visible_servers(member, device_filters, session_config)
         servers = ServerGroup(member.server_addresses, identity, deadlines, visible)
@@ -153,7 +148,7 @@ class ParameterServerStrategy(Strategy):
             ParameterServerExtended(
                 self,
                 member,
-                RemoteStore(servers, peer_seconds, _pace(member, servers, initial)),
+                RemoteStore(servers, peer_seconds, pace_of(member, servers, initial)),
                 [canonicalize(device, member.name) for device in devices],
                 Settings(isinstance(initial, Sync), placement, variable_partitioner),
             )
@@ -336,6 +331,8 @@ class ParameterServerStrategy(Strategy):
         of it when it asks for leave to take a step. Those that are behind leave out
         the numbers of the steps between, unless these are synchronous.
 
+        Who has taken all its steps may keep the others waiting: where loops have a
+        fixed number of steps, pass a `barrier` before the change and one after it.
         `num_replicas_in_sync` and the sharing of datasets stay what the strategy was
         made with.
 
@@ -384,44 +381,8 @@ class ParameterServerStrategy(Strategy):
         self.close()
 
 
-def _pace(member: Membership, servers: ServerGroup, initial: Consistency) -> Pace:
-    declared = encoded(initial)
-    check_consistency(declared, member.num_workers)
-    # Who may not call the first server cannot be held together with the others.
-    hidden = servers.used[0] not in servers.called and initial == Async()
-    lonely = hidden or member.task_type == "evaluator"
-    return Pace(declared, None if lonely else member.number, member.num_workers)
-
-
 def _require_no_folder(keep: int, extra: Mapping[str, Any] | None) -> None:
     if keep != 1 or extra is not None:
         raise InvalidArgumentError(
             "without a cluster a checkpoint is one file; leave keep and extra out"
         )
-
-
-def _identity(member: Membership, token: str | None, synchronous: bool) -> Identity:
-    secret = token_from_environment() if token is None else token
-    # Of a synchronous step, a server that goes back may lack a part that other workers
-    # will not send again.
-    return Identity(
-        member.role,
-        member.task_type,
-        member.task_id,
-        secret,
-        outlives_servers=not synchronous,
-    )
-
-
-def _replica_devices(count: int | None) -> list[str]:
-    """The devices of this process's replicas, as in "GPU:0"."""
-    kind = "GPU" if list_logical_devices("GPU") else "CPU"
-    available = len(list_logical_devices(kind))
-    if count is None:
-        count = available if kind == "GPU" else 1
-    if not 1 <= count <= available:
-        raise InvalidArgumentError(
-            f"num_replicas_per_worker is {count}, but this process has {available} "
-            f"{kind} devices; config.set_logical_{kind.lower()}s(n) makes more"
-        )
-    return [f"{kind}:{index}" for index in range(count)]

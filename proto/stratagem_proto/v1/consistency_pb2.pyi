@@ -178,8 +178,8 @@ class StepGrant(google.protobuf.message.Message):
     a synchronous step, or comes (back) to the others, leaves steps out.
     """
     closed: builtins.int
-    """Newest synchronous step that takes no more contributions; 0 if there was none.
-    Values read for this step contain it.
+    """Newest synchronous step that takes no more contributions and did not fail; 0 if
+    there was none. Values read for this step contain it.
     """
     @property
     def consistency(self) -> global___Consistency:

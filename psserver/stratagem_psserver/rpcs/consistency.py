@@ -45,6 +45,7 @@ class ConsistencyRpcs:
                 f"{state.clocks.holding(name, step.worker)}; see that the others "
                 "train, or set a consistency that allows more"
             )
+        granted.closed = state.rounds.awaited(name)
         return granted
 
     async def change(self, request: pb.SetConsistencyRequest) -> bytes:

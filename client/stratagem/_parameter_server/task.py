@@ -1,0 +1,66 @@
+"""What a strategy makes of the task that this process is."""
+
+from __future__ import annotations
+
+from stratagem._cluster.membership import Membership
+from stratagem._cluster.token import token_from_environment
+from stratagem._devices import list_logical_devices
+from stratagem._parameter_server.consistencies import encoded
+from stratagem._parameter_server.pace import Pace
+from stratagem._servers.group import ServerGroup
+from stratagem._servers.session import Identity
+from stratagem.consistency import Async, Consistency
+from stratagem_proto.consistency import check_consistency
+from stratagem_proto.errors import InvalidArgumentError
+
+
+def identity_of(member: Membership, token: str | None, synchronous: bool) -> Identity:
+    """Return what a task tells servers about itself.
+
+    Args:
+        member: The task.
+        token: The cluster's secret; by default that of the environment.
+        synchronous: Whether the workers take their steps together.
+    """
+    secret = token_from_environment() if token is None else token
+    # Of a synchronous step, a server that goes back may lack a part that other workers
+    # will not send again.
+    return Identity(
+        member.role,
+        member.task_type,
+        member.task_id,
+        secret,
+        outlives_servers=not synchronous,
+    )
+
+
+def replica_devices(count: int | None) -> list[str]:
+    """Return the devices of this process's replicas, as in "GPU:0".
+
+    Raises:
+        InvalidArgumentError: There are not as many.
+    """
+    kind = "GPU" if list_logical_devices("GPU") else "CPU"
+    available = len(list_logical_devices(kind))
+    if count is None:
+        count = available if kind == "GPU" else 1
+    if not 1 <= count <= available:
+        raise InvalidArgumentError(
+            f"num_replicas_per_worker is {count}, but this process has {available} "
+            f"{kind} devices; config.set_logical_{kind.lower()}s(n) makes more"
+        )
+    return [f"{kind}:{index}" for index in range(count)]
+
+
+def pace_of(member: Membership, servers: ServerGroup, initial: Consistency) -> Pace:
+    """Return the pace of a task that has taken no step.
+
+    Raises:
+        InvalidArgumentError: There are too few workers for the consistency.
+    """
+    declared = encoded(initial)
+    check_consistency(declared, member.num_workers)
+    # Who may not call the first server cannot be held together with the others.
+    hidden = servers.used[0] not in servers.called and initial == Async()
+    lonely = hidden or member.task_type == "evaluator"
+    return Pace(declared, None if lonely else member.number, member.num_workers)
