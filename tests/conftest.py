@@ -27,9 +27,14 @@ def server() -> Iterator[ParameterServer]:
         yield running
 
 
-@pytest.fixture
-def four_cpus() -> Iterator[None]:
-    """`CPU:0` to `CPU:3`."""
-    config.set_logical_cpus(4)
+@pytest.fixture(autouse=True)
+def one_cpu() -> Iterator[None]:
+    """Only `CPU:0` at first, whatever the test before has configured."""
     yield
     config.set_logical_cpus(1)
+
+
+@pytest.fixture
+def four_cpus() -> None:
+    """`CPU:0` to `CPU:3`."""
+    config.set_logical_cpus(4)

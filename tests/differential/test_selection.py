@@ -16,6 +16,9 @@ SCENARIOS = scenarios()
 FEWEST_PER_PREFIX = 5
 FEWEST_ERRORS = 30
 
+# Both libraries' checkpoints of a cluster take servers that write to disk.
+NOT_COMPARED = {"CKP"}
+
 # Where Stratagem is free to differ, because TensorFlow is odd or its pages promise
 # something else.
 DECISIONS = frozenset(
@@ -39,7 +42,8 @@ def test_there_are_enough_scenarios_of_each_prefix() -> None:
     counts = Counter(scenario.prefix for scenario in SCENARIOS)
     tested = Counter(row.prefix for row in rows().values() if row.needs_a_test)
     least = {prefix: min(tested[prefix], FEWEST_PER_PREFIX) for prefix in tested}
-    assert {prefix for prefix in least if counts[prefix] < least[prefix]} == set()
+    lacking = {prefix for prefix in least if counts[prefix] < least[prefix]}
+    assert lacking == NOT_COMPARED
 
 
 def test_there_are_enough_errors() -> None:
