@@ -38,6 +38,7 @@ class Saves:
 
         Raises:
             NotFoundError: The folder does not exist on this machine.
+            UnimplementedError: A variable is a table.
         """
         if cut in self._tasks:
             return

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from stratagem_proto.checkpoint.parts import Content
+from stratagem_proto.errors import UnimplementedError
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.store import Variable, VariableStore
 
@@ -46,6 +47,16 @@ class Snapshot:
         self._shared.clear()
 
 
+def _require_no_table(store: VariableStore) -> None:
+    for variable in store.variables():
+        if variable.arena is not None:
+            raise UnimplementedError(
+                f"checkpoints do not hold tables of rows yet, and {variable.name!r} is "
+                "one; read the rows that you need by its module, and save them",
+                variable=variable.name,
+            )
+
+
 def _content(variable: Variable) -> Content:
     spec = VariableSpec()
     spec.CopyFrom(variable.spec)
@@ -59,7 +70,12 @@ class Snapshots:
         self._open: list[Snapshot] = []
 
     def take(self, store: VariableStore) -> Snapshot:
-        """The values as they are now; `close` it when they are written."""
+        """The values as they are now; `close` it when they are written.
+
+        Raises:
+            UnimplementedError: A variable is a table.
+        """
+        _require_no_table(store)
         self._open.append(Snapshot(store))
         return self._open[-1]
 

@@ -162,9 +162,7 @@ class TableVariable(SplitVariable):
             raise InvalidArgumentError(
                 f"{self!r} is read as a whole, which takes more than the "
                 f"{self._reach.nbytes:.0f} bytes of scope(meta_above=...). Look "
-                "rows up by torch.nn.functional.embedding; save it by the strategy's "
-                "checkpoints, from which `stratagem checkpoint export` writes a state "
-                "dict",
+                "rows up by torch.nn.functional.embedding",
                 variable=self.name,
             )
         return self.pull(self.whole_rows, training=False)
@@ -218,7 +216,7 @@ def require_whole_state(variables: Iterable[Variable]) -> None:
         if isinstance(variable, TableVariable) and not variable.is_dense:
             raise UnimplementedError(
                 f"the optimizer's state for {variable!r} is stored by rows beside the "
-                "table and has no place in a state dict; save both by the strategy's "
-                "checkpoints, or give the table an optimizer of its own",
+                "table and has no place in a state dict; give the table an optimizer "
+                "of its own",
                 variable=variable.name,
             )
