@@ -13,7 +13,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 	&& echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check answers coverage-table bench format protos clean
+.PHONY: help demo test test-cluster check answers coverage-table bench format protos clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s  %s\n", $$1, $$2 }' Makefile
@@ -21,8 +21,11 @@ help: ## List these targets.
 demo: $(INSTALLED) ## Train a recommender on two servers and two workers.
 	$(BIN)/stratagem run --ps 2 --workers 2 examples/movielens.py
 
-test: $(INSTALLED) ## Run the tests.
-	$(BIN)/pytest --numprocesses auto --dist loadfile
+test: $(INSTALLED) ## Run the tests, but for those of `test-cluster`.
+	$(BIN)/pytest --numprocesses auto --dist loadfile -m "not cluster"
+
+test-cluster: $(INSTALLED) ## Run the tests that take clusters of processes, or long.
+	$(BIN)/pytest --numprocesses auto --dist loadfile -m cluster
 
 check: $(INSTALLED) ## Lint, type-check, and see that tests can fail.
 	$(BIN)/ruff check
