@@ -28,7 +28,7 @@ app.add_typer(checkpoints.app, name="checkpoint")
 
 
 @app.command(context_settings=_SCRIPTS_OWN)
-def run(
+def run(  # noqa: PLR0913  # one parameter for each option
     script: Annotated[
         Path, typer.Argument(exists=True, dir_okay=False, help="The training script.")
     ],
@@ -43,6 +43,13 @@ def run(
         float,
         typer.Option(min=0, help="Seconds to end in, after a failure or Ctrl-C."),
     ] = 10.0,
+    restore: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of checkpoints; servers begin with the latest, if there is "
+            "one.",
+        ),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show all that servers log.")
     ] = False,
@@ -54,10 +61,16 @@ def run(
     write goes to standard error, each line behind the name of its process.
     OMP_NUM_THREADS, unless set, shares the cores out among the workers.
 
+    With --restore and a folder that the script saves to, a script that is run again
+    goes on with the values of the last checkpoint and with their optimizers' state.
+
     Exit code: 0 when the script succeeded on every worker, else that of the worker
     which failed first, 128 + N if signal N ended it; 1 if a server failed.
     """
     from stratagem_deploy.script_run import ScriptRun, ScriptSettings
+
+    if restore and not ps:
+        raise typer.BadParameter("without servers nothing is restored")
 
     settings = ScriptSettings(
         command=(str(script), *(arguments or ())),
@@ -65,6 +78,7 @@ def run(
         workers=workers,
         grace=grace,
         verbose=verbose,
+        restore=str(restore.absolute()) if restore else "",
     )
     try:
         code = ScriptRun(settings).exit_code()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ class LocalCluster:
     ends all processes and removes all files.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - independent settings, most by name
         self,
         ps: int = 1,
         workers: int = 1,
@@ -43,6 +44,7 @@ class LocalCluster:
         lease_seconds: float = 30.0,
         start_timeout: float = 60.0,
         show_output: bool = False,
+        restore: str | os.PathLike[str] | None = None,
     ) -> None:
         """Describes the cluster; entering the block starts it.
 
@@ -57,19 +59,28 @@ class LocalCluster:
             show_output: Whether what processes write goes to standard error, each
                 line behind the name of its process. What they wrote last is in the
                 errors that they cause either way.
+            restore: Folder of checkpoints: each server begins with its part of the
+                latest one, if there is one yet, also when it is started again.
 
         Raises:
-            InvalidArgumentError: There would be nobody, or less than that.
+            InvalidArgumentError: There would be nobody, or less than that; or no server
+                that could restore anything.
         """
         if min(ps, workers) < 0 or not ps + workers:
             raise InvalidArgumentError(
                 f"a cluster of {ps} parameter servers and {workers} workers cannot "
                 "be; ask for at least one of them"
             )
+        if restore is not None and not ps:
+            raise InvalidArgumentError(
+                f"a cluster without parameter servers cannot restore {str(restore)!r}; "
+                "ask for servers, or restore it by strategy.restore()"
+            )
         self._counts = {"ps": ps, "worker": workers, "chief": 1}
         self._processes = processes
         self._lease_seconds = lease_seconds
         self._start_timeout = start_timeout
+        self._restore = "" if restore is None else os.path.abspath(restore)
         self._screen = Screen(sys.stderr) if show_output else None
         self._token = secrets.token_urlsafe(32)
         self._addresses: dict[str, list[ReservedAddress]] = {}
@@ -182,10 +193,12 @@ class LocalCluster:
 
     def _create_processes(self, directory: PrivateDirectory) -> None:
         token_file = directory.write_secret("token", self._token)
-        options = ("--lease-seconds", str(self._lease_seconds))
+        options = ["--lease-seconds", str(self._lease_seconds)]
+        if self._restore:
+            options += ["--restore", self._restore]
         self._servers = [
             ServerProcess(
-                ServerCommand(index, str(address), token_file, options),
+                ServerCommand(index, str(address), token_file, tuple(options)),
                 show=self._show("ps", index),
             )
             for index, address in enumerate(self._addresses["ps"])
@@ -205,6 +218,7 @@ class LocalCluster:
                     task=index,
                     token=self._token,
                     lease_seconds=self._lease_seconds,
+                    restore=self._restore,
                 )
             )
             for index, address in enumerate(self._addresses["ps"])

@@ -35,6 +35,8 @@ class ScriptSettings:
         workers: Number of workers; worker 0 is the chief.
         grace: Seconds that processes get to end when they are told to.
         verbose: Whether servers may tell what they do, and not only what is wrong.
+        restore: Absolute path of the folder of checkpoints that servers begin with;
+            "" to begin with nothing.
     """
 
     command: tuple[str, ...]
@@ -42,6 +44,7 @@ class ScriptSettings:
     workers: int = 1
     grace: float = 10.0
     verbose: bool = False
+    restore: str = ""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -92,9 +95,11 @@ class ScriptRun:
         directory = PrivateDirectory()
         resources.callback(directory.close)
         token_file = directory.write_secret("token", secrets.token_urlsafe(32))
+        restore = self._settings.restore
+        options = ("--restore", restore) if restore else ()
         servers = [
             ServerProcess(
-                ServerCommand(index, address, token_file),
+                ServerCommand(index, address, token_file, options),
                 show=self._shown_log(index),
                 on_end=self._events.put,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,6 +137,39 @@ def test_a_variable_on_a_server_that_is_hidden_says_which_filters_hide_it() -> N
         with pytest.raises(stratagem.FailedPreconditionError, match=message):
             strategy.extended.reduce_to("mean", torch.ones(1), "/job:ps/task:1")
         strategy.extended.reduce_to("mean", torch.ones(1), FIRST)
+
+
+@pytest.mark.spec("FIL-2")
+def test_a_checkpoint_needs_a_chief_who_sees_all_servers(
+    server: ParameterServer, tmp_path: Path
+) -> None:
+    """Otherwise servers would have no part to go on from."""
+    config = ConfigProto(device_filters=["/job:worker", FIRST])
+    with (
+        strategy_of([server.address, NOWHERE], session_config=config) as strategy,
+        pytest.raises(
+            RuntimeError,
+            match=r"a checkpoint needs all servers, but /job:ps/task:1 is invisible to "
+            r".*\['/job:worker', '/job:ps/task:0'\] hide it",
+        ),
+    ):
+        strategy.save(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.spec("FIL-3")
+def test_a_task_without_servers_cannot_wait_for_a_checkpoint(
+    server: ParameterServer, tmp_path: Path
+) -> None:
+    filters = ClusterDeviceFilters()
+    filters.set_device_filters("worker", 1, ["/job:worker"])
+    with strategy_of([server.address]) as chief:
+        chief.save(tmp_path / "run")
+    with (
+        strategy_of([server.address], 1, device_filters=filters) as strategy,
+        pytest.raises(RuntimeError, match=r"task:0 is invisible to /job:worker/task:1"),
+    ):
+        strategy.restore(tmp_path / "run")
 
 
 @pytest.mark.spec("FIL-2")

@@ -54,6 +54,7 @@ class ClusterCheckpoints:
             raise InvalidArgumentError(f"keep is {keep}; keep at least 1 checkpoint")
         if not self._membership.is_chief:
             return written_elsewhere()
+        self._store.servers.require_all_visible("a checkpoint")
         local = {name: value.detach().cpu().clone() for name, value in self._buffers}
         return self._saver.save(root, Contents(local, extra), keep)
 

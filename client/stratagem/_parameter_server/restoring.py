@@ -142,7 +142,9 @@ class ClusterRestorer:
             servers.on_all(lambda: announce_restored(self._identity))
             return
         give_up_at = time.monotonic() + self._store.peer_seconds
-        while self._identity not in servers.call(servers.called[0], list_restored()):
+        # A task that sees no server at all is told what hides them.
+        visible = next(iter(servers.called), servers.used[0])
+        while self._identity not in servers.call(visible, list_restored()):
             if time.monotonic() >= give_up_at:
                 raise DeadlineExceededError(
                     f"the chief has not restored {str(self._path)!r} in "

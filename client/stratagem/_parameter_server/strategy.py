@@ -270,7 +270,8 @@ class ParameterServerStrategy(Strategy):
                 see it.
             InvalidArgumentError: `path` is a file, `extra` is not for JSON, or
                 safetensors does not know a variable's dtype.
-            FailedPreconditionError: The chief does not see what a server has written.
+            FailedPreconditionError: The chief does not see what a server has written,
+                or device filters hide a server from it, so that its part would lack.
             DeadlineExceededError: Workers were in the midst of a step for
                 `peer_seconds`.
             ContextError: A replica is running, or another strategy is in charge.

@@ -98,6 +98,17 @@ class ServerGroup:
         if reason := self._visible.hidden.get(task):
             raise FailedPreconditionError(reason, task=f"/job:ps/task:{task}")
 
+    def require_all_visible(self, what: str) -> None:
+        """Check that this task may call all servers, as `what` needs.
+
+        Raises:
+            FailedPreconditionError: Saying what hides one.
+        """
+        for task, reason in self._visible.hidden.items():
+            raise FailedPreconditionError(
+                f"{what} needs all servers, but {reason}", task=f"/job:ps/task:{task}"
+            )
+
     def call(self, task: int, request: Request[Result]) -> Result:
         """Sends a request to one server; raises as `Connection.call`."""
         return self.together({task: request})[task]
