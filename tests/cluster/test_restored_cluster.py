@@ -48,7 +48,13 @@ def count(resolver: ClusterResolver, root: Path) -> list[float]:
         return [float(counter.numpy()) for counter in counters]
 
 
-@pytest.mark.parametrize("processes", [False, True], ids=["threads", "processes"])
+@pytest.mark.parametrize(
+    "processes",
+    [
+        pytest.param(False, id="threads"),
+        pytest.param(True, id="processes", marks=pytest.mark.cluster),
+    ],
+)
 def test_a_local_cluster_goes_on_from_a_checkpoint(
     processes: bool, tmp_path: Path
 ) -> None:
@@ -88,6 +94,7 @@ def test_who_has_no_servers_cannot_restore(tmp_path: Path) -> None:
     assert "without servers nothing is restored" in refused.output
 
 
+@pytest.mark.cluster
 def test_a_script_that_is_run_again_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     script, root = tmp_path / "script.py", str(tmp_path / "run")
     script.write_text(SCRIPT)

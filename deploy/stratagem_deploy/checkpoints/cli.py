@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,19 @@ Source = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Servers = Annotated[int, typer.Option(min=1, help="Number of servers.")]
 Keep = Annotated[int, typer.Option(min=1, help="How many checkpoints to keep there.")]
+
+
+class Format(str, Enum):
+    """What other programs read and write."""
+
+    safetensors = "safetensors"
+    dcp = "dcp"
+
+
+Chosen = Annotated[
+    Format,
+    typer.Option("--format", help="dcp is a folder of torch.distributed.checkpoint."),
+]
 
 _NO, _UNANSWERED = 1, 2
 
@@ -76,28 +90,65 @@ def verify(source: Source, as_json: AsJson = False) -> None:
 @app.command("export")
 def export_file(
     source: Source,
-    target: Annotated[Path, typer.Argument(help="The new safetensors file.")],
+    target: Annotated[Path, typer.Argument(help="The new file, or folder of dcp.")],
+    form: Chosen = Format.safetensors,
     as_json: AsJson = False,
 ) -> None:
-    """Write all of a checkpoint as one file that plain PyTorch programs can load."""
-    from stratagem_deploy.checkpoints.resharding import export
+    """Write all of a checkpoint in a form that plain PyTorch programs can load.
+
+    Values and optimizers' state are kept, each tensor whole; what was saved as extra,
+    versions and sessions are not.
+    """
     from stratagem_proto.checkpoint.folder import open_checkpoint
 
+    if form is Format.dcp:
+        from stratagem_deploy.checkpoints.dcp import export_dcp as export
+    else:
+        from stratagem_deploy.checkpoints.resharding import export
     with _answering():
         count = export(open_checkpoint(source), target)
         _say(as_json, f"{target} has {count} tensors", path=str(target), tensors=count)
 
 
 @app.command("import")
-def import_file(
-    source: Annotated[Path, typer.Argument(help="A safetensors file.")],
+def import_file(  # noqa: PLR0913  # one parameter for each option
+    source: Annotated[
+        Path, typer.Argument(help="A safetensors file, or a folder of dcp.")
+    ],
     target: Annotated[Path, typer.Argument(help="The folder of checkpoints.")],
+    form: Chosen = Format.safetensors,
+    prefix: Annotated[
+        str,
+        typer.Option(help="Of dcp: take what is under this key, such as model."),
+    ] = "",
     servers: Servers = 1,
     keep: Keep = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Make a checkpoint of a state_dict that was saved as a safetensors file."""
-    _write_anew(source, target, servers, keep, as_json)
+    """Make a checkpoint of a state_dict that another program saved.
+
+    torch reads a folder of dcp by pickle, which runs what its author put there: import
+    only what you trust. What are no tensors is left out, and named.
+    """
+    if form is Format.dcp:
+        _import_dcp(source, prefix, target, servers, keep, as_json)
+    elif prefix:
+        raise typer.BadParameter("--prefix is for --format dcp")
+    else:
+        _write_anew(source, target, servers, keep, as_json)
+
+
+def _import_dcp(
+    source: Path, prefix: str, target: Path, servers: int, keep: int, as_json: bool
+) -> None:
+    from stratagem_deploy.checkpoints.dcp import SavedByTorch, import_dcp
+
+    with _answering():
+        saved = SavedByTorch(source, prefix)
+        path = import_dcp(saved, target, servers, keep)
+    for name in () if as_json else saved.left_out:
+        typer.echo(f"stratagem: {name} is left out", err=True)
+    _say_written(path, servers, as_json, left_out=saved.left_out)
 
 
 @app.command()
@@ -120,8 +171,12 @@ def _write_anew(
 
     with _answering():
         path = written(open_checkpoint(source), target, servers, keep)
-        said = f"{path} is for {servers} servers"
-        _say(as_json, said, path=str(path), servers=servers)
+    _say_written(path, servers, as_json)
+
+
+def _say_written(path: Path, servers: int, as_json: bool, **facts: object) -> None:
+    said = f"{path} is for {servers} servers"
+    _say(as_json, said, path=str(path), servers=servers, **facts)
 
 
 @app.command()

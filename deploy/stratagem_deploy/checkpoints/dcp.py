@@ -1,0 +1,223 @@
+"""Checkpoints of `torch.distributed.checkpoint`, written and read by one process.
+
+torch describes such a checkpoint by a pickle, which can make who reads it do anything:
+`SavedByTorch` is for folders from people that you trust, and for no parameter server.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from tempfile import TemporaryDirectory
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from stratagem_deploy.checkpoints.resharding import reshard
+from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
+from stratagem_proto.checkpoint.parts import Content, write_part
+from stratagem_proto.checkpoint.whole import wholes_of
+from stratagem_proto.errors import DataLossError, NotFoundError
+from stratagem_proto.tensors import spec_of
+from stratagem_proto.v1.variable_pb2 import VariableSpec
+
+# torch reads the description of a whole checkpoint for each call.
+_BATCH_BYTES = 1 << 28
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Keeps torch quiet about there being one process, and has it raise real errors."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is")
+            yield
+    except CheckpointException as error:
+        for failure, _ in error.failures.values():
+            raise failure from None
+        raise
+
+
+class _ReadWhenWritten(DefaultSavePlanner):
+    """Reads each tensor only when torch writes it, so that one is in memory at a time.
+
+    Args:
+        checkpoint: Where the values are.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__()
+        self._checkpoint = checkpoint
+        self._wholes = wholes_of(checkpoint.index)
+
+    def described(self) -> dict[str, torch.Tensor]:
+        """Shapes and dtypes of all tensors, by name."""
+        return {
+            name: torch.empty(whole.shape, dtype=whole.dtype, device="meta")
+            for name, whole in self._wholes.items()
+        }
+
+    def lookup_object(self, index: MetadataIndex) -> torch.Tensor:
+        return self._wholes[index.fqn].read(self._checkpoint)
+
+
+def export_dcp(checkpoint: Checkpoint, path: Path) -> int:
+    """Writes a checkpoint as torch's, one variable at a time.
+
+    Variables have the names of the module's `state_dict()`, so that a program loads
+    them by `dcp.load(state, checkpoint_id=path)`; optimizers' state is there as
+    `<variable>/<optimizer>/<key>`. All tensors are whole. Which were split, versions,
+    sessions and what was kept as `extra` is left out.
+
+    Args:
+        checkpoint: Where the values are.
+        path: The new folder.
+
+    Returns:
+        How many tensors it has.
+
+    Raises:
+        FileExistsError: It exists.
+        DataLossError: The checkpoint is damaged.
+    """
+    path.mkdir()
+    planner = _ReadWhenWritten(checkpoint)
+    state = planner.described()
+    try:
+        with _alone():
+            writer = FileSystemWriter(path)
+            save(state, storage_writer=writer, planner=planner)
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    return len(state)
+
+
+class SavedByTorch:
+    """A checkpoint of torch that can be read.
+
+    Opening it runs what its author has put into its description: never open one that
+    you do not trust. Safetensors files have no such risk.
+
+    Args:
+        path: Its folder.
+        prefix: What the names of the tensors to read begin with, and a point, as in
+            "model" of {"model": module.state_dict()}; "" reads all.
+
+    Attributes:
+        left_out: The names of what is not read: other tensors, and what are none,
+            such as the hyperparameters of optimizers.
+
+    Raises:
+        NotFoundError: There is none, or no tensor in it begins with `prefix`.
+        DataLossError: It is damaged.
+    """
+
+    def __init__(self, path: Path, prefix: str = "") -> None:
+        self._path = path
+        self._start = f"{prefix}." if prefix else ""
+        entries = _description(path).state_dict_metadata
+        self._tensors = {
+            name: entry
+            for name, entry in entries.items()
+            if isinstance(entry, TensorStorageMetadata) and name.startswith(self._start)
+        }
+        self.left_out = sorted(entries.keys() - self._tensors.keys())
+        if not self._tensors:
+            raise NotFoundError(
+                f"{str(path)!r} has no tensor whose name begins with {self._start!r}; "
+                f"it has {', '.join(map(repr, self.left_out[:10])) or 'nothing'}"
+            )
+
+    def contents(self) -> list[Content]:
+        """What is there, under the names without the prefix."""
+        found = []
+        for name, entry in self._tensors.items():
+            tensor = spec_of(_empty(entry, device="meta"))
+            spec = VariableSpec(name=name.removeprefix(self._start), tensor=tensor)
+            found.append(Content(spec))
+        return found
+
+    def values(self) -> Iterator[torch.Tensor]:
+        """Yields the tensors, those of several files or ranks put together.
+
+        Raises:
+            DataLossError: A file is missing or damaged.
+        """
+        for names in self._batches():
+            batch = {name: _empty(self._tensors[name]) for name in names}
+            try:
+                with _alone():
+                    reader = FileSystemReader(self._path)
+                    load(batch, storage_reader=reader)
+            except (OSError, RuntimeError, UnpicklingError, EOFError) as error:
+                raise _damaged(self._path, error) from error
+            yield from batch.values()
+
+    def _batches(self) -> Iterator[Sequence[str]]:
+        names: list[str] = []
+        nbytes = 0
+        for name, entry in self._tensors.items():
+            names.append(name)
+            nbytes += _empty(entry, device="meta").nbytes
+            if nbytes >= _BATCH_BYTES:
+                yield names
+                names, nbytes = [], 0
+        if names:
+            yield names
+
+
+def import_dcp(source: SavedByTorch, root: Path, servers: int, keep: int) -> Path:
+    """Makes a checkpoint for some number of servers of one that torch wrote.
+
+    Args:
+        source: What torch wrote.
+        root: The folder of checkpoints that gets it.
+        servers: How many servers there are to be.
+        keep: How many checkpoints `root` keeps.
+
+    Returns:
+        The new checkpoint.
+
+    Raises:
+        DataLossError: What torch wrote is damaged.
+        InvalidArgumentError: Checkpoints cannot have a tensor of such a dtype.
+    """
+    # On the disk of the result, and not in memory.
+    with TemporaryDirectory(dir=root.absolute().parent, prefix=".import-") as folder:
+        file = Path(folder) / "all.safetensors"
+        write_part(file, source.contents(), source.values())
+        return reshard(open_checkpoint(file), root, servers, keep)
+
+
+def _description(path: Path) -> Metadata:
+    try:
+        return FileSystemReader(path).read_metadata()
+    except FileNotFoundError as error:
+        raise NotFoundError(
+            f"{str(path)!r} is no folder of torch.distributed.checkpoint: it has no "
+            "file .metadata"
+        ) from error
+    except (UnpicklingError, EOFError, AttributeError, ImportError) as error:
+        raise _damaged(path, error) from error
+
+
+def _empty(entry: TensorStorageMetadata, device: str = "cpu") -> torch.Tensor:
+    return torch.empty(entry.size, dtype=entry.properties.dtype, device=device)
+
+
+def _damaged(path: Path, error: Exception) -> DataLossError:
+    return DataLossError(f"what torch wrote to {str(path)!r} is damaged: {error}")
