@@ -209,9 +209,9 @@ class ParameterServerExtended(TablesExtended):
 
     def _no_checkpoints(self) -> UnimplementedError:
         return UnimplementedError(
-            "ParameterServerStrategy does not gather here what its servers hold; "
-            "save() it to a folder, of which `stratagem checkpoint export` makes a "
-            "state_dict"
+            "ParameterServerStrategy does not gather here all that its servers hold; "
+            "use model.state_dict() and optimizer.state_dict(), or save() all to a "
+            "folder, of which `stratagem checkpoint export` makes a state_dict"
         )
 
     def _close(self) -> None:
