@@ -53,6 +53,7 @@ class Scope:
         if explicit:
             default = partial(strategy.extended._scope_resources, name)
             self._resources = resources or default
+            strategy.extended._names.release()
         self._entries: list[_Entry | None] = []
         self._used = False
 

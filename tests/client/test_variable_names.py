@@ -1,0 +1,74 @@
+"""Names of variables are unique while the variables live."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import stratagem
+from stratagem import OneDeviceStrategy, Variable
+
+
+@pytest.fixture
+def strategy() -> OneDeviceStrategy:
+    return OneDeviceStrategy("CPU:0")
+
+
+@contextmanager
+def collections() -> Iterator[list[str]]:
+    """The collections of garbage that the block asks for."""
+    found: list[str] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        found.append(phase)
+
+    gc.disable()
+    gc.callbacks.append(note)
+    try:
+        yield found
+    finally:
+        gc.callbacks.remove(note)
+        gc.enable()
+
+
+def in_a_cycle(name: str) -> str:
+    """Make a variable that only a collection of garbage can free; its name."""
+    variable = Variable(0.0, name=name)
+    cycle: list[object] = [variable]
+    cycle.append(cycle)
+    return variable.name
+
+
+def test_a_name_is_free_again_in_the_next_scope(strategy: OneDeviceStrategy) -> None:
+    made = []
+    for _ in range(3):
+        with strategy.scope():
+            made.append(in_a_cycle("v"))
+    assert made == ["v", "v", "v"]
+
+
+def test_what_lives_keeps_its_name(strategy: OneDeviceStrategy) -> None:
+    with strategy.scope():
+        kept = [Variable(0.0, name="v"), Variable(0.0, name="v")]
+    del kept[0]
+    with strategy.scope():
+        kept += [Variable(0.0, name="v"), Variable(0.0, name="v")]
+    assert [variable.name for variable in kept] == ["v_1", "v", "v_2"]
+
+
+def test_a_suffixed_name_may_be_taken_already(strategy: OneDeviceStrategy) -> None:
+    with strategy.scope():
+        kept = [Variable(0.0, name=name) for name in ("v", "v_1", "v", "v")]
+    assert [variable.name for variable in kept] == ["v", "v_1", "v_2", "v_3"]
+
+
+def test_many_equal_names_cost_one_collection_of_garbage(
+    strategy: OneDeviceStrategy,
+) -> None:
+    with collections() as found, strategy.scope():
+        kept = [stratagem.Variable(0.0) for _ in range(100)]
+    assert len({variable.name for variable in kept}) == 100
+    assert found.count("start") <= 1
