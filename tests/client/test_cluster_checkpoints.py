@@ -56,6 +56,7 @@ def save_at_random(strategy: ParameterServerStrategy, root: Path, count: int) ->
         strategy.save(root, keep=count, extra={"number": number})
 
 
+@pytest.mark.cluster
 @pytest.mark.timeout(300)
 @pytest.mark.spec("CKP-1")
 def test_a_checkpoint_has_the_same_steps_of_a_worker_on_all_servers(

@@ -134,6 +134,7 @@ def test_what_a_step_loses_later_ones_make_up_for(
             torch.testing.assert_close(-value, expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("verdict", [Verdict.CUT_BEFORE, Verdict.CUT_AFTER])
 def test_a_lost_connection_neither_repeats_nor_forgets_anything(
     verdict: Verdict,

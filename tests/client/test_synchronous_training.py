@@ -107,6 +107,7 @@ def test_two_workers_equal_one_on_the_joined_batch(steps: int) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.cluster
 def test_the_order_of_arrival_leaves_no_trace_in_the_result() -> None:
     results = []
     for seed in (1, 2):
@@ -197,6 +198,7 @@ def make_counters(
     return add, sums
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("verdict", "consistency"),
     [
@@ -229,6 +231,7 @@ def test_integers_pushed_with_a_cut_at_each_boundary_are_added_once(
     assert boundaries >= 16
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("consistency", ["async", "sync"])
 def test_integers_pushed_over_failing_connections_are_added_once(
     consistency: str,

@@ -16,6 +16,8 @@ import stratagem
 from stratagem_deploy import LocalCluster
 from tests.nests import same_bytes
 
+pytestmark = pytest.mark.cluster
+
 STEPS = 200
 
 DEFAULT_KERNELS: dict[str, Any] = {

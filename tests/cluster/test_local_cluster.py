@@ -30,6 +30,8 @@ from stratagem_proto.v1.parameter_server_pb2_grpc import ParameterServerServiceS
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
 from tests.deploy.processes import descendants, eventually, is_alive
 
+pytestmark = pytest.mark.cluster
+
 
 @pytest.fixture(scope="module")
 def threads() -> Iterator[LocalCluster]:

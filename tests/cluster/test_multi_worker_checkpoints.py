@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
@@ -12,6 +13,8 @@ from torch import nn
 import stratagem
 from stratagem import MultiWorkerMirroredStrategy
 from tests.cluster.two_workers import on_two_workers, worker
+
+pytestmark = pytest.mark.cluster
 
 
 def test_the_chief_writes_and_all_restore(tmp_path: Path) -> None:

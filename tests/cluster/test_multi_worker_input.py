@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -14,6 +15,8 @@ from stratagem import (
     PerReplica,
 )
 from tests.cluster.two_workers import on_two_workers
+
+pytestmark = pytest.mark.cluster
 
 Strategy = MultiWorkerMirroredStrategy
 TEN = [torch.arange(10)[start : start + 4] for start in (0, 4, 8)]

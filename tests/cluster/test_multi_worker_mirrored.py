@@ -41,6 +41,8 @@ from stratagem_proto.errors import (
 )
 from tests.cluster.two_workers import on_two_workers, strategy_of, worker
 
+pytestmark = pytest.mark.cluster
+
 Strategy = MultiWorkerMirroredStrategy
 
 

@@ -20,6 +20,8 @@ from stratagem import (
 from stratagem_proto.errors import InvalidArgumentError
 from tests.cluster.two_workers import on_two_workers, replica, worker
 
+pytestmark = pytest.mark.cluster
+
 ROWS = torch.arange(24, dtype=torch.float32).reshape(8, 3) / 10
 Parameters = list[torch.Tensor]
 

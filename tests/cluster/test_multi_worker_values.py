@@ -12,6 +12,8 @@ from stratagem import IndexedSlices, Mirrored, MultiWorkerMirroredStrategy
 from stratagem_proto.errors import AbortedError, InvalidArgumentError
 from tests.cluster.two_workers import on_two_workers, replica, worker
 
+pytestmark = pytest.mark.cluster
+
 Strategy = MultiWorkerMirroredStrategy
 
 

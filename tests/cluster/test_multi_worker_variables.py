@@ -17,6 +17,8 @@ from stratagem import (
 from stratagem_proto.errors import InvalidArgumentError
 from tests.cluster.two_workers import on_two_workers, replica, worker
 
+pytestmark = pytest.mark.cluster
+
 Strategy = MultiWorkerMirroredStrategy
 SUM, MEAN = VariableAggregation.SUM, VariableAggregation.MEAN
 FIRST = VariableAggregation.ONLY_FIRST_REPLICA

@@ -11,6 +11,8 @@ import pytest
 
 from tests.deploy.processes import descendants, eventually, is_alive, python
 
+pytestmark = pytest.mark.cluster
+
 PROGRAM = """
 import sys, time
 from pathlib import Path

@@ -16,6 +16,8 @@ from tests.checkpoints import load_from
 from tests.client.clusters import TOKEN, Cluster
 from tests.psserver.process import ServerProcess, serving
 
+pytestmark = pytest.mark.cluster
+
 
 class Servers:
     """Two processes that begin with the latest checkpoint of a folder."""

@@ -18,6 +18,8 @@ import pytest
 
 from tests.deploy.processes import descendants, eventually, python
 
+pytestmark = pytest.mark.cluster
+
 HEAD = """
 import json, os, signal, sys, time
 from pathlib import Path

@@ -12,6 +12,8 @@ from tests.consistency.checker import Checker
 from tests.consistency.remote import READS, trained
 from tests.psserver.process import serving
 
+pytestmark = pytest.mark.cluster
+
 CHECKED_READS = 10_000  # at least, of each mode
 SERVERS, WORKERS = 2, 3
 STEPS = 1 + CHECKED_READS // (READS * SERVERS * WORKERS)

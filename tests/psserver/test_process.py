@@ -20,6 +20,8 @@ from stratagem_proto.v1 import parameter_server_pb2 as pb
 from tests.psserver.process import PATIENCE, launch, serving, until
 from tests.psserver.wire import SERVICE, RawClient, encoded
 
+pytestmark = pytest.mark.cluster
+
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
