@@ -121,10 +121,14 @@ class LocalCluster:
     def resolver(self, job: str, index: int) -> SimpleClusterResolver:
         """Returns the cluster as the given task sees it.
 
+        There is an "evaluator" 0 besides servers and workers, which `run` leaves to
+        you.
+
         Raises:
             InvalidArgumentError: There is no such task.
         """
-        self._check(job, index)
+        if (job, index) != ("evaluator", 0):
+            self._check(job, index)
         return self._resolver(("ps", "worker"), job, index)
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:

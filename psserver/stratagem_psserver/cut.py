@@ -97,7 +97,7 @@ class StepGate:
             hold = self._hold = _Hold(cut, now + HOLD_SECONDS, known)
         if hold.cut != cut:
             raise AbortedError(
-                "another checkpoint is being taken; save again in a moment"
+                "another client takes a checkpoint or a snapshot; try again in a moment"
             )
         for client, step in begun.items():
             hold.begun[client] = max(hold.begun.get(client, 0), step)
@@ -106,7 +106,7 @@ class StepGate:
         if cut in self._over:
             raise AbortedError(
                 f"the steps of all clients were not finished in {HOLD_SECONDS:g} s; "
-                "save again"
+                "try again"
             )
 
     def holds(self, cut: bytes, now: float) -> bool:

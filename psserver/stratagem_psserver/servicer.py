@@ -61,6 +61,8 @@ def checkpoint_handler(state: ServerState, saves: Saves) -> grpc.GenericRpcHandl
         "HoldSteps": unary(messages.HoldStepsRequest, rpcs.hold),
         "ReleaseSteps": unary(messages.ReleaseStepsRequest, rpcs.release),
         "BeginSave": unary(messages.BeginSaveRequest, rpcs.begin),
+        "OpenSnapshot": unary(messages.OpenSnapshotRequest, rpcs.open_snapshot),
+        "CloseSnapshot": unary(messages.CloseSnapshotRequest, rpcs.close_snapshot),
         "FinishSave": unary(messages.FinishSaveRequest, rpcs.finish),
         "RestoreVariables": unary(messages.RestoreVariablesRequest, rpcs.restore),
         "ListRestored": unary(messages.ListRestoredRequest, rpcs.list_restored),

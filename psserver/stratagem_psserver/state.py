@@ -16,6 +16,7 @@ from stratagem_psserver.clocks import Clocks
 from stratagem_psserver.compute import Compute
 from stratagem_psserver.cut import STEPS, StepGate
 from stratagem_psserver.graphs import GraphCache
+from stratagem_psserver.held_snapshots import HeldSnapshots
 from stratagem_psserver.ledger import Session, SessionLedger
 from stratagem_psserver.locks import VariableLocks
 from stratagem_psserver.mutations import Mutations
@@ -50,6 +51,7 @@ class ServerState:
         self.compute = Compute()
         self.gate = StepGate()
         self.snapshots = Snapshots()
+        self.held = HeldSnapshots(self.snapshots)
         self.mutations = Mutations(self.ledger, self.budget, self.waits, self.gate)
         self.resumed = False
         self.restored: list[str] = []
@@ -92,6 +94,7 @@ class ServerState:
     def _ended(self, session: Session, why: str) -> None:
         self.barriers.session_ended(session.id)
         self.gate.forget(session.client)
+        self.held.release(session.id)
         self.waits.changed(STEPS)
         self.groups_changed(self.rounds.session_ended(session.id, why))
         self.clocks_changed(self.clocks.session_ended(session.id, why))

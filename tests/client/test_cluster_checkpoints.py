@@ -18,35 +18,10 @@ from stratagem_proto.checkpoint.folder import open_checkpoint
 from tests.checkpoints import load_from
 from tests.client.clusters import Cluster, running
 from tests.client.connections import eventually
+from tests.client.counters import SERVERS, count_until, counters
 
-SERVERS = 3
 SERVER_COUNTS = (1, 2, 3, 5, 8)
 CHECKPOINTS = 100
-
-
-def counters(strategy: ParameterServerStrategy, workers: int) -> list[list[Variable]]:
-    """One counter for each worker on each server."""
-    with strategy.scope():
-        return [
-            [Variable(0.0, name=f"worker{w}_on{s}") for s in range(SERVERS)]
-            for w in range(workers)
-        ]
-
-
-def count_until(
-    over: threading.Event, strategy: ParameterServerStrategy, mine: list[Variable]
-) -> int:
-    """Takes steps that are three requests each; returns how many."""
-
-    def step() -> None:
-        for counter in mine:
-            counter.assign_add(1.0)
-
-    steps = 0
-    while not over.is_set():
-        strategy.run(step)
-        steps += 1
-    return steps
 
 
 def save_at_random(strategy: ParameterServerStrategy, root: Path, count: int) -> None:

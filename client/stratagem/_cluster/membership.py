@@ -69,6 +69,11 @@ class Membership:
         return self.is_chief and self.task_type != "evaluator"
 
     @property
+    def trains(self) -> bool:
+        """Whether it takes steps, for which others may wait."""
+        return self.task_type in ("chief", "worker")
+
+    @property
     def creator(self) -> tuple[str, int]:
         """Job and index of the task that creates the variables."""
         has_chief = "chief" in self.cluster.jobs and self.cluster.num_tasks("chief")
@@ -90,6 +95,19 @@ class Membership:
             raise FailedPreconditionError(
                 f"{what} was set in {self.name}, but only the chief sets the values of "
                 "variables; do it where strategy.extended.should_checkpoint is true",
+                task=self.name,
+            )
+
+    def require_trainer(self) -> None:
+        """Check that this task may take steps.
+
+        Raises:
+            FailedPreconditionError: It is one that only reads.
+        """
+        if not self.trains:
+            raise FailedPreconditionError(
+                f"{self.name} takes no steps, which others would not know of; only the "
+                "chief and workers train. Call optimizer.step() there only",
                 task=self.name,
             )
 

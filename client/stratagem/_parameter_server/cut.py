@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
-from stratagem._servers.checkpoints import begin_save, hold_steps, release_steps
+from stratagem._servers.checkpoints import hold_steps, release_steps
 from stratagem._servers.group import ServerGroup
+from stratagem._servers.request import Request
 from stratagem_proto.errors import (
     AbortedError,
     DeadlineExceededError,
@@ -26,15 +28,19 @@ _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
-def begin_saving(servers: ServerGroup, folder: str, seconds: float) -> bytes:
-    """Have all servers mark their variables, and begin to write them.
+Mark = Callable[[bytes], Request[Any]]
+"""Makes of the name of a cut the request that has a server mark its variables."""
+
+
+def take_cut(servers: ServerGroup, mark: Mark, seconds: float) -> bytes:
+    """Have all servers mark their variables between steps of all clients.
 
     Steps that no server has a part of yet wait until those are over that some server
     has a part of, at most for a second; then they are let go, and it is tried again.
 
     Args:
         servers: The servers.
-        folder: Absolute path of the folder to write to.
+        mark: What to send each server then; it ends the hold.
         seconds: How long to try.
 
     Returns:
@@ -43,30 +49,30 @@ def begin_saving(servers: ServerGroup, folder: str, seconds: float) -> bytes:
     Raises:
         DeadlineExceededError: Clients were in the midst of a step whenever it was
             tried; it names them.
-        StratagemError: A server could not be reached, or cannot write there.
+        StratagemError: A server could not be reached, or refuses what `mark` asks.
     """
     give_up_at = time.monotonic() + seconds
     pause = _FIRST_PAUSE_SECONDS
     while True:
         cut = secrets.token_bytes(SESSION_ID_BYTES)
-        busy = _attempt(servers, cut, folder)
+        busy = _attempt(servers, cut, mark)
         if busy is None:
             return cut
         if time.monotonic() >= give_up_at:
             raise DeadlineExceededError(
-                f"no checkpoint could be taken in {seconds:g} s: {busy}; raise "
+                f"no moment between steps was found in {seconds:g} s: {busy}; raise "
                 "peer_seconds if steps take that long"
             )
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def _attempt(servers: ServerGroup, cut: bytes, folder: str) -> str | None:
+def _attempt(servers: ServerGroup, cut: bytes, mark: Mark) -> str | None:
     """Takes a cut; returns why it could not, None if it could."""
     try:
         busy = _hold(servers, cut)
         if not busy:
-            servers.on_all(lambda: begin_save(cut, folder))
+            servers.on_all(partial(mark, cut))
             return None
         why = "in the midst of a step were " + ", ".join(sorted(busy))
     except AbortedError as error:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from stratagem import _devices
 from stratagem._checkpoints.deferred import Restoration
 from stratagem._cluster.membership import Membership
 from stratagem._contexts.context import current_replica_id
+from stratagem._contexts.scope import entered
 from stratagem._devices import DeviceName, torch_device
 from stratagem._modules.adoption import Adoption
 from stratagem._optimizers.step import OptimizerStep
@@ -31,6 +33,7 @@ from stratagem._parameter_server.local_writes import (
 from stratagem._parameter_server.partitioned_extended import Settings
 from stratagem._parameter_server.placement import placement_named, server_named
 from stratagem._parameter_server.sharded_variable import ShardedVariable
+from stratagem._parameter_server.snapshot import snapshot_of
 from stratagem._parameter_server.split_variable import (
     divided_slots,
     joined_slots,
@@ -178,6 +181,8 @@ class ParameterServerExtended(TablesExtended):
     # Life.
 
     def _barrier(self, name: str, passed: int, timeout: float | None) -> None:
+        if self._membership.task_type == "evaluator":
+            return  # a cluster of its own
         wait = self._store.peer_seconds if timeout is None else timeout
         request = barrier(name, passed, self._membership.num_workers, wait)
         # Those who come later may have to wait for what this worker has finished.
@@ -206,6 +211,17 @@ class ParameterServerExtended(TablesExtended):
         # The parameters of modules are to have the values at once.
         self._before_replicas()
         return restoration
+
+    @contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        """Read all as of one moment; see `ParameterServerStrategy.snapshot`."""
+        strategy = self._container_strategy()
+        with entered(strategy):
+            self._before_replicas()
+        with snapshot_of(self._store):
+            with entered(strategy):
+                self._before_replicas()
+            yield
 
     def _no_checkpoints(self) -> UnimplementedError:
         return UnimplementedError(
@@ -263,6 +279,7 @@ class ParameterServerExtended(TablesExtended):
         return result
 
     def _apply_gradients(self, step: OptimizerStep) -> None:
+        self._membership.require_trainer()
         _remote_steps.take(self._store, step)
 
     def _rejected_steps(self, optimizer: str) -> int:

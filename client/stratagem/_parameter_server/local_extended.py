@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from stratagem._parameter_server.variable_placement import VariablePlacement
@@ -65,6 +66,10 @@ class LocalExtended(CentralStorageExtended):
 
     def _barrier(self, name: str, passed: int, timeout: float | None) -> None:
         """This process is the only one."""
+
+    def _snapshot(self) -> AbstractContextManager[None]:
+        # Nobody else changes anything.
+        return nullcontext()
 
     def _traffic(self) -> Traffic:
         return Traffic()

@@ -8,13 +8,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from stratagem._parameter_server.cut import begin_saving
-from stratagem._servers.checkpoints import SavedPart, finish_save
+from stratagem._parameter_server.cut import take_cut
+from stratagem._servers.checkpoints import SavedPart, begin_save, finish_save
 from stratagem._servers.group import ServerGroup
 from stratagem_proto.checkpoint.folder import LOCAL_PART, NewCheckpoint
 from stratagem_proto.checkpoint.index import Index, Part
@@ -81,7 +82,8 @@ class ClusterSaver:
         """
         new = NewCheckpoint(root)
         try:
-            cut = begin_saving(self._servers, str(new.folder), self._seconds)
+            begin = partial(begin_save, folder=str(new.folder))
+            cut = take_cut(self._servers, begin, self._seconds)
         except BaseException:
             new.abandon()
             raise

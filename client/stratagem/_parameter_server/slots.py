@@ -10,7 +10,7 @@ import torch
 from stratagem._parameter_server.store import RemoteStore, by_server
 from stratagem._parameter_server.variable import RemoteVariable
 from stratagem._servers.listings import list_variables
-from stratagem._servers.reads import Reading, read
+from stratagem._servers.reads import Reading
 from stratagem._servers.writes import create, delete
 from stratagem_proto.tensors import allocate, spec_of
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT, VariableSpec
@@ -32,11 +32,7 @@ def read_slots(
             value = allocate(spec.tensor)
             found[spec.slot_of][_key(spec, optimizer)] = value
             readings[server].append(Reading(spec.name, value))
-    after = store.pace.after(optimizer)
-    wait = 0.0 if after is None else store.peer_seconds
-    store.servers.together(
-        {server: read(group, after, wait) for server, group in readings.items()}
-    )
+    store.read_after(store.pace.after(optimizer), readings)
     return [found[variable.name] for variable in variables]
 
 

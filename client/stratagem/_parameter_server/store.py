@@ -75,9 +75,10 @@ class RemoteStore:
         """Bring the copies up to date, as the next step of each optimizer needs them.
 
         Waits for slower workers and for synchronous steps, as the consistencies say.
+        With a snapshot they are what they were at its moment, for no step.
         """
         groups = by_server(one for one in variables if one.has_copy)
-        begins = self.pace.begins()
+        begins = [] if self.servers.snapshot else self.pace.begins()
         if not begins:
             self._bring(groups)
             return
@@ -170,17 +171,26 @@ class RemoteStore:
 
     def _read(self, readings: Mapping[int, Sequence[Reading]]) -> dict[int, list[int]]:
         """Read, by server, after the synchronous steps that the next step needs."""
-        marks: list[StepMark | None] = [*self.pace.all_after()]
+        marks = [] if self.servers.snapshot else [*self.pace.all_after()]
         # A read waits for one mark at most.
         for mark in marks[:-1]:
-            self._read_after(mark, dict.fromkeys(readings, ()))
-        return self._read_after(marks[-1] if marks else None, readings)
+            self.read_after(mark, dict.fromkeys(readings, ()))
+        return self.read_after(marks[-1] if marks else None, readings)
 
-    def _read_after(
+    def read_after(
         self, mark: StepMark | None, readings: Mapping[int, Sequence[Reading]]
     ) -> dict[int, list[int]]:
-        if mark is None:
-            requests = {server: read(group) for server, group in readings.items()}
+        """Read, by server, after a synchronous step; or from the snapshot.
+
+        Returns:
+            The versions read.
+        """
+        snapshot = self.servers.snapshot
+        if mark is None or snapshot:
+            requests = {
+                server: read(group, snapshot=snapshot)
+                for server, group in readings.items()
+            }
         else:
             count = partial(self.rejected.__setitem__, mark.group)
             requests = {
@@ -193,7 +203,7 @@ class RemoteStore:
         """Return the value of a variable as it is now, in memory of its own."""
         value = torch.empty(variable.shape, dtype=variable.dtype)
         reading = Reading(variable.name, value)
-        self.servers.call(variable.place.server, read([reading]))
+        self.read_after(None, {variable.place.server: [reading]})
         return value
 
     def write(self, writings: Mapping[RemoteVariable, Writing]) -> dict[str, int]:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Mapping
-from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from stratagem._checkpoints.deferred import Restoration
 from stratagem._cluster.device_filters import ClusterDeviceFilters
 from stratagem._cluster.membership import Membership
 from stratagem._cluster.visibility import visible_servers
@@ -18,6 +14,7 @@ from stratagem._contexts.context import require_cross_replica_or_default
 from stratagem._contexts.scope import Scope, entered
 from stratagem._devices import canonicalize
 from stratagem._optimizers.optimizer import DistributedOptimizer
+from stratagem._parameter_server.checkpointed import CheckpointedStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.local_extended import LocalExtended
 from stratagem._parameter_server.partitioned_extended import Settings
@@ -27,7 +24,6 @@ from stratagem._parameter_server.store import RemoteStore
 from stratagem._parameter_server.task import identity_of, pace_of, replica_devices
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.traffic import Traffic
-from stratagem._strategies.strategy import Strategy
 from stratagem._tables.extended import META_ABOVE
 from stratagem.cluster_resolver import ClusterResolver, TFConfigClusterResolver
 from stratagem.consistency import (
@@ -37,14 +33,13 @@ from stratagem.consistency import (
     consistency_from,
 )
 from stratagem_proto.channel import Deadlines
-from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 _Self = TypeVar("_Self", bound="ParameterServerStrategy")
 
 
-class ParameterServerStrategy(Strategy):
+class ParameterServerStrategy(CheckpointedStrategy):
     """Variables on parameter servers, replicas in worker processes.
 
     Every worker runs the same program. The chief (else worker 0) creates the
@@ -159,12 +154,6 @@ class ParameterServerStrategy(Strategy):
         """The resolver that was given, else that of TF_CONFIG. Spec: STR-4."""
         return self._resolver
 
-    @property
-    def extended(self) -> ParameterServerExtended | LocalExtended:
-        """Methods for libraries and for authors of strategies. Spec: STR-2."""
-        assert isinstance(self._extended, ParameterServerExtended | LocalExtended)
-        return self._extended
-
     def scope(
         self, name: str | None = None, *, meta_above: float = META_ABOVE
     ) -> Scope:
@@ -209,7 +198,7 @@ class ParameterServerStrategy(Strategy):
         """Wait until every worker of the cluster has come here.
 
         Afterwards parameters are fresh: the chief can evaluate what all have
-        trained.
+        trained. An evaluator, for which nobody waits, waits for nobody.
 
         Args:
             name: Which barrier. Workers pass barriers of one name in turn.
@@ -231,94 +220,6 @@ class ParameterServerStrategy(Strategy):
         Two of them differ by what was sent and received in between.
         """
         return self.extended._traffic()
-
-    def save(
-        self,
-        path: str | os.PathLike[str],
-        wait: bool = True,
-        keep: int = 1,
-        extra: Mapping[str, Any] | None = None,
-    ) -> Future[None]:
-        """Save the variables of all servers, as they are at one moment, to a folder.
-
-        Of each worker's steps a first part is in the checkpoint on every server, and
-        the rest on none. A step is one `run` with all that it sends, or outside of
-        `run` one request, such as an assignment. While the moment is found, steps that
-        have not begun wait until those that have are over: some milliseconds, unless a
-        worker takes long from its first push to the end of its `run`; after a second
-        they go on, and it is tried again. Then each server writes its own file while
-        training goes on, and copies what changes before it is written.
-
-        Only the chief saves; other workers' calls do nothing. Its modules' buffers are
-        saved as well. All servers and the chief have to share the folder.
-
-        Args:
-            path: The folder of checkpoints, made if need be. It has the file `latest`
-                and a folder for each checkpoint. A crash at any time leaves the latest
-                one whole. Without a cluster, a file: see `Strategy.save`.
-            wait: Whether to return only when it is written. Otherwise training goes
-                on meanwhile, and the checkpoint is as of the call.
-            keep: How many checkpoints the folder keeps, this one included.
-            extra: What else to keep, as JSON can express it, for instance the position
-                of an iterator; the `Restoration` of `restore` has it.
-
-        Returns:
-            Done when it is written, or has the error.
-
-        Raises:
-            NotFoundError: The folder of `path` does not exist, or a server does not
-                see it.
-            InvalidArgumentError: `path` is a file, `extra` is not for JSON, or
-                safetensors does not know a variable's dtype.
-            FailedPreconditionError: The chief does not see what a server has written,
-                or device filters hide a server from it, so that its part would lack.
-            DeadlineExceededError: Workers were in the midst of a step for
-                `peer_seconds`.
-            ContextError: A replica is running, or another strategy is in charge.
-
-        Spec: CKP-3, CKP-4, SHV-30, SHV-31.
-        """
-        if isinstance(self.extended, LocalExtended):
-            _require_no_folder(keep, extra)
-            return super().save(path, wait)
-        require_cross_replica_or_default(self.extended, "save")
-        with entered(self):
-            written = self.extended._save(path, keep, extra or {})
-        if wait:
-            written.result()
-        return written
-
-    def restore(self, path: str | os.PathLike[str], strict: bool = True) -> Restoration:
-        """Replace values, and the state of optimizers, by those of a checkpoint.
-
-        The servers read it, each what it hosts; their number may be another than when
-        it was saved. All workers make the call, and return when the chief has.
-        Variables that are made later start with their values.
-
-        Args:
-            path: What `save` of this or another strategy was given; the latest
-                checkpoint there is taken. One checkpoint in it, or any safetensors
-                file, will do as well.
-            strict: Whether each variable must be in it; otherwise those that are not
-                stay as they are.
-
-        Returns:
-            Says what has not been used yet, and has what was kept as `extra`.
-
-        Raises:
-            NotFoundError: There is no checkpoint, or a variable is not in it.
-            InvalidArgumentError: A shape or a dtype differs; nothing is changed.
-            DataLossError: It is damaged; restore another one.
-            DeadlineExceededError: The chief has not made the call in `peer_seconds`.
-            ContextError: A replica is running, or another strategy is in charge.
-
-        Spec: CKP-2, CKP-3, CKP-5, SHV-30.
-        """
-        if isinstance(self.extended, LocalExtended):
-            return super().restore(path, strict)
-        require_cross_replica_or_default(self.extended, "restore")
-        with entered(self):
-            return self.extended._restore(path, strict)
 
     def set_consistency(
         self,
@@ -380,10 +281,3 @@ class ParameterServerStrategy(Strategy):
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-def _require_no_folder(keep: int, extra: Mapping[str, Any] | None) -> None:
-    if keep != 1 or extra is not None:
-        raise InvalidArgumentError(
-            "without a cluster a checkpoint is one file; leave keep and extra out"
-        )

@@ -59,10 +59,9 @@ def pace_of(member: Membership, servers: ServerGroup, initial: Consistency) -> P
         InvalidArgumentError: There are too few workers for the consistency.
     """
     declared = encoded(initial)
-    if member.task_type == "ps":
-        return Pace(declared, None, 1)  # it takes no steps
+    if not member.trains:
+        return Pace(declared, None, 1)
     check_consistency(declared, member.num_workers)
     # Who may not call the first server cannot be held together with the others.
     hidden = servers.used[0] not in servers.called and initial == Async()
-    lonely = hidden or member.task_type == "evaluator"
-    return Pace(declared, None if lonely else member.number, member.num_workers)
+    return Pace(declared, None if hidden else member.number, member.num_workers)

@@ -1,4 +1,4 @@
-"""Asking servers to save and to restore."""
+"""Asking servers to save, to restore and to keep what they have."""
 
 from __future__ import annotations
 
@@ -49,6 +49,18 @@ def begin_save(cut: bytes, folder: str) -> Request[pb.BeginSaveResponse]:
     """The request that marks the variables and begins to write them to a folder."""
     message = pb.BeginSaveRequest(cut=cut, folder=folder)
     return Request("BeginSave", message, sole(pb.BeginSaveResponse), wait=2.0)
+
+
+def open_snapshot(cut: bytes) -> Request[pb.OpenSnapshotResponse]:
+    """The request that keeps all values as they are for reads of this session."""
+    message = pb.OpenSnapshotRequest(cut=cut)
+    return Request("OpenSnapshot", message, sole(pb.OpenSnapshotResponse), wait=2.0)
+
+
+def close_snapshot() -> Request[pb.CloseSnapshotResponse]:
+    """The request that gives these values up."""
+    message = pb.CloseSnapshotRequest()
+    return Request("CloseSnapshot", message, sole(pb.CloseSnapshotResponse))
 
 
 def finish_save(cut: bytes, wait: float) -> Request[SavedPart | None]:

@@ -28,6 +28,8 @@ class ServerGroup:
 
     Attributes:
         steps: Which requests belong together; what `together` sends always does.
+        snapshot: The cut of which all is read, while nothing may be changed; empty
+            for what is there now.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class ServerGroup:
         self._description = addresses, identity, deadlines, visible
         self._visible = visible or VisibleServers(tuple(range(len(addresses))))
         self.steps = StepCount()
+        self.snapshot = b""
         client = replace(identity, client=secrets.token_bytes(SESSION_ID_BYTES))
         connections = tuple(
             Connection(task, address, client, deadlines or Deadlines(), self.steps)
@@ -126,7 +129,8 @@ class ServerGroup:
             The results by task index.
 
         Raises:
-            FailedPreconditionError: A server is hidden from this task.
+            FailedPreconditionError: A server is hidden from this task, or something
+                is to be changed while this task reads from a snapshot.
             StratagemError: A server could not be reached for the first time, and
                 nothing was sent. Or of the first server, by index, that failed; the
                 others' requests were carried out all the same.
@@ -135,9 +139,17 @@ class ServerGroup:
             self.require_visible(task)
         self._pulse.start()
         if any(request.mutates for request in requests.values()):
+            self._require_present()
             with self.steps.taking():
                 return self._together(requests)
         return self._together(requests)
+
+    def _require_present(self) -> None:
+        if self.snapshot:
+            raise FailedPreconditionError(
+                "this strategy reads from a snapshot, in which nothing changes; leave "
+                "strategy.snapshot() before you write variables or take a step"
+            )
 
     def _together(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
         # One order for all threads, since mutations wait for each other.

@@ -46,6 +46,7 @@ def read(
     after: StepMark | None = None,
     wait: float = 0.0,
     rejected: Callable[[int], None] = lambda _: None,
+    snapshot: bytes = b"",
 ) -> Request[list[int]]:
     """The request that fills the readings' tensors.
 
@@ -54,6 +55,7 @@ def read(
         after: Wait until this step is applied.
         wait: For how long, in seconds.
         rejected: Hears how many steps of that group were dropped so far.
+        snapshot: The cut whose values to read; empty for those of now.
 
     Returns:
         A request whose result are the versions read, one for each reading.
@@ -62,6 +64,7 @@ def read(
         selections=[_selection(reading) for reading in readings],
         after=after,
         wait_seconds=wait,
+        snapshot=snapshot,
     )
     nbytes = sum(reading.into.nbytes for reading in readings)
     receive = _receiver(readings, rejected)

@@ -26,7 +26,7 @@ from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_sessio
 from stratagem_proto.v1 import variable_pb2 as stratagem__proto_dot_v1_dot_variable__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#stratagem_proto/v1/checkpoint.proto\x12\x12stratagem_proto.v1\x1a stratagem_proto/v1/session.proto\x1a!stratagem_proto/v1/variable.proto\"*\n\nClientStep\x12\x0e\n\x06\x63lient\x18\x01 \x01(\x0c\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x8a\x01\n\x10HoldStepsRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\x12-\n\x05\x62\x65gun\x18\x03 \x03(\x0b\x32\x1e.stratagem_proto.v1.ClientStep\x12\x14\n\x0cwait_seconds\x18\x04 \x01(\x01\x12\x10\n\x08\x66inished\x18\n \x01(\x04\"P\n\x0e\x43lientProgress\x12\x0e\n\x06\x63lient\x18\x01 \x01(\x0c\x12\r\n\x05label\x18\x02 \x01(\t\x12\r\n\x05\x62\x65gun\x18\x03 \x01(\x04\x12\x10\n\x08\x66inished\x18\x04 \x01(\x04\"H\n\x11HoldStepsResponse\x12\x33\n\x07\x63lients\x18\x01 \x03(\x0b\x32\".stratagem_proto.v1.ClientProgress\"6\n\x13ReleaseStepsRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\"\x16\n\x14ReleaseStepsResponse\"C\n\x10\x42\x65ginSaveRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\"\x13\n\x11\x42\x65ginSaveResponse\"J\n\x11\x46inishSaveRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"O\n\x12\x46inishSaveResponse\x12\x30\n\x04part\x18\x01 \x01(\x0b\x32\x1d.stratagem_proto.v1.SavedPartH\x00\x88\x01\x01\x42\x07\n\x05_part\"z\n\tSavedPart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x03 \x03(\x07\x12\x30\n\x07tensors\x18\x04 \x03(\x0b\x32\x1f.stratagem_proto.v1.SavedTensor\x12\r\n\x05state\x18\x05 \x01(\t\"]\n\x0bSavedTensor\x12.\n\x04spec\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.VariableSpec\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\"y\n\x17RestoreVariablesRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x11\n\tvariables\x18\x03 \x03(\t\x12\x10\n\x08identity\x18\x04 \x01(\t\"\x1a\n\x18RestoreVariablesResponse\")\n\x13ListRestoredRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"*\n\x14ListRestoredResponse\x12\x12\n\nidentities\x18\x01 \x03(\t2\xd9\x04\n\x11\x43heckpointService\x12X\n\tHoldSteps\x12$.stratagem_proto.v1.HoldStepsRequest\x1a%.stratagem_proto.v1.HoldStepsResponse\x12\x61\n\x0cReleaseSteps\x12\'.stratagem_proto.v1.ReleaseStepsRequest\x1a(.stratagem_proto.v1.ReleaseStepsResponse\x12X\n\tBeginSave\x12$.stratagem_proto.v1.BeginSaveRequest\x1a%.stratagem_proto.v1.BeginSaveResponse\x12[\n\nFinishSave\x12%.stratagem_proto.v1.FinishSaveRequest\x1a&.stratagem_proto.v1.FinishSaveResponse\x12m\n\x10RestoreVariables\x12+.stratagem_proto.v1.RestoreVariablesRequest\x1a,.stratagem_proto.v1.RestoreVariablesResponse\x12\x61\n\x0cListRestored\x12\'.stratagem_proto.v1.ListRestoredRequest\x1a(.stratagem_proto.v1.ListRestoredResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#stratagem_proto/v1/checkpoint.proto\x12\x12stratagem_proto.v1\x1a stratagem_proto/v1/session.proto\x1a!stratagem_proto/v1/variable.proto\"*\n\nClientStep\x12\x0e\n\x06\x63lient\x18\x01 \x01(\x0c\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\x8a\x01\n\x10HoldStepsRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\x12-\n\x05\x62\x65gun\x18\x03 \x03(\x0b\x32\x1e.stratagem_proto.v1.ClientStep\x12\x14\n\x0cwait_seconds\x18\x04 \x01(\x01\x12\x10\n\x08\x66inished\x18\n \x01(\x04\"P\n\x0e\x43lientProgress\x12\x0e\n\x06\x63lient\x18\x01 \x01(\x0c\x12\r\n\x05label\x18\x02 \x01(\t\x12\r\n\x05\x62\x65gun\x18\x03 \x01(\x04\x12\x10\n\x08\x66inished\x18\x04 \x01(\x04\"H\n\x11HoldStepsResponse\x12\x33\n\x07\x63lients\x18\x01 \x03(\x0b\x32\".stratagem_proto.v1.ClientProgress\"6\n\x13ReleaseStepsRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\"\x16\n\x14ReleaseStepsResponse\"C\n\x10\x42\x65ginSaveRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\"\x13\n\x11\x42\x65ginSaveResponse\"6\n\x13OpenSnapshotRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\"\x16\n\x14OpenSnapshotResponse\"*\n\x14\x43loseSnapshotRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x17\n\x15\x43loseSnapshotResponse\"J\n\x11\x46inishSaveRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x0b\n\x03\x63ut\x18\x02 \x01(\x0c\x12\x14\n\x0cwait_seconds\x18\x03 \x01(\x01\"O\n\x12\x46inishSaveResponse\x12\x30\n\x04part\x18\x01 \x01(\x0b\x32\x1d.stratagem_proto.v1.SavedPartH\x00\x88\x01\x01\x42\x07\n\x05_part\"z\n\tSavedPart\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x03 \x03(\x07\x12\x30\n\x07tensors\x18\x04 \x03(\x0b\x32\x1f.stratagem_proto.v1.SavedTensor\x12\r\n\x05state\x18\x05 \x01(\t\"]\n\x0bSavedTensor\x12.\n\x04spec\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.VariableSpec\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\"y\n\x17RestoreVariablesRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x11\n\tvariables\x18\x03 \x03(\t\x12\x10\n\x08identity\x18\x04 \x01(\t\"\x1a\n\x18RestoreVariablesResponse\")\n\x13ListRestoredRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"*\n\x14ListRestoredResponse\x12\x12\n\nidentities\x18\x01 \x03(\t2\xa2\x06\n\x11\x43heckpointService\x12X\n\tHoldSteps\x12$.stratagem_proto.v1.HoldStepsRequest\x1a%.stratagem_proto.v1.HoldStepsResponse\x12\x61\n\x0cReleaseSteps\x12\'.stratagem_proto.v1.ReleaseStepsRequest\x1a(.stratagem_proto.v1.ReleaseStepsResponse\x12X\n\tBeginSave\x12$.stratagem_proto.v1.BeginSaveRequest\x1a%.stratagem_proto.v1.BeginSaveResponse\x12\x61\n\x0cOpenSnapshot\x12\'.stratagem_proto.v1.OpenSnapshotRequest\x1a(.stratagem_proto.v1.OpenSnapshotResponse\x12\x64\n\rCloseSnapshot\x12(.stratagem_proto.v1.CloseSnapshotRequest\x1a).stratagem_proto.v1.CloseSnapshotResponse\x12[\n\nFinishSave\x12%.stratagem_proto.v1.FinishSaveRequest\x1a&.stratagem_proto.v1.FinishSaveResponse\x12m\n\x10RestoreVariables\x12+.stratagem_proto.v1.RestoreVariablesRequest\x1a,.stratagem_proto.v1.RestoreVariablesResponse\x12\x61\n\x0cListRestored\x12\'.stratagem_proto.v1.ListRestoredRequest\x1a(.stratagem_proto.v1.ListRestoredResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,22 +49,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BEGINSAVEREQUEST']._serialized_end=616
   _globals['_BEGINSAVERESPONSE']._serialized_start=618
   _globals['_BEGINSAVERESPONSE']._serialized_end=637
-  _globals['_FINISHSAVEREQUEST']._serialized_start=639
-  _globals['_FINISHSAVEREQUEST']._serialized_end=713
-  _globals['_FINISHSAVERESPONSE']._serialized_start=715
-  _globals['_FINISHSAVERESPONSE']._serialized_end=794
-  _globals['_SAVEDPART']._serialized_start=796
-  _globals['_SAVEDPART']._serialized_end=918
-  _globals['_SAVEDTENSOR']._serialized_start=920
-  _globals['_SAVEDTENSOR']._serialized_end=1013
-  _globals['_RESTOREVARIABLESREQUEST']._serialized_start=1015
-  _globals['_RESTOREVARIABLESREQUEST']._serialized_end=1136
-  _globals['_RESTOREVARIABLESRESPONSE']._serialized_start=1138
-  _globals['_RESTOREVARIABLESRESPONSE']._serialized_end=1164
-  _globals['_LISTRESTOREDREQUEST']._serialized_start=1166
-  _globals['_LISTRESTOREDREQUEST']._serialized_end=1207
-  _globals['_LISTRESTOREDRESPONSE']._serialized_start=1209
-  _globals['_LISTRESTOREDRESPONSE']._serialized_end=1251
-  _globals['_CHECKPOINTSERVICE']._serialized_start=1254
-  _globals['_CHECKPOINTSERVICE']._serialized_end=1855
+  _globals['_OPENSNAPSHOTREQUEST']._serialized_start=639
+  _globals['_OPENSNAPSHOTREQUEST']._serialized_end=693
+  _globals['_OPENSNAPSHOTRESPONSE']._serialized_start=695
+  _globals['_OPENSNAPSHOTRESPONSE']._serialized_end=717
+  _globals['_CLOSESNAPSHOTREQUEST']._serialized_start=719
+  _globals['_CLOSESNAPSHOTREQUEST']._serialized_end=761
+  _globals['_CLOSESNAPSHOTRESPONSE']._serialized_start=763
+  _globals['_CLOSESNAPSHOTRESPONSE']._serialized_end=786
+  _globals['_FINISHSAVEREQUEST']._serialized_start=788
+  _globals['_FINISHSAVEREQUEST']._serialized_end=862
+  _globals['_FINISHSAVERESPONSE']._serialized_start=864
+  _globals['_FINISHSAVERESPONSE']._serialized_end=943
+  _globals['_SAVEDPART']._serialized_start=945
+  _globals['_SAVEDPART']._serialized_end=1067
+  _globals['_SAVEDTENSOR']._serialized_start=1069
+  _globals['_SAVEDTENSOR']._serialized_end=1162
+  _globals['_RESTOREVARIABLESREQUEST']._serialized_start=1164
+  _globals['_RESTOREVARIABLESREQUEST']._serialized_end=1285
+  _globals['_RESTOREVARIABLESRESPONSE']._serialized_start=1287
+  _globals['_RESTOREVARIABLESRESPONSE']._serialized_end=1313
+  _globals['_LISTRESTOREDREQUEST']._serialized_start=1315
+  _globals['_LISTRESTOREDREQUEST']._serialized_end=1356
+  _globals['_LISTRESTOREDRESPONSE']._serialized_start=1358
+  _globals['_LISTRESTOREDRESPONSE']._serialized_end=1400
+  _globals['_CHECKPOINTSERVICE']._serialized_start=1403
+  _globals['_CHECKPOINTSERVICE']._serialized_end=2205
 # @@protoc_insertion_point(module_scope)

@@ -177,6 +177,62 @@ class BeginSaveResponse(google.protobuf.message.Message):
 global___BeginSaveResponse = BeginSaveResponse
 
 @typing.final
+class OpenSnapshotRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    CUT_FIELD_NUMBER: builtins.int
+    session_id: builtins.bytes
+    cut: builtins.bytes
+    """By which reads name it. It takes the place of the snapshot that the session has,
+    and ends with the session at the latest.
+    """
+    def __init__(
+        self,
+        *,
+        session_id: builtins.bytes = ...,
+        cut: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cut", b"cut", "session_id", b"session_id"]) -> None: ...
+
+global___OpenSnapshotRequest = OpenSnapshotRequest
+
+@typing.final
+class OpenSnapshotResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___OpenSnapshotResponse = OpenSnapshotResponse
+
+@typing.final
+class CloseSnapshotRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    session_id: builtins.bytes
+    def __init__(
+        self,
+        *,
+        session_id: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["session_id", b"session_id"]) -> None: ...
+
+global___CloseSnapshotRequest = CloseSnapshotRequest
+
+@typing.final
+class CloseSnapshotResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___CloseSnapshotResponse = CloseSnapshotResponse
+
+@typing.final
 class FinishSaveRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class CheckpointServiceStub(object):
-    """Saving all servers of a cluster at one moment, and restoring.
+    """Saving or reading all servers of a cluster as they are at one moment, and restoring.
 
     The moment is a cut: of each client's steps a first part is before it on every
     server, and the rest after it on every server. A client says with each change which
@@ -60,6 +60,16 @@ class CheckpointServiceStub(object):
                 request_serializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.BeginSaveRequest.SerializeToString,
                 response_deserializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.BeginSaveResponse.FromString,
                 _registered_method=True)
+        self.OpenSnapshot = channel.unary_unary(
+                '/stratagem_proto.v1.CheckpointService/OpenSnapshot',
+                request_serializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.OpenSnapshotRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.OpenSnapshotResponse.FromString,
+                _registered_method=True)
+        self.CloseSnapshot = channel.unary_unary(
+                '/stratagem_proto.v1.CheckpointService/CloseSnapshot',
+                request_serializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.CloseSnapshotRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.CloseSnapshotResponse.FromString,
+                _registered_method=True)
         self.FinishSave = channel.unary_unary(
                 '/stratagem_proto.v1.CheckpointService/FinishSave',
                 request_serializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.FinishSaveRequest.SerializeToString,
@@ -78,7 +88,7 @@ class CheckpointServiceStub(object):
 
 
 class CheckpointServiceServicer(object):
-    """Saving all servers of a cluster at one moment, and restoring.
+    """Saving or reading all servers of a cluster as they are at one moment, and restoring.
 
     The moment is a cut: of each client's steps a first part is before it on every
     server, and the rest after it on every server. A client says with each change which
@@ -108,6 +118,20 @@ class CheckpointServiceServicer(object):
 
     def BeginSave(self, request, context):
         """Marks the variables, ends the hold, and begins to write the server's part.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenSnapshot(self, request, context):
+        """Marks the variables, ends the hold, and keeps the values for the session's reads.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseSnapshot(self, request, context):
+        """Gives up the values that are kept for the session, if there are any.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -152,6 +176,16 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     request_deserializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.BeginSaveRequest.FromString,
                     response_serializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.BeginSaveResponse.SerializeToString,
             ),
+            'OpenSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenSnapshot,
+                    request_deserializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.OpenSnapshotRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.OpenSnapshotResponse.SerializeToString,
+            ),
+            'CloseSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseSnapshot,
+                    request_deserializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.CloseSnapshotRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.CloseSnapshotResponse.SerializeToString,
+            ),
             'FinishSave': grpc.unary_unary_rpc_method_handler(
                     servicer.FinishSave,
                     request_deserializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.FinishSaveRequest.FromString,
@@ -176,7 +210,7 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CheckpointService(object):
-    """Saving all servers of a cluster at one moment, and restoring.
+    """Saving or reading all servers of a cluster as they are at one moment, and restoring.
 
     The moment is a cut: of each client's steps a first part is before it on every
     server, and the rest after it on every server. A client says with each change which
@@ -260,6 +294,60 @@ class CheckpointService(object):
             '/stratagem_proto.v1.CheckpointService/BeginSave',
             stratagem__proto_dot_v1_dot_checkpoint__pb2.BeginSaveRequest.SerializeToString,
             stratagem__proto_dot_v1_dot_checkpoint__pb2.BeginSaveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stratagem_proto.v1.CheckpointService/OpenSnapshot',
+            stratagem__proto_dot_v1_dot_checkpoint__pb2.OpenSnapshotRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_checkpoint__pb2.OpenSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stratagem_proto.v1.CheckpointService/CloseSnapshot',
+            stratagem__proto_dot_v1_dot_checkpoint__pb2.CloseSnapshotRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_checkpoint__pb2.CloseSnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class CheckpointServiceStub:
-    """Saving all servers of a cluster at one moment, and restoring.
+    """Saving or reading all servers of a cluster as they are at one moment, and restoring.
 
     The moment is a cut: of each client's steps a first part is before it on every
     server, and the rest after it on every server. A client says with each change which
@@ -52,6 +52,18 @@ class CheckpointServiceStub:
     ]
     """Marks the variables, ends the hold, and begins to write the server's part."""
 
+    OpenSnapshot: grpc.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.checkpoint_pb2.OpenSnapshotRequest,
+        stratagem_proto.v1.checkpoint_pb2.OpenSnapshotResponse,
+    ]
+    """Marks the variables, ends the hold, and keeps the values for the session's reads."""
+
+    CloseSnapshot: grpc.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.checkpoint_pb2.CloseSnapshotRequest,
+        stratagem_proto.v1.checkpoint_pb2.CloseSnapshotResponse,
+    ]
+    """Gives up the values that are kept for the session, if there are any."""
+
     FinishSave: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.checkpoint_pb2.FinishSaveRequest,
         stratagem_proto.v1.checkpoint_pb2.FinishSaveResponse,
@@ -71,7 +83,7 @@ class CheckpointServiceStub:
     """Says which checkpoints were restored."""
 
 class CheckpointServiceAsyncStub:
-    """Saving all servers of a cluster at one moment, and restoring.
+    """Saving or reading all servers of a cluster as they are at one moment, and restoring.
 
     The moment is a cut: of each client's steps a first part is before it on every
     server, and the rest after it on every server. A client says with each change which
@@ -104,6 +116,18 @@ class CheckpointServiceAsyncStub:
     ]
     """Marks the variables, ends the hold, and begins to write the server's part."""
 
+    OpenSnapshot: grpc.aio.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.checkpoint_pb2.OpenSnapshotRequest,
+        stratagem_proto.v1.checkpoint_pb2.OpenSnapshotResponse,
+    ]
+    """Marks the variables, ends the hold, and keeps the values for the session's reads."""
+
+    CloseSnapshot: grpc.aio.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.checkpoint_pb2.CloseSnapshotRequest,
+        stratagem_proto.v1.checkpoint_pb2.CloseSnapshotResponse,
+    ]
+    """Gives up the values that are kept for the session, if there are any."""
+
     FinishSave: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.checkpoint_pb2.FinishSaveRequest,
         stratagem_proto.v1.checkpoint_pb2.FinishSaveResponse,
@@ -123,7 +147,7 @@ class CheckpointServiceAsyncStub:
     """Says which checkpoints were restored."""
 
 class CheckpointServiceServicer(metaclass=abc.ABCMeta):
-    """Saving all servers of a cluster at one moment, and restoring.
+    """Saving or reading all servers of a cluster as they are at one moment, and restoring.
 
     The moment is a cut: of each client's steps a first part is before it on every
     server, and the rest after it on every server. A client says with each change which
@@ -161,6 +185,22 @@ class CheckpointServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.checkpoint_pb2.BeginSaveResponse, collections.abc.Awaitable[stratagem_proto.v1.checkpoint_pb2.BeginSaveResponse]]:
         """Marks the variables, ends the hold, and begins to write the server's part."""
+
+    @abc.abstractmethod
+    def OpenSnapshot(
+        self,
+        request: stratagem_proto.v1.checkpoint_pb2.OpenSnapshotRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stratagem_proto.v1.checkpoint_pb2.OpenSnapshotResponse, collections.abc.Awaitable[stratagem_proto.v1.checkpoint_pb2.OpenSnapshotResponse]]:
+        """Marks the variables, ends the hold, and keeps the values for the session's reads."""
+
+    @abc.abstractmethod
+    def CloseSnapshot(
+        self,
+        request: stratagem_proto.v1.checkpoint_pb2.CloseSnapshotRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stratagem_proto.v1.checkpoint_pb2.CloseSnapshotResponse, collections.abc.Awaitable[stratagem_proto.v1.checkpoint_pb2.CloseSnapshotResponse]]:
+        """Gives up the values that are kept for the session, if there are any."""
 
     @abc.abstractmethod
     def FinishSave(

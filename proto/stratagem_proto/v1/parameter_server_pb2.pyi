@@ -277,11 +277,16 @@ class ReadRequest(google.protobuf.message.Message):
     SELECTIONS_FIELD_NUMBER: builtins.int
     AFTER_FIELD_NUMBER: builtins.int
     WAIT_SECONDS_FIELD_NUMBER: builtins.int
+    SNAPSHOT_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     wait_seconds: builtins.float
     """Longest wait in seconds. A wait that ends without success is answered by a
     status that names the workers that are missing.
+    """
+    snapshot: builtins.bytes
+    """Cut of the session's snapshot, of which the values are read; empty for those of
+    now.
     """
     finished: builtins.int
     """As in RequestKey."""
@@ -300,10 +305,11 @@ class ReadRequest(google.protobuf.message.Message):
         selections: collections.abc.Iterable[global___Selection] | None = ...,
         after: global___StepMark | None = ...,
         wait_seconds: builtins.float = ...,
+        snapshot: builtins.bytes = ...,
         finished: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_after", b"_after", "after", b"after"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_after", b"_after", "after", b"after", "finished", b"finished", "selections", b"selections", "session_id", b"session_id", "wait_seconds", b"wait_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_after", b"_after", "after", b"after", "finished", b"finished", "selections", b"selections", "session_id", b"session_id", "snapshot", b"snapshot", "wait_seconds", b"wait_seconds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_after", b"_after"]) -> typing.Literal["after"] | None: ...
 
 global___ReadRequest = ReadRequest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 
 from stratagem_proto.errors import AbortedError
@@ -53,10 +54,36 @@ class CheckpointRpcs:
         self._state.waits.changed(STEPS)
 
     async def begin(self, request: pb.BeginSaveRequest) -> pb.BeginSaveResponse:
+        self._state.session(request.session_id)
+        if not self._saves.knows(request.cut):
+            begin = partial(self._saves.begin, request.cut, request.folder)
+            await self._mark(request.cut, begin)
+        return pb.BeginSaveResponse()
+
+    async def open_snapshot(
+        self, request: pb.OpenSnapshotRequest
+    ) -> pb.OpenSnapshotResponse:
+        state, cut = self._state, request.cut
+        session = state.session(request.session_id)
+
+        def hold() -> None:
+            state.session(session.id)  # it may have ended meanwhile
+            state.held.hold(session.id, cut, state.store)
+
+        if not state.held.knows(session.id, cut):
+            await self._mark(cut, hold)
+        return pb.OpenSnapshotResponse()
+
+    async def close_snapshot(
+        self, request: pb.CloseSnapshotRequest
+    ) -> pb.CloseSnapshotResponse:
+        session = self._state.session(request.session_id)
+        self._state.held.release(session.id)
+        return pb.CloseSnapshotResponse()
+
+    async def _mark(self, cut: bytes, mark: Callable[[], None]) -> None:
+        """Calls a function while nothing changes, and ends the cut."""
         state, gate = self._state, self._state.gate
-        state.session(request.session_id)
-        if self._saves.knows(request.cut):
-            return pb.BeginSaveResponse()
 
         def idle() -> bool | None:
             # Also what clients without numbered steps have under way.
@@ -64,13 +91,12 @@ class CheckpointRpcs:
 
         seconds = gate.remaining(time.monotonic())
         quiet = await state.waits.until(STEPS, idle, seconds)
-        if not quiet or not gate.holds(request.cut, time.monotonic()):
-            raise AbortedError("the steps were held for too long; save again")
+        if not quiet or not gate.holds(cut, time.monotonic()):
+            raise AbortedError("the steps were held for too long; try again")
         try:
-            self._saves.begin(request.cut, request.folder)
+            mark()
         finally:
-            self._release(request.cut)
-        return pb.BeginSaveResponse()
+            self._release(cut)
 
     async def finish(self, request: pb.FinishSaveRequest) -> pb.FinishSaveResponse:
         self._state.session(request.session_id)

@@ -11,9 +11,11 @@ from stratagem_proto.frames import encode_frame
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.assignments import Write, prepare, run
 from stratagem_psserver.compute import TENSOR_BYTES
+from stratagem_psserver.held_snapshots import HeldSnapshot
 from stratagem_psserver.mutations import Chunks, Staged
 from stratagem_psserver.selections import Selected, is_wanted, select
 from stratagem_psserver.state import ServerState
+from stratagem_psserver.store import VariableStore
 
 
 class ValueRpcs:
@@ -29,7 +31,7 @@ class ValueRpcs:
             await self._wait(request.after, request.wait_seconds)
         names = [selection.variable for selection in request.selections]
         async with state.locked(names):
-            header, chosen = self._select(request.selections)
+            header, chosen = _select(self._variables(request), request.selections)
             header.rejected_steps = state.rounds.rejected(request.after.group)
             nbytes = sum(each.nbytes for each in chosen)
             reservation = state.budget.reserve(nbytes, "a read")
@@ -52,19 +54,10 @@ class ValueRpcs:
                 f"{state.rounds.missing(mark)}"
             )
 
-    def _select(
-        self, selections: Sequence[pb.Selection]
-    ) -> tuple[pb.ReadHeader, list[Selected]]:
-        header = pb.ReadHeader()
-        chosen: list[Selected] = []
-        for selection in selections:
-            variable = self._state.store.get(selection.variable)
-            value = header.values.add(version=variable.version)
-            if is_wanted(variable, selection):
-                value.tensor = len(chosen)
-                chosen.append(select(variable, selection))
-                header.tensors.append(chosen[-1].spec)
-        return header, chosen
+    def _variables(self, request: pb.ReadRequest) -> VariableStore | HeldSnapshot:
+        if not request.snapshot:
+            return self._state.store
+        return self._state.held.of(request.session_id, request.snapshot)
 
     async def assign(self, header: pb.AssignHeader, chunks: Chunks) -> bytes:
         return await self._state.mutations.once_staged(
@@ -81,6 +74,21 @@ class ValueRpcs:
             size = sum(write.value.nbytes + TENSOR_BYTES for write in writes)
             await state.compute.run(partial(run, writes), size)
             return pb.AssignResponse(versions=[_counted(write) for write in writes])
+
+
+def _select(
+    variables: VariableStore | HeldSnapshot, selections: Sequence[pb.Selection]
+) -> tuple[pb.ReadHeader, list[Selected]]:
+    header = pb.ReadHeader()
+    chosen: list[Selected] = []
+    for selection in selections:
+        variable = variables.get(selection.variable)
+        value = header.values.add(version=variable.version)
+        if is_wanted(variable, selection):
+            value.tensor = len(chosen)
+            chosen.append(select(variable, selection))
+            header.tensors.append(chosen[-1].spec)
+    return header, chosen
 
 
 def _encode(header: pb.ReadHeader, chosen: Sequence[Selected]) -> list[bytes]:

@@ -1,0 +1,152 @@
+"""Saving, restoring and reading what servers hold, as of one moment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from typing import Any
+
+from stratagem._checkpoints.deferred import Restoration
+from stratagem._contexts.context import require_cross_replica_or_default
+from stratagem._contexts.scope import entered
+from stratagem._parameter_server.extended import ParameterServerExtended
+from stratagem._parameter_server.local_extended import LocalExtended
+from stratagem._strategies.strategy import Strategy
+from stratagem_proto.errors import InvalidArgumentError
+
+
+class CheckpointedStrategy(Strategy):
+    """A strategy whose variables are on the servers of a cluster, if there is one."""
+
+    @property
+    def extended(self) -> ParameterServerExtended | LocalExtended:
+        """Methods for libraries and for authors of strategies. Spec: STR-2."""
+        assert isinstance(self._extended, ParameterServerExtended | LocalExtended)
+        return self._extended
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        wait: bool = True,
+        keep: int = 1,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Future[None]:
+        """Save the variables of all servers, as they are at one moment, to a folder.
+
+        Of each worker's steps a first part is in the checkpoint on every server, and
+        the rest on none. A step is one `run` with all that it sends, or outside of
+        `run` one request, such as an assignment. While the moment is found, steps that
+        have not begun wait until those that have are over: some milliseconds, unless a
+        worker takes long from its first push to the end of its `run`; after a second
+        they go on, and it is tried again. Then each server writes its own file while
+        training goes on, and copies what changes before it is written.
+
+        Only the chief saves; other workers' calls do nothing. Its modules' buffers are
+        saved as well. All servers and the chief have to share the folder.
+
+        Args:
+            path: The folder of checkpoints, made if need be. It has the file `latest`
+                and a folder for each checkpoint. A crash at any time leaves the latest
+                one whole. Without a cluster, a file: see `Strategy.save`.
+            wait: Whether to return only when it is written. Otherwise training goes
+                on meanwhile, and the checkpoint is as of the call.
+            keep: How many checkpoints the folder keeps, this one included.
+            extra: What else to keep, as JSON can express it, for instance the position
+                of an iterator; the `Restoration` of `restore` has it.
+
+        Returns:
+            Done when it is written, or has the error.
+
+        Raises:
+            NotFoundError: The folder of `path` does not exist, or a server does not
+                see it.
+            InvalidArgumentError: `path` is a file, `extra` is not for JSON, or
+                safetensors does not know a variable's dtype.
+            FailedPreconditionError: The chief does not see what a server has written,
+                or device filters hide a server from it, so that its part would lack.
+            DeadlineExceededError: Workers were in the midst of a step for
+                `peer_seconds`.
+            ContextError: A replica is running, or another strategy is in charge.
+
+        Spec: CKP-3, CKP-4, SHV-30, SHV-31.
+        """
+        if isinstance(self.extended, LocalExtended):
+            _require_no_folder(keep, extra)
+            return super().save(path, wait)
+        require_cross_replica_or_default(self.extended, "save")
+        with entered(self):
+            written = self.extended._save(path, keep, extra or {})
+        if wait:
+            written.result()
+        return written
+
+    def restore(self, path: str | os.PathLike[str], strict: bool = True) -> Restoration:
+        """Replace values, and the state of optimizers, by those of a checkpoint.
+
+        The servers read it, each what it hosts; their number may be another than when
+        it was saved. All workers make the call, and return when the chief has.
+        Variables that are made later start with their values.
+
+        Args:
+            path: What `save` of this or another strategy was given; the latest
+                checkpoint there is taken. One checkpoint in it, or any safetensors
+                file, will do as well.
+            strict: Whether each variable must be in it; otherwise those that are not
+                stay as they are.
+
+        Returns:
+            Says what has not been used yet, and has what was kept as `extra`.
+
+        Raises:
+            NotFoundError: There is no checkpoint, or a variable is not in it.
+            InvalidArgumentError: A shape or a dtype differs; nothing is changed.
+            DataLossError: It is damaged; restore another one.
+            DeadlineExceededError: The chief has not made the call in `peer_seconds`.
+            ContextError: A replica is running, or another strategy is in charge.
+
+        Spec: CKP-2, CKP-3, CKP-5, SHV-30.
+        """
+        if isinstance(self.extended, LocalExtended):
+            return super().restore(path, strict)
+        require_cross_replica_or_default(self.extended, "restore")
+        with entered(self):
+            return self.extended._restore(path, strict)
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Return a context manager in which all values are those of one moment.
+
+        While others train, this task can evaluate one version of the model: all that
+        it reads in the block, in `run` or elsewhere, is what the variables were when
+        the block began, whichever server they are on. The moment is found as for
+        `save`. Nothing can be written in the block. What newer values there are it sees
+        after the block, or in the next one::
+
+            while not stopped:
+                with strategy.snapshot():
+                    losses = [strategy.run(loss_of, args=(b,)) for b in batches]
+
+        The servers keep the values of that moment that change meanwhile, so each may
+        need the memory of its variables once more; at most for 4 tasks at once, and
+        until the block or the lease of this task's session ends. Buffers of modules,
+        which are on no server, are this task's own. Without a cluster nobody else
+        trains, and nothing happens.
+
+        Raises:
+            FailedPreconditionError: This strategy reads from a snapshot already, or 4
+                other tasks do.
+            UnimplementedError: A variable is a table of rows.
+            DeadlineExceededError: Workers were in the midst of a step for
+                `peer_seconds`.
+            ContextError: A replica is running, or another strategy is in charge.
+        """
+        require_cross_replica_or_default(self.extended, "snapshot")
+        return self.extended._snapshot()
+
+
+def _require_no_folder(keep: int, extra: Mapping[str, Any] | None) -> None:
+    if keep != 1 or extra is not None:
+        raise InvalidArgumentError(
+            "without a cluster a checkpoint is one file; leave keep and extra out"
+        )
