@@ -90,7 +90,12 @@ def replace(store: VariableStore, restored: Sequence[Restored]) -> list[str]:
 
     Returns:
         The slot variables that went: state that was not saved was not there yet.
+
+    Raises:
+        VariableNotFoundError: A variable is gone; no other is changed.
     """
+    for each in restored:
+        store.get(each.name)
     gone: list[str] = []
     for each in restored:
         variable = store.get(each.name)

@@ -64,6 +64,7 @@ def checkpoint_handler(state: ServerState, saves: Saves) -> grpc.GenericRpcHandl
         "OpenSnapshot": unary(messages.OpenSnapshotRequest, rpcs.open_snapshot),
         "CloseSnapshot": unary(messages.CloseSnapshotRequest, rpcs.close_snapshot),
         "FinishSave": unary(messages.FinishSaveRequest, rpcs.finish),
+        "StageVariables": unary(messages.StageVariablesRequest, rpcs.stage),
         "RestoreVariables": unary(messages.RestoreVariablesRequest, rpcs.restore),
         "ListRestored": unary(messages.ListRestoredRequest, rpcs.list_restored),
     }

@@ -24,6 +24,7 @@ from stratagem_psserver.optimizers import Optimizers
 from stratagem_psserver.rounds import Rounds
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.snapshot import Snapshots
+from stratagem_psserver.staging import Staging
 from stratagem_psserver.store import VariableStore
 from stratagem_psserver.waits import Waits
 
@@ -52,6 +53,7 @@ class ServerState:
         self.gate = StepGate()
         self.snapshots = Snapshots()
         self.held = HeldSnapshots(self.snapshots)
+        self.staging = Staging(settings.label)
         self.mutations = Mutations(self.ledger, self.budget, self.waits, self.gate)
         self.resumed = False
         self.restored: list[str] = []
@@ -95,6 +97,7 @@ class ServerState:
         self.barriers.session_ended(session.id)
         self.gate.forget(session.client)
         self.held.release(session.id)
+        self.staging.forget(session.id)
         self.waits.changed(STEPS)
         self.groups_changed(self.rounds.session_ended(session.id, why))
         self.clocks_changed(self.clocks.session_ended(session.id, why))

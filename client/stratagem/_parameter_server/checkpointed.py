@@ -102,7 +102,9 @@ class CheckpointedStrategy(Strategy):
         Raises:
             NotFoundError: There is no checkpoint, or a variable is not in it.
             InvalidArgumentError: A shape or a dtype differs; nothing is changed.
-            DataLossError: It is damaged; restore another one.
+            DataLossError: It is damaged; nothing is changed. Restore another one.
+            AbortedError: A server went away when others had replaced their values
+                already; restore again.
             DeadlineExceededError: The chief has not made the call in `peer_seconds`.
             ContextError: A replica is running, or another strategy is in charge.
 

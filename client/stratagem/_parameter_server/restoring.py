@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from stratagem._checkpoints.entry import Entry
+from stratagem._parameter_server.restoration import Restoration
 from stratagem._parameter_server.store import RemoteStore, by_server
 from stratagem._parameter_server.variable import RemoteVariable
 from stratagem._servers.checkpoints import (
     announce_restored,
     list_restored,
-    restore_variables,
 )
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
 from stratagem_proto.checkpoint.whole import Whole, whole_name, wholes_of
@@ -101,18 +101,23 @@ class ClusterRestorer:
             )
 
     def restore(self, variables: Iterable[RemoteVariable]) -> None:
-        """Have servers read the values of variables, and their optimizers' state."""
+        """Have servers read the values of variables, and their optimizers' state.
+
+        No server replaces any before all have read theirs.
+
+        Raises:
+            AbortedError: A server went away after that, when others had replaced them.
+            StratagemError: A server cannot read them; all are as before.
+        """
         known = [one for one in variables if whole_name(one.spec) in self._wholes]
         if self._is_creator:
-            seconds = self._store.peer_seconds
-            self._store.servers.together(
-                {
-                    server: restore_variables(
-                        str(self._path), [one.name for one in group], seconds
-                    )
-                    for server, group in by_server(known).items()
-                }
-            )
+            names = {
+                server: [variable.name for variable in group]
+                for server, group in by_server(known).items()
+            }
+            restoration = Restoration(self._store.servers, str(self._path), names)
+            restoration.stage(self._store.peer_seconds)
+            restoration.replace()
         for variable in known:
             variable.outdate()
             self._use(self._wholes[whole_name(variable.spec)])

@@ -82,19 +82,29 @@ def _saved(responses: Iterator[bytes]) -> SavedPart | None:
     return SavedPart(Part(part.name, file, tensors), part.state)
 
 
-def restore_variables(
-    path: str, variables: Sequence[str], wait: float
-) -> Request[pb.RestoreVariablesResponse]:
-    """The request that replaces values, and optimizers' state, by those on disk.
+def stage_variables(
+    restoration: bytes, path: str, variables: Sequence[str], wait: float
+) -> Request[pb.StageVariablesResponse]:
+    """The request that reads what is on disk, and changes nothing yet.
 
     Args:
+        restoration: What it is for.
         path: Absolute path of the checkpoint.
-        variables: What to restore of what the server hosts.
+        variables: What to read of what the server hosts; none forgets what was read.
         wait: How long reading may take, in seconds.
     """
-    message = pb.RestoreVariablesRequest(path=path, variables=variables)
-    receive = sole(pb.RestoreVariablesResponse)
-    return Request("RestoreVariables", message, receive, wait=wait)
+    message = pb.StageVariablesRequest(
+        restoration=restoration, path=path, variables=variables
+    )
+    return Request(
+        "StageVariables", message, sole(pb.StageVariablesResponse), wait=wait
+    )
+
+
+def restore_staged(restoration: bytes) -> Request[pb.RestoreVariablesResponse]:
+    """The request that replaces values, and optimizers' state, by what was read."""
+    message = pb.RestoreVariablesRequest(restoration=restoration)
+    return Request("RestoreVariables", message, sole(pb.RestoreVariablesResponse))
 
 
 def announce_restored(identity: str) -> Request[pb.RestoreVariablesResponse]:

@@ -337,33 +337,70 @@ class SavedTensor(google.protobuf.message.Message):
 global___SavedTensor = SavedTensor
 
 @typing.final
-class RestoreVariablesRequest(google.protobuf.message.Message):
+class StageVariablesRequest(google.protobuf.message.Message):
+    """A session has one thing staged at a time; it is forgotten with the session."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    KEY_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    RESTORATION_FIELD_NUMBER: builtins.int
     PATH_FIELD_NUMBER: builtins.int
     VARIABLES_FIELD_NUMBER: builtins.int
-    IDENTITY_FIELD_NUMBER: builtins.int
+    session_id: builtins.bytes
+    restoration: builtins.bytes
+    """What it is for, 16 random bytes; RestoreVariables has the same."""
     path: builtins.str
     """Absolute path of a checkpoint or of a safetensors file."""
-    identity: builtins.str
-    """What to answer to ListRestored from now on; empty adds nothing."""
-    @property
-    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey: ...
     @property
     def variables(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Variables of this server. Of a part of a larger variable, its rows are read."""
+        """Variables of this server. Of a part of a larger variable, its rows are read. None
+        forgets what was staged before.
+        """
 
     def __init__(
         self,
         *,
-        key: stratagem_proto.v1.session_pb2.RequestKey | None = ...,
+        session_id: builtins.bytes = ...,
+        restoration: builtins.bytes = ...,
         path: builtins.str = ...,
         variables: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["path", b"path", "restoration", b"restoration", "session_id", b"session_id", "variables", b"variables"]) -> None: ...
+
+global___StageVariablesRequest = StageVariablesRequest
+
+@typing.final
+class StageVariablesResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___StageVariablesResponse = StageVariablesResponse
+
+@typing.final
+class RestoreVariablesRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    IDENTITY_FIELD_NUMBER: builtins.int
+    RESTORATION_FIELD_NUMBER: builtins.int
+    identity: builtins.str
+    """What to answer to ListRestored from now on; empty adds nothing."""
+    restoration: builtins.bytes
+    """As in the StageVariablesRequest; empty restores nothing."""
+    @property
+    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey: ...
+    def __init__(
+        self,
+        *,
+        key: stratagem_proto.v1.session_pb2.RequestKey | None = ...,
         identity: builtins.str = ...,
+        restoration: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["identity", b"identity", "key", b"key", "path", b"path", "variables", b"variables"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["identity", b"identity", "key", b"key", "restoration", b"restoration"]) -> None: ...
 
 global___RestoreVariablesRequest = RestoreVariablesRequest
 

@@ -75,6 +75,11 @@ class CheckpointServiceStub(object):
                 request_serializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.FinishSaveRequest.SerializeToString,
                 response_deserializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.FinishSaveResponse.FromString,
                 _registered_method=True)
+        self.StageVariables = channel.unary_unary(
+                '/stratagem_proto.v1.CheckpointService/StageVariables',
+                request_serializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.StageVariablesRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.StageVariablesResponse.FromString,
+                _registered_method=True)
         self.RestoreVariables = channel.unary_unary(
                 '/stratagem_proto.v1.CheckpointService/RestoreVariables',
                 request_serializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.RestoreVariablesRequest.SerializeToString,
@@ -144,8 +149,16 @@ class CheckpointServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StageVariables(self, request, context):
+        """Reads what variables have in a checkpoint, and keeps it beside them. What cannot be
+        restored is refused here, before any server has changed anything.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RestoreVariables(self, request, context):
-        """Replaces values, and the state of optimizers, by those in a checkpoint.
+        """Replaces values, and the state of optimizers, by those that were staged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -190,6 +203,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
                     servicer.FinishSave,
                     request_deserializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.FinishSaveRequest.FromString,
                     response_serializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.FinishSaveResponse.SerializeToString,
+            ),
+            'StageVariables': grpc.unary_unary_rpc_method_handler(
+                    servicer.StageVariables,
+                    request_deserializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.StageVariablesRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_checkpoint__pb2.StageVariablesResponse.SerializeToString,
             ),
             'RestoreVariables': grpc.unary_unary_rpc_method_handler(
                     servicer.RestoreVariables,
@@ -375,6 +393,33 @@ class CheckpointService(object):
             '/stratagem_proto.v1.CheckpointService/FinishSave',
             stratagem__proto_dot_v1_dot_checkpoint__pb2.FinishSaveRequest.SerializeToString,
             stratagem__proto_dot_v1_dot_checkpoint__pb2.FinishSaveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StageVariables(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stratagem_proto.v1.CheckpointService/StageVariables',
+            stratagem__proto_dot_v1_dot_checkpoint__pb2.StageVariablesRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_checkpoint__pb2.StageVariablesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -70,11 +70,19 @@ class CheckpointServiceStub:
     ]
     """Waits until the part is written."""
 
+    StageVariables: grpc.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.checkpoint_pb2.StageVariablesRequest,
+        stratagem_proto.v1.checkpoint_pb2.StageVariablesResponse,
+    ]
+    """Reads what variables have in a checkpoint, and keeps it beside them. What cannot be
+    restored is refused here, before any server has changed anything.
+    """
+
     RestoreVariables: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.checkpoint_pb2.RestoreVariablesRequest,
         stratagem_proto.v1.checkpoint_pb2.RestoreVariablesResponse,
     ]
-    """Replaces values, and the state of optimizers, by those in a checkpoint."""
+    """Replaces values, and the state of optimizers, by those that were staged."""
 
     ListRestored: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.checkpoint_pb2.ListRestoredRequest,
@@ -134,11 +142,19 @@ class CheckpointServiceAsyncStub:
     ]
     """Waits until the part is written."""
 
+    StageVariables: grpc.aio.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.checkpoint_pb2.StageVariablesRequest,
+        stratagem_proto.v1.checkpoint_pb2.StageVariablesResponse,
+    ]
+    """Reads what variables have in a checkpoint, and keeps it beside them. What cannot be
+    restored is refused here, before any server has changed anything.
+    """
+
     RestoreVariables: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.checkpoint_pb2.RestoreVariablesRequest,
         stratagem_proto.v1.checkpoint_pb2.RestoreVariablesResponse,
     ]
-    """Replaces values, and the state of optimizers, by those in a checkpoint."""
+    """Replaces values, and the state of optimizers, by those that were staged."""
 
     ListRestored: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.checkpoint_pb2.ListRestoredRequest,
@@ -211,12 +227,22 @@ class CheckpointServiceServicer(metaclass=abc.ABCMeta):
         """Waits until the part is written."""
 
     @abc.abstractmethod
+    def StageVariables(
+        self,
+        request: stratagem_proto.v1.checkpoint_pb2.StageVariablesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stratagem_proto.v1.checkpoint_pb2.StageVariablesResponse, collections.abc.Awaitable[stratagem_proto.v1.checkpoint_pb2.StageVariablesResponse]]:
+        """Reads what variables have in a checkpoint, and keeps it beside them. What cannot be
+        restored is refused here, before any server has changed anything.
+        """
+
+    @abc.abstractmethod
     def RestoreVariables(
         self,
         request: stratagem_proto.v1.checkpoint_pb2.RestoreVariablesRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.checkpoint_pb2.RestoreVariablesResponse, collections.abc.Awaitable[stratagem_proto.v1.checkpoint_pb2.RestoreVariablesResponse]]:
-        """Replaces values, and the state of optimizers, by those in a checkpoint."""
+        """Replaces values, and the state of optimizers, by those that were staged."""
 
     @abc.abstractmethod
     def ListRestored(

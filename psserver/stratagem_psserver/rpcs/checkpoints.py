@@ -103,6 +103,22 @@ class CheckpointRpcs:
         saved = await self._saves.finish(request.cut, request.wait_seconds)
         return pb.FinishSaveResponse(part=_encoded(saved) if saved else None)
 
+    async def stage(
+        self, request: pb.StageVariablesRequest
+    ) -> pb.StageVariablesResponse:
+        state, names = self._state, list(request.variables)
+        session = state.session(request.session_id)
+        state.staging.forget(session.id)
+        if names:
+            specs = [state.store.get(name).spec for name in names]
+            # Reading takes as long as the disk does.
+            work = partial(read_restored, request.path, specs)
+            restored = await state.compute.run(work, 1 << 30)
+            # It may have ended meanwhile, and nobody would forget what it stages now.
+            state.session(session.id)
+            state.staging.keep(session.id, request.restoration, restored)
+        return pb.StageVariablesResponse()
+
     async def restore(self, request: pb.RestoreVariablesRequest) -> bytes:
         return await self._state.mutations.once(
             request.key, partial(self._restore, request)
@@ -111,14 +127,11 @@ class CheckpointRpcs:
     async def _restore(
         self, request: pb.RestoreVariablesRequest, session: Session
     ) -> pb.RestoreVariablesResponse:
-        state, names = self._state, list(request.variables)
-        async with state.locked(names):
-            specs = [state.store.get(name).spec for name in names]
-            if names:
-                # Reading takes as long as the disk does.
-                work = partial(read_restored, request.path, specs)
-                gone = replace(state.store, await state.compute.run(work, 1 << 30))
-                state.optimizers.forget(gone)
+        state = self._state
+        if request.restoration:
+            restored = state.staging.take(session.id, request.restoration)
+            async with state.locked([each.name for each in restored]):
+                state.optimizers.forget(replace(state.store, restored))
         if request.identity:
             state.restored.append(request.identity)
         return pb.RestoreVariablesResponse()
