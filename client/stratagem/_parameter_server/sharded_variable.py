@@ -12,10 +12,11 @@ import torch
 from stratagem._contexts.context import DEFAULT
 from stratagem._parameter_server.shard_indexing import index_rows
 from stratagem._parameter_server.shards import Layout, merge
+from stratagem._variables.assignable import Assignable, Write
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.initial_values import operand
 from stratagem._variables.operators import Operators
-from stratagem._variables.variable import Variable, Write
+from stratagem._variables.variable import Variable
 from stratagem_proto.errors import (
     InvalidArgumentError,
     InvalidTypeError,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from stratagem._strategies.hooks import StrategyHooks
 
 
-class ShardedVariable(Operators):
+class ShardedVariable(Assignable, Operators):
     """Several variables, each of which has some rows of one larger variable.
 
     A `ParameterServerStrategy` with a `variable_partitioner` makes one of each
@@ -167,7 +168,10 @@ class ShardedVariable(Operators):
             return LOOKUPS[func](*args, **(kwargs or {}))
         return super().__torch_function__(func, types, args, kwargs)
 
-    # Writing.
+    # Writing: each shard is written as it writes; between two of them others may see
+    # a mixture.
+
+    batch_scatter_update = Assignable.scatter_update
 
     def _target(self, function: str) -> Any:
         raise InvalidArgumentError(
@@ -175,106 +179,13 @@ class ShardedVariable(Operators):
             "use assign, assign_add, assign_sub or scatter_*"
         )
 
-    def assign(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> ShardedVariable:
-        """Replace the value, shard by shard.
-
-        Each shard is written as `Variable.assign` writes; between two of them others
-        may see a mixture.
-
-        Args:
-            value: Tensor of the whole shape, or what can become one.
-            use_locking: Accepted and ignored.
-            name: Accepted and ignored.
-            read_value: Accepted and ignored.
-
-        Returns:
-            This object.
-
-        Raises:
-            InvalidArgumentError: Shape or dtype differ; nothing is written.
-
-        Spec: SHV-6, SHV-16.
-        """
-        return self._written(Write.ASSIGN, value)
-
-    def assign_add(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> ShardedVariable:
-        """Add `value`; otherwise as `assign`."""
-        return self._written(Write.ASSIGN_ADD, value)
-
-    def assign_sub(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> ShardedVariable:
-        """Subtract `value`; otherwise as `assign`."""
-        return self._written(Write.ASSIGN_SUB, value)
-
-    def _written(self, write: Write, value: Any) -> ShardedVariable:
+    def _written(self, write: Write, value: Any, read_value: bool) -> ShardedVariable:
         whole = operand(self, value)
         for shard, rows in self._with(self._layout.shards):
             shard._written(write, rows.of(whole), read_value=False)
         return self
 
-    def scatter_add(self, sparse_delta: IndexedSlices) -> ShardedVariable:
-        """Add rows; repeated ones add up. Spec: SHV-10.
-
-        Args:
-            sparse_delta: Rows of the whole.
-
-        Raises:
-            InvalidTypeError: `sparse_delta` is not an `IndexedSlices`.
-            InvalidArgumentError: The rows do not fit.
-            UnimplementedError: The shards are not the layout that a strategy makes:
-                as even as possible, the larger ones first.
-        """
-        return self._scattered(Write.SCATTER_ADD, sparse_delta)
-
-    def scatter_sub(self, sparse_delta: IndexedSlices) -> ShardedVariable:
-        """Subtract rows; otherwise as `scatter_add`."""
-        return self._scattered(Write.SCATTER_SUB, sparse_delta)
-
-    def scatter_mul(self, sparse_delta: IndexedSlices) -> ShardedVariable:
-        """Multiply rows; otherwise as `scatter_add`."""
-        return self._scattered(Write.SCATTER_MUL, sparse_delta)
-
-    def scatter_div(self, sparse_delta: IndexedSlices) -> ShardedVariable:
-        """Divide rows; otherwise as `scatter_add`."""
-        return self._scattered(Write.SCATTER_DIV, sparse_delta)
-
-    def scatter_min(self, sparse_delta: IndexedSlices) -> ShardedVariable:
-        """Take the smaller elements of rows; otherwise as `scatter_add`."""
-        return self._scattered(Write.SCATTER_MIN, sparse_delta)
-
-    def scatter_max(self, sparse_delta: IndexedSlices) -> ShardedVariable:
-        """Take the larger elements of rows; otherwise as `scatter_add`."""
-        return self._scattered(Write.SCATTER_MAX, sparse_delta)
-
-    def scatter_update(self, sparse_delta: IndexedSlices) -> ShardedVariable:
-        """Replace rows; otherwise as `scatter_add`."""
-        return self._scattered(Write.SCATTER_UPDATE, sparse_delta)
-
-    batch_scatter_update = scatter_update
-
-    def _scattered(self, write: Write, delta: object) -> ShardedVariable:
-        if not isinstance(delta, IndexedSlices):
-            raise InvalidTypeError(
-                f"ShardedVariable {self.name!r}: {write.value} takes IndexedSlices, "
-                f"not {type(delta).__name__}; use assign for a whole tensor"
-            )
+    def _scattered(self, write: Write, delta: IndexedSlices) -> ShardedVariable:
         if not self._layout.is_div:
             raise UnimplementedError(
                 f"scatter_xxx ops are not supported in ShardedVariable {self.name!r}, "

@@ -9,10 +9,11 @@ import torch
 
 from stratagem._parameter_server.shards import Layout
 from stratagem._parameter_server.variable import RemoteVariable, remote_of
+from stratagem._variables.assignable import Write
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.initial_values import operand
 from stratagem._variables.traits import VariableTraits
-from stratagem._variables.variable import Variable, Write
+from stratagem._variables.variable import Variable
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy

@@ -12,10 +12,11 @@ from stratagem._parameter_server.shards import Rows
 from stratagem._servers.reads import Reading
 from stratagem._servers.writes import Writing
 from stratagem._variables.aggregating import AggregatingVariable
+from stratagem._variables.assignable import Write
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.initial_values import operand
 from stratagem._variables.traits import VariableTraits
-from stratagem._variables.variable import Variable, Write
+from stratagem._variables.variable import Variable
 from stratagem_proto.tensors import decode_dtype, spec_of
 from stratagem_proto.v1.parameter_server_pb2 import (
     ASSIGN_MODE_ADD,

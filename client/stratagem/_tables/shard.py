@@ -10,9 +10,9 @@ from stratagem._parameter_server.placement import Place
 from stratagem._parameter_server.variable import MODES, Owner, RemoteVariable
 from stratagem._servers.reads import Reading
 from stratagem._servers.writes import Writing
+from stratagem._variables.assignable import Write
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.traits import VariableTraits
-from stratagem._variables.variable import Write
 from stratagem_proto.errors import InternalError
 from stratagem_proto.v1.variable_pb2 import Initializer, TableSpec, VariableSpec
 

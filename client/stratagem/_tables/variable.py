@@ -14,10 +14,11 @@ from stratagem._parameter_server.shards import Layout, merge
 from stratagem._parameter_server.split_variable import SplitVariable
 from stratagem._tables.pulled_rows import PulledRows
 from stratagem._tables.shard import TableShard
+from stratagem._variables.assignable import Write
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.initial_values import operand
 from stratagem._variables.traits import VariableTraits
-from stratagem._variables.variable import Variable, Write
+from stratagem._variables.variable import Variable
 from stratagem_proto.errors import (
     ContextError,
     InvalidArgumentError,

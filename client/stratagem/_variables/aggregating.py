@@ -12,9 +12,10 @@ from stratagem._contexts.context import (
     current_replica_id,
     in_cross_replica_context,
 )
+from stratagem._variables.assignable import Write
 from stratagem._variables.replica_writes import ReplicaWritten
 from stratagem._variables.traits import VariableTraits
-from stratagem._variables.variable import Variable, Write
+from stratagem._variables.variable import Variable
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy

@@ -10,10 +10,11 @@ import torch
 
 from stratagem import _devices
 from stratagem._enums import VariableAggregation, VariableSynchronization
+from stratagem._variables.assignable import Write
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.initial_values import initial_tensor, operand
 from stratagem._variables.traits import VariableTraits
-from stratagem._variables.variable import Variable, Write
+from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

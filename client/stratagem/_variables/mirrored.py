@@ -18,9 +18,10 @@ from stratagem._contexts.context import (
 from stratagem._enums import VariableAggregation, VariableSynchronization
 from stratagem._replicas.regroup import regroup, select_component
 from stratagem._replicas.values import DistributedValues, Mirrored, PerReplica
+from stratagem._variables.assignable import Write
 from stratagem._variables.replica_writes import ReplicaWritten
 from stratagem._variables.traits import VariableTraits
-from stratagem._variables.variable import Variable, Write
+from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from stratagem._contexts.context import (
 from stratagem._contexts.scope import entered
 from stratagem._enums import ReduceOp, VariableAggregation
 from stratagem._replicas.values import PerReplica
+from stratagem._variables.assignable import Write
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.initial_values import operand
-from stratagem._variables.variable import Variable, Write
+from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:

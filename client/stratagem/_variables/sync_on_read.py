@@ -9,11 +9,11 @@ import torch
 from stratagem._enums import ReduceOp, VariableAggregation
 from stratagem._replicas.regroup import select_component
 from stratagem._replicas.values import PerReplica
+from stratagem._variables.assignable import Write
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.initial_values import operand
 from stratagem._variables.mirrored import CopiedVariable
 from stratagem._variables.operators import TensorStandIn
-from stratagem._variables.variable import Write
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
-from enum import Enum
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +12,13 @@ import numpy.typing as npt
 import torch
 
 from stratagem._enums import VariableAggregation, VariableSynchronization
+from stratagem._variables.assignable import Assignable, Write
 from stratagem._variables.creators import create
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.operators import Operators
 from stratagem._variables.traits import VariableTraits
 from stratagem_proto.errors import (
     InvalidArgumentError,
-    InvalidTypeError,
     UnimplementedError,
 )
 
@@ -27,21 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stratagem._strategies.strategy import Strategy
-
-
-class Write(Enum):
-    """The ways to write a variable; the value is the name of the method."""
-
-    ASSIGN = "assign"
-    ASSIGN_ADD = "assign_add"
-    ASSIGN_SUB = "assign_sub"
-    SCATTER_ADD = "scatter_add"
-    SCATTER_SUB = "scatter_sub"
-    SCATTER_MUL = "scatter_mul"
-    SCATTER_DIV = "scatter_div"
-    SCATTER_MIN = "scatter_min"
-    SCATTER_MAX = "scatter_max"
-    SCATTER_UPDATE = "scatter_update"
 
 
 class VariableType(type):
@@ -55,7 +39,7 @@ class VariableType(type):
         return create(_make, **given)
 
 
-class Variable(Operators, metaclass=VariableType):
+class Variable(Assignable, Operators, metaclass=VariableType):
     """A tensor that keeps its identity while its value changes.
 
     In a strategy's scope the strategy decides where the variable lives and how
@@ -244,107 +228,11 @@ class Variable(Operators, metaclass=VariableType):
         """Return a copy of the value as an array."""
         return np.array(self.value().detach().cpu().numpy())
 
-    def assign(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Any:
-        """Replace the value.
-
-        In a replica context the values of all replicas are combined as
-        `aggregation` says, and every replica has to make the call.
-
-        Args:
-            value: Tensor of this variable's shape and dtype, or a number, array
-                or list that can be converted to its dtype.
-            use_locking: Accepted and ignored.
-            name: Accepted and ignored.
-            read_value: Whether to return the new value; otherwise None.
-
-        Returns:
-            Something to be used as a tensor of the new value. With one copy it is
-            the variable. With several it is a snapshot: in a replica context a
-            tensor, otherwise `Mirrored`; of `synchronization=ON_READ` what a read
-            would give.
-
-        Raises:
-            InvalidArgumentError: Shape or dtype differ; or in a replica context
-                the variable has no aggregation.
-            InvalidTypeError: `value` is no tensor and cannot become one.
-            ContextError: Another strategy is in charge.
-
-        Spec: VWR-1 to VWR-22.
-        """
-        return self._written(Write.ASSIGN, value, read_value)
-
-    def assign_add(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Any:
-        """Add `value`; otherwise as `assign`. Spec: VWR-11."""
-        return self._written(Write.ASSIGN_ADD, value, read_value)
-
-    def assign_sub(
-        self,
-        value: Any,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> Any:
-        """Subtract `value`; otherwise as `assign`. Spec: VWR-11."""
-        return self._written(Write.ASSIGN_SUB, value, read_value)
-
-    def scatter_add(self, sparse_delta: IndexedSlices) -> Any:
-        """Add rows; repeated ones add up. Spec: VSC-1 to VSC-5.
-
-        Args:
-            sparse_delta: The rows; values have this variable's dtype.
-
-        Raises:
-            InvalidTypeError: `sparse_delta` is not an `IndexedSlices`.
-            InvalidArgumentError: The rows do not fit.
-        """
-        return self._scattered(Write.SCATTER_ADD, sparse_delta)
-
-    def scatter_sub(self, sparse_delta: IndexedSlices) -> Any:
-        """Subtract rows; otherwise as `scatter_add`."""
-        return self._scattered(Write.SCATTER_SUB, sparse_delta)
-
-    def scatter_mul(self, sparse_delta: IndexedSlices) -> Any:
-        """Multiply rows; otherwise as `scatter_add`."""
-        return self._scattered(Write.SCATTER_MUL, sparse_delta)
-
-    def scatter_div(self, sparse_delta: IndexedSlices) -> Any:
-        """Divide rows; otherwise as `scatter_add`."""
-        return self._scattered(Write.SCATTER_DIV, sparse_delta)
-
-    def scatter_min(self, sparse_delta: IndexedSlices) -> Any:
-        """Take the smaller elements of rows; otherwise as `scatter_add`."""
-        return self._scattered(Write.SCATTER_MIN, sparse_delta)
-
-    def scatter_max(self, sparse_delta: IndexedSlices) -> Any:
-        """Take the larger elements of rows; otherwise as `scatter_add`."""
-        return self._scattered(Write.SCATTER_MAX, sparse_delta)
-
-    def scatter_update(self, sparse_delta: IndexedSlices) -> Any:
-        """Replace rows; otherwise as `scatter_add`."""
-        return self._scattered(Write.SCATTER_UPDATE, sparse_delta)
-
     def _written(self, write: Write, value: Any, read_value: bool) -> Any:
         self._write(write, value)
         return self._result() if read_value else None
 
-    def _scattered(self, write: Write, delta: object) -> Any:
-        if not isinstance(delta, IndexedSlices):
-            raise InvalidTypeError(
-                f"Variable {self.name!r}: {write.value} takes IndexedSlices, not "
-                f"{type(delta).__name__}; use assign for a whole tensor"
-            )
+    def _scattered(self, write: Write, delta: IndexedSlices) -> Any:
         self._write(write, delta)
         return self._result()
 
