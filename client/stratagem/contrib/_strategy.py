@@ -8,7 +8,6 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from stratagem._contexts.context import (
-    get_strategy,
     in_cross_replica_context,
     require_strategy,
 )
@@ -69,8 +68,7 @@ class DistributionStrategy(StrategyProperties):
         Raises:
             ContextError: It is not. Spec: CTX-18, CTX-34, CTX-35, DEF-12.
         """
-        if get_strategy() is not self._strategy:
-            require_strategy(self._strategy)
+        require_strategy(self._strategy)
         if not in_cross_replica_context():
             raise ContextError(
                 f"`{method}` of {self._strategy} requires being in cross-tower "
