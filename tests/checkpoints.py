@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import (
     Checkpoint,
     NewCheckpoint,
@@ -15,8 +16,9 @@ from stratagem_proto.checkpoint.folder import (
 )
 from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.checkpoint.whole import wholes_of
+from stratagem_proto.checkpoint.tables import KEYS, WholeTable, beside
 from stratagem_proto.tensors import spec_of
+from stratagem_proto.v1.checkpoint_pb2 import StoredRows, TableHistory
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,
     VARIABLE_KIND_SLOT,
@@ -61,22 +63,52 @@ def sharded(
     return found
 
 
-def save(
-    root: Path,
-    servers: Sequence[Sequence[tuple[VariableSpec, torch.Tensor]]],
-    keep: int,
-) -> Path:
+Held = tuple[VariableSpec | Content, torch.Tensor]
+
+
+def save(root: Path, servers: Sequence[Sequence[Held]], keep: int) -> Path:
     """Writes what servers would write."""
     new = NewCheckpoint(root)
     parts = [
         write_part(
             new.folder / part_name(number),
-            [Content(spec) for spec, _ in held],
+            [one if isinstance(one, Content) else Content(one) for one, _ in held],
             [value for _, value in held],
         )
         for number, held in enumerate(servers)
     ]
     return new.commit(Index.of_parts(parts), keep)
+
+
+def stored_table(
+    name: str, whole: torch.Tensor, rows: Sequence[int], count: int
+) -> list[list[Held]]:
+    """Parts of a table of which some rows are stored; the others are 0.5.
+
+    Each has a state that is twice the rows, and began as -1.
+    """
+    found: list[list[Held]] = []
+    wanted = torch.tensor(rows)
+    row = 0
+    for number, part in enumerate(whole.tensor_split(count)):
+        keys = wanted[(wanted >= row) & (wanted < row + len(part))] - row
+        spec = model(f"{name}/part_{number}", part)
+        offset = [row, *(0 for _ in whole.shape[1:])]
+        spec.partition.CopyFrom(Partition(full_shape=whole.shape, offset=offset))
+        state = slot(spec.name, "Adagrad/sum", part)
+        for one, initial in ((spec, 0.5), (state, -1.0)):
+            one.initializer.constant = initial
+            one.table.SetInParent()
+        value = StoredRows(count=len(keys), history=TableHistory(writes=3))
+        found.append(
+            [
+                (Content(spec, rows=value), part[keys]),
+                (Content(beside(spec.name, KEYS, len(keys))), keys),
+                (Content(state, rows=StoredRows(count=len(keys))), 2 * part[keys]),
+            ]
+        )
+        row += len(part)
+    return found
 
 
 def load(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
@@ -93,3 +125,22 @@ def are_equal(one: State, other: State) -> bool:
     return one.keys() == other.keys() and all(
         torch.equal(one[name], other[name]) for name in one
     )
+
+
+def stored(path: Path) -> dict[str, dict[int, list[float]]]:
+    """The rows that a checkpoint has of tables and their states, by their keys."""
+    checkpoint = open_checkpoint(path)
+    wholes = wholes_of(checkpoint.index).values()
+    return {
+        whole.name: {
+            key: row
+            for part in whole.parts
+            for key, row in zip(
+                part.keys(checkpoint).tolist(),
+                checkpoint.tensor(part.entry).tolist(),
+                strict=True,
+            )
+        }
+        for whole in wholes
+        if isinstance(whole, WholeTable)
+    }

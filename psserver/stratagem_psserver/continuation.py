@@ -7,13 +7,15 @@ from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint, part_name
-from stratagem_proto.checkpoint.index import TensorEntry
+from stratagem_proto.checkpoint.tables import is_beside
+from stratagem_proto.checkpoint.whole import whole_name
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError
-from stratagem_proto.tensors import allocate, as_bytes
 from stratagem_proto.v1.parameter_server_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_psserver.ledger import Numbering, Session
+from stratagem_psserver.tables.reading import read_table
 
 if TYPE_CHECKING:
     from stratagem_psserver.state import ServerState
@@ -88,20 +90,28 @@ def resume(state: ServerState, path: str) -> bool:
             f"{len(checkpoint.index.servers)} servers wrote it. Start as many, or let "
             "the program restore it by strategy.restore()"
         )
-    mine = [one for one in checkpoint.index.tensors.values() if one.file == part]
-    _resume_variables(state, checkpoint, mine)
+    _resume_variables(state, checkpoint, part)
     state.ledger.restore(_session_from_json(one) for one in facts["sessions"])
     state.optimizers.restore(facts["optimizers"])
     state.rounds.restore(facts["groups"])
     return True
 
 
-def _resume_variables(
-    state: ServerState, checkpoint: Checkpoint, entries: list[TensorEntry]
-) -> None:
-    for entry in entries:
-        value = allocate(entry.spec.tensor)
-        if value.numel():
-            checkpoint.read(entry, 0, as_bytes(value))
-        state.store.create([entry.spec], [value])
-        state.store.get(entry.name).version = entry.version + _VERSION_JUMP
+def _resume_variables(state: ServerState, checkpoint: Checkpoint, part: str) -> None:
+    tensors, store = checkpoint.index.tensors, state.store
+    mine = [
+        entry
+        for name, entry in tensors.items()
+        if entry.file == part and not is_beside(name, tensors)
+    ]
+    wholes = wholes_of(checkpoint.index)
+    for entry in mine:
+        if entry.rows is None:
+            store.create([entry.spec], [checkpoint.tensor(entry)])
+        elif not entry.spec.slot_of:
+            whole = wholes[whole_name(entry.spec)]
+            states = [one for one in wholes.values() if one.is_state_of(whole)]
+            for arena in read_table(checkpoint, entry.spec, whole, states).arenas:
+                store.put_table(arena)
+    for entry in mine:
+        store.get(entry.name).version = entry.version + _VERSION_JUMP

@@ -70,7 +70,6 @@ class HeldSnapshots:
 
         Raises:
             FailedPreconditionError: Too many sessions have one.
-            UnimplementedError: A variable is a table.
         """
         self.release(session_id)
         if len(self._held) >= MAX_HELD:

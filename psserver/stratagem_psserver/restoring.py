@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
+from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
-from stratagem_proto.checkpoint.whole import Whole, whole_name, wholes_of
+from stratagem_proto.checkpoint.whole import Whole, whole_name
 from stratagem_proto.errors import InvalidArgumentError, NotFoundError
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.store import VariableStore
+from stratagem_psserver.tables.reading import read_table
+from stratagem_psserver.tables.table import Table
 
 
 @dataclass(frozen=True)
@@ -20,13 +23,21 @@ class Restored:
 
     Attributes:
         name: The variable.
-        value: Its value.
+        value: Its value, or its rows with their states if it is a table.
         slots: The values of its slot variables, by what follows its name in theirs.
     """
 
     name: str
-    value: torch.Tensor
+    value: torch.Tensor | Table
     slots: Mapping[str, torch.Tensor]
+
+    @property
+    def kept(self) -> set[str]:
+        """The names of the slots that there are."""
+        names = {self.name + suffix for suffix in self.slots}
+        if isinstance(self.value, Table):
+            names |= {arena.initial.spec.name for arena in self.value.arenas}
+        return names
 
 
 def read_restored(path: str, specs: Sequence[VariableSpec]) -> list[Restored]:
@@ -69,11 +80,18 @@ def _read(
     whole: Whole,
     slots: Mapping[str, Sequence[Whole]],
 ) -> Restored:
+    mine = slots.get(whole.name, ())
+    if spec.HasField("table"):
+        rows = [slot for slot in mine if slot.is_split]
+        mine = [slot for slot in mine if not slot.is_split]
+        value: torch.Tensor | Table = read_table(checkpoint, spec, whole, rows)
+    else:
+        value = _rows(checkpoint, spec, whole, True)
     state = {
         slot.name.removeprefix(whole.name): _rows(checkpoint, spec, slot, slot.is_split)
-        for slot in slots.get(whole.name, ())
+        for slot in mine
     }
-    return Restored(spec.name, _rows(checkpoint, spec, whole, True), state)
+    return Restored(spec.name, value, state)
 
 
 def _rows(
@@ -98,13 +116,21 @@ def replace(store: VariableStore, restored: Sequence[Restored]) -> list[str]:
         store.get(each.name)
     gone: list[str] = []
     for each in restored:
-        variable = store.get(each.name)
-        variable.value = each.value
-        variable.version += 1
-        kept = {each.name + suffix for suffix in each.slots}
+        kept = each.kept
         gone += store.delete(
             [name for name in store.slots(each.name) if name not in kept]
         )
-        for suffix, value in each.slots.items():
-            store.put_slot(each.name + suffix, each.name, value)
+        _put(store, each)
     return gone
+
+
+def _put(store: VariableStore, restored: Restored) -> None:
+    if isinstance(restored.value, Table):
+        for arena in restored.value.arenas:
+            store.put_table(arena)
+    else:
+        variable = store.get(restored.name)
+        variable.value = restored.value
+        variable.version += 1
+    for suffix, value in restored.slots.items():
+        store.put_slot(restored.name + suffix, restored.name, value)

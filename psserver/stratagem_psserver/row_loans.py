@@ -181,7 +181,7 @@ class TableRowLoan(_RowLoan):
     def commit(self, store: VariableStore) -> None:
         for key, layout in self.rehearsed.layout.items():
             if not layout.is_scalar:
-                store.put_table_slot(self._arena(key))
+                store.put_table(self._arena(key))
         self._commit_scalars(store)
 
 

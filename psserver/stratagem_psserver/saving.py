@@ -38,7 +38,6 @@ class Saves:
 
         Raises:
             NotFoundError: The folder does not exist on this machine.
-            UnimplementedError: A variable is a table.
         """
         if cut in self._tasks:
             return

@@ -7,9 +7,13 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from stratagem_proto.checkpoint.parts import Content
-from stratagem_proto.errors import UnimplementedError
+from stratagem_proto.checkpoint.tables import KEYS, SEEN, SIGHTS, TOUCHED, beside
+from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.store import Variable, VariableStore
+from stratagem_psserver.tables.arena import Arena
+from stratagem_psserver.tables.mark import TableMark
+from stratagem_psserver.tables.table import Table
 
 
 class Snapshot:
@@ -20,11 +24,45 @@ class Snapshot:
     """
 
     def __init__(self, store: VariableStore) -> None:
-        variables = list(store.variables())
-        self.contents = [_content(variable) for variable in variables]
-        self._values = [variable.value for variable in variables]
+        self.contents: list[Content] = []
+        self._runs: list[Iterator[torch.Tensor]] = []
+        self._marks: dict[Table, TableMark] = {}
         # Where a variable and this snapshot have the same memory.
-        self._shared = {variable.name for variable in variables}
+        self._shared: set[str] = set()
+        for variable in store.variables():
+            if variable.arena is not None:
+                self._add_table(variable, variable.arena)
+            else:
+                self._add(_content(variable), iter([variable.value]))
+                self._shared.add(variable.name)
+
+    def _add(self, content: Content, runs: Iterator[torch.Tensor]) -> None:
+        self.contents.append(content)
+        self._runs.append(runs)
+
+    def _add_table(self, variable: Variable, arena: Arena) -> None:
+        table = arena.table
+        if table not in self._marks:
+            self._marks[table] = table.mark()
+        mark = self._marks[table]
+        rows = StoredRows(count=mark.count)
+        # The arrays of a mark begin with the keys and the times.
+        runs = mark.runs(2 + table.arenas.index(arena))
+        if arena is table.value:
+            rows.history.CopyFrom(table.history())
+        self._add(_content(variable, rows), runs)
+        if arena is table.value:
+            self._add_beside(variable, mark)
+
+    def _add_beside(self, variable: Variable, mark: TableMark) -> None:
+        name = variable.name
+        self._add(Content(beside(name, KEYS, mark.count)), mark.runs(0))
+        if not variable.spec.table.HasField("dynamic"):
+            return
+        self._add(Content(beside(name, TOUCHED, mark.count)), mark.runs(1))
+        seen = len(mark.admission)
+        for number, what in enumerate((SEEN, SIGHTS)):
+            self._add(Content(beside(name, what, seen)), _sights(mark, number))
 
     def shares(self, variable: Variable) -> bool:
         """Whether a variable's memory has to stay as it is."""
@@ -35,32 +73,29 @@ class Snapshot:
         self._shared.difference_update(names)
 
     def values(self) -> Iterator[torch.Tensor]:
-        """Yields the values, once, in the order of `contents`, on any thread."""
-        self._values.reverse()
+        """Yields runs of the values, once, as in `contents`, on any thread."""
+        self._runs.reverse()
         for content in self.contents:
-            yield self._values.pop()
+            yield from self._runs.pop()
             self._shared.discard(content.spec.name)
 
     def close(self) -> None:
         """Gives up the values that were not taken."""
-        self._values.clear()
+        for table, mark in self._marks.items():
+            table.unmark(mark)
+        self._runs.clear()
+        self._marks.clear()
         self._shared.clear()
 
 
-def _require_no_table(store: VariableStore) -> None:
-    for variable in store.variables():
-        if variable.arena is not None:
-            raise UnimplementedError(
-                f"checkpoints do not hold tables of rows yet, and {variable.name!r} is "
-                "one; read the rows that you need by its module, and save them",
-                variable=variable.name,
-            )
+def _sights(mark: TableMark, number: int) -> Iterator[torch.Tensor]:
+    yield mark.admission.sights()[number]
 
 
-def _content(variable: Variable) -> Content:
+def _content(variable: Variable, rows: StoredRows | None = None) -> Content:
     spec = VariableSpec()
     spec.CopyFrom(variable.spec)
-    return Content(spec, variable.version)
+    return Content(spec, variable.version, rows)
 
 
 class Snapshots:
@@ -70,12 +105,7 @@ class Snapshots:
         self._open: list[Snapshot] = []
 
     def take(self, store: VariableStore) -> Snapshot:
-        """The values as they are now; `close` it when they are written.
-
-        Raises:
-            UnimplementedError: A variable is a table.
-        """
-        _require_no_table(store)
+        """The values as they are now; `close` it when they are written."""
         self._open.append(Snapshot(store))
         return self._open[-1]
 

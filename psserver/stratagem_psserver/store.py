@@ -237,15 +237,16 @@ class VariableStore:
         )
         self._add(spec, value)
 
-    def put_table_slot(self, arena: Arena) -> None:
-        """Gives a slot of a table those rows, which its table has, creating it."""
+    def put_table(self, arena: Arena) -> None:
+        """Gives a table, or a slot of one, those rows, creating it if needed."""
         spec = arena.initial.spec
+        value = torch.empty(0, *arena.initial.row_shape, dtype=arena.initial.dtype)
         variable = self._variables.get(spec.name)
         if variable is None:
-            value = torch.empty(0, *arena.initial.row_shape, dtype=arena.initial.dtype)
             self._add(spec, value, arena)
-        else:
-            variable.version += 1
+            return
+        variable.spec, variable.value, variable.arena = spec, value, arena
+        variable.version += 1
 
     def delete(self, names: Sequence[str]) -> list[str]:
         """Removes variables and their slots, all or none; returns all removed names.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from stratagem import (
     DistributedOptimizer,
     InvalidArgumentError,
     ParameterServerStrategy,
-    UnimplementedError,
 )
 from stratagem.nn import DynamicEmbedding
 from stratagem_proto.keys import part_of_keys
@@ -151,16 +149,6 @@ def test_initial_values_can_be_chosen(strategy: ParameterServerStrategy) -> None
         table = DynamicEmbedding(2)
         nn.init.constant_(table.weight, 0.5)
     assert (table(KEYS) == 0.5).all()
-
-
-def test_a_checkpoint_does_not_leave_it_out_in_silence(
-    strategy: ParameterServerStrategy, tmp_path: Path
-) -> None:
-    table = built(strategy)
-    with pytest.raises(UnimplementedError, match="do not hold tables of rows"):
-        strategy.save(tmp_path)
-    assert not list(tmp_path.iterdir())
-    trained(strategy, table, KEYS)  # goes on
 
 
 def test_it_needs_servers() -> None:

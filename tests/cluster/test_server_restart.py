@@ -113,6 +113,41 @@ def test_a_killed_server_has_the_state_of_its_optimizers(tmp_path: Path) -> None
         assert torch.equal(module[0], plain)
 
 
+def test_a_killed_server_has_the_rows_of_its_tables(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        servers = Servers(tmp_path, stack)
+        strategy = stack.enter_context(servers.cluster.strategy())
+        with strategy.scope():
+            tables = torch.nn.ModuleList(
+                [stratagem.nn.DynamicEmbedding(2, admit_after=2) for _ in range(2)]
+                + [stratagem.nn.Embedding(9, 2)]
+            )
+        optimizer = stratagem.DistributedOptimizer(
+            torch.optim.SparseAdam(tables.parameters(), lr=0.1)
+        )
+
+        def step(first: int) -> None:
+            optimizer.zero_grad()
+            places = torch.arange(first, first + 4)
+            sum(table(places).square().sum() for table in tables).backward()
+            optimizer.step()
+
+        def rows() -> torch.Tensor:
+            return torch.stack([table(torch.arange(9)).detach() for table in tables])
+
+        for first in (0, 2, 3):
+            strategy.run(step, args=(first,))
+        saved = rows()
+        strategy.save(servers.root)
+        strategy.run(step, args=(4,))
+        expected = rows()
+        servers.restart(0)
+        servers.restart(1)
+        assert torch.equal(rows(), saved)
+        strategy.run(step, args=(4,))
+        assert torch.equal(rows(), expected)
+
+
 def test_workers_that_step_together_are_told_that_a_server_went_back(
     tmp_path: Path,
 ) -> None:

@@ -14,23 +14,36 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stratagem_proto.checkpoint.blocks import BLOCK_BYTES
+from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import open_checkpoint
-from stratagem_proto.checkpoint.parts import DTYPE_NAMES
-from stratagem_proto.checkpoint.whole import wholes_of
+from stratagem_proto.checkpoint.parts import DTYPE_NAMES, Content
 from stratagem_proto.errors import (
     DataLossError,
     InvalidArgumentError,
     NotFoundError,
+    OutOfRangeError,
     StratagemError,
 )
-from tests.checkpoints import are_equal, load, load_from, model, save, sharded
+from tests.checkpoints import (
+    are_equal,
+    load,
+    load_from,
+    model,
+    save,
+    sharded,
+    stored_table,
+)
+
+USERS = [4, 0, 1]
+IS_USER = torch.tensor([True, True, False, False, True]).unsqueeze(1)
 
 
 def two_servers(value: float) -> list[list[Any]]:
     table = torch.arange(10.0).reshape(5, 2) + value
     bias = torch.full((3,), value)
     first, second = sharded("table", table, 2)
-    return [first, [*second, (model("bias", bias), bias)]]
+    some, others = stored_table("users", table, USERS, 2)
+    return [[*first, *some], [*second, (model("bias", bias), bias), *others]]
 
 
 def expected(value: float) -> dict[str, torch.Tensor]:
@@ -40,6 +53,8 @@ def expected(value: float) -> dict[str, torch.Tensor]:
         "table/Adam/exp_avg": 2 * table,
         "table/Adam/step": torch.tensor(3.0),
         "bias": torch.full((3,), value),
+        "users": torch.where(IS_USER, table, 0.5),
+        "users/Adagrad/sum": torch.where(IS_USER, 2 * table, -1.0),
     }
 
 
@@ -111,6 +126,35 @@ def test_where_there_is_no_checkpoint_that_is_said(tmp_path: Path) -> None:
         save(tmp_path / "file", [], keep=1)
 
 
+def test_rows_of_a_table_that_were_not_stored_are_filled_in(tmp_path: Path) -> None:
+    folder = save(tmp_path, two_servers(1.0), keep=1)
+    checkpoint = open_checkpoint(folder)
+    users = wholes_of(checkpoint.index)["users"]
+    assert torch.equal(users.read_rows(checkpoint, 1, 4), expected(1.0)["users"][1:4])
+    with pytest.raises(OutOfRangeError, match="has 5 rows"):
+        users.read_rows(checkpoint, 4, 6)
+
+
+def test_a_table_that_is_too_large_to_be_read_whole_is_not(tmp_path: Path) -> None:
+    (((content, rows), *rest),) = stored_table("users", torch.ones(2, 1), [1], 1)
+    assert isinstance(content, Content)
+    content.spec.tensor.shape[0] = content.spec.partition.full_shape[0] = 2**40
+    save(tmp_path, [[(content, rows), *rest]], keep=1)
+    checkpoint = open_checkpoint(tmp_path)
+    users = wholes_of(checkpoint.index)["users"]
+    with pytest.raises(InvalidArgumentError, match="export --stored-rows"):
+        users.read(checkpoint)
+    assert users.read_rows(checkpoint, 0, 2).tolist() == [[0.5], [1.0]]
+
+
+def test_an_index_without_tables_has_the_format_before_them(tmp_path: Path) -> None:
+    held = [(model("v", torch.ones(2)), torch.ones(2))]
+    for root, expected in ((held, 1), (two_servers(1.0)[0], 2)):
+        folder = save(tmp_path, [root], keep=1)
+        document = json.loads((folder / "index.json").read_bytes())
+        assert document["content"]["format"] == expected
+
+
 def test_missing_shards_are_noticed(tmp_path: Path) -> None:
     first, second, third = sharded("t", torch.arange(6.0).reshape(3, 2), 3)
     save(tmp_path, [first, third], keep=1)
@@ -118,6 +162,9 @@ def test_missing_shards_are_noticed(tmp_path: Path) -> None:
         load_from(tmp_path)
     save(tmp_path, [first, second], keep=1)
     with pytest.raises(DataLossError, match="all rows of 't'"):
+        load_from(tmp_path)
+    save(tmp_path, stored_table("t", torch.ones(4, 1), [1], 2)[:1], keep=1)
+    with pytest.raises(DataLossError, match="all parts of table 't'"):
         load_from(tmp_path)
 
 
@@ -186,7 +233,7 @@ class Disk:
 
 # An operation counts for as many bytes as there are from one cut to the next, so that
 # there is one before each operation.
-STRIDE = 7
+STRIDE = 13
 OPERATIONS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")
 
 

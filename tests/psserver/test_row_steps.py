@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+from stratagem_proto.initial_values import InitialValues
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.gradients import Gradient
 from stratagem_psserver.optimizers import Optimizers
 from stratagem_psserver.rehearsal import take_step
 from stratagem_psserver.store import VariableStore
-from stratagem_psserver.tables.initial_values import InitialValues
 from tests.psserver.tables import (
     ZEROS,
     dynamic,

@@ -12,6 +12,7 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
     VariableNotFoundError,
 )
+from stratagem_proto.initial_values import InitialValues
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_SLOT,
     Initializer,
@@ -19,7 +20,6 @@ from stratagem_proto.v1.variable_pb2 import (
     VariableSpec,
 )
 from stratagem_psserver.store import Variable
-from stratagem_psserver.tables.initial_values import InitialValues
 from stratagem_psserver.tables.table import Table
 from tests.psserver.tables import (
     NORMAL,

@@ -14,6 +14,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     OutOfRangeError,
 )
+from stratagem_proto.initial_values import InitialValues
 from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32
@@ -27,7 +28,6 @@ from stratagem_proto.v1.update_program_pb2 import (
 )
 from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
 from stratagem_psserver.server import ParameterServer
-from stratagem_psserver.tables.initial_values import InitialValues
 from tests.conftest import TOKEN
 from tests.psserver.tables import UNIFORM, ZEROS, dynamic, made, parts, table_spec
 from tests.psserver.wire import (

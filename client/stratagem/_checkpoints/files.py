@@ -12,8 +12,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import open_checkpoint
-from stratagem_proto.checkpoint.whole import wholes_of
 from stratagem_proto.errors import (
     DataLossError,
     InvalidArgumentError,

@@ -15,8 +15,9 @@ from stratagem._servers.checkpoints import (
     announce_restored,
     list_restored,
 )
+from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
-from stratagem_proto.checkpoint.whole import Whole, whole_name, wholes_of
+from stratagem_proto.checkpoint.whole import Whole, whole_name
 from stratagem_proto.errors import (
     DeadlineExceededError,
     InvalidArgumentError,

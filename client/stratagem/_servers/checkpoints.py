@@ -75,7 +75,13 @@ def _saved(responses: Iterator[bytes]) -> SavedPart | None:
         return None
     part = response.part
     tensors = [
-        TensorEntry(each.spec, part.name, each.begin, each.version)
+        TensorEntry(
+            each.spec,
+            part.name,
+            each.begin,
+            each.version,
+            each.rows if each.HasField("rows") else None,
+        )
         for each in part.tensors
     ]
     file = FileEntry(part.nbytes, tuple(part.blocks))

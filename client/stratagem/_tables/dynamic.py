@@ -31,13 +31,15 @@ class KeyLimits:
     max_idle: int | None = None
     max_bytes: int | None = None
 
-    def of_part(self, parts: int) -> TableSpec:
-        """Return what each of the parts of a table is told."""
+    def of_part(self, part: int, parts: int) -> TableSpec:
+        """Return what one of the parts of a table is told."""
         return TableSpec(
             dynamic=DynamicKeys(
                 admission_count=self.admit_after,
                 evict_after_writes=self.max_idle or 0,
                 max_bytes=max(1, self.max_bytes // parts) if self.max_bytes else 0,
+                part=part,
+                parts=parts,
             )
         )
 

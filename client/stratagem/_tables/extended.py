@@ -88,10 +88,11 @@ class TablesExtended(PartitionedExtended):
         limits = _limits(adoption)
         contents = _contents(parameter, limits)
         layout = self._layout_of_table(parameter, limits)
-        spec = None if limits is None else limits.of_part(len(layout.sizes))
+        count = len(layout.sizes)
+        specs = [limits.of_part(n, count) if limits else None for n in range(count)]
         parts = [
             _placed_shard(creation, adoption, contents, shard, spec)
-            for shard in _shards(layout, contents)
+            for shard, spec in zip(_shards(layout, contents), specs, strict=True)
         ]
         make = TableVariable if limits is None else DynamicTable
         traits = _traits(adoption)

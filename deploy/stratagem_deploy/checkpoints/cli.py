@@ -76,8 +76,8 @@ def inspect(source: Source, as_json: AsJson = False) -> None:
 @app.command()
 def verify(source: Source, as_json: AsJson = False) -> None:
     """Read every byte of a checkpoint and compare it with its checksums."""
+    from stratagem_proto.checkpoint.contents import wholes_of
     from stratagem_proto.checkpoint.folder import open_checkpoint
-    from stratagem_proto.checkpoint.whole import wholes_of
 
     with _answering():
         checkpoint = open_checkpoint(source)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint
-from stratagem_proto.checkpoint.whole import Whole, wholes_of
+from stratagem_proto.checkpoint.whole import Whole
 from stratagem_proto.tensors import as_bytes
 
 

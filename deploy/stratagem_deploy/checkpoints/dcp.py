@@ -27,9 +27,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from stratagem_deploy.checkpoints.resharding import reshard
+from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
 from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.checkpoint.whole import wholes_of
 from stratagem_proto.errors import DataLossError, NotFoundError
 from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1.variable_pb2 import VariableSpec

@@ -8,8 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint
-from stratagem_proto.checkpoint.whole import Whole, wholes_of
+from stratagem_proto.checkpoint.whole import Whole
 from stratagem_proto.tensors import nbytes_of
 from stratagem_proto.v1.variable_pb2 import VariableKind
 

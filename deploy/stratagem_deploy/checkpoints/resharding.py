@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
@@ -11,10 +11,13 @@ from pathlib import Path
 
 import torch
 
+from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint, part_name
 from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.checkpoint.whole import Whole, wholes_of
+from stratagem_proto.checkpoint.tables import WholeTable
+from stratagem_proto.checkpoint.whole import Whole
+from stratagem_proto.errors import UnimplementedError
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,
@@ -99,6 +102,7 @@ def reshard(checkpoint: Checkpoint, root: Path, servers: int, keep: int) -> Path
 def _placed(checkpoint: Checkpoint, servers: int) -> list[list[_Item]]:
     """What each server gets."""
     wholes = wholes_of(checkpoint.index)
+    _require_no_table(wholes.values())
     slots: Mapping[str, list[Whole]] = defaultdict(list)
     for whole in wholes.values():
         if whole.slot_of:
@@ -114,6 +118,16 @@ def _placed(checkpoint: Checkpoint, servers: int) -> list[list[_Item]]:
         else:
             placed[next(turns)] += _unsplit(checkpoint, whole, slots[whole.name])
     return placed
+
+
+def _require_no_table(wholes: Iterable[Whole]) -> None:
+    for whole in wholes:
+        if isinstance(whole, WholeTable):
+            raise UnimplementedError(
+                f"{whole.name!r} is a table, whose rows are not divided anew yet; "
+                "strategy.restore() takes the checkpoint with any number of servers",
+                variable=whole.name,
+            )
 
 
 def _was_split(whole: Whole) -> bool:

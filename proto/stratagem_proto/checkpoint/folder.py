@@ -19,6 +19,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from stratagem_proto.checkpoint.blocks import (
     read_range,
     replace_file,
@@ -33,6 +35,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
+from stratagem_proto.tensors import allocate, as_bytes
 
 INDEX = "index.json"
 LATEST = "latest"
@@ -71,6 +74,13 @@ class Checkpoint:
             raise DataLossError(
                 f"{error.message} (variable {entry.name!r})", variable=entry.name
             ) from error
+
+    def tensor(self, entry: TensorEntry) -> torch.Tensor:
+        """Reads all that there is of a tensor; raises as `read`."""
+        value = allocate(entry.tensor)
+        if value.numel():
+            self.read(entry, 0, as_bytes(value))
+        return value
 
     def verify(self) -> None:
         """Reads everything; raises as `read`."""

@@ -1,4 +1,9 @@
-"""The table of contents of a checkpoint."""
+"""The table of contents of a checkpoint.
+
+Its format is a number: 2 if there are tables of which servers store the written rows,
+else 1. A release writes the least that says what is there, and reads all up to its own,
+so checkpoints that an earlier one could have written it also reads.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+from google.protobuf.message import Message
 
 from stratagem_proto.checkpoint.blocks import FileEntry
 from stratagem_proto.errors import (
@@ -18,9 +24,12 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
 )
 from stratagem_proto.tensors import nbytes_of
+from stratagem_proto.v1.checkpoint_pb2 import StoredRows
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 
-FORMAT = 1
+_WITHOUT_TABLES, _WITH_TABLES = 1, 2
+FORMAT = _WITH_TABLES
 
 
 @dataclass(frozen=True)
@@ -32,20 +41,36 @@ class TensorEntry:
         file: Name of its file.
         begin: Its first byte there.
         version: The variable's version.
+        rows: Which rows of it are there, if it is a table or a state of one.
     """
 
     spec: VariableSpec
     file: str
     begin: int
     version: int = 1
+    rows: StoredRows | None = None
 
     @property
     def name(self) -> str:
         return self.spec.name
 
     @property
+    def tensor(self) -> TensorSpec:
+        """What is in the file."""
+        return stored_tensor(self.spec, self.rows)
+
+    @property
     def nbytes(self) -> int:
-        return nbytes_of(self.spec.tensor)
+        return nbytes_of(self.tensor)
+
+
+def stored_tensor(spec: VariableSpec, rows: StoredRows | None) -> TensorSpec:
+    """What a file has of a variable, some rows or all."""
+    if rows is None:
+        return spec.tensor
+    return TensorSpec(
+        dtype=spec.tensor.dtype, shape=(rows.count, *spec.tensor.shape[1:])
+    )
 
 
 @dataclass(frozen=True)
@@ -108,7 +133,7 @@ class Index:
     def to_bytes(self) -> bytes:
         """The index as a file's content, in which no byte can change unnoticed."""
         content = {
-            "format": FORMAT,
+            "format": self._format,
             "identity": self.identity,
             "files": {name: _file_to_json(one) for name, one in self.files.items()},
             "tensors": [_tensor_to_json(one) for one in self.tensors.values()],
@@ -118,6 +143,11 @@ class Index:
         return _canonical(
             {"content": content, "crc32": zlib.crc32(_canonical(content))}
         )
+
+    @property
+    def _format(self) -> int:
+        has_tables = any(entry.rows is not None for entry in self.tensors.values())
+        return _WITH_TABLES if has_tables else _WITHOUT_TABLES
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Index:
@@ -179,14 +209,22 @@ def _file_from_json(item: Mapping[str, Any]) -> FileEntry:
 
 
 def _tensor_to_json(entry: TensorEntry) -> dict[str, Any]:
-    return {
-        "spec": MessageToDict(entry.spec, preserving_proto_field_name=True),
+    item = {
+        "spec": _message_to_json(entry.spec),
         "file": entry.file,
         "begin": entry.begin,
         "version": entry.version,
     }
+    if entry.rows is not None:
+        item["rows"] = _message_to_json(entry.rows)
+    return item
+
+
+def _message_to_json(message: Message) -> dict[str, Any]:
+    return MessageToDict(message, preserving_proto_field_name=True)
 
 
 def _tensor_from_json(item: Mapping[str, Any]) -> TensorEntry:
     spec = ParseDict(item["spec"], VariableSpec())
-    return TensorEntry(spec, item["file"], item["begin"], item["version"])
+    rows = ParseDict(item["rows"], StoredRows()) if "rows" in item else None
+    return TensorEntry(spec, item["file"], item["begin"], item["version"], rows)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from stratagem_proto.checkpoint.blocks import BLOCK_BYTES, FileEntry, write_file
-from stratagem_proto.checkpoint.index import Part, TensorEntry
+from stratagem_proto.checkpoint.index import Part, TensorEntry, stored_tensor
 from stratagem_proto.errors import DataLossError, InvalidArgumentError
 from stratagem_proto.tensors import (
     as_bytes,
@@ -18,6 +18,8 @@ from stratagem_proto.tensors import (
     encode_dtype,
     nbytes_of,
 )
+from stratagem_proto.v1.checkpoint_pb2 import StoredRows
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 
 DTYPE_NAMES = {
@@ -47,10 +49,17 @@ class Content:
     Attributes:
         spec: The variable that it is the value of.
         version: The variable's version.
+        rows: Which rows of it are written, if it is a table or a state of one.
     """
 
     spec: VariableSpec
     version: int = 1
+    rows: StoredRows | None = None
+
+    @property
+    def tensor(self) -> TensorSpec:
+        """What is written."""
+        return stored_tensor(self.spec, self.rows)
 
 
 def write_part(
@@ -61,7 +70,8 @@ def write_part(
     Args:
         path: Must not exist yet.
         contents: What to write.
-        values: The values in the same order, each taken when its turn comes.
+        values: The values in the same order, each whole or as runs of its rows, each
+            taken when its turn comes.
 
     Raises:
         InvalidArgumentError: safetensors has no name for a dtype.
@@ -70,7 +80,7 @@ def write_part(
     header, begins = _header(contents)
     file = write_file(path, _runs(header, values))
     tensors = [
-        TensorEntry(content.spec, path.name, begin, content.version)
+        TensorEntry(content.spec, path.name, begin, content.version, content.rows)
         for content, begin in zip(contents, begins, strict=True)
     ]
     return Part(path.name, file, tensors)
@@ -89,10 +99,10 @@ def _header(contents: Sequence[Content]) -> tuple[bytes, list[int]]:
     described: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset, offsets = 0, []
     for content in contents:
-        end = offset + nbytes_of(content.spec.tensor)
+        end = offset + nbytes_of(content.tensor)
         described[content.spec.name] = {
             "dtype": dtype_name(content.spec),
-            "shape": list(content.spec.tensor.shape),
+            "shape": list(content.tensor.shape),
             "data_offsets": [offset, end],
         }
         offsets.append(offset)

@@ -312,29 +312,103 @@ global___SavedPart = SavedPart
 
 @typing.final
 class SavedTensor(google.protobuf.message.Message):
-    """A variable in a part."""
+    """A tensor in a part: the value of a variable, or what else there is of a table."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SPEC_FIELD_NUMBER: builtins.int
     BEGIN_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    ROWS_FIELD_NUMBER: builtins.int
     begin: builtins.int
     """First byte of the value in the file."""
     version: builtins.int
     @property
-    def spec(self) -> stratagem_proto.v1.variable_pb2.VariableSpec: ...
+    def spec(self) -> stratagem_proto.v1.variable_pb2.VariableSpec:
+        """The variable. Of what else there is of a table, a name and a tensor: the name is
+        that of the table and one of `[keys]`, `[touched]`, `[seen]` and `[sights]`, in
+        brackets, which no variable's name has.
+        """
+
+    @property
+    def rows(self) -> global___StoredRows:
+        """Of a table, and of an optimizer's state for one; absent for others, which are
+        there whole.
+        """
+
     def __init__(
         self,
         *,
         spec: stratagem_proto.v1.variable_pb2.VariableSpec | None = ...,
         begin: builtins.int = ...,
         version: builtins.int = ...,
+        rows: global___StoredRows | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["spec", b"spec"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["begin", b"begin", "spec", b"spec", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["rows", b"rows", "spec", b"spec"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["begin", b"begin", "rows", b"rows", "spec", b"spec", "version", b"version"]) -> None: ...
 
 global___SavedTensor = SavedTensor
+
+@typing.final
+class StoredRows(google.protobuf.message.Message):
+    """The rows of a table that are stored, in an order of their own that is the same for
+    the value, each state, the keys, and when each was touched.
+
+    `[keys]` are int64: rows counted from the first of the part, or any keys of a
+    dynamic table. A dynamic table also has `[touched]`, the table's time when each row
+    was written last, `[seen]`, the keys that admission has counted, and `[sights]`, how
+    often each of those was seen since it last had a row; all int64.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: builtins.int
+    HISTORY_FIELD_NUMBER: builtins.int
+    count: builtins.int
+    """How many; the tensor in the file has so many, whatever the variable's shape says."""
+    @property
+    def history(self) -> global___TableHistory:
+        """Present for the table itself."""
+
+    def __init__(
+        self,
+        *,
+        count: builtins.int = ...,
+        history: global___TableHistory | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["history", b"history"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "history", b"history"]) -> None: ...
+
+global___StoredRows = StoredRows
+
+@typing.final
+class TableHistory(google.protobuf.message.Message):
+    """What a table has been through. Counts are of this part."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WRITES_FIELD_NUMBER: builtins.int
+    SWEPT_FIELD_NUMBER: builtins.int
+    EVICTED_ROWS_FIELD_NUMBER: builtins.int
+    DROPPED_GRADIENTS_FIELD_NUMBER: builtins.int
+    writes: builtins.int
+    """Requests that wrote it: the time now."""
+    swept: builtins.int
+    """The time when it was last searched for rows that are too old."""
+    evicted_rows: builtins.int
+    """As in TableStatistics."""
+    dropped_gradients: builtins.int
+    def __init__(
+        self,
+        *,
+        writes: builtins.int = ...,
+        swept: builtins.int = ...,
+        evicted_rows: builtins.int = ...,
+        dropped_gradients: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dropped_gradients", b"dropped_gradients", "evicted_rows", b"evicted_rows", "swept", b"swept", "writes", b"writes"]) -> None: ...
+
+global___TableHistory = TableHistory
 
 @typing.final
 class StageVariablesRequest(google.protobuf.message.Message):

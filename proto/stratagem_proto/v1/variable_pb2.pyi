@@ -247,6 +247,8 @@ class DynamicKeys(google.protobuf.message.Message):
     EVICT_AFTER_WRITES_FIELD_NUMBER: builtins.int
     MAX_ROWS_FIELD_NUMBER: builtins.int
     MAX_BYTES_FIELD_NUMBER: builtins.int
+    PART_FIELD_NUMBER: builtins.int
+    PARTS_FIELD_NUMBER: builtins.int
     admission_count: builtins.int
     """Number of updates with a gradient of a key, from which on it has a row of its
     own; the gradients before are dropped. 0 and 1 mean the first. Assignments make
@@ -264,6 +266,10 @@ class DynamicKeys(google.protobuf.message.Message):
     """Most bytes of this part of the table: the rows of the value and of the
     optimizers' states, the index and the counts of admission. 0 means no limit.
     """
+    part: builtins.int
+    """Which part of the table this is, from 0: keys are spread by their hash."""
+    parts: builtins.int
+    """How many parts there are; 0 means 1."""
     def __init__(
         self,
         *,
@@ -271,8 +277,10 @@ class DynamicKeys(google.protobuf.message.Message):
         evict_after_writes: builtins.int = ...,
         max_rows: builtins.int = ...,
         max_bytes: builtins.int = ...,
+        part: builtins.int = ...,
+        parts: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["admission_count", b"admission_count", "evict_after_writes", b"evict_after_writes", "max_bytes", b"max_bytes", "max_rows", b"max_rows"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["admission_count", b"admission_count", "evict_after_writes", b"evict_after_writes", "max_bytes", b"max_bytes", "max_rows", b"max_rows", "part", b"part", "parts", b"parts"]) -> None: ...
 
 global___DynamicKeys = DynamicKeys
 

@@ -150,7 +150,12 @@ def _encoded(saved: Saved) -> pb.SavedPart:
         nbytes=part.file.nbytes,
         blocks=part.file.blocks,
         tensors=[
-            pb.SavedTensor(spec=each.spec, begin=each.begin, version=each.version)
+            pb.SavedTensor(
+                spec=each.spec,
+                begin=each.begin,
+                version=each.version,
+                rows=each.rows,
+            )
             for each in part.tensors
         ],
         state=facts,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 
 from stratagem_psserver.tables.key_index import KeyIndex
@@ -23,12 +25,45 @@ class Admission:
 
     def __init__(self, needed: int, max_bytes: int | None = None) -> None:
         self.needed, self._max_bytes = max(1, needed), max_bytes
+        self._is_shared = False
         self.forget()
 
     def forget(self) -> None:
         """Counts all keys anew."""
         self._index = KeyIndex()
         self._counts = torch.zeros(0, dtype=torch.int64)
+
+    def shared(self) -> Admission:
+        """The counts as they are now, in the same memory until they change here."""
+        other = copy.copy(self)
+        self._is_shared = True
+        return other
+
+    def _part(self) -> None:
+        """Takes other memory before a change, if this one is shared."""
+        if self._is_shared:
+            self._index = copy.deepcopy(self._index)
+            self._counts = self._counts.clone()
+            self._is_shared = False
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def sights(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys that are counted, in the order in which they came, and the counts.
+
+        A count is 0 where the key has a row.
+        """
+        keys, positions = self._index.items()
+        ordered = torch.empty_like(keys)
+        ordered[positions] = keys
+        return ordered, self._counts
+
+    def restore(self, keys: torch.Tensor, counts: torch.Tensor) -> None:
+        """Counts on from what `sights` has said."""
+        self.forget()
+        self._index.insert(keys, torch.arange(len(keys)))
+        self._counts = counts
 
     @property
     def nbytes(self) -> int:
@@ -49,6 +84,7 @@ class Admission:
 
     def count(self, keys: torch.Tensor) -> None:
         """Counts one more sight of distinct keys."""
+        self._part()
         keys = keys[: self._room_for(len(keys))]
         positions = self._index.find(keys)
         new = keys[positions < 0]
@@ -61,6 +97,7 @@ class Admission:
     def settle(self, keys: torch.Tensor) -> None:
         """Takes note that keys have a row now; without it they are counted anew."""
         if self.needed > 1:
+            self._part()
             positions = self._index.find(keys)
             self._counts[positions[positions >= 0]] = 0
 

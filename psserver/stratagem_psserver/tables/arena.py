@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from stratagem_proto.errors import ResourceExhaustedError
+from stratagem_proto.initial_values import InitialValues
 from stratagem_proto.v1.variable_pb2 import VariableSpec
-from stratagem_psserver.tables.initial_values import InitialValues
 
 if TYPE_CHECKING:
     from stratagem_psserver.tables.table import Table

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
 from stratagem_psserver.tables.admission import Admission
 from stratagem_psserver.tables.arena import Arena, Found
 from stratagem_psserver.tables.key_index import KeyIndex
+from stratagem_psserver.tables.mark import TableMark
 from stratagem_psserver.tables.retention import Retention, oldest
 
 _FIRST_ROWS = 64
@@ -42,6 +44,7 @@ class Table:
         self._touched = torch.empty(0, dtype=torch.int64)
         self.value = Arena(self, spec)
         self.arenas: list[Arena] = [self.value]
+        self._marks: list[TableMark] = []
         self._resize(min(_FIRST_ROWS, self.most_rows()))
 
     def __len__(self) -> int:
@@ -80,9 +83,65 @@ class Table:
         """
         check_room(self.name, rows, self.most_rows(more_bytes))
 
+    def history(self) -> TableHistory:
+        return TableHistory(
+            writes=self._clock,
+            swept=self._swept,
+            evicted_rows=self._evicted,
+            dropped_gradients=self._dropped,
+        )
+
     def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys of all stored rows, and when each was touched last, by position."""
         return self._keys[: self._rows], self._touched[: self._rows]
+
+    def mark(self) -> TableMark:
+        """The keys, the times and then the numbers of each arena, as they are now."""
+        rows = [*self.stored(), *(each.storage[: self._rows] for each in self.arenas)]
+        self._marks.append(TableMark(rows, self.admission.shared()))
+        return self._marks[-1]
+
+    def unmark(self, mark: TableMark) -> None:
+        """Keeps no more copies for a mark."""
+        if mark in self._marks:
+            self._marks.remove(mark)
+
+    def _keep(self, positions: torch.Tensor) -> None:
+        for mark in list(self._marks):
+            mark.keep(positions)
+
+    def adopt(
+        self,
+        arenas: Sequence[Arena],
+        keys: torch.Tensor,
+        touched: torch.Tensor,
+        history: TableHistory,
+    ) -> None:
+        """Has these rows from now on; their numbers are yet to be written.
+
+        Args:
+            arenas: States of the rows, besides the value.
+            keys: Keys of the rows.
+            touched: When each was touched last.
+            history: What the table has been through.
+        """
+        self.arenas.extend(arenas)
+        self._rows = 0
+        self._resize(max(len(keys), self.capacity))
+        self._rows = len(keys)
+        self._keys[: self._rows], self._touched[: self._rows] = keys, touched
+        self._clock, self._swept = history.writes, history.swept
+        self._evicted, self._dropped = history.evicted_rows, history.dropped_gradients
+        self._index.clear(self._rows)
+        self._index.insert(keys, torch.arange(self._rows))
+
+    def fit(self) -> None:
+        """Evicts the oldest rows if there are more than its limits allow."""
+        most = self.most_rows()
+        if most < self._rows:
+            self._evict(oldest(self._touched[: self._rows], self._rows - most))
+        if most < self.capacity:
+            self._resize(most)
 
     def find(self, keys: torch.Tensor) -> Found:
         """Where keys are stored; they may repeat."""
@@ -105,11 +164,7 @@ class Table:
         for arena in arenas:
             arena.storage[: self._rows] = arena.initial.rows(keys)
         self.arenas.extend(arenas)
-        most = self.most_rows()
-        if most < self._rows:
-            self._evict(oldest(self._touched[: self._rows], self._rows - most))
-        if most < self.capacity:
-            self._resize(most)
+        self.fit()
 
     def detach(self, arena: Arena) -> None:
         """Drops a state of all rows."""
@@ -124,6 +179,7 @@ class Table:
         """
         self._clock += 1
         kept = found.positions[~found.is_new] if found.num_new else found.positions
+        self._keep(kept)
         self._touched.index_fill_(0, kept, self._clock)
         found = self._with_room(found)
         positions = self._place(found) if found.num_new else found.positions
@@ -168,6 +224,7 @@ class Table:
         """Positions of keys, of which those that have none get the next ones."""
         keys, rows = found.keys[found.is_new], self._rows + found.num_new
         places = torch.arange(self._rows, rows)
+        self._keep(places)
         self._index.insert(keys, places)
         self._keys[self._rows : rows] = keys
         self._touched[self._rows : rows] = self._clock
@@ -182,6 +239,7 @@ class Table:
         stays[doomed] = False
         moved = stays[rows:].nonzero().squeeze(1) + rows
         holes = (~stays[:rows]).nonzero().squeeze(1)
+        self._keep(holes)
         for array in (self._keys, self._touched, *(e.storage for e in self.arenas)):
             array[holes] = array[moved]
         self._evicted += len(doomed)
@@ -190,6 +248,8 @@ class Table:
         self._index.insert(self._keys[:rows], torch.arange(rows))
 
     def _resize(self, capacity: int) -> None:
+        # The marks stay with the memory there was, which nobody changes any more.
+        self._marks.clear()
         storages = [arena.resized(capacity, self._rows) for arena in self.arenas]
         for arena, storage in zip(self.arenas, storages, strict=True):
             arena.storage = storage

@@ -10,10 +10,10 @@ from functools import cached_property
 
 import torch
 
+from stratagem_proto import counter_random
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.tensors import decode_dtype
 from stratagem_proto.v1.variable_pb2 import Initializer, VariableSpec
-from stratagem_psserver.tables import counter_random
 
 _PART = re.compile(r"/part_[0-9]+\Z")
 # The numbers are made in double precision; this bounds what that takes.
@@ -61,14 +61,16 @@ class InitialValues:
     def whole(self) -> torch.Tensor:
         """The value of the whole variable or part."""
         shape = tuple(self.spec.tensor.shape)
-        value = torch.empty(shape, dtype=self.dtype)
-        rows = value if shape else value.unsqueeze(0)
+        rows = self.between(0, shape[0] if shape else 1)
+        return rows if shape else rows.reshape(())
+
+    def between(self, start: int, stop: int) -> torch.Tensor:
+        """The values of the rows from `start` to before `stop`; as of `rows`."""
+        value = torch.empty(stop - start, *self.row_shape, dtype=self.dtype)
         at_once = max(1, _ELEMENTS_AT_ONCE // max(1, self._columns))
-        for start in range(0, len(rows), at_once):
-            stop = min(start + at_once, len(rows))
-            rows[start:stop] = self.rows(torch.arange(start, stop)).view_as(
-                rows[start:stop]
-            )
+        for low in range(start, stop, at_once):
+            high = min(low + at_once, stop)
+            value[low - start : high - start] = self.rows(torch.arange(low, high))
         return value
 
     def rows(self, rows: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,128 @@
+"""The variables that a checkpoint has, put together."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from stratagem_proto.checkpoint.index import Index, TensorEntry
+from stratagem_proto.checkpoint.tables import (
+    KEYS,
+    SEEN,
+    SIGHTS,
+    TOUCHED,
+    TablePart,
+    is_beside,
+    table_of,
+)
+from stratagem_proto.checkpoint.whole import Piece, Whole, whole_name
+from stratagem_proto.errors import DataLossError, UnimplementedError
+from stratagem_proto.optimizers import OPTIMIZERS
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.v1.variable_pb2 import VariableSpec
+
+_NUMBER = re.compile(r"_\d+$")
+
+
+def wholes_of(index: Index) -> dict[str, Whole]:
+    """The variables of a checkpoint and their optimizers' state, by name.
+
+    Raises:
+        DataLossError: Shards of a variable are missing.
+        UnimplementedError: A variable is not split by rows.
+    """
+    owners = _owners(index)
+    shards: dict[str, list[TensorEntry]] = defaultdict(list)
+    for name, entry in index.tensors.items():
+        if not is_beside(name, index.tensors):
+            shards[whole_name(entry.spec, owners.get(name))].append(entry)
+    return {
+        name: _table(name, group, index)
+        if group[0].rows is not None
+        else _whole(name, group, owners)
+        for name, group in shards.items()
+    }
+
+
+def _table(name: str, entries: Sequence[TensorEntry], index: Index) -> Whole:
+    tensors = index.tensors
+    parts = []
+    for entry in entries:
+        table = tensors.get(entry.spec.slot_of, entry)
+        beside = {
+            what: tensors[table.name + what]
+            for what in (KEYS, TOUCHED, SEEN, SIGHTS)
+            if table.name + what in tensors
+        }
+        parts.append(TablePart(entry, table, beside))
+    slot_of = whole_name(parts[0].table.spec) if parts[0].entry.spec.slot_of else ""
+    return table_of(name, slot_of, parts)
+
+
+def _owners(index: Index) -> dict[str, VariableSpec]:
+    """The variables that slot variables belong to, by the slot's name."""
+    return {
+        name: index.tensors[owner].spec
+        for name, entry in index.tensors.items()
+        if (owner := entry.spec.slot_of or _owner_by_name(name)) in index.tensors
+    }
+
+
+def _owner_by_name(name: str) -> str:
+    """The variable that state belongs to in a file that says nothing but names."""
+    variable, optimizer, _ = ("", "", *name.rsplit("/", 2))[-3:]
+    return variable if _NUMBER.sub("", optimizer) in OPTIMIZERS else ""
+
+
+def _whole(
+    name: str, shards: Sequence[TensorEntry], owners: Mapping[str, VariableSpec]
+) -> Whole:
+    first = shards[0].spec
+    owner = owners.get(first.name)
+    slot_of = whole_name(owner) if owner else ""
+    is_split = owner is not None and owner.tensor.shape == first.tensor.shape
+    if owner is not None and not is_split:
+        # Such as the number of steps, of which each shard has its own.
+        return Whole(name, first.tensor, slot_of, [Piece(shards[0], 0)])
+    partitions = [(owners.get(shard.name, shard.spec), shard) for shard in shards]
+    if not partitions[0][0].HasField("partition"):
+        return Whole(name, first.tensor, slot_of, [Piece(shards[0], 0)], is_split)
+    pieces = [
+        Piece(shard, spec.partition.offset[0])
+        for spec, shard in partitions
+        if _is_split_by_rows(spec)
+    ]
+    # A shard may have no rows.
+    pieces.sort(key=lambda piece: (piece.row, piece.entry.nbytes))
+    tensor = TensorSpec(
+        dtype=first.tensor.dtype, shape=partitions[0][0].partition.full_shape
+    )
+    _require_all_rows(name, tensor, pieces)
+    return Whole(name, tensor, slot_of, pieces, is_split)
+
+
+def _is_split_by_rows(spec: VariableSpec) -> bool:
+    partition = spec.partition
+    if any(partition.offset[1:]) or partition.full_shape[1:] != spec.tensor.shape[1:]:
+        raise UnimplementedError(
+            f"{spec.name!r} is a part of columns; checkpoints join rows only",
+            variable=spec.name,
+        )
+    return True
+
+
+def _require_all_rows(name: str, tensor: TensorSpec, pieces: Sequence[Piece]) -> None:
+    expected = list(_ends(pieces))
+    if [0, *expected] != [*(piece.row for piece in pieces), tensor.shape[0]]:
+        raise DataLossError(
+            f"the checkpoint does not have all rows of {name!r}, but those from "
+            f"{', '.join(str(piece.row) for piece in pieces)} of {tensor.shape[0]} on; "
+            "restore an earlier checkpoint",
+            variable=name,
+        )
+
+
+def _ends(pieces: Sequence[Piece]) -> Iterator[int]:
+    for piece in pieces:
+        yield piece.row + piece.entry.spec.tensor.shape[0]

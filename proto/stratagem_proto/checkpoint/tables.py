@@ -1,0 +1,208 @@
+"""Tables in a checkpoint: the rows that servers had stored, by their keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from stratagem_proto.checkpoint.folder import Checkpoint
+from stratagem_proto.checkpoint.index import TensorEntry
+from stratagem_proto.checkpoint.whole import Piece, Whole
+from stratagem_proto.errors import DataLossError, InvalidArgumentError
+from stratagem_proto.initial_values import InitialValues
+from stratagem_proto.tensors import allocate, as_bytes, encode_dtype, nbytes_of
+from stratagem_proto.v1.checkpoint_pb2 import TableHistory
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.v1.variable_pb2 import VariableSpec
+
+KEYS, TOUCHED, SEEN, SIGHTS = "[keys]", "[touched]", "[seen]", "[sights]"
+"""What the names of the tensors beside a table end with; see `StoredRows`."""
+
+MOST_DENSE_BYTES = 4 << 30
+"""A larger table is not read whole, with the rows that were never written."""
+
+_BESIDE = re.compile(r"\[(keys|touched|seen|sights)\]\Z")
+_RUN_BYTES = 4 << 20
+
+
+def beside(table: str, what: str, count: int) -> VariableSpec:
+    """The description of one of the tensors beside a table."""
+    tensor = TensorSpec(dtype=encode_dtype(torch.int64), shape=[count])
+    return VariableSpec(name=table + what, tensor=tensor)
+
+
+def is_beside(name: str, tensors: Mapping[str, TensorEntry]) -> bool:
+    """Whether a tensor belongs to a table among these."""
+    table = tensors.get(_BESIDE.sub("", name))
+    return table is not None and table.rows is not None and table.name != name
+
+
+@dataclass(frozen=True)
+class TablePart:
+    """What one server had of a table, or of a state of it.
+
+    Attributes:
+        entry: Where the rows are.
+        table: Where those of the table itself are.
+        beside: Where the tensors beside the table are, by what their names end with.
+    """
+
+    entry: TensorEntry
+    table: TensorEntry
+    beside: Mapping[str, TensorEntry]
+
+    @property
+    def row(self) -> int:
+        """Which row of the whole table is the first of this part."""
+        offset = self.table.spec.partition.offset
+        return offset[0] if offset else 0
+
+    @property
+    def number(self) -> int:
+        """Which part of a dynamic table it is."""
+        return self.table.spec.table.dynamic.part
+
+    @property
+    def count(self) -> int:
+        """How many rows are stored."""
+        assert self.entry.rows is not None
+        return self.entry.rows.count
+
+    @property
+    def history(self) -> TableHistory:
+        """What the table has been through."""
+        assert self.table.rows is not None
+        return self.table.rows.history
+
+    def keys(self, checkpoint: Checkpoint) -> torch.Tensor:
+        """The keys of its rows; of a table that is not dynamic, rows of the whole."""
+        return checkpoint.tensor(self.beside[KEYS]) + self.row
+
+    def vector(self, checkpoint: Checkpoint, what: str) -> torch.Tensor:
+        """One of the tensors beside the table; zeros for touches that nobody needs."""
+        if what in self.beside:
+            return checkpoint.tensor(self.beside[what])
+        return torch.zeros(self.count if what == TOUCHED else 0, dtype=torch.int64)
+
+    def runs(
+        self, checkpoint: Checkpoint, positions: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yields some of the positions and the rows there, from first to last.
+
+        Args:
+            checkpoint: Where they are.
+            positions: Which of the stored rows, ascending.
+        """
+        shape = tuple(self.entry.tensor.shape[1:])
+        row_bytes = self.entry.nbytes // max(1, self.count)
+        at_once = max(1, _RUN_BYTES // max(1, row_bytes))
+        for start in range(0, self.count, at_once):
+            stop = min(start + at_once, self.count)
+            ends = torch.tensor([start, stop])
+            low, high = torch.searchsorted(positions, ends).tolist()
+            if low == high:
+                continue
+            dtype = self.entry.tensor.dtype
+            run = allocate(TensorSpec(dtype=dtype, shape=(stop - start, *shape)))
+            if run.numel():
+                checkpoint.read(self.entry, start * row_bytes, as_bytes(run))
+            yield positions[low:high], run[positions[low:high] - start]
+
+
+@dataclass(frozen=True)
+class WholeTable(Whole):
+    """A table, or a state of one, as programs think of it.
+
+    Attributes:
+        parts: What each server had of it.
+        spec: What it would be with all its rows on one server.
+    """
+
+    parts: Sequence[TablePart] = ()
+    spec: VariableSpec = field(default_factory=VariableSpec)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether its rows are any keys."""
+        return self.parts[0].table.spec.table.HasField("dynamic")
+
+    @property
+    def count(self) -> int:
+        """How many rows are stored."""
+        return sum(part.count for part in self.parts)
+
+    def read(self, checkpoint: Checkpoint) -> torch.Tensor:
+        """The whole value, with the rows that were never written.
+
+        Raises:
+            InvalidArgumentError: It is too large, or has no fixed number of rows.
+            DataLossError: Bytes of it are missing or damaged.
+        """
+        nbytes = nbytes_of(self.tensor)
+        if nbytes > MOST_DENSE_BYTES:
+            raise InvalidArgumentError(
+                f"table {self.name!r} has {nbytes} bytes with all its rows, more than "
+                f"the {MOST_DENSE_BYTES} that are read whole. `stratagem checkpoint "
+                "export --stored-rows` writes the rows that are stored, and their keys",
+                variable=self.name,
+            )
+        return super().read(checkpoint)
+
+    def read_rows(self, checkpoint: Checkpoint, start: int, stop: int) -> torch.Tensor:
+        """The value of some rows; those that were never written have initial values."""
+        self._require_fixed()
+        self._require_rows(start, stop)
+        value = InitialValues(self.spec).between(start, stop)
+        for part in self.parts:
+            keys = part.keys(checkpoint)
+            wanted = ((keys >= start) & (keys < stop)).nonzero().squeeze(1)
+            for some, rows in part.runs(checkpoint, wanted):
+                value[keys[some] - start] = rows
+        return value
+
+    def _require_fixed(self) -> None:
+        if self.is_dynamic:
+            raise InvalidArgumentError(
+                f"dynamic table {self.name!r} has no fixed number of rows to be read "
+                "whole; restore it with parameter servers, or `stratagem checkpoint "
+                "export --stored-rows` writes the rows that are stored, and their keys",
+                variable=self.name,
+            )
+
+
+def table_of(name: str, slot_of: str, parts: Sequence[TablePart]) -> WholeTable:
+    """Puts the parts of a table, or of a state of it, together.
+
+    Raises:
+        DataLossError: Parts are missing.
+    """
+    parts = sorted(parts, key=lambda part: (part.row, part.number))
+    first = parts[0]
+    spec = VariableSpec()
+    spec.CopyFrom(first.entry.spec)
+    spec.ClearField("partition")
+    spec.name = name
+    if first.table.spec.HasField("partition"):
+        spec.tensor.shape[0] = first.table.spec.partition.full_shape[0]
+    if not slot_of:
+        _require_all(name, spec.tensor.shape[0], parts)
+    pieces = [Piece(part.entry, part.row) for part in parts]
+    return WholeTable(name, spec.tensor, slot_of, pieces, bool(slot_of), parts, spec)
+
+
+def _require_all(name: str, rows: int, parts: Sequence[TablePart]) -> None:
+    dynamic = parts[0].table.spec.table.dynamic
+    numbers = [part.number for part in parts]
+    ends = [part.row + part.table.spec.tensor.shape[0] for part in parts]
+    whole = numbers == list(range(max(1, dynamic.parts)))
+    if not parts[0].table.spec.table.HasField("dynamic"):
+        whole = [0, *ends] == [*(part.row for part in parts), rows]
+    if not whole:
+        raise DataLossError(
+            f"the checkpoint does not have all parts of table {name!r}; restore an "
+            "earlier checkpoint",
+            variable=name,
+        )

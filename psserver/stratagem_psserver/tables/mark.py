@@ -1,0 +1,86 @@
+"""The rows of a table at one moment, kept while they go on changing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from stratagem_psserver.tables.admission import Admission
+
+_RUN_BYTES = 1 << 20
+_FIRST_COPIES = 1024
+
+
+class TableMark:
+    """Copy on write by rows: a row is copied when it is first about to change.
+
+    So a table of which a save lasts some steps takes the memory of the rows of these
+    steps. One thread changes the table and says so by `keep`; another reads the runs.
+
+    Args:
+        arrays: What there is for each row, at the same places.
+        admission: Counts that stay as they are.
+
+    Attributes:
+        count: How many rows there are.
+        admission: The counts.
+    """
+
+    def __init__(self, arrays: Sequence[torch.Tensor], admission: Admission) -> None:
+        self.count = len(arrays[0])
+        self.admission = admission
+        self._arrays = list(arrays)
+        self._copies = [array[:0] for array in arrays]
+        # Where the copy of each row is, -1 for none; nothing before there is one.
+        self._places = torch.empty(0, dtype=torch.int32)
+        self._copied = 0
+        self._lock = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the copies take, and where they are."""
+        return sum(array.nbytes for array in (self._places, *self._copies))
+
+    def keep(self, positions: torch.Tensor) -> None:
+        """Copies rows, given once each, that are about to change."""
+        with self._lock:
+            if not len(self._places):
+                self._places = torch.full((self.count,), -1, dtype=torch.int32)
+            positions = positions[positions < self.count]
+            positions = positions[self._places[positions] < 0]
+            copied = self._copied + len(positions)
+            self._make_room(copied)
+            for copies, array in zip(self._copies, self._arrays, strict=True):
+                copies[self._copied : copied] = array[positions]
+            places = torch.arange(self._copied, copied, dtype=torch.int32)
+            self._places[positions] = places
+            self._copied = copied
+
+    def _make_room(self, copied: int) -> None:
+        capacity = len(self._copies[0])
+        if copied <= capacity:
+            return
+        capacity = min(self.count, max(copied, 2 * capacity, _FIRST_COPIES))
+        for number, copies in enumerate(self._copies):
+            larger = copies.new_empty(capacity, *copies.shape[1:])
+            larger[: self._copied] = copies[: self._copied]
+            self._copies[number] = larger
+
+    def runs(self, number: int) -> Iterator[torch.Tensor]:
+        """Yields what an array had for the rows, some at a time, on any thread."""
+        array = self._arrays[number]
+        row_bytes = array[:1].nbytes
+        at_once = max(1, _RUN_BYTES // max(1, row_bytes))
+        for start in range(0, self.count, at_once):
+            yield self._run(number, start, min(start + at_once, self.count))
+
+    def _run(self, number: int, start: int, stop: int) -> torch.Tensor:
+        with self._lock:
+            run = self._arrays[number][start:stop].clone()
+            places = self._places[start:stop]
+            changed = (places >= 0).nonzero().squeeze(1)
+            if len(changed):
+                run[changed] = self._copies[number][places[changed]]
+            return run
