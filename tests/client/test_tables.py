@@ -162,6 +162,18 @@ def touch(strategy: ParameterServerStrategy, table: nn.Embedding) -> torch.Tenso
     return torch.cat([ids[:1000], torch.tensor([0, 10**9 - 1])])
 
 
+def test_an_optimizer_makes_no_state_here_for_rows_on_servers(
+    strategy: ParameterServerStrategy,
+) -> None:
+    with strategy.scope():
+        table = stratagem.nn.Embedding(10**6, 16)
+    adagrad = torch.optim.Adagrad(table.parameters(), initial_accumulator_value=0.5)
+    (state,) = adagrad.state.values()
+    assert state["sum"].shape == table.weight.shape
+    assert state["sum"][7, 7] == 0.5
+    assert state["sum"].untyped_storage().nbytes() == 4
+
+
 def test_a_large_table_is_divided_among_all_servers(cluster: Cluster) -> None:
     with cluster.strategy() as strategy:
         with strategy.scope():

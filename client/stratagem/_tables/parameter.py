@@ -20,6 +20,11 @@ class RowSource(lookup.RowSource, Protocol):
     """Where the values of a table are."""
 
     @property
+    def is_dense(self) -> bool:
+        """Whether all rows are stored there, written or not."""
+        ...
+
+    @property
     def is_readable(self) -> bool:
         """Whether the table is small enough to be read whole."""
         ...
@@ -170,9 +175,13 @@ class TableParameter(Parameter):
     def _like(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Tensor:
-        # Some optimizers make their state when they are built.
         if self.source is None or not self.source.is_readable:
             kwargs["device"] = "meta"
+        elif func is torch.full_like and not self.source.is_dense:
+            # What some optimizers make when they are built, and is never written:
+            # the state of such rows is beside them.
+            one = torch.full_like(torch.empty((), dtype=self.dtype), *args, **kwargs)
+            return one.expand(self.shape)
         with torch._C.DisableTorchFunctionSubclass():
             found: Tensor = func(self, *args, **kwargs)
         return found
