@@ -11,10 +11,17 @@ from torch import nn
 from torch.nn import functional
 
 from stratagem._tables.dynamic import NOMINAL_ROWS, KeyLimits
+from stratagem._tables.prefetch import prefetch
 from stratagem._tables.recording import current_recorder
 from stratagem_proto.errors import ContextError, InvalidArgumentError
 
-__all__ = ["DynamicEmbedding", "Embedding", "EmbeddingBag", "clip_grad_norm_"]
+__all__ = [
+    "DynamicEmbedding",
+    "Embedding",
+    "EmbeddingBag",
+    "clip_grad_norm_",
+    "prefetch",
+]
 
 
 class Embedding(nn.Embedding):

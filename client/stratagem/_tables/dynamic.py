@@ -91,10 +91,10 @@ class DynamicTable(TableVariable):
             self._vocabulary = Vocabulary()
 
     def gradient_rows(self, rows: torch.Tensor) -> torch.Tensor:
-        with self._pulling:
+        with self.pulling:
             return self._vocabulary.numbers(rows)
 
-    def _require_rows(self, rows: torch.Tensor) -> None:
+    def require_rows(self, rows: torch.Tensor) -> None:
         """Any key will do."""
 
     def gradients(self, gradient: torch.Tensor) -> list[torch.Tensor | IndexedSlices]:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-
-Pull = Callable[[torch.Tensor], torch.Tensor]
 
 
 class PulledRows:
@@ -23,24 +19,24 @@ class PulledRows:
         self._rows = torch.empty(0, dtype=torch.int64)
         self._values = torch.empty(0, *row_shape, dtype=dtype)
 
-    def get(self, rows: torch.Tensor, pull: Pull) -> torch.Tensor:
-        """Return rows, and pull those that are not here.
+    def missing(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return those rows that are not here.
 
         Args:
             rows: int64 vector, ascending and without repetitions.
-            pull: Returns such rows.
         """
-        known = torch.isin(rows, self._rows, assume_unique=True)
-        missing = rows[~known]
-        if len(missing):
-            self._add(missing, pull(missing))
-        if len(rows) == len(self._rows):
-            return self._values
-        return self._values.index_select(0, torch.searchsorted(self._rows, rows))
+        return rows[~torch.isin(rows, self._rows, assume_unique=True)]
 
-    def _add(self, rows: torch.Tensor, values: torch.Tensor) -> None:
+    def add(self, rows: torch.Tensor, values: torch.Tensor) -> None:
+        """Keep rows that were missing."""
         if not len(self._rows):
             self._rows, self._values = rows, values
             return
         self._rows, order = torch.cat([self._rows, rows]).sort()
         self._values = torch.cat([self._values, values]).index_select(0, order)
+
+    def of(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the values of rows that are here."""
+        if len(rows) == len(self._rows):
+            return self._values
+        return self._values.index_select(0, torch.searchsorted(self._rows, rows))

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stratagem._contexts.context import current_replica_id
-from stratagem._parameter_server.shards import Layout, merge
+from stratagem._parameter_server.shards import Layout
 from stratagem._parameter_server.split_variable import SplitVariable
 from stratagem._tables.pulled_rows import PulledRows
+from stratagem._tables.reading import pull_missing, read
 from stratagem._tables.shard import TableShard
 from stratagem._variables.assignable import Write
 from stratagem._variables.indexed_slices import IndexedSlices
@@ -53,9 +54,15 @@ class TableVariable(SplitVariable):
         parts: The parts on the servers.
         layout: Which rows they have.
         reach: What this process may do with it as a whole.
+
+    Attributes:
+        store: Where it is kept.
+        pulled: The rows that the run of the replicas has looked up so far.
+        pulling: To be held while that is read or written.
     """
 
     parts: tuple[TableShard, ...]
+    pulled: PulledRows
 
     def __init__(
         self,
@@ -66,10 +73,10 @@ class TableVariable(SplitVariable):
         reach: Reach,
     ) -> None:
         super().__init__(traits, parts, layout)
-        self._store = store
+        self.store = store
         self._reach = reach
         self._hosted: HostedParameter | None = None
-        self._pulling = threading.Lock()
+        self.pulling = threading.Lock()
         self.forget()
 
     @property
@@ -113,21 +120,27 @@ class TableVariable(SplitVariable):
         Raises:
             OutOfRangeError: There is no such row.
         """
-        self._require_rows(rows)
+        self.require_rows(rows)
         if current_replica_id() is None:
-            return self._read(rows)
-        with self._pulling:
-            return self._pulled.get(rows, self._read)
+            return read({self: rows})[0]
+        with self.pulling:
+            pull_missing({self: rows})
+            return self.pulled.of(rows)
 
     def forget(self) -> None:
         """Pull rows anew from now on."""
-        self._pulled = PulledRows(self.shape[1:], self.dtype)
+        self.pulled = PulledRows(self.shape[1:], self.dtype)
 
     def gradient_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows of the parameter by which their gradients go."""
         return rows
 
-    def _require_rows(self, rows: torch.Tensor) -> None:
+    def require_rows(self, rows: torch.Tensor) -> None:
+        """Check that there are these rows; ascending ones.
+
+        Raises:
+            OutOfRangeError: There is no such row.
+        """
         total = self.layout.total
         if len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < total:
             raise OutOfRangeError(
@@ -136,17 +149,10 @@ class TableVariable(SplitVariable):
                 variable=self.name,
             )
 
-    def _read(self, rows: torch.Tensor) -> torch.Tensor:
-        routed = self.layout.route(rows)
-        wanted = [
-            (part, one.rows)
-            for part, one in zip(self.parts, routed, strict=True)
-            if len(one.rows)
-        ]
-        if not wanted:
-            return torch.empty(0, *self.shape[1:], dtype=self.dtype)
-        parts, there = zip(*wanted, strict=True)
-        return merge(self._store.rows(parts, there), routed)
+    @property
+    def no_rows(self) -> torch.Tensor:
+        """What a read of no rows returns."""
+        return torch.empty(0, *self.shape[1:], dtype=self.dtype)
 
     @property
     def whole_rows(self) -> torch.Tensor:
@@ -203,7 +209,7 @@ class TableVariable(SplitVariable):
             whole = operand(self, value).detach()
             values = [rows.of(whole) for rows in self.layout.shards]
         pairs = zip(self.parts, values, strict=True)
-        self._store.write({part: part.writing(write, one) for part, one in pairs})
+        self.store.write({part: part.writing(write, one) for part, one in pairs})
         self.forget()
 
 
