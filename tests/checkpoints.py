@@ -132,15 +132,11 @@ def stored(path: Path) -> dict[str, dict[int, list[float]]]:
     checkpoint = open_checkpoint(path)
     wholes = wholes_of(checkpoint.index).values()
     return {
-        whole.name: {
-            key: row
-            for part in whole.parts
-            for key, row in zip(
-                part.keys(checkpoint).tolist(),
-                checkpoint.tensor(part.entry).tolist(),
-                strict=True,
-            )
-        }
+        whole.name: _by_key(*whole.stored(checkpoint))
         for whole in wholes
         if isinstance(whole, WholeTable)
     }
+
+
+def _by_key(keys: torch.Tensor, rows: torch.Tensor) -> dict[int, list[float]]:
+    return dict(zip(keys.tolist(), rows.tolist(), strict=True))

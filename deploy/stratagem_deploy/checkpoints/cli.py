@@ -92,21 +92,30 @@ def export_file(
     source: Source,
     target: Annotated[Path, typer.Argument(help="The new file, or folder of dcp.")],
     form: Chosen = Format.safetensors,
+    stored_rows: Annotated[
+        bool,
+        typer.Option(help="Write tables as their stored rows and `NAME[keys]`."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write all of a checkpoint in a form that plain PyTorch programs can load.
 
     Values and optimizers' state are kept, each tensor whole; what was saved as extra,
-    versions and sessions are not.
+    versions and sessions are not. Rows of tables that were never written are filled in;
+    tables of over 4 GiB with these, and dynamic ones, need --stored-rows.
     """
+    from stratagem_deploy.checkpoints.dcp import export_dcp
+    from stratagem_deploy.checkpoints.exports import export
     from stratagem_proto.checkpoint.folder import open_checkpoint
 
-    if form is Format.dcp:
-        from stratagem_deploy.checkpoints.dcp import export_dcp as export
-    else:
-        from stratagem_deploy.checkpoints.resharding import export
+    if form is Format.dcp and stored_rows:
+        raise typer.BadParameter("--stored-rows is for --format safetensors")
     with _answering():
-        count = export(open_checkpoint(source), target)
+        checkpoint = open_checkpoint(source)
+        if form is Format.dcp:
+            count = export_dcp(checkpoint, target)
+        else:
+            count = export(checkpoint, target, stored_rows)
         _say(as_json, f"{target} has {count} tensors", path=str(target), tensors=count)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint
+from stratagem_proto.checkpoint.tables import SEEN, SIGHTS, TOUCHED, WholeTable
 from stratagem_proto.checkpoint.whole import Whole
 from stratagem_proto.tensors import as_bytes
 
@@ -43,10 +44,60 @@ def differences(first: Checkpoint, second: Checkpoint) -> Iterator[Difference]:
         elif ones[name].tensor != others[name].tensor:
             change = f"{described(ones[name])} and {described(others[name])}"
             yield Difference(name, change)
-        else:
-            one, other = ones[name].read(first), others[name].read(second)
-            if as_bytes(one) != as_bytes(other):
-                yield Difference(name, _amount(one, other))
+        elif what := _difference(ones[name], first, others[name], second):
+            yield Difference(name, what)
+
+
+def _difference(one: Whole, first: Checkpoint, other: Whole, second: Checkpoint) -> str:
+    """How the values differ; empty if they do not."""
+    if isinstance(one, WholeTable) and isinstance(other, WholeTable):
+        return _difference_of_tables(one, first, other, second)
+    return _amount(one.read(first), other.read(second))
+
+
+def _difference_of_tables(
+    one: WholeTable, first: Checkpoint, other: WholeTable, second: Checkpoint
+) -> str:
+    if one.spec.initializer != other.spec.initializer:
+        return "rows that were never written have other values"
+    keys, rows = one.stored(first)
+    other_keys, other_rows = other.stored(second)
+    lacking = len(keys) - int(torch.isin(keys, other_keys).sum())
+    more = len(other_keys) - (len(keys) - lacking)
+    if lacking or more:
+        return f"{lacking} rows only in the first, {more} only in the second"
+    return _amount(rows, other_rows) or _difference_of_times(one, first, other, second)
+
+
+def _difference_of_times(
+    one: WholeTable, first: Checkpoint, other: WholeTable, second: Checkpoint
+) -> str:
+    """How admission and eviction differ, which belong to the table itself."""
+    if one.slot_of or not one.is_dynamic:
+        return ""
+    if not torch.equal(_idle(one, first), _idle(other, second)):
+        return "rows were idle for other times"
+    if not torch.equal(_sights(one, first), _sights(other, second)):
+        return "other counts of keys without a row"
+    return ""
+
+
+def _idle(table: WholeTable, checkpoint: Checkpoint) -> torch.Tensor:
+    """For how many writes each row was not touched, in the order of the keys."""
+    times = [
+        part.history.writes - part.vector(checkpoint, TOUCHED) for part in table.parts
+    ]
+    return torch.cat(times)[torch.cat(list(table.keys(checkpoint))).argsort()]
+
+
+def _sights(table: WholeTable, checkpoint: Checkpoint) -> torch.Tensor:
+    """The keys that are counted and have no row, and how often they were seen."""
+    seen, sights = (
+        torch.cat([part.vector(checkpoint, what) for part in table.parts])
+        for what in (SEEN, SIGHTS)
+    )
+    counted = torch.stack((seen, sights), dim=1)[sights > 0]
+    return counted[counted[:, 0].argsort()]
 
 
 def described(whole: Whole) -> str:
@@ -55,6 +106,8 @@ def described(whole: Whole) -> str:
 
 
 def _amount(one: torch.Tensor, other: torch.Tensor) -> str:
+    if as_bytes(one) == as_bytes(other):
+        return ""
     # As doubles: differences of unsigned numbers would wrap around.
     wide = torch.complex128 if one.is_complex() else torch.float64
     distance = (one.to(wide) - other.to(wide)).abs()

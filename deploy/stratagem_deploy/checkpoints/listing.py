@@ -10,15 +10,18 @@ from rich.table import Table
 
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint
+from stratagem_proto.checkpoint.tables import WholeTable
 from stratagem_proto.checkpoint.whole import Whole
-from stratagem_proto.tensors import nbytes_of
 from stratagem_proto.v1.variable_pb2 import VariableKind
 
-_COLUMNS = ("name", "kind", "dtype", "shape", "shards", "version")
+_COLUMNS = ("name", "kind", "dtype", "shape", "rows", "shards", "version")
 
 
 def contents(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The facts about a checkpoint, as JSON has them."""
+    """The facts about a checkpoint, as JSON has them.
+
+    Of tables "rows" says how many are stored.
+    """
     index = checkpoint.index
     wholes = wholes_of(index).values()
     return {
@@ -26,7 +29,7 @@ def contents(checkpoint: Checkpoint) -> dict[str, Any]:
         "identity": index.identity,
         "files": {name: file.nbytes for name, file in index.files.items()},
         "variables": [_facts(whole) for whole in wholes],
-        "nbytes": sum(nbytes_of(whole.tensor) for whole in wholes),
+        "nbytes": sum(entry.nbytes for entry in index.tensors.values()),
         "extra": dict(index.extra),
     }
 
@@ -39,6 +42,7 @@ def _facts(whole: Whole) -> dict[str, Any]:
         "kind": "slot" if whole.slot_of else kind.lower().replace("unspecified", ""),
         "dtype": str(whole.dtype).removeprefix("torch."),
         "shape": list(whole.shape),
+        "rows": whole.count if isinstance(whole, WholeTable) else None,
         "shards": len(whole.pieces),
         "version": max(piece.entry.version for piece in whole.pieces),
     }
@@ -48,7 +52,8 @@ def table(listed: Mapping[str, Any]) -> None:
     """Prints these facts."""
     shown = Table(*_COLUMNS, title=listed["path"])
     for variable in listed["variables"]:
-        shown.add_row(*(str(variable[column]) for column in _COLUMNS))
+        facts = (variable[column] for column in _COLUMNS)
+        shown.add_row(*("" if fact is None else str(fact) for fact in facts))
     console = Console()
     console.print(shown)
     count, files = len(listed["variables"]), len(listed["files"])

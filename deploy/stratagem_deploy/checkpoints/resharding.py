@@ -1,4 +1,4 @@
-"""Checkpoints written anew, as a plain file or for another number of servers."""
+"""Checkpoints written anew for another number of servers."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
+from itertools import chain, cycle
 from pathlib import Path
 
 import torch
 
+from stratagem_deploy.checkpoints.tables import divided, rows_of_shard, stored_part
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint, part_name
-from stratagem_proto.checkpoint.index import Index
+from stratagem_proto.checkpoint.index import Index, Part
 from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.checkpoint.tables import WholeTable
+from stratagem_proto.checkpoint.tables import KEYS, WholeTable
 from stratagem_proto.checkpoint.whole import Whole
-from stratagem_proto.errors import UnimplementedError
+from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,
@@ -36,39 +37,22 @@ class _Item:
     read: Callable[[], torch.Tensor]
 
 
-def export(checkpoint: Checkpoint, path: Path) -> int:
-    """Writes a checkpoint as one plain safetensors file, one variable at a time.
+_Group = Callable[[], tuple[Sequence[Content], Iterable[torch.Tensor]]]
+"""Looks up what tensors of a part there are, and how to read them one by one."""
 
-    Args:
-        checkpoint: Where the values are.
-        path: The new file.
 
-    Returns:
-        How many tensors it has.
-
-    Raises:
-        FileExistsError: It exists.
-        DataLossError: The checkpoint is damaged.
-    """
-    wholes = wholes_of(checkpoint.index).values()
-    contents = [
-        Content(VariableSpec(name=one.name, tensor=one.tensor)) for one in wholes
-    ]
-    try:
-        write_part(path, contents, (one.read(checkpoint) for one in wholes))
-    except FileExistsError:
-        raise
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
-    return len(contents)
+def _of_items(items: Iterable[_Item]) -> _Group:
+    listed = list(items)
+    contents = [item.content for item in listed]
+    return lambda: (contents, (item.read() for item in listed))
 
 
 def reshard(checkpoint: Checkpoint, root: Path, servers: int, keep: int) -> Path:
     """Writes a checkpoint for another number of servers.
 
     Variables that were split are split by rows over all servers, as evenly as can be;
-    the others go to one server after the other.
+    the others go to one server after the other. So are tables, whose rows go by their
+    keys; those of one server are in memory while its part is written.
 
     Args:
         checkpoint: Where the values are; any safetensors file will do.
@@ -81,16 +65,15 @@ def reshard(checkpoint: Checkpoint, root: Path, servers: int, keep: int) -> Path
 
     Raises:
         DataLossError: The checkpoint is damaged.
+        InvalidArgumentError: A file has the stored rows of a table without what the
+            others are.
     """
+    placed = _placed(checkpoint, servers)
     new = NewCheckpoint(root)
     try:
         parts = [
-            write_part(
-                new.folder / part_name(server),
-                [item.content for item in items],
-                (item.read() for item in items),
-            )
-            for server, items in enumerate(_placed(checkpoint, servers))
+            _written(new.folder / part_name(server), groups)
+            for server, groups in enumerate(placed)
         ]
         index = Index.of_parts(parts, extra=checkpoint.index.extra)
         return new.commit(index, keep)
@@ -99,35 +82,71 @@ def reshard(checkpoint: Checkpoint, root: Path, servers: int, keep: int) -> Path
         raise
 
 
-def _placed(checkpoint: Checkpoint, servers: int) -> list[list[_Item]]:
+def _written(path: Path, groups: Iterable[_Group]) -> Part:
+    found = [group() for group in groups]
+    contents = [content for some, _ in found for content in some]
+    return write_part(path, contents, chain.from_iterable(each for _, each in found))
+
+
+def _placed(checkpoint: Checkpoint, servers: int) -> list[list[_Group]]:
     """What each server gets."""
     wholes = wholes_of(checkpoint.index)
-    _require_no_table(wholes.values())
+    _require_variables(wholes.values())
     slots: Mapping[str, list[Whole]] = defaultdict(list)
     for whole in wholes.values():
         if whole.slot_of:
             slots[whole.slot_of].append(whole)
-    placed: list[list[_Item]] = [[] for _ in range(servers)]
+    placed: list[list[_Group]] = [[] for _ in range(servers)]
     turns = cycle(range(servers))
     for whole in wholes.values():
-        if whole.slot_of:
-            continue
-        if _was_split(whole):
-            for server, items in enumerate(placed):
-                items += _shard(checkpoint, whole, slots[whole.name], server, servers)
-        else:
-            placed[next(turns)] += _unsplit(checkpoint, whole, slots[whole.name])
+        if not whole.slot_of:
+            shares = list(_shares(checkpoint, whole, slots[whole.name], servers))
+            start = next(turns) if len(shares) == 1 else 0
+            for server, share in enumerate(shares, start):
+                placed[server] += share
     return placed
 
 
-def _require_no_table(wholes: Iterable[Whole]) -> None:
+def _shares(
+    checkpoint: Checkpoint, whole: Whole, slots: Sequence[Whole], servers: int
+) -> Iterator[list[_Group]]:
+    """Yields what each server gets of a variable, or the one that gets all of it."""
+    if isinstance(whole, WholeTable):
+        yield from _table(checkpoint, whole, slots, servers)
+    elif not _was_split(whole):
+        yield [_of_items(_unsplit(checkpoint, whole, slots))]
+    else:
+        for server in range(servers):
+            yield [_of_items(_shard(checkpoint, whole, slots, server, servers))]
+
+
+def _require_variables(wholes: Iterable[Whole]) -> None:
     for whole in wholes:
-        if isinstance(whole, WholeTable):
-            raise UnimplementedError(
-                f"{whole.name!r} is a table, whose rows are not divided anew yet; "
-                "strategy.restore() takes the checkpoint with any number of servers",
+        if whole.name.endswith(KEYS):
+            raise InvalidArgumentError(
+                f"{whole.name!r} says which rows of a table the file has, but not what "
+                "the others are; `stratagem checkpoint reshard` takes the checkpoint "
+                "that they were exported from",
                 variable=whole.name,
             )
+
+
+def _table(
+    checkpoint: Checkpoint, whole: WholeTable, slots: Sequence[Whole], servers: int
+) -> Iterator[list[_Group]]:
+    """Yields what each server gets of a table, from the first that gets any."""
+    states = [slot for slot in slots if slot.is_split]
+    others = [slot for slot in slots if not slot.is_split]
+    for spec in divided(whole, servers):
+        items = []
+        for slot in others:
+            name = spec.name + slot.name.removeprefix(whole.name)
+            content = _content(slot, _spec(slot, name, slot.tensor, spec.name))
+            items.append(_Item(content, partial(slot.read, checkpoint)))
+        yield [
+            partial(stored_part, checkpoint, spec, whole, states),
+            _of_items(items),
+        ]
 
 
 def _was_split(whole: Whole) -> bool:
@@ -150,7 +169,7 @@ def _shard(
     count: int,
 ) -> Iterator[_Item]:
     """The rows of one shard, with the state that optimizers have for them."""
-    start, stop = _rows(whole.shape[0], number, count)
+    start, stop = rows_of_shard(whole.shape[0], number, count)
     name = f"{whole.name}/part_{number}"
     shape = (stop - start, *whole.shape[1:])
     for one in (whole, *slots):
@@ -166,13 +185,6 @@ def _shard(
             _content(one, spec),
             partial(one.read_rows, checkpoint, *rows),
         )
-
-
-def _rows(total: int, number: int, count: int) -> tuple[int, int]:
-    """First row of a shard, and of the next; the first shards have one row more."""
-    least, more = divmod(total, count)
-    start = number * least + min(number, more)
-    return start, start + least + (number < more)
 
 
 def _spec(whole: Whole, name: str, tensor: TensorSpec, owner: str) -> VariableSpec:

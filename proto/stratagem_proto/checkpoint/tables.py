@@ -134,6 +134,24 @@ class WholeTable(Whole):
         """How many rows are stored."""
         return sum(part.count for part in self.parts)
 
+    def keys(self, checkpoint: Checkpoint) -> Iterator[torch.Tensor]:
+        """Yields the keys of the stored rows, one part after the other."""
+        for part in self.parts:
+            yield part.keys(checkpoint)
+
+    def runs(self, checkpoint: Checkpoint) -> Iterator[torch.Tensor]:
+        """Yields the stored rows in the same order, some at a time."""
+        for part in self.parts:
+            for _, rows in part.runs(checkpoint, torch.arange(part.count)):
+                yield rows
+
+    def stored(self, checkpoint: Checkpoint) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys of the stored rows, ascending, and the rows."""
+        keys = torch.cat(list(self.keys(checkpoint)))
+        rows = torch.cat([checkpoint.tensor(part.entry) for part in self.parts])
+        order = keys.argsort()
+        return keys[order], rows[order]
+
     def read(self, checkpoint: Checkpoint) -> torch.Tensor:
         """The whole value, with the rows that were never written.
 

@@ -1,0 +1,71 @@
+"""Checkpoints as plain files, for programs that know nothing of servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from stratagem_proto.checkpoint.contents import wholes_of
+from stratagem_proto.checkpoint.folder import Checkpoint
+from stratagem_proto.checkpoint.parts import Content, write_part
+from stratagem_proto.checkpoint.tables import KEYS, WholeTable, beside
+from stratagem_proto.checkpoint.whole import Whole
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.v1.variable_pb2 import VariableSpec
+
+_Tensor = tuple[Content, Callable[[], Iterable[torch.Tensor]]]
+"""A tensor to be written, and what reads it in runs of rows."""
+
+
+def export(checkpoint: Checkpoint, path: Path, stored_rows: bool = False) -> int:
+    """Writes a checkpoint as one plain safetensors file, one variable at a time.
+
+    Args:
+        checkpoint: Where the values are.
+        path: The new file.
+        stored_rows: Whether tables are written as the rows that are stored, with a
+            tensor `<name>[keys]` of their keys; else with all their rows.
+
+    Returns:
+        How many tensors it has.
+
+    Raises:
+        FileExistsError: It exists.
+        InvalidArgumentError: A table is too large to be written with all its rows, or
+            is dynamic.
+        DataLossError: The checkpoint is damaged.
+    """
+    wholes = wholes_of(checkpoint.index).values()
+    tensors = [
+        one for each in wholes for one in _tensors(checkpoint, each, stored_rows)
+    ]
+    try:
+        values = (run for _, read in tensors for run in read())
+        write_part(path, [content for content, _ in tensors], values)
+    except FileExistsError:
+        raise
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return len(tensors)
+
+
+def _tensors(
+    checkpoint: Checkpoint, whole: Whole, stored_rows: bool
+) -> Iterator[_Tensor]:
+    if stored_rows and isinstance(whole, WholeTable):
+        shape = (whole.count, *whole.shape[1:])
+        tensor = TensorSpec(dtype=whole.tensor.dtype, shape=shape)
+        yield _content(whole.name, tensor), partial(whole.runs, checkpoint)
+        keys = Content(beside(whole.name, KEYS, whole.count))
+        yield keys, partial(whole.keys, checkpoint)
+    else:
+        content = _content(whole.name, whole.tensor)
+        yield content, lambda: iter([whole.read(checkpoint)])
+
+
+def _content(name: str, tensor: TensorSpec) -> Content:
+    return Content(VariableSpec(name=name, tensor=tensor))

@@ -1,0 +1,75 @@
+"""Tables of a checkpoint, divided for another number of servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from stratagem_proto.checkpoint.folder import Checkpoint
+from stratagem_proto.checkpoint.parts import Content
+from stratagem_proto.checkpoint.tables import WholeTable
+from stratagem_proto.checkpoint.whole import Whole
+from stratagem_proto.v1.variable_pb2 import Partition, VariableSpec
+from stratagem_psserver.snapshot import Snapshot
+from stratagem_psserver.store import VariableStore
+from stratagem_psserver.tables.reading import read_table
+
+
+def rows_of_shard(total: int, number: int, count: int) -> tuple[int, int]:
+    """First row of a shard, and of the next; the first shards have one row more."""
+    least, more = divmod(total, count)
+    start = number * least + min(number, more)
+    return start, start + least + (number < more)
+
+
+def divided(table: WholeTable, servers: int) -> list[VariableSpec]:
+    """What the parts of a table are to be, in the order of the servers.
+
+    A dynamic table has one on each server, as has one that had several parts. Any
+    other one has a single part.
+    """
+    was_split = table.parts[0].table.spec.HasField("partition")
+    count = servers if table.is_dynamic or was_split else 1
+    return [_part(table, number, count) for number in range(count)]
+
+
+def _part(table: WholeTable, number: int, count: int) -> VariableSpec:
+    spec = VariableSpec()
+    spec.CopyFrom(table.spec)
+    start, stop = rows_of_shard(table.shape[0], number, count)
+    if count > 1:
+        spec.name = f"{table.name}/part_{number}"
+        offset = (start, *(0 for _ in table.shape[1:]))
+        spec.partition.CopyFrom(Partition(full_shape=table.shape, offset=offset))
+        spec.tensor.shape[0] = stop - start
+    if table.is_dynamic:
+        keys, before = spec.table.dynamic, len(table.parts)
+        keys.part, keys.parts = number, count
+        # What there was room for on all servers together, there is.
+        keys.max_rows = -(-keys.max_rows * before // count)
+        keys.max_bytes = -(-keys.max_bytes * before // count)
+    return spec
+
+
+def stored_part(
+    checkpoint: Checkpoint,
+    spec: VariableSpec,
+    table: WholeTable,
+    slots: Sequence[Whole],
+) -> tuple[list[Content], Iterator[torch.Tensor]]:
+    """What to write of one part of a table, which is in memory until it is written.
+
+    Args:
+        checkpoint: Where the table is.
+        spec: The part.
+        table: The table.
+        slots: The states of its rows.
+    """
+    store = VariableStore()
+    for arena in read_table(checkpoint, spec, table, slots).arenas:
+        store.put_table(arena)
+    for variable, whole in zip(store.variables(), (table, *slots), strict=True):
+        variable.version = max(piece.entry.version for piece in whole.pieces)
+    snapshot = Snapshot(store)
+    return snapshot.contents, snapshot.values()
