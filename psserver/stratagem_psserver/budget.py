@@ -52,6 +52,11 @@ class Reservation:
         self.release()
         return heir
 
+    def absorb(self, other: Reservation) -> None:
+        """Takes over the bytes of another reservation of the same budget."""
+        self.nbytes += other.nbytes
+        other.nbytes = 0
+
     def __enter__(self) -> Reservation:
         return self
 

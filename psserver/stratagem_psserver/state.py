@@ -17,6 +17,7 @@ from stratagem_psserver.compute import Compute
 from stratagem_psserver.cut import STEPS, StepGate
 from stratagem_psserver.graphs import GraphCache
 from stratagem_psserver.held_snapshots import HeldSnapshots
+from stratagem_psserver.kept_gradients import KeptGradients
 from stratagem_psserver.ledger import Session, SessionLedger
 from stratagem_psserver.locks import VariableLocks
 from stratagem_psserver.mutations import Mutations
@@ -43,6 +44,7 @@ class ServerState:
         self.ledger = SessionLedger(settings.lease_seconds)
         self.budget = Budget(settings.staged_bytes)
         self.rounds = Rounds()
+        self.kept = KeptGradients()
         self.clocks = Clocks()
         self.barriers = Barriers()
         self.optimizers = Optimizers(self.store)
@@ -98,6 +100,7 @@ class ServerState:
         self.gate.forget(session.client)
         self.held.release(session.id)
         self.staging.forget(session.id)
+        self.kept.session_ended(session.id)
         self.waits.changed(STEPS)
         self.groups_changed(self.rounds.session_ended(session.id, why))
         self.clocks_changed(self.clocks.session_ended(session.id, why))

@@ -18,6 +18,8 @@ from stratagem._devices import torch_device
 from stratagem._modules.adoption import Adoption, ModuleAdopter
 from stratagem._modules.registry import ParameterRegistry
 from stratagem._modules.replica_buffers import BufferRegistry
+from stratagem._optimizers.compressor import Compressor
+from stratagem._optimizers.early import Early
 from stratagem._optimizers.step import OptimizerStep
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._variables.variable import Variable
@@ -142,6 +144,14 @@ class HostingExtended(StrategyExtended):
         number = self._optimizers[class_name]
         self._optimizers[class_name] += 1
         return f"{class_name}_{number}" if number else class_name
+
+    def _early_push(self, optimizer: str, compressor: Compressor) -> Early | None:
+        """Return where an optimizer's gradients may go early; None if nowhere.
+
+        Raises:
+            InvalidArgumentError: They cannot, because they have to be reduced first.
+        """
+        return None
 
     def _rejected_steps(self, optimizer: str) -> int:
         """Return how many steps of an optimizer were dropped outside of this process.

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch.optim import Optimizer
 
+from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.gradient_limits import GradientLimits
 
 _LOG = logging.getLogger("stratagem")
@@ -27,6 +28,19 @@ class Limiter:
     def __init__(self, limits: GradientLimits) -> None:
         self.limits = limits
         self.rejected_steps = 0
+
+    def require_none(self, what: str) -> None:
+        """Check that there are no limits.
+
+        Raises:
+            InvalidArgumentError: There are, and `what` excludes them.
+        """
+        if self.limits:
+            raise InvalidArgumentError(
+                f"{what} sends gradients before all of a step are there, so that they "
+                "cannot be kept within limits; leave it out, or clip_norm, clip_value "
+                "and on_nonfinite"
+            )
 
     def limited(
         self, gradients: Mapping[str, torch.Tensor]

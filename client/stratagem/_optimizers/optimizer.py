@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
@@ -22,9 +22,10 @@ from stratagem._enums import ReduceOp, reduce_op_from
 from stratagem._modules.extended import HostingExtended
 from stratagem._optimizers.compressor import Compressor
 from stratagem._optimizers.limiter import Limiter
+from stratagem._optimizers.overlap import Overlap
 from stratagem._optimizers.step import GroupStep, OptimizerStep, VariableGradients
 from stratagem._optimizers.trained import LeafList, Trained, TrainedTensors
-from stratagem._optimizers.wrapped import require_fresh, rule_of
+from stratagem._optimizers.wrapped import OptimizerAround, require_fresh, rule_of
 from stratagem._replicas.without_rows import has_no_rows
 from stratagem.compression import Compression, compression_from
 from stratagem.consistency import Consistency, consistency_from
@@ -52,7 +53,7 @@ class _Contribution:
         return any(g is not None for group in self.gradients for g in group)
 
 
-class DistributedOptimizer(Optimizer):
+class DistributedOptimizer(OptimizerAround):
     """Wraps an optimizer of `torch.optim`, and has the strategy make its steps.
 
     It is an `Optimizer` itself: schedulers, clipping, gradient accumulation and
@@ -99,6 +100,11 @@ class DistributedOptimizer(Optimizer):
             `NonFiniteGradientError`. None applies it like any number.
         consistency: What holds the workers of a `ParameterServerStrategy` together
             in the steps of this optimizer, where it is not the strategy's own.
+        overlap: Whether gradients go to parameter servers while backward goes on, each
+            once it is final; `step` then sends the rest, and the servers apply all or
+            nothing. Excludes limits, accumulation over several backwards, and whatever
+            changes gradients between backward and step, as clipping and `GradScaler`
+            do. Of no effect where nothing is sent.
 
     Raises:
         InvalidTypeError: `optimizer` is no `torch.optim.Optimizer`, or `compression`
@@ -106,7 +112,8 @@ class DistributedOptimizer(Optimizer):
         InvalidArgumentError: Its class is not one that servers run, a flag of it
             is not, there are no parameters, or one was made outside of the scope
             that is open or that the others were made in. Or a bound is not above 0, or
-            a consistency is given where replicas are always in sync.
+            a consistency is given where replicas are always in sync. Or `overlap`
+            together with limits, or with several replicas in this process.
         ContextError: Its parameters belong to several strategies.
         FailedPreconditionError: It has state already.
     """
@@ -121,6 +128,7 @@ class DistributedOptimizer(Optimizer):
         clip_value: float | None = None,
         on_nonfinite: str | None = None,
         consistency: Consistency | str | None = None,
+        overlap: bool = False,
     ) -> None:
         self._inner = optimizer
         self._reduce_op = reduce_op_from(reduce_op)
@@ -130,6 +138,7 @@ class DistributedOptimizer(Optimizer):
         require_fresh(optimizer)
         self._initial_state = dict(optimizer.state)
         self._tensors = TrainedTensors()
+        self._overlap: Overlap | None = None
         for number, group in enumerate(optimizer.param_groups):
             self._take_over(number, group)
         self._strategy = self._tensors.strategy
@@ -137,6 +146,8 @@ class DistributedOptimizer(Optimizer):
         if not self._plain:
             own = None if consistency is None else consistency_from(consistency)
             self._name = self._extended._name_optimizer(self._name, own)
+        if overlap:
+            self._begin_overlap()
         # Sets up hooks and profiling; __init__ would build groups of its own.
         Optimizer.__setstate__(self, {})
 
@@ -144,38 +155,6 @@ class DistributedOptimizer(Optimizer):
     def name(self) -> str:
         """The name that slot variables and reports bear, as in "Adam_1"."""
         return self._name
-
-    # What the wrapped optimizer has. Loading a state replaces these objects there.
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The param groups, those of the wrapped optimizer.
-
-        In a replica the parameters in them are that replica's leaves.
-        """
-        return self._inner.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self._inner.param_groups = groups
-
-    @property
-    def state(self) -> defaultdict[torch.Tensor, Any]:
-        """State that is kept here: none but under the default strategy."""
-        return self._inner.state
-
-    @state.setter
-    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
-        self._inner.state = state
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """Hyperparameters of groups that do not set them."""
-        return self._inner.defaults
-
-    @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
-        self._inner.defaults = defaults
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as `torch.optim.Optimizer` does.
@@ -199,6 +178,20 @@ class DistributedOptimizer(Optimizer):
         self._tensors.add(group["params"], f"param group {number}")
         if not self._plain:
             group["params"] = LeafList(group["params"], self._tensors)
+        if self._overlap is not None:
+            self._overlap.watch(number, group["params"])
+
+    def _begin_overlap(self) -> None:
+        self._limiter.require_none("overlap=True")
+        if self._plain:
+            return
+        early = self._extended._early_push(self._name, self._compressor)
+        if early is not None:
+            self._overlap = Overlap(early, self._tensors)
+            # So a GradScaler makes itself known.
+            self._step_supports_amp_scaling = True
+            for number, group in enumerate(self.param_groups):
+                self._overlap.watch(number, group["params"])
 
     @property
     def _plain(self) -> bool:
@@ -243,6 +236,8 @@ class DistributedOptimizer(Optimizer):
 
         Raises:
             ContextError: No replica of the parameters' strategy is running.
+            FailedPreconditionError: With `overlap`, a gradient was changed since
+                backward; nothing is applied.
         """
         loss = None
         if closure is not None:
@@ -252,7 +247,11 @@ class DistributedOptimizer(Optimizer):
         if self._plain:
             self._limiter.step_alone(self._inner)
             return loss
-        replica.merge_call(self._meet, args=(_Contribution(self._gradients()),))
+        if self._overlap is not None:
+            self._overlap.refuse_scaling(self)
+        contribution = _Contribution(self._gradients())
+        with self._overlap or nullcontext():
+            replica.merge_call(self._meet, args=(contribution,))
         # Schedulers on the wrapped optimizer ask for this.
         self._inner._opt_called = True  # type: ignore[attr-defined]
         return loss
@@ -309,6 +308,8 @@ class DistributedOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of this replica; outside of replicas, of all."""
+        if self._overlap is not None:
+            self._overlap.discard()
         if self._plain or current_replica_id() is not None:
             super().zero_grad(set_to_none)
             return

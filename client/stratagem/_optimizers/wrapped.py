@@ -1,7 +1,11 @@
-"""What may become a `DistributedOptimizer`."""
+"""What a `DistributedOptimizer` may wrap, and what it shares with that."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from typing import Any
+
+import torch
 from torch.optim import Optimizer
 
 from stratagem_proto.errors import (
@@ -47,3 +51,40 @@ def require_fresh(optimizer: Optimizer) -> None:
                 "a fresh one and give the state to DistributedOptimizer."
                 "load_state_dict()"
             )
+
+
+class OptimizerAround(Optimizer):
+    """An optimizer that has groups and state in common with one that it wraps."""
+
+    # Loading a state replaces these objects in the wrapped optimizer.
+    _inner: Optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The param groups, those of the wrapped optimizer.
+
+        In a replica the parameters in them are that replica's leaves.
+        """
+        return self._inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self._inner.param_groups = groups
+
+    @property
+    def state(self) -> defaultdict[torch.Tensor, Any]:
+        """State that is kept here: none but under the default strategy."""
+        return self._inner.state
+
+    @state.setter
+    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
+        self._inner.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Hyperparameters of groups that do not set them."""
+        return self._inner.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self._inner.defaults = defaults

@@ -19,6 +19,8 @@ from stratagem._contexts.context import current_replica_id
 from stratagem._contexts.scope import entered
 from stratagem._devices import DeviceName, torch_device
 from stratagem._modules.adoption import Adoption
+from stratagem._optimizers.compressor import Compressor
+from stratagem._optimizers.early import Early
 from stratagem._optimizers.step import OptimizerStep
 from stratagem._parameter_server import slots as _remote_slots
 from stratagem._parameter_server import steps as _remote_steps
@@ -26,6 +28,7 @@ from stratagem._parameter_server import updates as _remote_updates
 from stratagem._parameter_server.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.consistencies import decoded, encoded
 from stratagem._parameter_server.creation import RemoteCreation
+from stratagem._parameter_server.early_push import EarlyPush
 from stratagem._parameter_server.local_writes import (
     carry_local_writes,
     refuse_writes_in_replicas,
@@ -88,6 +91,7 @@ class ParameterServerExtended(TablesExtended):
         # Kept alive, since what was created on a server keeps its name there.
         self._variables: list[RemoteVariable] = []
         self._shared: list[AggregatingVariable] = []
+        self._early: dict[str, EarlyPush] = {}
         self._checkpoints = ClusterCheckpoints(
             membership, store, self._variables, self._adopter.buffers
         )
@@ -280,7 +284,12 @@ class ParameterServerExtended(TablesExtended):
 
     def _apply_gradients(self, step: OptimizerStep) -> None:
         self._membership.require_trainer()
-        _remote_steps.take(self._store, step)
+        _remote_steps.take(self._store, step, self._early.get(step.optimizer))
+
+    def _early_push(self, optimizer: str, compressor: Compressor) -> Early:
+        self._require_one_replica("overlap=True")
+        self._early[optimizer] = EarlyPush(self._store.servers, optimizer, compressor)
+        return self._early[optimizer]
 
     def _rejected_steps(self, optimizer: str) -> int:
         return self._store.rejected.get(optimizer, 0)

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 
 from stratagem._enums import ReduceOp
-from stratagem._optimizers.compressor import Compressor
 from stratagem._optimizers.step import OptimizerStep
+from stratagem._parameter_server.early_push import EarlyPush
+from stratagem._parameter_server.loads import Loads, add_gradient, no_loads
 from stratagem._parameter_server.pace import Pace
-from stratagem._parameter_server.split_variable import SplitVariable, rows_or_dense
 from stratagem._parameter_server.store import RemoteStore
-from stratagem._parameter_server.variable import RemoteVariable, remote_of
 from stratagem._servers import updates
-from stratagem._servers.updates import Gradient, Limits
-from stratagem._variables.indexed_slices import IndexedSlices
-from stratagem._variables.variable import Variable
+from stratagem._servers.updates import Limits
 from stratagem_proto.consistency import has_backups
-from stratagem_proto.errors import InternalError, UnimplementedError
+from stratagem_proto.errors import UnimplementedError
 from stratagem_proto.gradient_limits import GradientLimits
 from stratagem_proto.optimizers import encode_group, rule_named
 from stratagem_proto.v1.consistency_pb2 import CONSISTENCY_MODE_SYNC, StepGrant
@@ -32,69 +28,46 @@ from stratagem_proto.v1.parameter_server_pb2 import (
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 
 
-def take(store: RemoteStore, step: OptimizerStep) -> None:
+def take(
+    store: RemoteStore, step: OptimizerStep, early: EarlyPush | None = None
+) -> None:
     """Have the servers apply a step as its consistency says.
 
     On this worker's gradients now; or on those of all workers, when they have come.
+
+    Args:
+        store: The variables on the servers.
+        step: The step.
+        early: What has been sent of it.
     """
     grant = store.leave(step.optimizer)
     if grant.consistency.mode == CONSISTENCY_MODE_SYNC:
-        _contribute(store, step, grant)
+        _contribute(store, step, grant, early)
     else:
-        _push(store, step)
+        _push(store, step, early)
     store.pace.finish(step.optimizer, grant.step)
 
 
-class _Load:
-    """What one server gets in a step.
-
-    Args:
-        compressor: Makes it smaller.
-
-    Attributes:
-        gradients: The gradients of its variables.
-    """
-
-    def __init__(self, compressor: Compressor) -> None:
-        self.gradients: list[Gradient] = []
-        self._compressor = compressor
-        self._losses: dict[str, torch.Tensor] = {}
-
-    def add(
-        self, variable: str, value: torch.Tensor | IndexedSlices, group: int
-    ) -> None:
-        """Take in a gradient, dense or row-sparse."""
-        if isinstance(value, IndexedSlices):
-            rows = self._compressor.rows(value.values)
-            self.gradients.append(Gradient(variable, rows, group, value.indices))
-            return
-        compressed = self._compressor.dense(variable, value)
-        self.gradients.append(Gradient(variable, compressed.value, group))
-        if compressed.loss is not None:
-            self._losses[variable] = compressed.loss
-
-    def arrived(self) -> None:
-        """Take note that the server has the gradients."""
-        for variable, loss in self._losses.items():
-            self._compressor.keep(variable, loss)
-
-
-def _push(store: RemoteStore, step: OptimizerStep) -> None:
+def _push(store: RemoteStore, step: OptimizerStep, early: EarlyPush | None) -> None:
     reduced = {update.variable.name: step.reduced(update) for update in step.updates()}
     gradients = step.limiter.limited(reduced)
     if gradients is None:
         return
     program = _program(step)
-    loads = _loads(step, gradients)
+    loads = _loads(step, gradients, early)
     store.servers.together(
         {
-            server: updates.step(program, load.gradients).then(load.arrived)
+            server: updates.step(program, load.gradients, backward=load.backward).then(
+                load.arrived
+            )
             for server, load in loads.items()
         }
     )
 
 
-def _contribute(store: RemoteStore, step: OptimizerStep, grant: StepGrant) -> None:
+def _contribute(
+    store: RemoteStore, step: OptimizerStep, grant: StepGrant, early: EarlyPush | None
+) -> None:
     """Add this worker's gradients to a step.
 
     Every server gets a part, if only an empty one, so that all come to the same
@@ -104,12 +77,18 @@ def _contribute(store: RemoteStore, step: OptimizerStep, grant: StepGrant) -> No
     _require_whole_norm(store, limits)
     totals = {update.variable.name: update.total() for update in step.updates()}
     gradients, offender = step.limiter.own_part(totals)
-    loads = _loads(step, gradients)
+    loads = _loads(step, gradients, early)
     of_sum = Limits(limits, offender)
     contribution = _contribution(store.pace, step, grant)
     store.servers.together(
         {
-            server: updates.step(program, loads[server].gradients, contribution, of_sum)
+            server: updates.step(
+                program,
+                loads[server].gradients,
+                contribution,
+                of_sum,
+                loads[server].backward,
+            )
             for server in store.servers.used
         }
     )
@@ -172,31 +151,16 @@ def _require_whole_norm(store: RemoteStore, limits: GradientLimits) -> None:
 
 
 def _loads(
-    step: OptimizerStep, gradients: Mapping[str, torch.Tensor]
-) -> dict[int, _Load]:
-    """What goes to each server, given the gradients by variable."""
-    loads: dict[int, _Load] = defaultdict(lambda: _Load(step.compressor))
+    step: OptimizerStep,
+    gradients: Mapping[str, torch.Tensor],
+    early: EarlyPush | None,
+) -> Loads:
+    """What is yet to go to each server, given the gradients by variable."""
+    loads = no_loads(step.compressor) if early is None else early.finish()
+    done = () if early is None else early.variables
     for number, group in enumerate(step.groups):
         for update in group.updates:
-            value = gradients.get(update.variable.name)
-            if value is None:
-                continue
-            for variable, share in _shares(update.variable, value):
-                loads[variable.place.server].add(variable.name, share, number)
+            name = update.variable.name
+            if name in gradients and name not in done:
+                add_gradient(loads, update.variable, gradients[name], number)
     return loads
-
-
-def _shares(
-    variable: Variable, value: torch.Tensor
-) -> Iterable[tuple[RemoteVariable, torch.Tensor | IndexedSlices]]:
-    """The gradient of a variable, by what it is on the servers."""
-    if isinstance(variable, SplitVariable):
-        return zip(variable.parts, variable.gradients(value), strict=True)
-    return [(_remote(variable), rows_or_dense(value))]
-
-
-def _remote(variable: Variable) -> RemoteVariable:
-    remote = remote_of(variable)
-    if remote is None:
-        raise InternalError(f"variable {variable.name!r} is on no parameter server")
-    return remote

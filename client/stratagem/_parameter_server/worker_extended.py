@@ -111,6 +111,14 @@ class WorkerExtended(HostingExtended):
         self._require_own(destinations)
         return self._place_value(tensor, destinations)
 
+    def _require_one_replica(self, what: str) -> None:
+        if self._num_local_replicas > 1:
+            raise InvalidArgumentError(
+                f"{what} needs one replica in each worker, because several reduce "
+                f"their gradients first; here are {self._num_local_replicas}. Leave it "
+                "out, or set num_replicas_per_worker=1"
+            )
+
     def _require_own(self, destinations: Any) -> None:
         if not isinstance(destinations, str):
             return

@@ -25,6 +25,7 @@ from stratagem_proto.v1.parameter_server_pb2 import (
 )
 from stratagem_proto.v1.tensor_pb2 import Encoding
 from stratagem_proto.v1.update_program_pb2 import (
+    BackwardPass,
     GraphProgram,
     OptimizerProgram,
     UpdateProgram,
@@ -67,6 +68,7 @@ def step(
     gradients: Sequence[Gradient],
     contribution: Contribution | None = None,
     limits: Limits | None = None,
+    backward: BackwardPass | None = None,
 ) -> Request[list[int]]:
     """The request that steps an optimizer over variables.
 
@@ -76,22 +78,42 @@ def step(
         contribution: Present when the gradients are this worker's part of a
             synchronous step, which the server only keeps until `commit`.
         limits: What becomes of a contribution.
+        backward: Present when earlier gradients were sent by `keep`.
 
     Returns:
         A request whose result are the variables' versions after it, in the order of
         the gradients; nothing for a contribution.
     """
-    cargo = Cargo()
-    refs = [_reference(gradient, cargo) for gradient in gradients]
-    derived = [ref.encoding.decoded for ref in refs if ref.HasField("encoding")]
     header = UpdateHeader(
         program=UpdateProgram(optimizer=program),
-        gradients=refs,
-        tensors=cargo.specs,
         contribution=contribution,
         limits=limits.of_sum.encoded() if limits else None,
         nonfinite_variable=limits.nonfinite_variable if limits else "",
+        backward=backward,
     )
+    return _with_gradients(header, gradients)
+
+
+def keep(backward: BackwardPass, gradients: Sequence[Gradient]) -> Request[list[int]]:
+    """The request that has a server keep gradients until the step that they are for.
+
+    Args:
+        backward: The pass.
+        gradients: Some of its gradients.
+    """
+    header = UpdateHeader(backward=backward)
+    header.backward.keep = True
+    return _with_gradients(header, gradients)
+
+
+def _with_gradients(
+    header: UpdateHeader, gradients: Sequence[Gradient]
+) -> Request[list[int]]:
+    cargo = Cargo()
+    refs = [_reference(gradient, cargo) for gradient in gradients]
+    derived = [ref.encoding.decoded for ref in refs if ref.HasField("encoding")]
+    header.gradients.extend(refs)
+    header.tensors.extend(cargo.specs)
     return Request(
         "Update",
         header,

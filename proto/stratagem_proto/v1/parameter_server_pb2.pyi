@@ -635,6 +635,7 @@ class UpdateHeader(google.protobuf.message.Message):
     CONTRIBUTION_FIELD_NUMBER: builtins.int
     LIMITS_FIELD_NUMBER: builtins.int
     NONFINITE_VARIABLE_FIELD_NUMBER: builtins.int
+    BACKWARD_FIELD_NUMBER: builtins.int
     nonfinite_variable: builtins.str
     """Name of a variable, of any server, of which the sender has a gradient that is
     not finite, so that it sends none and the step is dropped or fails as
@@ -668,6 +669,10 @@ class UpdateHeader(google.protobuf.message.Message):
         contributions to a step are equal.
         """
 
+    @property
+    def backward(self) -> stratagem_proto.v1.update_program_pb2.BackwardPass:
+        """Present when gradients of one backward pass come in several requests."""
+
     def __init__(
         self,
         *,
@@ -679,9 +684,13 @@ class UpdateHeader(google.protobuf.message.Message):
         contribution: global___Contribution | None = ...,
         limits: stratagem_proto.v1.update_program_pb2.GradientLimits | None = ...,
         nonfinite_variable: builtins.str = ...,
+        backward: stratagem_proto.v1.update_program_pb2.BackwardPass | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_contribution", b"_contribution", "contribution", b"contribution", "key", b"key", "limits", b"limits", "program", b"program"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_contribution", b"_contribution", "bindings", b"bindings", "contribution", b"contribution", "gradients", b"gradients", "key", b"key", "limits", b"limits", "nonfinite_variable", b"nonfinite_variable", "program", b"program", "tensors", b"tensors"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_backward", b"_backward", "_contribution", b"_contribution", "backward", b"backward", "contribution", b"contribution", "key", b"key", "limits", b"limits", "program", b"program"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_backward", b"_backward", "_contribution", b"_contribution", "backward", b"backward", "bindings", b"bindings", "contribution", b"contribution", "gradients", b"gradients", "key", b"key", "limits", b"limits", "nonfinite_variable", b"nonfinite_variable", "program", b"program", "tensors", b"tensors"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_backward", b"_backward"]) -> typing.Literal["backward"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_contribution", b"_contribution"]) -> typing.Literal["contribution"] | None: ...
 
 global___UpdateHeader = UpdateHeader

@@ -114,6 +114,37 @@ class OptimizerProgram(google.protobuf.message.Message):
 global___OptimizerProgram = OptimizerProgram
 
 @typing.final
+class BackwardPass(google.protobuf.message.Message):
+    """A backward pass whose gradients are sent while it goes on. Only an optimizer's."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPTIMIZER_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    KEEP_FIELD_NUMBER: builtins.int
+    optimizer: builtins.str
+    """Name of the optimizer. A session has one pass of it at a time."""
+    number: builtins.int
+    """Chosen by the client, another one for each pass. With a new number, what was kept
+    of an earlier pass is dropped.
+    """
+    keep: builtins.bool
+    """True: the gradients of this request, which has no program then, are only kept. At
+    most until the session ends. False: they are the last, and what was kept is taken
+    as if it stood before them.
+    """
+    def __init__(
+        self,
+        *,
+        optimizer: builtins.str = ...,
+        number: builtins.int = ...,
+        keep: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["keep", b"keep", "number", b"number", "optimizer", b"optimizer"]) -> None: ...
+
+global___BackwardPass = BackwardPass
+
+@typing.final
 class GradientLimits(google.protobuf.message.Message):
     """What is done to all the gradients that an optimizer is given together, in the
     order of the fields: to those of a request, or to the sums or means of a

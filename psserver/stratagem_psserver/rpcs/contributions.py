@@ -9,11 +9,10 @@ from stratagem_proto.errors import StratagemError
 from stratagem_proto.status import from_record, to_record
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.contributions import Part
-from stratagem_psserver.gradients import gather
 from stratagem_psserver.ledger import Session
 from stratagem_psserver.limits import limited_total, limits_of
 from stratagem_psserver.mutations import Staged
-from stratagem_psserver.rpcs.steps import step_optimizer
+from stratagem_psserver.rpcs.steps import all_gradients, step_optimizer
 from stratagem_psserver.state import ServerState
 
 
@@ -22,16 +21,20 @@ def stage_contribution(
 ) -> None:
     """Keeps one worker's part of a step; changes no variable."""
     program, limits = header.program.optimizer, limits_of(header)
-    gradients = gather(state.store, header.gradients, staged.tensors)
+    gradients = all_gradients(state, header, staged)
     # What cannot be stepped is the contributor's mistake: let it hear of it.
     state.optimizers.prepare(program, gradients)
+    reservation = staged.reservation.hand_over()
+    if header.HasField("backward"):
+        kept = state.kept.of(staged.session.id, header.backward)
+        reservation.absorb(kept.reservation)
     part = Part(
         session_id=staged.session.id,
         task=staged.session.label,
         contribution=header.contribution,
         program=program,
         gradients={gradient.variable: gradient for gradient in gradients},
-        reservation=staged.reservation.hand_over(),
+        reservation=reservation,
         limits=limits,
         nonfinite_variable=header.nonfinite_variable,
     )

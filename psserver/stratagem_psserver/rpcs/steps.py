@@ -10,15 +10,32 @@ from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.compute import TENSOR_BYTES
-from stratagem_psserver.gradients import Gradient
+from stratagem_psserver.gradients import Gradient, gather
 from stratagem_psserver.graph_run import prepare
 from stratagem_psserver.graphs import Binding, CompiledGraph
+from stratagem_psserver.kept_gradients import require_distinct
 from stratagem_psserver.mutations import Staged
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.store import Variable, VariableStore
 
 # A node with little data takes about as long as going through so many bytes.
 _NODE_BYTES = 4 << 10
+
+
+def all_gradients(
+    state: ServerState, header: pb.UpdateHeader, staged: Staged
+) -> list[Gradient]:
+    """The gradients of a request, after those that were kept for it.
+
+    Raises:
+        AbortedError: What was kept is gone.
+    """
+    gradients = gather(state.store, header.gradients, staged.tensors)
+    if not header.HasField("backward"):
+        return gradients
+    kept = state.kept.of(staged.session.id, header.backward).gradients
+    require_distinct(gradients, kept)
+    return [*kept.values(), *gradients]
 
 
 async def step_optimizer(

@@ -13,7 +13,11 @@ from stratagem_psserver.gradients import Gradient, gather
 from stratagem_psserver.limits import limited, limits_of
 from stratagem_psserver.mutations import Chunks, Staged
 from stratagem_psserver.rpcs.contributions import stage_contribution
-from stratagem_psserver.rpcs.steps import run_graph, step_optimizer
+from stratagem_psserver.rpcs.steps import (
+    all_gradients,
+    run_graph,
+    step_optimizer,
+)
 from stratagem_psserver.state import ServerState
 
 
@@ -37,11 +41,23 @@ class UpdateRpcs:
     ) -> pb.UpdateResponse:
         if header.program.WhichOneof("kind") == "graph":
             return pb.UpdateResponse(versions=await self._run_graph(header, staged))
-        if header.program.WhichOneof("kind") is None:
+        if header.program.WhichOneof("kind") is None and not header.backward.keep:
             raise InvalidArgumentError("the update has no program")
         staged = await self._decoded(header, staged)
+        response = await self._take(header, staged)
+        if header.HasField("backward") and not header.backward.keep:
+            self._state.kept.drop(staged.session.id, header.backward)
+        return response
+
+    async def _take(self, header: pb.UpdateHeader, staged: Staged) -> pb.UpdateResponse:
+        state = self._state
+        if header.backward.keep:
+            gradients = gather(state.store, header.gradients, staged.tensors)
+            session, reservation = staged.session.id, staged.reservation
+            state.kept.keep(session, header.backward, gradients, reservation)
+            return pb.UpdateResponse()
         if header.HasField("contribution"):
-            stage_contribution(self._state, header, staged)
+            stage_contribution(state, header, staged)
             return pb.UpdateResponse()
         return await self._step(header, staged)
 
@@ -53,9 +69,9 @@ class UpdateRpcs:
 
     async def _step(self, header: pb.UpdateHeader, staged: Staged) -> pb.UpdateResponse:
         state, program = self._state, header.program.optimizer
-        names = [gradient.variable for gradient in header.gradients]
+        gradients = all_gradients(state, header, staged)
+        names = [gradient.variable for gradient in gradients]
         async with state.changing(names):
-            gradients = gather(state.store, header.gradients, staged.tensors)
             within = await self._limited(header, gradients)
             if within is None:
                 versions = [state.store.get(name).version for name in names]
