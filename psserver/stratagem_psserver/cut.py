@@ -5,7 +5,7 @@ Pure: the time comes in as an argument, in seconds of a monotonic clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from stratagem_proto.errors import AbortedError
@@ -25,11 +25,13 @@ class Progress:
         label: The client, for messages.
         begun: The last step of which a request was admitted.
         finished: The last step that the client has said to be over.
+        report: What it has said with that.
     """
 
     label: str
     begun: int = 0
     finished: int = 0
+    report: bytes = b""
 
 
 @dataclass
@@ -51,6 +53,7 @@ class StepGate:
 
     applying: int = 0
     _clients: dict[bytes, Progress] = field(default_factory=dict)
+    _left: dict[str, Progress] = field(default_factory=dict)
     _hold: _Hold | None = None
     _over: set[bytes] = field(default_factory=set)
 
@@ -74,15 +77,19 @@ class StepGate:
         hold = self._holding(now)
         return hold.until - now if hold is not None else 0.0
 
-    def finish(self, client: bytes, step: int) -> None:
-        """Takes note of what a client has finished."""
+    def finish(self, client: bytes, label: str, step: int, report: bytes) -> None:
+        """Takes note of what a client has finished, and of what it says about that."""
         progress = self._clients.get(client)
-        if progress is not None:
-            progress.finished = max(progress.finished, step)
+        if progress is None and report:
+            progress = self._clients[client] = Progress(label)
+        if progress is not None and step >= progress.finished:
+            progress.finished, progress.report = step, report
 
     def forget(self, client: bytes) -> None:
         """Takes note that a client is gone; nothing more will come of its steps."""
-        self._clients.pop(client, None)
+        progress = self._clients.pop(client, None)
+        if progress is not None and progress.report:
+            self._left[progress.label] = progress
 
     def hold(self, cut: bytes, begun: Mapping[bytes, int], now: float) -> None:
         """Begins a cut, or learns of steps that have begun on other servers.
@@ -122,6 +129,10 @@ class StepGate:
     def progress(self) -> Mapping[bytes, Progress]:
         """How far each client has come."""
         return self._clients
+
+    def left(self) -> Collection[Progress]:
+        """Of each task whose client is gone, what that one reported last."""
+        return self._left.values()
 
     def _holding(self, now: float) -> _Hold | None:
         if self._hold is not None and now >= self._hold.until:

@@ -130,7 +130,7 @@ class Mutations:
     async def _in_step(self, session: Session, key: RequestKey, work: Work) -> bytes:
         """Lets no step begin while a checkpoint is marked, which takes a moment."""
         gate = self._gate
-        gate.finish(session.client, key.finished)
+        gate.finish(session.client, session.label, key.finished, key.report)
 
         def admitted() -> bool | None:
             now = time.monotonic()

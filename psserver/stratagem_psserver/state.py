@@ -68,9 +68,14 @@ class ServerState:
         """
         return self.ledger.session(session_id, time.monotonic())
 
-    def finished(self, session: Session, step: int) -> None:
-        """Takes note of the last step that a client has finished."""
-        self.gate.finish(session.client, step)
+    def finished(self, session_id: bytes, step: int, report: bytes) -> None:
+        """Takes note of the last step that a client has finished.
+
+        Raises:
+            SessionLostError: Its session is not open.
+        """
+        session = self.session(session_id)
+        self.gate.finish(session.client, session.label, step, report)
         self.waits.changed(STEPS)
 
     def open_session(

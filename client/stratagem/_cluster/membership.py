@@ -129,6 +129,11 @@ class Membership:
         return worker_count(self.cluster, self.task_type)
 
     @property
+    def num_trainers(self) -> int:
+        """How many tasks train; this need not be one of them."""
+        return worker_count(self.cluster, self.creator[0])
+
+    @property
     def num_servers(self) -> int:
         """How many parameter servers there are."""
         return self.cluster.num_tasks("ps")

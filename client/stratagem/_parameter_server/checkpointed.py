@@ -53,8 +53,8 @@ class CheckpointedStrategy(Strategy):
             wait: Whether to return only when it is written. Otherwise training goes
                 on meanwhile, and the checkpoint is as of the call.
             keep: How many checkpoints the folder keeps, this one included.
-            extra: What else to keep, as JSON can express it, for instance the position
-                of an iterator; the `Restoration` of `restore` has it.
+            extra: What else to keep, as JSON can express it, for instance the number of
+                an epoch; the `Restoration` of `restore` has it.
 
         Returns:
             Done when it is written, or has the error.
@@ -81,6 +81,38 @@ class CheckpointedStrategy(Strategy):
         if wait:
             written.result()
         return written
+
+    def register_for_checkpointing(self, name: str, stateful: Any) -> None:
+        """Have checkpoints contain a state of this worker, and restore it.
+
+        It is for how far a worker has read its data: each worker registers its own
+        iterator over a distributed dataset, and a checkpoint has of each the position
+        after the last of its runs that the variables contain. `restore` brings it back
+        to the same task; what is registered later starts with its state. If there are
+        more or fewer workers than when it was saved, their shares of the data are
+        others, so states are left alone, and a warning says so::
+
+            iterator = iter(dataset)
+            strategy.register_for_checkpointing("data", iterator)
+
+        Args:
+            name: The state is found by it. A later call with it takes the place of an
+                earlier one, as for the iterator of the next epoch.
+            stateful: Has `state_dict()` and `load_state_dict()`. The state is what JSON
+                can express, and small: it is taken after each run, and travels with
+                each request.
+
+        Raises:
+            InvalidTypeError: It lacks a method.
+            InvalidArgumentError: The state is not for JSON, or larger than 64 KiB; or
+                there is no cluster, so that a checkpoint is one file of tensors.
+        """
+        if isinstance(self.extended, LocalExtended):
+            raise InvalidArgumentError(
+                "without a cluster a checkpoint is one file of tensors; keep the "
+                f"state_dict() of {name!r} yourself"
+            )
+        self.extended._register_for_checkpointing(name, stateful)
 
     def restore(self, path: str | os.PathLike[str], strict: bool = True) -> Restoration:
         """Replace values, and the state of optimizers, by those of a checkpoint.

@@ -17,6 +17,7 @@ from stratagem._parameter_server.restoring import ClusterRestorer
 from stratagem._parameter_server.saving import ClusterSaver, Contents
 from stratagem._parameter_server.store import RemoteStore
 from stratagem._parameter_server.variable import RemoteVariable
+from stratagem._parameter_server.worker_states import WorkerStates
 from stratagem_proto.errors import InvalidArgumentError
 
 Buffers = Iterable[tuple[str, torch.Tensor]]
@@ -30,6 +31,9 @@ class ClusterCheckpoints:
         store: The variables on the servers.
         variables: The variables of this program, as they are created.
         buffers: The buffers of its modules, which are in this process.
+
+    Attributes:
+        states: What this worker wants to be kept besides.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class ClusterCheckpoints:
         self._buffers = buffers
         self._saver = ClusterSaver(store.servers, store.peer_seconds)
         self._restorer: ClusterRestorer | None = None
+        self.states = WorkerStates(membership, store)
 
     def save(
         self, root: str | os.PathLike[str], keep: int, extra: Mapping[str, Any]
@@ -56,16 +61,18 @@ class ClusterCheckpoints:
             return written_elsewhere()
         self._store.servers.require_all_visible("a checkpoint")
         local = {name: value.detach().cpu().clone() for name, value in self._buffers}
-        return self._saver.save(root, Contents(local, extra), keep)
+        contents = Contents(local, extra, self._membership.num_trainers)
+        return self._saver.save(root, contents, keep)
 
     def restore(self, path: str | os.PathLike[str], strict: bool) -> Restoration:
         """Give variables, optimizers and buffers what they have in a checkpoint."""
-        restorer = ClusterRestorer(self._store, path, self._membership.is_chief)
+        restorer = ClusterRestorer(self._store, path, self._membership.creates)
         restorer.require_fit(self._variables, self._entries(), strict)
         restorer.restore(self._variables)
         restorer.restore_buffers(self._entries())
         restorer.meet()
         self._restorer = restorer
+        self.states.restore(restorer.checkpoint.index.workers)
         return Restoration(restorer, restorer.checkpoint.index.extra)
 
     def created(self, variables: Sequence[RemoteVariable]) -> None:

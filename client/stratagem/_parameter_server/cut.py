@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,7 +33,20 @@ Mark = Callable[[bytes], Request[Any]]
 """Makes of the name of a cut the request that has a server mark its variables."""
 
 
-def take_cut(servers: ServerGroup, mark: Mark, seconds: float) -> bytes:
+@dataclass(frozen=True)
+class Cut:
+    """A moment that all servers have marked.
+
+    Attributes:
+        name: The servers know it by this.
+        reports: What each client has reported after its last step before it, by task.
+    """
+
+    name: bytes
+    reports: Mapping[str, bytes]
+
+
+def take_cut(servers: ServerGroup, mark: Mark, seconds: float) -> Cut:
     """Have all servers mark their variables between steps of all clients.
 
     Steps that no server has a part of yet wait until those are over that some server
@@ -43,9 +57,6 @@ def take_cut(servers: ServerGroup, mark: Mark, seconds: float) -> bytes:
         mark: What to send each server then; it ends the hold.
         seconds: How long to try.
 
-    Returns:
-        The name of the cut.
-
     Raises:
         DeadlineExceededError: Clients were in the midst of a step whenever it was
             tried; it names them.
@@ -54,26 +65,28 @@ def take_cut(servers: ServerGroup, mark: Mark, seconds: float) -> bytes:
     give_up_at = time.monotonic() + seconds
     pause = _FIRST_PAUSE_SECONDS
     while True:
-        cut = secrets.token_bytes(SESSION_ID_BYTES)
-        busy = _attempt(servers, cut, mark)
-        if busy is None:
-            return cut
+        name = secrets.token_bytes(SESSION_ID_BYTES)
+        found = _attempt(servers, name, mark)
+        if isinstance(found, Cut):
+            return found
         if time.monotonic() >= give_up_at:
             raise DeadlineExceededError(
-                f"no moment between steps was found in {seconds:g} s: {busy}; raise "
+                f"no moment between steps was found in {seconds:g} s: {found}; raise "
                 "peer_seconds if steps take that long"
             )
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def _attempt(servers: ServerGroup, cut: bytes, mark: Mark) -> str | None:
-    """Takes a cut; returns why it could not, None if it could."""
+def _attempt(servers: ServerGroup, cut: bytes, mark: Mark) -> Cut | str:
+    """Takes a cut; returns why it could not if so."""
     try:
-        busy = _hold(servers, cut)
+        answers = _hold(servers, cut)
+        clients = _progress(answers).values()
+        busy = {one.label for one in clients if _is_busy(one)}
         if not busy:
             servers.on_all(partial(mark, cut))
-            return None
+            return Cut(cut, _reports(answers, clients))
         why = "in the midst of a step were " + ", ".join(sorted(busy))
     except AbortedError as error:
         why = error.message
@@ -90,20 +103,24 @@ def _release(servers: ServerGroup, cut: bytes) -> None:
         servers.on_all(lambda: release_steps(cut))
 
 
-def _hold(servers: ServerGroup, cut: bytes) -> set[str]:
-    """Holds new steps until those that have begun are over; returns whose are not."""
+def _hold(servers: ServerGroup, cut: bytes) -> Collection[HoldStepsResponse]:
+    """Holds new steps until those that have begun are over, for so long as it may."""
     give_up_at = time.monotonic() + _ATTEMPT_SECONDS
     begun: dict[bytes, int] = {}
     wait = 0.0
     while True:
-        hold = partial(hold_steps, cut, begun, wait)
-        found = _progress(servers.on_all(hold).values())
-        busy = {one.label for one in found.values() if one.finished < one.begun}
+        answers = servers.on_all(partial(hold_steps, cut, begun, wait)).values()
+        found = _progress(answers)
+        busy = any(map(_is_busy, found.values()))
         known = {client: each.begun for client, each in found.items()}
         # A step may have begun on one server before another held it.
         if (not busy and known == begun) or time.monotonic() >= give_up_at:
-            return busy
+            return answers
         begun, wait = known, _LOOK_SECONDS if busy else 0.0
+
+
+def _is_busy(client: ClientProgress) -> bool:
+    return client.finished < client.begun
 
 
 def _progress(
@@ -112,7 +129,17 @@ def _progress(
     """How far each client is according to the server that knows most."""
     found: dict[bytes, ClientProgress] = {}
     for each in (each for answer in answers for each in answer.clients):
-        known = found.setdefault(each.client, each)
+        known = found.setdefault(each.client, ClientProgress(label=each.label))
         known.begun = max(known.begun, each.begun)
-        known.finished = max(known.finished, each.finished)
+        if each.finished >= known.finished:
+            known.finished, known.report = each.finished, each.report or known.report
     return found
+
+
+def _reports(
+    answers: Iterable[HoldStepsResponse], clients: Iterable[ClientProgress]
+) -> dict[str, bytes]:
+    """What each task reported last; of one that was started again, its later run."""
+    left = [each for answer in answers for each in answer.left]
+    left.sort(key=lambda each: each.finished)
+    return {each.label: each.report for each in (*left, *clients) if each.report}

@@ -201,6 +201,9 @@ class ParameterServerExtended(TablesExtended):
         self._checkpoints.buffers_hosted()
         super()._host_buffers(roots)
 
+    def _register_for_checkpointing(self, name: str, stateful: Any) -> None:
+        self._checkpoints.states.register(name, stateful)
+
     def _save(
         self, root: str | os.PathLike[str], keep: int, extra: Mapping[str, Any]
     ) -> Future[None]:
@@ -279,6 +282,7 @@ class ParameterServerExtended(TablesExtended):
         # A checkpoint has all that this sends, or nothing of it.
         with self._store.servers.steps.taking():
             result = super()._call_for_each_replica(fn, args, kwargs)
+            self._checkpoints.states.ran()
         refuse_writes_in_replicas(self._parameters)
         return result
 

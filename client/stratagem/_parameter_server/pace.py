@@ -125,6 +125,10 @@ class Pace:
         """Note that this worker's contribution to a synchronous step counts."""
         self._steps[mark.group].counted = mark.step
 
+    def contributed(self) -> dict[str, int]:
+        """Return the last synchronous step of each optimizer that it is a part of."""
+        return {name: one.counted for name, one in self._steps.items() if one.counted}
+
     def after(self, optimizer: str) -> StepMark | None:
         """Return the synchronous step that reads have to come after, if any."""
         steps = self._steps[optimizer]

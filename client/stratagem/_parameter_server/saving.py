@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from stratagem._parameter_server.cut import take_cut
+from stratagem._parameter_server.cut import Cut, take_cut
+from stratagem._parameter_server.worker_states import states_of
 from stratagem._servers.checkpoints import SavedPart, begin_save, finish_save
 from stratagem._servers.group import ServerGroup
 from stratagem_proto.checkpoint.folder import LOCAL_PART, NewCheckpoint
@@ -35,10 +36,12 @@ class Contents:
     Attributes:
         local: Tensors of its own, by name, which nobody changes from now on.
         extra: What JSON can express.
+        num_workers: How many workers there are.
     """
 
     local: Mapping[str, torch.Tensor]
     extra: Mapping[str, Any]
+    num_workers: int
 
     def __post_init__(self) -> None:
         try:
@@ -105,7 +108,7 @@ class _Work:
 
     servers: ServerGroup
     new: NewCheckpoint
-    cut: bytes
+    cut: Cut
     contents: Contents
     keep: int
 
@@ -127,7 +130,12 @@ class _Work:
         for server, each in saved.items():
             _require_visible(self.new.folder, each.part, f"/job:ps/task:{server}")
         states = {each.part.name: json.loads(each.state) for each in saved.values()}
-        index = Index.of_parts(parts, states, self.contents.extra)
+        applied = [state["groups"] for state in states.values()]
+        workers = {
+            "count": self.contents.num_workers,
+            "states": states_of(self.cut.reports, applied),
+        }
+        index = Index.of_parts(parts, states, self.contents.extra, workers)
         self.new.commit(index, self.keep)
 
     def _write_local(self) -> Sequence[Part]:
@@ -145,7 +153,10 @@ class _Work:
         saved: dict[int, SavedPart] = {}
         while missing := set(self.servers.called) - saved.keys():
             answers = self.servers.together(
-                {server: finish_save(self.cut, _LOOK_SECONDS) for server in missing}
+                {
+                    server: finish_save(self.cut.name, _LOOK_SECONDS)
+                    for server in missing
+                }
             )
             saved |= {server: one for server, one in answers.items() if one is not None}
         return dict(sorted(saved.items()))

@@ -26,7 +26,7 @@ def snapshot_of(store: RemoteStore) -> Iterator[None]:
             "the next one"
         )
     try:
-        servers.snapshot = take_cut(servers, open_snapshot, store.peer_seconds)
+        servers.snapshot = take_cut(servers, open_snapshot, store.peer_seconds).name
         yield
     finally:
         servers.snapshot = b""

@@ -179,13 +179,11 @@ class Connection:
         session = self._session
         if session is None or self._restarted:
             return None
-        heartbeat = Request(
-            "Heartbeat",
-            HeartbeatRequest(
-                session_id=session.identifier, finished=self._steps.finished()
-            ),
-            sole(HeartbeatResponse),
+        finished, report = self._steps.finished()
+        message = HeartbeatRequest(
+            session_id=session.identifier, finished=finished, report=report
         )
+        heartbeat = Request("Heartbeat", message, sole(HeartbeatResponse))
         deadlines = Deadlines(call=session.lease_seconds / 3, connect=0)
         return Pending(self, heartbeat, deadlines)
 

@@ -86,7 +86,8 @@ class Request(Generic[Result]):
         else:
             cast(_Anonymous, self.message).session_id = key.session_id
             if "finished" in self.message.DESCRIPTOR.fields_by_name:
-                cast(_Telling, self.message).finished = key.finished
+                telling = cast(_Telling, self.message)
+                telling.finished, telling.report = key.finished, key.report
 
     @property
     def session_id(self) -> bytes:
@@ -115,6 +116,7 @@ class _Anonymous(Protocol):
 
 class _Telling(Protocol):
     finished: int
+    report: bytes
 
 
 def sole(response_type: type[Response]) -> Callable[[Iterator[bytes]], Response]:

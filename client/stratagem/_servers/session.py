@@ -60,7 +60,8 @@ class Session:
 
     def key(self, steps: StepCount) -> RequestKey:
         """Identifies a request that changes nothing."""
-        return RequestKey(session_id=self.identifier, finished=steps.finished())
+        finished, report = steps.finished()
+        return RequestKey(session_id=self.identifier, finished=finished, report=report)
 
     def next_key(self, steps: StepCount) -> RequestKey:
         """Numbers the next mutation.
@@ -69,12 +70,14 @@ class Session:
         given up and by this closed for ever.
         """
         self.sequence += 1
+        finished, report = steps.finished()
         return RequestKey(
             session_id=self.identifier,
             sequence=self.sequence,
             acknowledged=self.sequence - 1,
             step=steps.current,
-            finished=steps.finished(),
+            finished=finished,
+            report=report,
         )
 
     def goes_on(self, answer: OpenSessionResponse) -> bool:

@@ -5,6 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
+
+
+class Finished(NamedTuple):
+    """What is over of a client's steps.
+
+    Attributes:
+        step: The last one.
+        report: What the client has kept for who saves a checkpoint after it.
+    """
+
+    step: int
+    report: bytes
 
 
 class StepCount:
@@ -19,6 +32,8 @@ class StepCount:
         self._inside = 0
         self._current = 0
         self._told = 0
+        self._kept = b""
+        self._report = b""
         self._ended = threading.Event()
 
     @contextmanager
@@ -33,7 +48,15 @@ class StepCount:
             with self._lock:
                 self._inside -= 1
                 if not self._inside:
+                    self._report = self._kept
                     self._ended.set()
+
+    def keep(self, report: bytes) -> None:
+        """Has checkpoints contain this that contain the step that is being taken."""
+        with self._lock:
+            self._kept = report
+            if not self._inside:
+                self._report = report
 
     @property
     def current(self) -> int:
@@ -41,11 +64,11 @@ class StepCount:
         with self._lock:
             return self._current if self._inside else 0
 
-    def finished(self) -> int:
-        """The last step that is over, which the caller tells a server."""
+    def finished(self) -> Finished:
+        """What is over, which the caller tells a server."""
         with self._lock:
             self._told = self._current - (self._inside > 0)
-            return self._told
+            return Finished(self._told, self._report)
 
     def untold(self) -> int:
         """The last step that is over, if no server knows that yet; else 0."""

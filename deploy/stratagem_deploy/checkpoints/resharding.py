@@ -75,7 +75,8 @@ def reshard(checkpoint: Checkpoint, root: Path, servers: int, keep: int) -> Path
             _written(new.folder / part_name(server), groups)
             for server, groups in enumerate(placed)
         ]
-        index = Index.of_parts(parts, extra=checkpoint.index.extra)
+        was = checkpoint.index
+        index = Index.of_parts(parts, extra=was.extra, workers=was.workers)
         return new.commit(index, keep)
     except BaseException:
         new.abandon()

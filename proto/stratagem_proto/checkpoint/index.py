@@ -98,6 +98,8 @@ class Index:
         servers: What each server needs to go on besides variables, by its part file.
         extra: What the program wanted to be kept with it.
         identity: Random name of this checkpoint, by which copies are recognised.
+        workers: Their "count", and by task the "states" that they need to go on, each
+            by the name that the program has given it.
     """
 
     files: Mapping[str, FileEntry]
@@ -105,6 +107,7 @@ class Index:
     servers: Mapping[str, Any] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
     identity: str = ""
+    workers: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of_parts(
@@ -112,6 +115,7 @@ class Index:
         parts: Sequence[Part],
         servers: Mapping[str, Any] | None = None,
         extra: Mapping[str, Any] | None = None,
+        workers: Mapping[str, Any] | None = None,
     ) -> Index:
         """The index of files that were written.
 
@@ -128,7 +132,8 @@ class Index:
                     variable=entry.name,
                 )
         files = {part.name: part.file for part in parts}
-        return cls(files, tensors, servers or {}, extra or {}, secrets.token_hex(16))
+        identity = secrets.token_hex(16)
+        return cls(files, tensors, servers or {}, extra or {}, identity, workers or {})
 
     def to_bytes(self) -> bytes:
         """The index as a file's content, in which no byte can change unnoticed."""
@@ -139,6 +144,7 @@ class Index:
             "tensors": [_tensor_to_json(one) for one in self.tensors.values()],
             "servers": dict(self.servers),
             "extra": dict(self.extra),
+            "workers": dict(self.workers),
         }
         return _canonical(
             {"content": content, "crc32": zlib.crc32(_canonical(content))}
@@ -176,6 +182,7 @@ class Index:
             content["servers"],
             content["extra"],
             content["identity"],
+            content.get("workers", {}),
         )
 
 

@@ -45,6 +45,7 @@ class HoldStepsRequest(google.protobuf.message.Message):
     BEGUN_FIELD_NUMBER: builtins.int
     WAIT_SECONDS_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
+    REPORT_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     cut: builtins.bytes
     """Which cut, 16 random bytes."""
@@ -52,6 +53,7 @@ class HoldStepsRequest(google.protobuf.message.Message):
     """Time to wait for a step to be finished before answering, in seconds."""
     finished: builtins.int
     """As in RequestKey."""
+    report: builtins.bytes
     @property
     def begun(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ClientStep]:
         """Steps that have begun on some server and may go on on this one."""
@@ -64,8 +66,9 @@ class HoldStepsRequest(google.protobuf.message.Message):
         begun: collections.abc.Iterable[global___ClientStep] | None = ...,
         wait_seconds: builtins.float = ...,
         finished: builtins.int = ...,
+        report: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["begun", b"begun", "cut", b"cut", "finished", b"finished", "session_id", b"session_id", "wait_seconds", b"wait_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["begun", b"begun", "cut", b"cut", "finished", b"finished", "report", b"report", "session_id", b"session_id", "wait_seconds", b"wait_seconds"]) -> None: ...
 
 global___HoldStepsRequest = HoldStepsRequest
 
@@ -79,6 +82,7 @@ class ClientProgress(google.protobuf.message.Message):
     LABEL_FIELD_NUMBER: builtins.int
     BEGUN_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
+    REPORT_FIELD_NUMBER: builtins.int
     client: builtins.bytes
     label: builtins.str
     """The client for messages, for instance "/job:worker/task:1"."""
@@ -86,6 +90,8 @@ class ClientProgress(google.protobuf.message.Message):
     """The last step that has begun."""
     finished: builtins.int
     """The last step of which the client has said that nothing more will come."""
+    report: builtins.bytes
+    """What it has reported with that."""
     def __init__(
         self,
         *,
@@ -93,8 +99,9 @@ class ClientProgress(google.protobuf.message.Message):
         label: builtins.str = ...,
         begun: builtins.int = ...,
         finished: builtins.int = ...,
+        report: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["begun", b"begun", "client", b"client", "finished", b"finished", "label", b"label"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["begun", b"begun", "client", b"client", "finished", b"finished", "label", b"label", "report", b"report"]) -> None: ...
 
 global___ClientProgress = ClientProgress
 
@@ -103,16 +110,22 @@ class HoldStepsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     CLIENTS_FIELD_NUMBER: builtins.int
+    LEFT_FIELD_NUMBER: builtins.int
     @property
     def clients(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ClientProgress]:
-        """Clients that have changed anything, in this run of the server."""
+        """Clients that have changed or reported anything, in this run of the server."""
+
+    @property
+    def left(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ClientProgress]:
+        """The last of each task whose session has ended, if it has reported anything."""
 
     def __init__(
         self,
         *,
         clients: collections.abc.Iterable[global___ClientProgress] | None = ...,
+        left: collections.abc.Iterable[global___ClientProgress] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["clients", b"clients"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["clients", b"clients", "left", b"left"]) -> None: ...
 
 global___HoldStepsResponse = HoldStepsResponse
 

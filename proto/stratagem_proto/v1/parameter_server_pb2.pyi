@@ -279,6 +279,7 @@ class ReadRequest(google.protobuf.message.Message):
     WAIT_SECONDS_FIELD_NUMBER: builtins.int
     SNAPSHOT_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
+    REPORT_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     wait_seconds: builtins.float
     """Longest wait in seconds. A wait that ends without success is answered by a
@@ -290,6 +291,7 @@ class ReadRequest(google.protobuf.message.Message):
     """
     finished: builtins.int
     """As in RequestKey."""
+    report: builtins.bytes
     @property
     def selections(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Selection]: ...
     @property
@@ -307,9 +309,10 @@ class ReadRequest(google.protobuf.message.Message):
         wait_seconds: builtins.float = ...,
         snapshot: builtins.bytes = ...,
         finished: builtins.int = ...,
+        report: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_after", b"_after", "after", b"after"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_after", b"_after", "after", b"after", "finished", b"finished", "selections", b"selections", "session_id", b"session_id", "snapshot", b"snapshot", "wait_seconds", b"wait_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_after", b"_after", "after", b"after", "finished", b"finished", "report", b"report", "selections", b"selections", "session_id", b"session_id", "snapshot", b"snapshot", "wait_seconds", b"wait_seconds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_after", b"_after"]) -> typing.Literal["after"] | None: ...
 
 global___ReadRequest = ReadRequest

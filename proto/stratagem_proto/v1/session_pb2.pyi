@@ -4,7 +4,9 @@ isort:skip_file
 """
 
 import builtins
+import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import sys
@@ -206,16 +208,19 @@ class HeartbeatRequest(google.protobuf.message.Message):
 
     SESSION_ID_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
+    REPORT_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     finished: builtins.int
     """As in RequestKey."""
+    report: builtins.bytes
     def __init__(
         self,
         *,
         session_id: builtins.bytes = ...,
         finished: builtins.int = ...,
+        report: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["finished", b"finished", "session_id", b"session_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["finished", b"finished", "report", b"report", "session_id", b"session_id"]) -> None: ...
 
 global___HeartbeatRequest = HeartbeatRequest
 
@@ -274,6 +279,7 @@ class RequestKey(google.protobuf.message.Message):
     ACKNOWLEDGED_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
+    REPORT_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     sequence: builtins.int
     """Number of this request."""
@@ -287,6 +293,10 @@ class RequestKey(google.protobuf.message.Message):
     """
     finished: builtins.int
     """The last step of the client of which all requests, on all servers, are answered."""
+    report: builtins.bytes
+    """A WorkerReport as of that step, which servers keep for who saves a checkpoint and do
+    not look into. Empty of clients that have nothing to report.
+    """
     def __init__(
         self,
         *,
@@ -295,7 +305,68 @@ class RequestKey(google.protobuf.message.Message):
         acknowledged: builtins.int = ...,
         step: builtins.int = ...,
         finished: builtins.int = ...,
+        report: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged", b"acknowledged", "finished", b"finished", "sequence", b"sequence", "session_id", b"session_id", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged", b"acknowledged", "finished", b"finished", "report", b"report", "sequence", b"sequence", "session_id", b"session_id", "step", b"step"]) -> None: ...
 
 global___RequestKey = RequestKey
+
+@typing.final
+class WorkerReport(google.protobuf.message.Message):
+    """What a worker needs to go on, besides what servers hold: how far it has read its data."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATES_FIELD_NUMBER: builtins.int
+    @property
+    def states(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerState]:
+        """After each of its last two runs, the later one last. A synchronous step may not have
+        been applied when it is over, and then the former is what fits to the variables.
+        """
+
+    def __init__(
+        self,
+        *,
+        states: collections.abc.Iterable[global___WorkerState] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["states", b"states"]) -> None: ...
+
+global___WorkerReport = WorkerReport
+
+@typing.final
+class WorkerState(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class ContributedEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    CONTENT_FIELD_NUMBER: builtins.int
+    CONTRIBUTED_FIELD_NUMBER: builtins.int
+    content: builtins.str
+    """States by the names that the program has given them, as JSON."""
+    @property
+    def contributed(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """The last synchronous step of each group that this worker has contributed to."""
+
+    def __init__(
+        self,
+        *,
+        content: builtins.str = ...,
+        contributed: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content", b"content", "contributed", b"contributed"]) -> None: ...
+
+global___WorkerState = WorkerState

@@ -8,7 +8,7 @@ from functools import partial
 
 from stratagem_proto.errors import AbortedError
 from stratagem_proto.v1 import checkpoint_pb2 as pb
-from stratagem_psserver.cut import STEPS
+from stratagem_psserver.cut import STEPS, Progress
 from stratagem_psserver.ledger import Session
 from stratagem_psserver.restoring import read_restored, replace
 from stratagem_psserver.saving import Saved, Saves
@@ -23,7 +23,7 @@ class CheckpointRpcs:
 
     async def hold(self, request: pb.HoldStepsRequest) -> pb.HoldStepsResponse:
         state, gate = self._state, self._state.gate
-        state.finished(state.session(request.session_id), request.finished)
+        state.finished(request.session_id, request.finished, request.report)
         begun = {each.client: each.step for each in request.begun}
         gate.hold(request.cut, begun, time.monotonic())
         state.waits.changed(STEPS)
@@ -33,16 +33,10 @@ class CheckpointRpcs:
             return all(each.finished >= each.begun for each in known) or None
 
         await state.waits.until(STEPS, finished, request.wait_seconds)
-        clients = [
-            pb.ClientProgress(
-                client=client,
-                label=each.label,
-                begun=each.begun,
-                finished=each.finished,
-            )
-            for client, each in gate.progress().items()
-        ]
-        return pb.HoldStepsResponse(clients=clients)
+        return pb.HoldStepsResponse(
+            clients=[_told(each, client) for client, each in gate.progress().items()],
+            left=map(_told, gate.left()),
+        )
 
     async def release(self, request: pb.ReleaseStepsRequest) -> pb.ReleaseStepsResponse:
         self._state.session(request.session_id)
@@ -141,6 +135,16 @@ class CheckpointRpcs:
     ) -> pb.ListRestoredResponse:
         self._state.session(request.session_id)
         return pb.ListRestoredResponse(identities=self._state.restored)
+
+
+def _told(progress: Progress, client: bytes = b"") -> pb.ClientProgress:
+    return pb.ClientProgress(
+        client=client,
+        label=progress.label,
+        begun=progress.begun,
+        finished=progress.finished,
+        report=progress.report,
+    )
 
 
 def _encoded(saved: Saved) -> pb.SavedPart:

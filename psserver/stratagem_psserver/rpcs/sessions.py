@@ -51,7 +51,7 @@ class SessionRpcs:
 
     async def heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
         state = self._state
-        state.finished(state.session(request.session_id), request.finished)
+        state.finished(request.session_id, request.finished, request.report)
         return pb.HeartbeatResponse(incarnation=self._state.incarnation)
 
     async def close(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:

@@ -26,7 +26,7 @@ class ValueRpcs:
 
     async def read(self, request: pb.ReadRequest) -> AsyncIterator[bytes]:
         state = self._state
-        state.finished(state.session(request.session_id), request.finished)
+        state.finished(request.session_id, request.finished, request.report)
         if request.HasField("after"):
             await self._wait(request.after, request.wait_seconds)
         names = [selection.variable for selection in request.selections]
