@@ -3,18 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
 
 from stratagem_proto.errors import (
     FailedPreconditionError,
-    UnimplementedError,
     VariableNotFoundError,
 )
 from stratagem_psserver.snapshot import Snapshot, Snapshots
 from stratagem_psserver.store import Variable, VariableStore
+from stratagem_psserver.tables.mark import TableMark
+from stratagem_psserver.tables.marked import MarkedKeys
 
 # Each may come to take as much memory as all variables together.
 MAX_HELD = 4
+
+
+@dataclass
+class HeldTable(Variable):
+    """A table, or a state of one, as it was.
+
+    Attributes:
+        keys: Where its rows were.
+        number: Which array of the mark it is.
+    """
+
+    keys: MarkedKeys = field(kw_only=True)
+    number: int = field(kw_only=True)
+
+    def rows(self, rows: torch.Tensor) -> torch.Tensor:
+        assert self.arena is not None
+        stored = partial(self.keys.mark.rows, self.number)
+        return self.arena.filled(self.keys.find(rows), stored)
 
 
 @dataclass(frozen=True)
@@ -36,22 +58,15 @@ class HeldSnapshot:
 
         Raises:
             VariableNotFoundError: It did not exist then.
-            UnimplementedError: It is a table.
         """
-        variable = self.variables.get(name)
-        if variable is None:
+        try:
+            return self.variables[name]
+        except KeyError:
             raise VariableNotFoundError(
                 f"there was no variable {name!r} on this server when the snapshot was "
                 "taken; take a new one",
                 variable=name,
-            )
-        if variable.arena is not None:
-            raise UnimplementedError(
-                f"snapshots do not hold tables of rows yet, and {name!r} is one; read "
-                "its rows before or after",
-                variable=name,
-            )
-        return variable
+            ) from None
 
 
 class HeldSnapshots:
@@ -79,8 +94,7 @@ class HeldSnapshots:
                 "has ended"
             )
         snapshot = self._snapshots.take(store)
-        variables = {one.name: replace(one) for one in store.variables()}
-        self._held[session_id] = HeldSnapshot(cut, snapshot, variables)
+        self._held[session_id] = HeldSnapshot(cut, snapshot, _held(store, snapshot))
 
     def knows(self, session_id: bytes, cut: bytes) -> bool:
         """Whether the session has the snapshot of that moment."""
@@ -105,3 +119,17 @@ class HeldSnapshots:
         held = self._held.pop(session_id, None)
         if held is not None:
             self._snapshots.close(held.snapshot)
+
+
+def _held(store: VariableStore, snapshot: Snapshot) -> dict[str, Variable]:
+    """The variables as they are now, by name."""
+    keys: dict[TableMark, MarkedKeys] = {}
+    held: dict[str, Variable] = {}
+    for variable in store.variables():
+        if variable.arena is None:
+            held[variable.name] = replace(variable)
+            continue
+        mark, number = snapshot.marked(variable)
+        own = keys.setdefault(mark, MarkedKeys(mark))
+        held[variable.name] = HeldTable(**vars(variable), keys=own, number=number)
+    return held

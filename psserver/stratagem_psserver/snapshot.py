@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -16,6 +17,13 @@ from stratagem_psserver.tables.mark import TableMark
 from stratagem_psserver.tables.table import Table
 
 
+class Marked(NamedTuple):
+    """A mark, and which of its arrays a variable is."""
+
+    mark: TableMark
+    number: int
+
+
 class Snapshot:
     """Copy on write: takes no time and no memory until a variable changes.
 
@@ -27,6 +35,8 @@ class Snapshot:
         self.contents: list[Content] = []
         self._runs: list[Iterator[torch.Tensor]] = []
         self._marks: dict[Table, TableMark] = {}
+        # By the names of tables and their states.
+        self._marked: dict[str, Marked] = {}
         # Where a variable and this snapshot have the same memory.
         self._shared: set[str] = set()
         for variable in store.variables():
@@ -47,7 +57,9 @@ class Snapshot:
         mark = self._marks[table]
         rows = StoredRows(count=mark.count)
         # The arrays of a mark begin with the keys and the times.
-        runs = mark.runs(2 + table.arenas.index(arena))
+        number = 2 + table.arenas.index(arena)
+        self._marked[variable.name] = Marked(mark, number)
+        runs = mark.runs(number)
         if arena is table.value:
             rows.history.CopyFrom(table.history())
         self._add(_content(variable, rows), runs)
@@ -63,6 +75,10 @@ class Snapshot:
         seen = len(mark.admission)
         for number, what in enumerate((SEEN, SIGHTS)):
             self._add(Content(beside(name, what, seen)), _sights(mark, number))
+
+    def marked(self, variable: Variable) -> Marked:
+        """What there is of a table, or of a state of one."""
+        return self._marked[variable.name]
 
     def shares(self, variable: Variable) -> bool:
         """Whether a variable's memory has to stay as it is."""
@@ -85,6 +101,7 @@ class Snapshot:
             table.unmark(mark)
         self._runs.clear()
         self._marks.clear()
+        self._marked.clear()
         self._shared.clear()
 
 

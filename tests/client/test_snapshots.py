@@ -22,7 +22,6 @@ from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem.consistency import Bounded, Sync
 from stratagem_proto.errors import (
     FailedPreconditionError,
-    UnimplementedError,
     VariableNotFoundError,
 )
 from tests.client.clusters import TOKEN, Cluster, running
@@ -145,13 +144,35 @@ def test_a_snapshot_lacks_what_is_created_later(cluster: Cluster) -> None:
                 Variable(2.0, name="late")
 
 
-def test_snapshots_do_not_hold_tables(cluster: Cluster) -> None:
-    with cluster.strategy() as strategy:
-        with strategy.scope():
-            table = stratagem.nn.DynamicEmbedding(2)
-        refused = pytest.raises(UnimplementedError, match="do not hold tables")
-        with refused, strategy.snapshot():
-            table(torch.tensor([1]))
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_tables_are_read_as_they_were(cluster: Cluster, dynamic: bool) -> None:
+    """Rows that were stored then, or later, or never."""
+
+    def table(strategy: ParameterServerStrategy) -> torch.nn.Module:
+        with strategy.scope(meta_above=0):
+            if dynamic:
+                return stratagem.nn.DynamicEmbedding(2, max_idle=4)
+            return stratagem.nn.Embedding(100_000, 2)
+
+    with cluster.strategy() as trainer, evaluator(cluster) as strategy:
+        trained, seen = table(trainer), table(strategy)
+        adagrad = torch.optim.Adagrad(trained.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(adagrad)
+
+        def step(rows: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            trained(rows).square().sum().backward()
+            optimizer.step()
+
+        rows = torch.tensor([3, 500, 70_000, 9])
+        trainer.run(step, args=(rows[:2],))
+        with strategy.snapshot():
+            before = seen(rows).detach().clone()
+            for first in range(0, 2_000, 50):  # evicts, and makes the table larger
+                trainer.run(step, args=(torch.arange(first, first + 50),))
+            assert torch.equal(seen(rows), before)
+            assert torch.equal(strategy.run(lambda: seen(rows).detach()), before)
+        assert not torch.equal(seen(rows), before)
 
 
 def test_servers_keep_few_snapshots(cluster: Cluster) -> None:

@@ -170,7 +170,6 @@ class CheckpointedStrategy(Strategy):
         Raises:
             FailedPreconditionError: This strategy reads from a snapshot already, or 4
                 other tasks do.
-            UnimplementedError: A variable is a table of rows.
             DeadlineExceededError: Workers were in the midst of a step for
                 `peer_seconds`.
             ContextError: A replica is running, or another strategy is in charge.

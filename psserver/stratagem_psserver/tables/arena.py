@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,9 @@ from stratagem_proto.v1.variable_pb2 import VariableSpec
 
 if TYPE_CHECKING:
     from stratagem_psserver.tables.table import Table
+
+
+Stored = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,15 @@ class Arena:
 
     def read(self, found: Found) -> torch.Tensor:
         """A copy of some rows; those that are not stored have their initial value."""
+        return self.filled(found, partial(self.storage.index_select, 0))
+
+    def filled(self, found: Found, stored: Stored) -> torch.Tensor:
+        """As `read`, where `stored` has a copy of the rows at given positions."""
         if not found.num_new:
-            return self.storage.index_select(0, found.positions)
-        rows = self.storage.index_select(0, found.positions.clamp(min=0))
+            return stored(found.positions)
+        if found.num_new == len(found.keys):
+            return self.initial.rows(found.keys)
+        rows = stored(found.positions.clamp(min=0))
         rows[found.is_new] = self.initial.rows(found.keys[found.is_new])
         return rows
 

@@ -74,13 +74,19 @@ class TableMark:
         row_bytes = array[:1].nbytes
         at_once = max(1, _RUN_BYTES // max(1, row_bytes))
         for start in range(0, self.count, at_once):
-            yield self._run(number, start, min(start + at_once, self.count))
+            stop = min(start + at_once, self.count)
+            yield self.rows(number, torch.arange(start, stop))
 
-    def _run(self, number: int, start: int, stop: int) -> torch.Tensor:
+    def rows(self, number: int, positions: torch.Tensor) -> torch.Tensor:
+        """What an array had for the rows at some positions, which may repeat."""
         with self._lock:
-            run = self._arrays[number][start:stop].clone()
-            places = self._places[start:stop]
-            changed = (places >= 0).nonzero().squeeze(1)
-            if len(changed):
-                run[changed] = self._copies[number][places[changed]]
-            return run
+            rows = self._arrays[number].index_select(0, positions)
+            if len(self._places):
+                places = self._places[positions]
+                changed = (places >= 0).nonzero().squeeze(1)
+                rows[changed] = self._copies[number][places[changed]]
+            return rows
+
+    def keys(self) -> torch.Tensor:
+        """The keys of all rows."""
+        return self.rows(0, torch.arange(self.count))
