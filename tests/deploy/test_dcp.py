@@ -12,7 +12,15 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as save_by_torch
 
-from tests.checkpoints import are_equal, load_from, model, save, sharded, slot
+from tests.checkpoints import (
+    are_equal,
+    load_from,
+    model,
+    save,
+    sharded,
+    slot,
+    stored_table,
+)
 from tests.client.clusters import running
 from tests.deploy.test_checkpoints import answer, call
 
@@ -108,6 +116,18 @@ def test_damage_to_torchs_files_is_said(name: str, tmp_path: Path) -> None:
     file.unlink()
     call(*IMPORT, tmp_path / "dcp", tmp_path / "run", code=2 if name[0] == "." else 1)
     assert not (tmp_path / "run").exists()
+
+
+def test_tables_are_exported_with_all_their_rows(tmp_path: Path) -> None:
+    whole = torch.arange(26.0).reshape(13, 2)
+    save(tmp_path / "run", stored_table("table", whole, [1, 5, 12], 3), keep=1)
+    call(*EXPORT, tmp_path / "run", tmp_path / "dcp")
+    found = {"table": torch.empty(13, 2), "table/Adagrad/sum": torch.empty(13, 2)}
+    torch_loads(tmp_path / "dcp", found)
+    expected = torch.full((13, 2), 0.5)
+    expected[[1, 5, 12]] = whole[[1, 5, 12]]
+    assert torch.equal(found["table"], expected)
+    assert float(found["table/Adagrad/sum"][0, 0]) == -1.0
 
 
 def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path) -> None:

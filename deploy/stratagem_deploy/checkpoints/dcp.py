@@ -79,8 +79,9 @@ def export_dcp(checkpoint: Checkpoint, path: Path) -> int:
 
     Variables have the names of the module's `state_dict()`, so that a program loads
     them by `dcp.load(state, checkpoint_id=path)`; optimizers' state is there as
-    `<variable>/<optimizer>/<key>`. All tensors are whole. Which were split, versions,
-    sessions and what was kept as `extra` is left out.
+    `<variable>/<optimizer>/<key>`. All tensors are whole; rows of tables that were
+    never written are filled in. Which were split, versions, sessions, what was kept as
+    `extra`, and how far workers had read their data is left out.
 
     Args:
         checkpoint: Where the values are.
@@ -91,6 +92,7 @@ def export_dcp(checkpoint: Checkpoint, path: Path) -> int:
 
     Raises:
         FileExistsError: It exists.
+        InvalidArgumentError: A table is too large to be whole, or dynamic.
         DataLossError: The checkpoint is damaged.
     """
     path.mkdir()
