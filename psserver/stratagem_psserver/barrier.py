@@ -16,21 +16,28 @@ MAX_PASSED = 100_000
 
 @dataclass
 class _Gathering:
-    """One passage of one barrier, not complete yet: sessions by task."""
+    """The next passage of a barrier.
+
+    Attributes:
+        num_tasks: How many tasks must come.
+        arrived: Session and generation of those that have, by task.
+    """
 
     num_tasks: int
-    arrived: dict[str, bytes] = field(default_factory=dict)
+    arrived: dict[str, tuple[bytes, int]] = field(default_factory=dict)
 
 
 class Barriers:
     """The barriers of a server.
 
     Call `arrive` for each request, then look at `is_passed`. To arrive again, after a
-    reply was lost, changes nothing.
+    reply was lost, changes nothing. As nobody passes without all others, those who
+    wait at a barrier wait for the same passage, however often each has passed before:
+    a program that is started again alone meets the others where they are.
     """
 
     def __init__(self) -> None:
-        self._gatherings: dict[tuple[str, int], _Gathering] = {}
+        self._gatherings: dict[str, _Gathering] = {}
         # The latest generation that each session has passed, by barrier.
         self._passed: OrderedDict[tuple[str, bytes], int] = OrderedDict()
 
@@ -55,20 +62,20 @@ class Barriers:
             raise InvalidArgumentError(f"barrier {name!r} must wait for 1 task or more")
         if self.is_passed(name, generation, session_id):
             return
-        gathering = self._gathering(name, generation, num_tasks)
+        gathering = self._gathering(name, num_tasks)
         if gathering.num_tasks != num_tasks:
             raise InvalidArgumentError(
                 f"{task} waits at barrier {name!r} for {num_tasks} tasks, "
                 f"{listed(list(gathering.arrived))} for {gathering.num_tasks}; run the "
                 "same program on all"
             )
-        gathering.arrived[task] = session_id
+        gathering.arrived[task] = session_id, generation
         if len(gathering.arrived) == num_tasks:
-            del self._gatherings[name, generation]
-            self._let_pass(name, generation, gathering)
+            del self._gatherings[name]
+            self._let_pass(name, gathering)
 
-    def _gathering(self, name: str, generation: int, num_tasks: int) -> _Gathering:
-        gathering = self._gatherings.get((name, generation))
+    def _gathering(self, name: str, num_tasks: int) -> _Gathering:
+        gathering = self._gatherings.get(name)
         if gathering is None:
             if len(self._gatherings) >= MAX_GATHERINGS:
                 raise ResourceExhaustedError(
@@ -76,11 +83,11 @@ class Barriers:
                     "the most; wait at one barrier at a time"
                 )
             gathering = _Gathering(num_tasks)
-            self._gatherings[name, generation] = gathering
+            self._gatherings[name] = gathering
         return gathering
 
-    def _let_pass(self, name: str, generation: int, gathering: _Gathering) -> None:
-        for session_id in gathering.arrived.values():
+    def _let_pass(self, name: str, gathering: _Gathering) -> None:
+        for session_id, generation in gathering.arrived.values():
             self._passed[name, session_id] = generation
             self._passed.move_to_end((name, session_id))
         # A program may give each passage a name of its own.
@@ -91,18 +98,18 @@ class Barriers:
         """True once the passage of that session is complete, else None."""
         return self._passed.get((name, session_id), -1) >= generation or None
 
-    def arrived(self, name: str, generation: int) -> list[str]:
+    def arrived(self, name: str) -> list[str]:
         """The tasks that wait."""
-        gathering = self._gatherings.get((name, generation))
+        gathering = self._gatherings.get(name)
         return list(gathering.arrived) if gathering else []
 
     def session_ended(self, session_id: bytes) -> None:
         """Takes back where a session waits. What it has passed stays passed."""
-        for passage, gathering in list(self._gatherings.items()):
+        for name, gathering in list(self._gatherings.items()):
             gathering.arrived = {
-                task: session
-                for task, session in gathering.arrived.items()
-                if session != session_id
+                task: arrival
+                for task, arrival in gathering.arrived.items()
+                if arrival[0] != session_id
             }
             if not gathering.arrived:
-                del self._gatherings[passage]
+                del self._gatherings[name]

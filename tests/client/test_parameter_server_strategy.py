@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,21 @@ def test_workers_meet_at_a_barrier_and_then_see_each_others_work(
         return seen
 
     assert cluster.run(program) == [[2.0, 4.0, 6.0, 8.0, 10.0]] * 2
+
+
+def test_a_worker_that_is_started_again_alone_meets_the_others(
+    cluster: Cluster,
+) -> None:
+    def pass_barrier(worker: int, times: int) -> None:
+        with cluster.strategy(worker, peer_seconds=20) as strategy:
+            for _ in range(times):
+                strategy.barrier("again")
+
+    with ThreadPoolExecutor(1) as threads:
+        others = threads.submit(pass_barrier, 0, 3)
+        pass_barrier(1, times=1)
+        pass_barrier(1, times=2)
+        others.result()
 
 
 def test_a_barrier_that_is_not_reached_by_all_names_those_that_came(

@@ -22,7 +22,7 @@ def test_the_last_task_opens_the_barrier_for_all() -> None:
     barriers = Barriers()
     arrive(barriers, FIRST)
     assert barriers.is_passed("b", 0, FIRST) is None
-    assert len(barriers.arrived("b", 0)) == 1
+    assert len(barriers.arrived("b")) == 1
     arrive(barriers, SECOND)
     assert barriers.is_passed("b", 0, FIRST) and barriers.is_passed("b", 0, SECOND)
 
@@ -59,6 +59,21 @@ def test_a_task_that_started_again_takes_its_own_place() -> None:
     assert barriers.is_passed("b", 0, LATER) is None
 
 
+def test_a_program_that_is_started_again_alone_meets_the_others() -> None:
+    """Although it counts its passages from 0 again, and they do not."""
+    barriers = Barriers()
+    for generation in range(3):
+        arrive(barriers, FIRST, generation)
+        arrive(barriers, SECOND, generation)
+    barriers.session_ended(SECOND)
+    arrive(barriers, FIRST, 3)
+    arrive(barriers, LATER, 0)
+    assert barriers.is_passed("b", 3, FIRST) and barriers.is_passed("b", 0, LATER)
+    arrive(barriers, LATER, 1)
+    arrive(barriers, FIRST, 4)
+    assert barriers.is_passed("b", 4, FIRST) and barriers.is_passed("b", 1, LATER)
+
+
 def test_a_session_that_ends_waits_no_longer_but_has_passed_what_it_passed() -> None:
     barriers = Barriers()
     arrive(barriers, FIRST)
@@ -68,7 +83,7 @@ def test_a_session_that_ends_waits_no_longer_but_has_passed_what_it_passed() -> 
     assert barriers.is_passed("b", 0, FIRST)
     arrive(barriers, SECOND, 1)
     assert barriers.is_passed("b", 1, SECOND) is None
-    assert len(barriers.arrived("b", 1)) == 1
+    assert len(barriers.arrived("b")) == 1
 
 
 def test_tasks_that_disagree_on_the_number_are_both_named() -> None:
@@ -87,12 +102,12 @@ def test_a_barrier_has_a_name_and_waits_for_somebody() -> None:
 
 def test_there_are_only_so_many_barriers_to_wait_at() -> None:
     barriers = Barriers()
-    for generation in range(MAX_GATHERINGS):
-        arrive(barriers, FIRST, generation)
+    for number in range(MAX_GATHERINGS):
+        barriers.arrive(f"b{number}", 0, 2, "/job:worker/task:0", FIRST)
     with pytest.raises(ResourceExhaustedError, match="one barrier at a time"):
-        arrive(barriers, FIRST, MAX_GATHERINGS)
-    arrive(barriers, SECOND, 0)
-    arrive(barriers, FIRST, MAX_GATHERINGS)
+        arrive(barriers, FIRST)
+    barriers.arrive("b0", 0, 2, "/job:worker/task:1", SECOND)
+    arrive(barriers, FIRST)
 
 
 def test_the_oldest_passages_are_forgotten() -> None:

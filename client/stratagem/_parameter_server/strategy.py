@@ -198,7 +198,8 @@ class ParameterServerStrategy(CheckpointedStrategy):
         """Wait until every worker of the cluster has come here.
 
         Afterwards parameters are fresh: the chief can evaluate what all have
-        trained. An evaluator, for which nobody waits, waits for nobody.
+        trained. An evaluator, for which nobody waits, waits for nobody. A worker that
+        is started again alone meets the others at the barrier where they wait.
 
         Args:
             name: Which barrier. Workers pass barriers of one name in turn.

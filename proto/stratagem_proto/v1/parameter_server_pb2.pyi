@@ -946,8 +946,8 @@ class BarrierRequest(google.protobuf.message.Message):
     name: builtins.str
     """Name of the barrier, chosen by the program."""
     generation: builtins.int
-    """How often the program has passed this barrier before, from 0, so that a
-    repetition of an earlier passage is recognised.
+    """How often this run of the program has passed this barrier before, from 0, so that
+    a repetition of an earlier passage is recognised. Tasks may differ in it.
     """
     num_tasks: builtins.int
     """Number of tasks to wait for."""

@@ -30,5 +30,5 @@ class BarrierRpcs:
         raise DeadlineExceededError(
             f"barrier {name!r} did not open in {request.wait_seconds:g} s: "
             f"{request.num_tasks} tasks must come, there are "
-            f"{listed(state.barriers.arrived(name, generation)) or 'none'}"
+            f"{listed(state.barriers.arrived(name)) or 'none'}"
         )
