@@ -7,13 +7,15 @@ step after the last that any of them began.
 
 When a session ends, its worker is gone: it holds nobody back any more. One that comes
 again goes on level with the slowest of those that are there, or where it was if that
-is further.
+is further. A server that restarts goes on with the clocks of its checkpoint, and all
+workers are gone until they come again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from stratagem_proto.consistency import check_consistency, described
 from stratagem_proto.errors import (
@@ -32,7 +34,7 @@ from stratagem_proto.v1.consistency_pb2 import (
 )
 from stratagem_psserver.listing import listed
 from stratagem_psserver.rounds import MAX_GROUPS, MAX_WORKERS
-from stratagem_psserver.schedule import Phase, Schedule
+from stratagem_psserver.schedule import Phase, Schedule, from_json, to_json
 
 
 @dataclass
@@ -227,6 +229,14 @@ class Clocks:
                     touched.append(name)
         return touched
 
+    def facts(self) -> dict[str, Any]:
+        """What another run of the server needs to go on, as JSON has it."""
+        return {name: _to_json(group) for name, group in self._groups.items()}
+
+    def restore(self, facts: Mapping[str, Any]) -> None:
+        """Goes on with the clocks of an earlier run, whose workers are yet to come."""
+        self._groups = {name: _from_json(item) for name, item in facts.items()}
+
     def report(self) -> Iterable[GroupConsistency]:
         """Describes all groups."""
         return [_described(name, group) for name, group in self._groups.items()]
@@ -320,3 +330,31 @@ def _described(name: str, group: _Group) -> GroupConsistency:
         since=newest.start,
         workers=clocks,
     )
+
+
+def _to_json(group: _Group) -> dict[str, Any]:
+    workers = {
+        number: [worker.task, worker.finished, worker.dropped, worker.staleness]
+        for number, worker in group.workers.items()
+    }
+    return {
+        "declared": to_json(group.declared),
+        "phases": group.schedule.facts(),
+        "num_workers": group.num_workers,
+        "workers": workers,
+        "begun": group.begun,
+        "taken": group.taken,
+        "slowest": group.slowest,
+    }
+
+
+def _from_json(item: Mapping[str, Any]) -> _Group:
+    declared = from_json(item["declared"])
+    group = _Group(declared, Schedule.of_facts(item["phases"]), item["num_workers"])
+    for number, (task, finished, dropped, staleness) in item["workers"].items():
+        group.workers[int(number)] = _Worker(
+            b"", task, finished, None, dropped, staleness, "its server was restarted"
+        )
+    group.begun, group.taken = item["begun"], item["taken"]
+    group.slowest = item["slowest"]
+    return group

@@ -26,11 +26,12 @@ _VERSION_JUMP = 1 << 40
 
 
 def dump(state: ServerState) -> str:
-    """The sessions, what was applied of them, optimizers and steps, as JSON."""
+    """The sessions, what was applied of them, optimizers, steps and clocks, as JSON."""
     facts = {
         "sessions": [_session_to_json(one) for one in state.ledger.sessions()],
         "optimizers": state.optimizers.classes(),
         "groups": state.rounds.applied(),
+        "clocks": state.clocks.facts(),
     }
     return json.dumps(facts)
 
@@ -94,6 +95,8 @@ def resume(state: ServerState, path: str) -> bool:
     state.ledger.restore(_session_from_json(one) for one in facts["sessions"])
     state.optimizers.restore(facts["optimizers"])
     state.rounds.restore(facts["groups"])
+    # Checkpoints of earlier releases have none.
+    state.clocks.restore(facts.get("clocks", {}))
     return True
 
 

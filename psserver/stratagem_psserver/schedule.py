@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict, ParseDict
 
 from stratagem_proto.v1.consistency_pb2 import CONSISTENCY_MODE_SYNC, Consistency
 
@@ -28,6 +32,18 @@ class Schedule:
 
     def __init__(self, consistency: Consistency) -> None:
         self._phases = [Phase(1, consistency)]
+
+    @classmethod
+    def of_facts(cls, facts: Sequence[tuple[int, dict[str, Any]]]) -> Schedule:
+        """The schedule that has said so."""
+        phases = [Phase(start, from_json(item)) for start, item in facts]
+        schedule = cls(phases[0].consistency)
+        schedule._phases = phases
+        return schedule
+
+    def facts(self) -> list[tuple[int, dict[str, Any]]]:
+        """The phases, as JSON has them."""
+        return [(phase.start, to_json(phase.consistency)) for phase in self._phases]
 
     @property
     def newest(self) -> Phase:
@@ -97,3 +113,13 @@ class Schedule:
     def forget(self, finished: int) -> None:
         """Drops the phases that are over for all workers."""
         del self._phases[: self._index(finished + 1)]
+
+
+def to_json(consistency: Consistency) -> dict[str, Any]:
+    """A consistency as JSON has it."""
+    return MessageToDict(consistency, preserving_proto_field_name=True)
+
+
+def from_json(item: dict[str, Any]) -> Consistency:
+    """The consistency that became that in JSON."""
+    return ParseDict(item, Consistency())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +20,9 @@ from stratagem import (
     ParameterServerStrategy,
 )
 from stratagem.consistency import Async, Bounded, Consistency, Sync
-from tests.client.clusters import running
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from tests.client.clusters import TOKEN, Cluster, running
 
 STEPS = 20
 
@@ -248,3 +251,22 @@ def test_where_replicas_are_always_in_sync_there_is_no_choice() -> None:
         DistributedOptimizer(
             torch.optim.SGD(module.parameters()), consistency="bounded"
         )
+
+
+def test_a_server_that_restarts_keeps_what_was_set(tmp_path: Path) -> None:
+    with running(1) as cluster, cluster.strategy() as strategy:
+        counter = Counter(strategy)
+        counter.add()
+        strategy.set_consistency(Bounded(2))
+        since = strategy.consistency_report()["SGD"].since
+        strategy.save(tmp_path)
+    settings = ServerSettings(token=TOKEN, restore=str(tmp_path))
+    with (
+        ParameterServer(settings) as server,
+        Cluster([server.address], 1).strategy() as strategy,
+    ):
+        counter = Counter(strategy)
+        counter.add()
+        assert counter.sums() == [2.0, 2.0]
+        report = strategy.consistency_report()["SGD"]
+        assert (report.consistency, report.since) == (Bounded(2), since)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from stratagem_proto.errors import (
@@ -56,6 +58,12 @@ class Group:
 
     def leave(self, worker: int) -> list[str]:
         return self.clocks.session_ended(f"session {worker}".encode(), "it left")
+
+    def restart(self) -> None:
+        """Lets another run of the server go on from a checkpoint."""
+        facts = json.loads(json.dumps(self.clocks.facts()))
+        self.clocks = Clocks()
+        self.clocks.restore(facts)
 
     def clock(self, worker: int) -> WorkerClock:
         (report,) = self.clocks.report()
@@ -132,6 +140,25 @@ def test_a_change_holds_from_the_first_step_that_nobody_began() -> None:
     assert group.begin(1, 1) == 6
     assert group.begin(1, 6) == 7
     assert group.grant(0) == 7
+
+
+def test_a_server_that_restarts_knows_what_holds_and_waits_for_nobody_gone() -> None:
+    group = Group(ASYNC, num_workers=3)
+    for worker in range(3):
+        group.begin(worker, 0)
+    assert group.clocks.change("SGD", bounded(1)) == 2
+    group.leave(2)
+    group.restart()
+    assert "restarted" in group.clock(0).gone
+    assert group.begin(0, 1) == 2
+    assert group.begin(1, 1) == 2
+    assert group.begin(0, 2) == 3
+    assert group.begin(0, 3) is None
+    assert group.begin(1, 2) == 3
+    assert group.grant(0) == 4
+    (report,) = group.clocks.report()
+    assert (report.consistency, report.since) == (bounded(1), 2)
+    assert [clock.finished for clock in report.workers] == [3, 2, 0]
 
 
 def test_synchronous_steps_that_were_begun_are_completed_before_a_change() -> None:
