@@ -1,0 +1,1 @@
+"""What the click model of `dlrm.py` consists of."""
