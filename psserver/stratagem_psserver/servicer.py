@@ -15,9 +15,9 @@ from google.protobuf.message import Message
 
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.frames import ChunkView, Header, decode_frame
+from stratagem_proto.serving.border import Border, Context
 from stratagem_proto.v1 import checkpoint_pb2, consistency_pb2, session_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_psserver.border import Border, Context
 from stratagem_psserver.mutations import Chunks
 from stratagem_psserver.rpcs.barriers import BarrierRpcs
 from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs

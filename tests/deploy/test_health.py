@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from stratagem_deploy.addresses import ReservedAddress
 from stratagem_deploy.cli import app
-from stratagem_psserver.health import HealthServer
+from stratagem_proto.serving.health import HealthServer
 from stratagem_psserver.server import ParameterServer
 
 
@@ -25,7 +25,7 @@ def test_a_server_that_serves_is_exit_code_0(server: ParameterServer) -> None:
 
 
 def test_a_server_that_drains_is_exit_code_1() -> None:
-    draining = HealthServer("127.0.0.1:0")
+    draining = HealthServer("127.0.0.1:0", ParameterServer.service)
     draining.start()
     draining.announce_drain()
     code, output = ask(draining.address)

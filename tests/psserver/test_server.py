@@ -22,9 +22,9 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.serving.border import Border
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
-from stratagem_psserver.border import Border
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.servicer import Methods
 from stratagem_psserver.settings import ServerSettings

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import hmac
-
-from stratagem_proto.errors import UnauthenticatedError
-from stratagem_proto.protocol import (
-    MAX_CHUNK_BYTES,
-    PROTOCOL_VERSION,
-    check_version,
-)
+from stratagem_proto.protocol import MAX_CHUNK_BYTES, PROTOCOL_VERSION
+from stratagem_proto.serving.handshake import check_handshake
 from stratagem_proto.v1 import session_pb2 as pb
 from stratagem_psserver.state import ServerState
 
@@ -21,8 +15,7 @@ class SessionRpcs:
         self._state = state
 
     async def open(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
-        check_version(request.protocol_version)
-        self._check_token(request.cluster_token)
+        check_handshake(request, self._state.settings)
         session = self._state.open_session(
             request.session_id, request.role, request.task, request.client
         )
@@ -38,16 +31,6 @@ class SessionRpcs:
             last_sequence=session.numbering.last,
             restored=self._state.resumed,
         )
-
-    def _check_token(self, token: str) -> None:
-        expected = self._state.settings.token
-        if not hmac.compare_digest(token.encode(), expected.encode()):
-            given = "a wrong" if token else "no"
-            raise UnauthenticatedError(
-                f"{self._state.settings.label} was shown {given} cluster token; give "
-                "client and server the same file, by STRATAGEM_TOKEN_FILE or "
-                "--token-file"
-            )
 
     async def heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
         state = self._state

@@ -9,9 +9,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from stratagem_proto.errors import InvalidArgumentError, StratagemError
+from stratagem_proto.serving.log import LOG
 from stratagem_proto.status import code_of, to_record, trailers
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_psserver.log import LOG
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 

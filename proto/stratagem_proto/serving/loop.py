@@ -24,7 +24,7 @@ class LoopThread:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
-            target=self._loop.run_forever, name="parameter-server", daemon=True
+            target=self._loop.run_forever, name="stratagem-server", daemon=True
         )
         self._thread.start()
 

@@ -1,7 +1,7 @@
 """What a server writes about itself.
 
 A program that runs a server inside itself hears nothing unless it gives the logger
-"stratagem_psserver" a handler; the command line does.
+"stratagem_server" a handler; the command line does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 import structlog
 
-_PLAIN = logging.getLogger("stratagem_psserver")
+_PLAIN = logging.getLogger("stratagem_server")
 _PLAIN.addHandler(logging.NullHandler())
 
 LOG: structlog.stdlib.BoundLogger = structlog.wrap_logger(

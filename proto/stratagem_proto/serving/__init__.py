@@ -1,0 +1,1 @@
+"""What server processes of every kind have in common; no client needs it."""

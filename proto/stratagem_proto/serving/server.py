@@ -1,0 +1,124 @@
+"""The life of a server: its data plane and its health server, from start to stop."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from types import TracebackType
+from typing import ClassVar
+
+import grpc
+from typing_extensions import Self
+
+from stratagem_proto.channel import SERVER_OPTIONS
+from stratagem_proto.serving.addresses import bound
+from stratagem_proto.serving.health import HealthServer
+from stratagem_proto.serving.log import LOG
+from stratagem_proto.serving.loop import LoopThread
+from stratagem_proto.serving.settings import ServingSettings
+
+
+class Server(ABC):
+    """One server, in this process.
+
+    It serves from `start` until `stop`, which may be called from any thread but the
+    server's own. A stopped server stays stopped.
+
+    Attributes:
+        service: Full name of the service of the data plane.
+        address: Where it listens, "host:port"; "" before it has started.
+        health_address: Where it answers health checks.
+    """
+
+    service: ClassVar[str]
+
+    def __init__(self, settings: ServingSettings) -> None:
+        self.address = ""
+        self.health_address = ""
+        self._label = settings.label
+        self._bind, self._health_bind = settings.bind, settings.health_bind
+        self._drain_seconds = settings.drain_seconds
+        self._log = LOG.bind(task=settings.label)
+        self._stopping = threading.Lock()
+        self._stopped = threading.Event()
+
+    @abstractmethod
+    def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
+        """What answers the calls; made when the server starts."""
+
+    async def _begin(self) -> None:  # noqa: B027 - a server may have nothing to begin
+        """Begins what goes on beside the calls."""
+
+    @abstractmethod
+    async def _refuse(self, seconds: float) -> None:
+        """Ends or refuses what would go on for longer; calls still arrive."""
+
+    @abstractmethod
+    async def _end(self) -> None:
+        """Ends what went on beside the calls; none are left."""
+
+    def start(self) -> None:
+        """Binds both ports and serves; returns once calls are answered.
+
+        Raises:
+            UnavailableError: An address cannot be bound.
+        """
+        handlers = self._handlers()
+        self._health = HealthServer(self._health_bind, self.service)
+        self._loop = LoopThread.acquire()
+        try:
+            self._loop.run(self._serve(handlers))
+        except BaseException:
+            self._health.stop()
+            self._loop.release()
+            raise
+        self._health.start()
+        self.health_address = self._health.address
+        self._log.info("serving", address=self.address, health=self.health_address)
+
+    async def _serve(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server.add_generic_rpc_handlers(tuple(handlers))
+        self.address = bound(self._server, self._bind)
+        await self._server.start()
+        await self._begin()
+
+    def stop(self, grace: float | None = None) -> None:
+        """Refuses new calls, lets running ones end, and stops; again does nothing.
+
+        Args:
+            grace: Seconds for running calls; `drain_seconds` of the settings if not
+                given.
+        """
+        with self._stopping:
+            if self._stopped.is_set():
+                return
+            self._health.announce_drain()
+            seconds = self._drain_seconds if grace is None else grace
+            self._loop.run(self._drain(seconds))
+            self._loop.release()
+            self._health.stop()
+            self._stopped.set()
+            self._log.info("stopped")
+
+    async def _drain(self, seconds: float) -> None:
+        await self._refuse(seconds)
+        await self._server.stop(seconds)
+        await self._end()
+
+    def join(self) -> None:
+        """Waits until the server has stopped."""
+        self._stopped.wait()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()

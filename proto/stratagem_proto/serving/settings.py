@@ -1,0 +1,62 @@
+"""How a server process of any kind is set up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.protocol import check_name
+from stratagem_proto.serving.addresses import check_address, is_loopback
+
+
+@dataclass(frozen=True)
+class ServingSettings:
+    """Settings that servers of every kind have.
+
+    Attributes:
+        bind: "host:port" of the data plane; port 0 takes a free one.
+        health_bind: "host:port" of health checks and reflection.
+        job: Job name of this task.
+        task: Index of this task within its job.
+        token: Secret that every handshake must prove.
+        insecure: Whether other machines may connect although nothing is encrypted.
+        lease_seconds: Time without a sign of a client after which its session ends.
+        drain_seconds: Time that what runs gets to end when the server stops.
+
+    Raises:
+        InvalidArgumentError: An address is none, or the server could be reached from
+            other machines without `insecure` or without a token.
+    """
+
+    bind: str = "127.0.0.1:0"
+    health_bind: str = "127.0.0.1:0"
+    job: str = ""
+    task: int = 0
+    token: str = field(default="", repr=False)
+    insecure: bool = False
+    lease_seconds: float = 30.0
+    drain_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        for address in (self.bind, self.health_bind):
+            check_address(address)
+        check_name(self.job, "job")
+        if is_loopback(self.bind):
+            return
+        if not self.insecure:
+            raise InvalidArgumentError(
+                f"{self.bind} can be reached from other machines and the traffic is "
+                "not encrypted; bind to 127.0.0.1, or give --insecure if the network "
+                "is trusted"
+            )
+        if not self.token:
+            raise InvalidArgumentError(
+                f"{self.bind} can be reached from other machines and there is no "
+                "cluster token; give --token-file or set STRATAGEM_TOKEN_FILE to a "
+                "file with a secret"
+            )
+
+    @property
+    def label(self) -> str:
+        """The task as messages name it, for instance "/job:ps/task:0"."""
+        return f"/job:{self.job}/task:{self.task}"
