@@ -8,16 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stratagem import (
-    cluster_resolver,
-    compression,
-    config,
-    consistency,
-    nn,
-    partitioners,
-)
-from stratagem._cluster.device_filters import ClusterDeviceFilters
-from stratagem._cluster.spec import ClusterSpec
+from stratagem import config
 from stratagem._contexts.context import (
     get_replica_context,
     get_strategy,
@@ -33,34 +24,20 @@ from stratagem._enums import (
     VariableAggregation,
     VariableSynchronization,
 )
-from stratagem._input.dataset import DistributedDataset
-from stratagem._input.iterator import DistributedIterator, InputIterator
 from stratagem._input.options import (
     AutoShardPolicy,
     InputOptions,
     InputReplicationMode,
 )
-from stratagem._optimizers.optimizer import DistributedOptimizer
 from stratagem._options import (
     CommunicationOptions,
     InputContext,
     RunOptions,
     ValueContext,
 )
-from stratagem._replicas.cross_device_ops import (
-    CrossDeviceOps,
-    HierarchicalCopyAllReduce,
-    NcclAllReduce,
-    ReductionToOneDevice,
-)
 from stratagem._replicas.values import DistributedValues, Mirrored, PerReplica
-from stratagem._servers.traffic import Traffic
 from stratagem._strategies import default as _default_strategy
-from stratagem._strategies.central_storage import CentralStorageStrategy
 from stratagem._strategies.extended import StrategyExtended
-from stratagem._strategies.mirrored import MirroredStrategy
-from stratagem._strategies.multi_step import MultiStepContext
-from stratagem._strategies.one_device import OneDeviceStrategy
 from stratagem._strategies.strategy import Strategy
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.variable import Variable
@@ -96,15 +73,39 @@ from stratagem_proto.errors import (
     UpdateFunctionError,
     VariableNotFoundError,
 )
-from stratagem_proto.v1.cluster_pb2 import ClusterDef, ConfigProto, ServerDef
 
 if TYPE_CHECKING:
-    from stratagem import contrib, experimental
+    from stratagem import (
+        cluster_resolver,
+        compression,
+        consistency,
+        contrib,
+        experimental,
+        nn,
+        partitioners,
+    )
+    from stratagem._cluster.device_filters import ClusterDeviceFilters
     from stratagem._cluster.server import Server
+    from stratagem._cluster.spec import ClusterSpec
+    from stratagem._input.dataset import DistributedDataset
+    from stratagem._input.iterator import DistributedIterator, InputIterator
+    from stratagem._optimizers.optimizer import DistributedOptimizer
     from stratagem._parameter_server.sharded_variable import ShardedVariable
     from stratagem._parameter_server.strategy import ParameterServerStrategy
     from stratagem._parameter_server.variable_placement import VariablePlacement
+    from stratagem._replicas.cross_device_ops import (
+        CrossDeviceOps,
+        HierarchicalCopyAllReduce,
+        NcclAllReduce,
+        ReductionToOneDevice,
+    )
+    from stratagem._servers.traffic import Traffic
+    from stratagem._strategies.central_storage import CentralStorageStrategy
+    from stratagem._strategies.mirrored import MirroredStrategy
+    from stratagem._strategies.multi_step import MultiStepContext
     from stratagem._strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
+    from stratagem._strategies.one_device import OneDeviceStrategy
+    from stratagem_proto.v1.cluster_pb2 import ClusterDef, ConfigProto, ServerDef
 
 # Alphabetical; each name that is added is imported above.
 __all__ = [
@@ -199,16 +200,41 @@ __all__ = [
 
 _default_strategy.install()
 
-# What only some programs use and takes time to load, by its module: loaded when first
-# asked for.
+# What only some programs use, by its module: loaded when first asked for. Loading takes
+# time, and by the number of its objects lets Python look for garbage among all of
+# torch's, which takes longer. Programs meet some of these classes without asking for
+# them by name, so their own bodies say that they belong here.
 _LATE = {
+    "CentralStorageStrategy": "stratagem._strategies.central_storage",
+    "ClusterDef": "stratagem_proto.v1.cluster_pb2",
+    "ClusterDeviceFilters": "stratagem._cluster.device_filters",
+    "ClusterSpec": "stratagem._cluster.spec",
+    "ConfigProto": "stratagem_proto.v1.cluster_pb2",
+    "CrossDeviceOps": "stratagem._replicas.cross_device_ops",
+    "DistributedDataset": "stratagem._input.dataset",
+    "DistributedIterator": "stratagem._input.iterator",
+    "DistributedOptimizer": "stratagem._optimizers.optimizer",
+    "HierarchicalCopyAllReduce": "stratagem._replicas.cross_device_ops",
+    "InputIterator": "stratagem._input.iterator",
+    "MirroredStrategy": "stratagem._strategies.mirrored",
+    "MultiStepContext": "stratagem._strategies.multi_step",
     "MultiWorkerMirroredStrategy": "stratagem._strategies.multi_worker_mirrored",
+    "NcclAllReduce": "stratagem._replicas.cross_device_ops",
+    "OneDeviceStrategy": "stratagem._strategies.one_device",
+    "ParameterServerStrategy": "stratagem._parameter_server.strategy",
+    "ReductionToOneDevice": "stratagem._replicas.cross_device_ops",
+    "Server": "stratagem._cluster.server",
+    "ServerDef": "stratagem_proto.v1.cluster_pb2",
+    "ShardedVariable": "stratagem._parameter_server.sharded_variable",
+    "Traffic": "stratagem._servers.traffic",
+    "VariablePlacement": "stratagem._parameter_server.variable_placement",
+    "cluster_resolver": "stratagem.cluster_resolver",
+    "compression": "stratagem.compression",
+    "consistency": "stratagem.consistency",
     "contrib": "stratagem.contrib",
     "experimental": "stratagem.experimental",
-    "ParameterServerStrategy": "stratagem._parameter_server.strategy",
-    "ShardedVariable": "stratagem._parameter_server.sharded_variable",
-    "Server": "stratagem._cluster.server",
-    "VariablePlacement": "stratagem._parameter_server.variable_placement",
+    "nn": "stratagem.nn",
+    "partitioners": "stratagem.partitioners",
 }
 
 

@@ -14,13 +14,14 @@ import torch
 from stratagem._contexts.nesting import nesting_error
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
-_PARTS = re.compile(
+# Compiled, by `re` itself, only once a name is read.
+_PARTS = (
     r"(?:/job:(?P<job>[a-zA-Z]\w*))?"
     r"(?:/replica:(?P<replica>\d+))?"
     r"(?:/task:(?P<task>\d+))?"
     r"(?:/device:(?P<kind>[A-Z]\w*):(?P<index>\d+))?"
 )
-_SHORT = re.compile(r"/?(?P<kind>cpu|gpu|cuda)(?::(?P<index>\d+))?", re.IGNORECASE)
+_SHORT = r"(?i:/?(?P<kind>cpu|gpu|cuda)(?::(?P<index>\d+))?)"
 
 _ACCELERATOR = "GPU"
 
@@ -63,7 +64,7 @@ class DeviceName:
             raise InvalidTypeError(
                 f"A device is a string or a torch.device, not {device!r}"
             )
-        short = _SHORT.fullmatch(device)
+        short = re.fullmatch(_SHORT, device)
         if short:
             return cls._of_torch(short["kind"].lower(), int(short["index"] or 0))
         return cls._parse_full(device)
@@ -79,7 +80,7 @@ class DeviceName:
 
     @classmethod
     def _parse_full(cls, device: str) -> DeviceName:
-        parts = _PARTS.fullmatch(device)
+        parts = re.fullmatch(_PARTS, device)
         if parts is None:
             raise InvalidArgumentError(
                 f"{device!r} is not a device name; write for instance 'GPU:0', "

@@ -9,22 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, NonFiniteGradientError
-from stratagem_proto.v1.update_program_pb2 import (
-    NONFINITE_ACTION_RAISE,
-    NONFINITE_ACTION_REJECT,
-    NONFINITE_ACTION_UNSPECIFIED,
-    NONFINITE_ACTION_ZERO,
-    NonfiniteAction,
-)
-from stratagem_proto.v1.update_program_pb2 import GradientLimits as LimitsMessage
 
-_ACTIONS: Mapping[str | None, NonfiniteAction.ValueType] = {
-    None: NONFINITE_ACTION_UNSPECIFIED,
-    "reject": NONFINITE_ACTION_REJECT,
-    "zero": NONFINITE_ACTION_ZERO,
-    "raise": NONFINITE_ACTION_RAISE,
-}
-_WORDS = {action: word for word, action in _ACTIONS.items()}
+_ACTIONS = (None, "reject", "zero", "raise")
 
 
 @dataclass(frozen=True)
@@ -59,27 +45,6 @@ class GradientLimits:
             raise InvalidArgumentError(
                 f"on_nonfinite is one of {words}, not {self.on_nonfinite!r}"
             )
-
-    @classmethod
-    def decoded(cls, message: LimitsMessage) -> GradientLimits:
-        """The limits of a message.
-
-        Raises:
-            InvalidArgumentError: They are none; see the class.
-        """
-        return cls(
-            _WORDS.get(message.on_nonfinite, "of another version"),
-            message.clip_value if message.HasField("clip_value") else None,
-            message.clip_norm if message.HasField("clip_norm") else None,
-        )
-
-    def encoded(self) -> LimitsMessage:
-        """The limits as a message."""
-        return LimitsMessage(
-            on_nonfinite=_ACTIONS[self.on_nonfinite],
-            clip_value=self.clip_value,
-            clip_norm=self.clip_norm,
-        )
 
     def __bool__(self) -> bool:
         return self != GradientLimits()

@@ -8,11 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
-from stratagem_proto.v1.update_program_pb2 import (
-    Hyperparameter,
-    HyperparameterGroup,
-    NumberList,
-)
 
 Value = bool | int | float | tuple[float, ...] | None
 
@@ -75,10 +70,8 @@ def rule_named(class_name: str) -> OptimizerRule:
         ) from None
 
 
-def encode_group(
-    rule: OptimizerRule, group: Mapping[str, object]
-) -> HyperparameterGroup:
-    """The hyperparameters of a torch param group as a message.
+def values_of(rule: OptimizerRule, group: Mapping[str, object]) -> dict[str, Value]:
+    """The hyperparameters of a torch param group, as plain values.
 
     Keys that are not the optimizer's own, such as a scheduler's `initial_lr`, stay
     behind.
@@ -86,40 +79,30 @@ def encode_group(
     Raises:
         InvalidTypeError: A value has no form on the wire.
     """
-    values = {
-        key: _encode(key, group[key])
-        for key in sorted(rule.hyperparameters & group.keys())
-    }
-    return HyperparameterGroup(values=values)
+    keys = sorted(rule.hyperparameters & group.keys())
+    return {key: _plain(key, group[key]) for key in keys}
 
 
-def _encode(key: str, value: object) -> Hyperparameter:
-    if value is None:
-        return Hyperparameter()
-    if isinstance(value, bool):
-        return Hyperparameter(flag=value)
-    if isinstance(value, int):
-        return Hyperparameter(integer=value)
-    if isinstance(value, float):
-        return Hyperparameter(number=value)
+def _plain(key: str, value: object) -> Value:
+    if value is None or isinstance(value, bool | int | float):
+        return value
     if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return Hyperparameter(number=float(value))
-    if isinstance(value, (tuple, list)):
-        return Hyperparameter(numbers=NumberList(values=[float(v) for v in value]))
+        return float(value)
+    if isinstance(value, tuple | list):
+        return tuple(float(v) for v in value)
     raise InvalidTypeError(
         f"hyperparameter {key!r} is a {type(value).__name__}; "
         "a number, a flag or a tuple of numbers can be sent"
     )
 
 
-def decode_group(rule: OptimizerRule, group: HyperparameterGroup) -> dict[str, Value]:
-    """The hyperparameters of a message as keyword arguments.
+def require_honoured(rule: OptimizerRule, values: Mapping[str, Value]) -> None:
+    """Check that a server can take steps with these hyperparameters.
 
     Raises:
         InvalidArgumentError: A key is not the optimizer's, or a flag is set that
             servers cannot honour.
     """
-    values = {key: _decode(value) for key, value in group.values.items()}
     if unknown := values.keys() - rule.hyperparameters:
         raise InvalidArgumentError(
             f"{rule.cls.__name__} has no hyperparameter {sorted(unknown)[0]!r}"
@@ -130,17 +113,3 @@ def decode_group(rule: OptimizerRule, group: HyperparameterGroup) -> dict[str, V
                 f"{rule.cls.__name__}({flag}=True) cannot run on a parameter server; "
                 f"leave {flag} out"
             )
-    return values
-
-
-def _decode(value: Hyperparameter) -> Value:
-    match value.WhichOneof("kind"):
-        case "flag":
-            return value.flag
-        case "integer":
-            return value.integer
-        case "number":
-            return value.number
-        case "numbers":
-            return tuple(value.numbers.values)
-    return None

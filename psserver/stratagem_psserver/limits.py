@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.gradient_limits import GradientLimits
+from stratagem_proto.update_programs import decode_limits
 from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
 from stratagem_psserver.contributions import Part, total
 from stratagem_psserver.gradients import Gradient, RowGradient
@@ -19,7 +20,7 @@ def limits_of(header: UpdateHeader) -> GradientLimits:
         InvalidArgumentError: They are none, or the request is about a gradient that
             is not finite and does not say what that leads to.
     """
-    limits = GradientLimits.decoded(header.limits)
+    limits = decode_limits(header.limits)
     variable = header.nonfinite_variable
     decided = limits.on_nonfinite in ("reject", "raise")
     if variable and not (decided and header.HasField("contribution")):

@@ -17,8 +17,9 @@ from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
 )
-from stratagem_proto.optimizers import OptimizerRule, Value, decode_group, rule_named
+from stratagem_proto.optimizers import OptimizerRule, Value, rule_named
 from stratagem_proto.protocol import check_name
+from stratagem_proto.update_programs import decode_group
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.gradients import Gradient, check_gradient
 from stratagem_psserver.loans import Lent, Loan, WholeLoan

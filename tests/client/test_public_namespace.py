@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
+from functools import cache
 from types import ModuleType
 
 import pytest
@@ -56,16 +58,39 @@ HEAVY = {
 }
 
 
-def loaded_by(statement: str) -> set[str]:
-    """The top-level modules that a fresh interpreter has afterwards."""
+# What only programs with servers use: names of modules, or how they begin.
+OF_SERVERS = (
+    "google.protobuf",
+    "grpc",
+    "stratagem._cluster",
+    "stratagem._parameter_server",
+    "stratagem._servers",
+    "stratagem._tables",
+    "stratagem._tracing",
+)
+
+
+def printed_by(program: str) -> list[str]:
+    """The words that a fresh interpreter prints."""
     run = subprocess.run(
-        [sys.executable, "-c", f"import sys; {statement}; print(*sys.modules)"],
+        [sys.executable, "-c", program],
         env={"PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         check=True,
         text=True,
     )
-    return {name.partition(".")[0] for name in run.stdout.split()}
+    return run.stdout.split()
+
+
+@cache
+def modules_after(program: str) -> frozenset[str]:
+    """The modules that a fresh interpreter has loaded afterwards."""
+    return frozenset(printed_by(f"{program}\nimport sys; print(*sys.modules)"))
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has afterwards."""
+    return {name.partition(".")[0] for name in modules_after(statement)}
 
 
 def test_importing_loads_nothing_heavy_that_torch_does_not() -> None:
@@ -77,3 +102,53 @@ def test_importing_loads_nothing_heavy_that_torch_does_not() -> None:
 def test_what_needs_grpc_is_loaded_when_it_is_asked_for() -> None:
     assert "grpc" in loaded_by("from stratagem import ParameterServerStrategy")
     assert "grpc" in loaded_by("from stratagem import *")
+
+
+def test_importing_loads_nothing_that_only_some_programs_use() -> None:
+    unasked = (*OF_SERVERS, "stratagem._input.pipeline", "stratagem._checkpoints")
+    loaded = modules_after("import stratagem")
+    assert {name for name in loaded if name.startswith(unasked)} == set()
+
+
+TRAINING = """
+import stratagem, torch
+strategy = stratagem.MirroredStrategy(["CPU:0"])
+with strategy.scope():
+    model = torch.nn.Linear(2, 1)
+optimizer = stratagem.DistributedOptimizer(torch.optim.Adam(model.parameters()))
+def step(batch):
+    model(batch).sum().backward()
+    optimizer.step()
+for batch in strategy.experimental_distribute_dataset([torch.ones(4, 2)]):
+    strategy.run(step, args=(batch,))
+strategy.state_dict()
+"""
+
+
+def test_training_in_one_process_loads_nothing_of_servers() -> None:
+    loaded = modules_after(TRAINING)
+    assert "stratagem._input.pipeline" in loaded
+    assert {name for name in loaded if name.startswith(OF_SERVERS)} == set()
+
+
+def test_what_is_loaded_late_is_listed_and_found_by_its_public_name() -> None:
+    stored = pickle.dumps(stratagem.MirroredStrategy)
+    program = f"""
+import stratagem, pickle
+print(set(stratagem.__all__) <= set(dir(stratagem)))
+print(stratagem.cluster_resolver.SimpleClusterResolver.__qualname__)
+print(pickle.loads({stored!r}).__qualname__)
+"""
+    assert b"_strategies" not in stored
+    assert printed_by(program) == ["True", "SimpleClusterResolver", "MirroredStrategy"]
+
+
+def test_classes_met_before_they_are_asked_for_show_their_public_name() -> None:
+    program = """
+from importlib import import_module
+from stratagem import _LATE
+for name, module in _LATE.items():
+    if module.startswith("stratagem._"):
+        print(getattr(import_module(module), name).__module__)
+"""
+    assert {*printed_by(program)} == {"stratagem"}

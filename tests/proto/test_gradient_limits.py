@@ -10,6 +10,7 @@ from torch import nn
 
 from stratagem_proto.errors import InvalidArgumentError, NonFiniteGradientError
 from stratagem_proto.gradient_limits import GradientLimits
+from stratagem_proto.update_programs import decode_limits, encode_limits
 from stratagem_proto.v1.update_program_pb2 import GradientLimits as LimitsMessage
 
 NAN, INF = float("nan"), float("inf")
@@ -77,18 +78,18 @@ def test_a_bound_is_a_number_above_zero(bound: float) -> None:
     with pytest.raises(InvalidArgumentError, match="clip_value is a finite number"):
         GradientLimits(clip_value=bound)
     with pytest.raises(InvalidArgumentError, match="clip_norm is a finite number"):
-        GradientLimits.decoded(LimitsMessage(clip_norm=bound))
+        decode_limits(LimitsMessage(clip_norm=bound))
 
 
 def test_unknown_actions_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="not 'ignore'"):
         GradientLimits("ignore")
     with pytest.raises(InvalidArgumentError):
-        GradientLimits.decoded(LimitsMessage(on_nonfinite=9))  # type: ignore[arg-type]
+        decode_limits(LimitsMessage(on_nonfinite=9))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("action", [None, "reject", "zero", "raise"])
 def test_limits_cross_the_wire(action: str | None) -> None:
     for limits in (GradientLimits(action), GradientLimits(action, 0.5, 2.0)):
-        assert GradientLimits.decoded(limits.encoded()) == limits
+        assert decode_limits(encode_limits(limits)) == limits
         assert bool(limits) is (limits != GradientLimits())

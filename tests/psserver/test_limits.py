@@ -10,6 +10,7 @@ import torch
 from stratagem_proto.errors import InvalidArgumentError, NonFiniteGradientError
 from stratagem_proto.gradient_limits import GradientLimits
 from stratagem_proto.tensors import spec_of
+from stratagem_proto.update_programs import encode_limits
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_psserver.server import ParameterServer
@@ -29,7 +30,7 @@ def push(
     nonfinite_variable: str = "",
 ) -> pb.UpdateResponse:
     header = update_header(client.key(), sgd(), gradients)
-    header.limits.CopyFrom(limits.encoded())
+    header.limits.CopyFrom(encode_limits(limits))
     header.nonfinite_variable = nonfinite_variable
     if contribution is not None:
         header.contribution.CopyFrom(contribution)
@@ -53,7 +54,7 @@ def test_rows_that_repeat_are_clipped_as_their_sum(client: RawClient) -> None:
     header = pb.UpdateHeader(key=client.key(), tensors=map(spec_of, (values, rows)))
     header.program.optimizer.CopyFrom(sgd())
     header.gradients.add(variable=NAME, tensor=0, rows=1)
-    header.limits.CopyFrom(GradientLimits(clip_value=1.5).encoded())
+    header.limits.CopyFrom(encode_limits(GradientLimits(clip_value=1.5)))
     client.upload("Update", encoded(header, [values, rows]), pb.UpdateResponse)
     (after,) = client.read(NAME)
     assert after.tolist() == [[0.0] * 3, [-0.5] * 3]

@@ -14,10 +14,11 @@ from google.protobuf.message import Message
 from stratagem_proto.channel import open_channel
 from stratagem_proto.codec import Assembler, split
 from stratagem_proto.frames import Header, decode_frame, encode_frame
-from stratagem_proto.optimizers import OPTIMIZERS, encode_group
+from stratagem_proto.optimizers import OPTIMIZERS
 from stratagem_proto.protocol import CHUNK_BYTES, PROTOCOL_VERSION
 from stratagem_proto.status import translated
 from stratagem_proto.tensors import spec_of
+from stratagem_proto.update_programs import encode_group
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram, UpdateProgram

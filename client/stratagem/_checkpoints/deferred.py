@@ -16,7 +16,7 @@ from stratagem_proto.optimizers import OPTIMIZERS
 Slots = dict[str, dict[str, torch.Tensor]]
 """The state that optimizers have for one variable, by optimizer and torch's key."""
 
-_NUMBER = re.compile(r"_\d+$")
+_NUMBER = r"_\d+$"
 
 
 def slot_name(variable: str, optimizer: str, key: str) -> str:
@@ -37,7 +37,7 @@ class DeferredState:
         self._slot_names.clear()
         for name in values:
             variable, optimizer, _ = ("", "", *name.rsplit("/", 2))[-3:]
-            if _NUMBER.sub("", optimizer) in OPTIMIZERS:
+            if re.sub(_NUMBER, "", optimizer) in OPTIMIZERS:
                 self._slot_names[variable].append(name)
 
     def names(self) -> list[str]:

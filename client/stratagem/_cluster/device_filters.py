@@ -16,6 +16,8 @@ class ClusterDeviceFilters:
     FIL-3.
     """
 
+    __module__ = "stratagem"
+
     def __init__(self) -> None:
         self._filters: dict[str, dict[int, tuple[str, ...]]] = {}
 

@@ -45,6 +45,8 @@ class Server:
     Spec: SRV-1, SRV-2.
     """
 
+    __module__ = "stratagem"
+
     def __init__(  # noqa: PLR0913 - the signature of tf.distribute, and security
         self,
         server_or_cluster_def: ServerDef | Cluster,

@@ -27,6 +27,8 @@ class ClusterSpec:
     Spec: CLS-1 to CLS-10.
     """
 
+    __module__ = "stratagem"
+
     def __init__(self, cluster: Mapping[str, Tasks] | ClusterDef | ClusterSpec) -> None:
         self._tasks = _normalised(cluster)
 

@@ -24,6 +24,8 @@ class DistributedDataset:
     Spec: INP-40 to INP-47.
     """
 
+    __module__ = "stratagem"
+
     def __init__(self, strategy: Strategy, pipeline: Pipeline) -> None:
         self._strategy = strategy
         self._pipeline = pipeline

@@ -27,6 +27,8 @@ class DistributedIterator(Iterator[Any]):
     Spec: INP-40 to INP-45.
     """
 
+    __module__ = "stratagem"
+
     def __init__(self, strategy: Strategy, pipeline: Pipeline) -> None:
         self._strategy = strategy
         self._pipeline = pipeline
@@ -153,6 +155,8 @@ class InputIterator(DistributedIterator):
 
     Spec: INP-49b, DEF-7.
     """
+
+    __module__ = "stratagem"
 
     def initialize(self) -> list[Any]:
         """Start again from the beginning.

@@ -76,5 +76,6 @@ def _in_memory(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
     if tensor.layout is torch.sparse_coo:
         return tensor._indices(), tensor._values()
     if tensor.layout is torch.jagged:
+        # Declared by torch's private class of such tensors only.
         return tensor.values(), tensor.offsets()  # type: ignore[attr-defined]
     return (tensor,)

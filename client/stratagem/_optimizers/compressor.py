@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from stratagem.compression import Compression
-from stratagem_proto.encodings import Encoded, decode
+if TYPE_CHECKING:
+    from stratagem.compression import Compression
+    from stratagem_proto.encodings import Encoded
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,7 @@ class Compressor:
             return Compressed(value)
         whole = self._with_loss(variable, value.detach())
         sent = _smaller(compression, whole)
-        arriving = decode(sent) if isinstance(sent, Encoded) else sent
-        return Compressed(sent, whole - arriving)
+        return Compressed(sent, whole - _arriving(sent))
 
     def rows(self, values: torch.Tensor) -> torch.Tensor | Encoded:
         """Compress the values of a row-sparse gradient."""
@@ -73,6 +74,29 @@ class Compressor:
         return value if loss is None else value + loss.to(value.device)
 
 
+def compressor_for(given: Compression | str | None) -> Compressor:
+    """Return a compressor of the compression that a user means.
+
+    Raises:
+        InvalidArgumentError: There is none of that name.
+        InvalidTypeError: It is neither a name nor a `Compression`.
+    """
+    if given is None:
+        return Compressor(None)
+    # Late, here and below: programs that compress nothing do without protobuf.
+    from stratagem.compression import compression_from
+
+    return Compressor(compression_from(given))
+
+
 def _smaller(compression: Compression, value: torch.Tensor) -> torch.Tensor | Encoded:
     encoded = compression.encode(value)
     return encoded if encoded.nbytes < value.nbytes else value
+
+
+def _arriving(sent: torch.Tensor | Encoded) -> torch.Tensor:
+    if isinstance(sent, torch.Tensor):
+        return sent
+    from stratagem_proto.encodings import decode
+
+    return decode(sent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
@@ -20,25 +20,22 @@ from stratagem._contexts.context import (
 )
 from stratagem._enums import ReduceOp, reduce_op_from
 from stratagem._modules.extended import HostingExtended
-from stratagem._optimizers.compressor import Compressor
+from stratagem._optimizers.compressor import compressor_for
 from stratagem._optimizers.limiter import Limiter
 from stratagem._optimizers.overlap import Overlap
 from stratagem._optimizers.step import GroupStep, OptimizerStep, VariableGradients
 from stratagem._optimizers.trained import LeafList, Trained, TrainedTensors
 from stratagem._optimizers.wrapped import OptimizerAround, require_fresh, rule_of
 from stratagem._replicas.without_rows import has_no_rows
-from stratagem.compression import Compression, compression_from
 from stratagem.consistency import Consistency, consistency_from
-from stratagem_proto.errors import (
-    ContextError,
-    InvalidTypeError,
-)
+from stratagem_proto.errors import ContextError, InvalidTypeError
 from stratagem_proto.gradient_limits import GradientLimits
-from stratagem_proto.optimizers import decode_group, encode_group
+from stratagem_proto.optimizers import require_honoured, values_of
 
 if TYPE_CHECKING:
     from stratagem._contexts.replica_context import ReplicaContext
     from stratagem._strategies.strategy import Strategy
+    from stratagem.compression import Compression
 
 _Gradients = list[list[torch.Tensor | None]]
 
@@ -118,6 +115,8 @@ class DistributedOptimizer(OptimizerAround):
         FailedPreconditionError: It has state already.
     """
 
+    __module__ = "stratagem"
+
     def __init__(  # noqa: PLR0913 - independent settings, by name
         self,
         optimizer: Optimizer,
@@ -132,7 +131,7 @@ class DistributedOptimizer(OptimizerAround):
     ) -> None:
         self._inner = optimizer
         self._reduce_op = reduce_op_from(reduce_op)
-        self._compressor = Compressor(compression_from(compression))
+        self._compressor = compressor_for(compression)
         self._limiter = Limiter(GradientLimits(on_nonfinite, clip_value, clip_norm))
         self._rule = rule_of(optimizer)
         require_fresh(optimizer)
@@ -166,15 +165,14 @@ class DistributedOptimizer(OptimizerAround):
         """
         groups = self._inner.param_groups
         self._inner.add_param_group(param_group)
-        try:
+        with ExitStack() as undo:
+            undo.callback(groups.pop)
             self._take_over(len(groups) - 1, groups[-1])
-        except Exception:
-            groups.pop()
-            raise
+            undo.pop_all()
 
     def _take_over(self, number: int, group: dict[str, Any]) -> None:
         # Refuses flags that servers cannot honour.
-        decode_group(self._rule, encode_group(self._rule, group))
+        require_honoured(self._rule, values_of(self._rule, group))
         self._tensors.add(group["params"], f"param group {number}")
         if not self._plain:
             group["params"] = LeafList(group["params"], self._tensors)
@@ -252,7 +250,7 @@ class DistributedOptimizer(OptimizerAround):
         contribution = _Contribution(self._gradients())
         with self._overlap or nullcontext():
             replica.merge_call(self._meet, args=(contribution,))
-        # Schedulers on the wrapped optimizer ask for this.
+        # Undeclared by torch; schedulers on the wrapped optimizer ask for it.
         self._inner._opt_called = True  # type: ignore[attr-defined]
         return loss
 

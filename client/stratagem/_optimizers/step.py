@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from stratagem._enums import ReduceOp
-from stratagem._optimizers.compressor import Compressor
-from stratagem._optimizers.limiter import Limiter
-from stratagem._variables.variable import Variable
+
+if TYPE_CHECKING:
+    from stratagem._optimizers.compressor import Compressor
+    from stratagem._optimizers.limiter import Limiter
+    from stratagem._variables.variable import Variable
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,8 @@ class ShardedVariable(Assignable, Operators):
     Spec: SHV-1 to SHV-16.
     """
 
+    __module__ = "stratagem"
+
     def __init__(
         self, variables: Sequence[Variable], name: str = "ShardedVariable"
     ) -> None:

@@ -17,7 +17,8 @@ from stratagem._servers.updates import Limits
 from stratagem_proto.consistency import has_backups
 from stratagem_proto.errors import UnimplementedError
 from stratagem_proto.gradient_limits import GradientLimits
-from stratagem_proto.optimizers import encode_group, rule_named
+from stratagem_proto.optimizers import rule_named
+from stratagem_proto.update_programs import encode_group
 from stratagem_proto.v1.consistency_pb2 import CONSISTENCY_MODE_SYNC, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import (
     REDUCTION_MEAN,

@@ -108,6 +108,8 @@ class ParameterServerStrategy(CheckpointedStrategy):
     Spec: PS1-1 to PS1-12, PSV-1 to PSV-10, PRT-1 to PRT-13.
     """
 
+    __module__ = "stratagem"
+
     def __init__(  # noqa: PLR0913 - independent settings, all but the first by name
         self,
         cluster_resolver: ClusterResolver | None = None,

@@ -25,6 +25,8 @@ class VariablePlacement:
             belongs to; else "".
     """
 
+    __module__ = "stratagem"
+
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -32,6 +32,8 @@ class CrossDeviceOps:
     are those of `StrategyExtended.reduce_to`.
     """
 
+    __module__ = "stratagem"
+
     def reduce(
         self,
         reduce_op: ReduceOp | str,
@@ -109,6 +111,8 @@ class ReductionToOneDevice(CrossDeviceOps):
         accumulation_fn: Adds a list of tensors, all on that device; by default one
             after the other, in replica order.
     """
+
+    __module__ = "stratagem"
 
     def __init__(
         self,
@@ -215,6 +219,8 @@ class HierarchicalCopyAllReduce(_PackedAllReduce):
         num_packs: How many messages a batch becomes at most.
     """
 
+    __module__ = "stratagem"
+
     def _all_reduce(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         if len(tensors) == 1:
             return list(tensors)
@@ -238,6 +244,8 @@ class NcclAllReduce(_PackedAllReduce):
     Args:
         num_packs: How many messages a batch becomes at most.
     """
+
+    __module__ = "stratagem"
 
     def __init__(self, num_packs: int = 1) -> None:
         super().__init__(num_packs)

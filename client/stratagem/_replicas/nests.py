@@ -46,7 +46,8 @@ def opened(value: Any) -> Node | None:
 def _tuple_maker(value: tuple[Any, ...]) -> Callable[[list[Any]], Any]:
     kind = type(value)
     if hasattr(kind, "_make"):
-        return kind._make  # type: ignore[no-any-return]
+        named: Callable[[list[Any]], Any] = kind._make
+        return named
     # torch.Size holds nothing but ints, so its merged form is a plain tuple.
     if kind in (tuple, torch.Size) or kind not in pytree.SUPPORTED_NODES:
         return tuple
@@ -60,7 +61,8 @@ def _opened_mapping(value: Mapping[Any, Any]) -> Node:
         items = dict(zip(keys, children, strict=True))
         if isinstance(value, defaultdict):
             return defaultdict(value.default_factory, items)
-        return type(value)(items)  # type: ignore[call-arg]
+        kind: Callable[[dict[Any, Any]], Any] = type(value)
+        return kind(items)
 
     return Node(("mapping with keys", frozenset(keys)), value.values(), rebuild)
 

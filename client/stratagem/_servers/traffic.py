@@ -19,6 +19,8 @@ class Traffic:
         received_bytes: From servers: values that were read.
     """
 
+    __module__ = "stratagem"
+
     sent_bytes: int = 0
     received_bytes: int = 0
 

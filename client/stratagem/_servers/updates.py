@@ -12,6 +12,7 @@ from stratagem._servers.writes import Cargo
 from stratagem_proto.encodings import Encoded
 from stratagem_proto.gradient_limits import GradientLimits
 from stratagem_proto.tensors import total_nbytes
+from stratagem_proto.update_programs import encode_limits
 from stratagem_proto.v1.parameter_server_pb2 import (
     CommitContributionRequest,
     CommitContributionResponse,
@@ -87,7 +88,7 @@ def step(
     header = UpdateHeader(
         program=UpdateProgram(optimizer=program),
         contribution=contribution,
-        limits=limits.of_sum.encoded() if limits else None,
+        limits=encode_limits(limits.of_sum) if limits else None,
         nonfinite_variable=limits.nonfinite_variable if limits else "",
         backward=backward,
     )

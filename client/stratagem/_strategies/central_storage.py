@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import Parameter
@@ -21,7 +21,9 @@ from stratagem._variables.local import LocalVariable
 from stratagem._variables.traits import VariableTraits
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
-from stratagem_proto.v1.cluster_pb2 import ConfigProto
+
+if TYPE_CHECKING:
+    from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
 class CentralStorageStrategy(Strategy):
@@ -43,6 +45,8 @@ class CentralStorageStrategy(Strategy):
 
     Spec: CS-1 to CS-5.
     """
+
+    __module__ = "stratagem"
 
     def __init__(
         self,

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from stratagem._checkpoints.deferred import Restoration
-from stratagem._checkpoints.files import read_state, writer, written_elsewhere
 from stratagem._contexts.context import require_cross_replica_or_default
 from stratagem._contexts.scope import entered
 
 if TYPE_CHECKING:
+    from stratagem._checkpoints.deferred import Restoration
     from stratagem._strategies.extended import StrategyExtended
     from stratagem._strategies.strategy import Strategy
 
@@ -96,6 +95,9 @@ class CheckpointMethods:
 
         Spec: VCK-1 to VCK-9.
         """
+        # Late: programs that save no files do without what writes them.
+        from stratagem._checkpoints.files import writer, written_elsewhere
+
         state = self.state_dict()
         if not self._extended.should_checkpoint:
             return written_elsewhere()
@@ -123,6 +125,9 @@ class CheckpointMethods:
 
         Spec: VCK-1 to VCK-8.
         """
+        # Late: as in `save`.
+        from stratagem._checkpoints.files import read_state
+
         return self.load_state_dict(read_state(path), strict)
 
     def _own(self) -> Strategy:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from stratagem._contexts import context as _context
 from stratagem._contexts.context import has_strategy, require_strategy
 from stratagem._contexts.replica_context import ReplicaContext
 from stratagem._contexts.scope import Scope
 from stratagem._input.options import AutoShardPolicy, InputOptions
-from stratagem._input.sharding import InputWorker
 from stratagem._options import InputContext
 from stratagem._strategies.one_replica import OneReplicaExtended
 from stratagem._strategies.strategy import Strategy
 from stratagem._variables.creators import NextCreator, creator_scope
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import ContextError
+
+if TYPE_CHECKING:
+    from stratagem._input.sharding import InputWorker
 
 
 class _DefaultScope(Scope):
@@ -115,6 +117,9 @@ class _DefaultExtended(OneReplicaExtended):
             return fn(*args, **kwargs)
 
     def _input_worker(self) -> InputWorker:
+        # Late: not every program has a strategy read its data.
+        from stratagem._input.sharding import InputWorker
+
         return InputWorker(InputContext(), (None,))
 
     def _distribute_dataset(

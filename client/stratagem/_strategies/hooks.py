@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stratagem import _devices
-from stratagem._input.dataset import DistributedDataset
 from stratagem._input.per_replica_values import per_replica_values
-from stratagem._input.pipeline import function_pipeline, splitting_pipeline
-from stratagem._input.sharding import InputWorker
 from stratagem._options import InputContext
 from stratagem._replicas.gathering import gather
 from stratagem._replicas.nests import leaves, map_leaves, opened
@@ -29,6 +26,7 @@ if TYPE_CHECKING:
     from stratagem._enums import ReduceOp
     from stratagem._input.iterator import DistributedIterator
     from stratagem._input.options import AutoShardPolicy, InputOptions
+    from stratagem._input.sharding import InputWorker
     from stratagem._options import CommunicationOptions, ValueContext
     from stratagem._strategies.multi_step import MultiStepContext
     from stratagem._variables.creators import NextCreator
@@ -264,6 +262,9 @@ class StrategyHooks(StrategyPrimitives):
         return InputContext(num_replicas_in_sync=self._num_replicas_in_sync)
 
     def _input_worker(self) -> InputWorker:
+        # Late, here and below: not every program has a strategy read its data.
+        from stratagem._input.sharding import InputWorker
+
         local = self.worker_devices[: self._num_local_replicas]
         devices = tuple(_devices.torch_device(device) for device in local)
         return InputWorker(self._input_context(), devices)
@@ -285,6 +286,9 @@ class StrategyHooks(StrategyPrimitives):
         options: InputOptions | None,
         auto_shard_policy: AutoShardPolicy | int,
     ) -> Any:
+        from stratagem._input.dataset import DistributedDataset
+        from stratagem._input.pipeline import splitting_pipeline
+
         worker = self._input_worker()
         pipeline = splitting_pipeline(dataset, worker, options, auto_shard_policy)
         return DistributedDataset(self._container_strategy(), pipeline)
@@ -294,6 +298,9 @@ class StrategyHooks(StrategyPrimitives):
         dataset_fn: Callable[[InputContext], Any],
         options: InputOptions | None,
     ) -> Any:
+        from stratagem._input.dataset import DistributedDataset
+        from stratagem._input.pipeline import function_pipeline
+
         pipeline = function_pipeline(dataset_fn, self._input_worker(), options)
         return DistributedDataset(self._container_strategy(), pipeline)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,7 +28,9 @@ from stratagem._variables.mirrored import (
 from stratagem._variables.sync_on_read import SyncOnReadVariable
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
-from stratagem_proto.v1.cluster_pb2 import ConfigProto
+
+if TYPE_CHECKING:
+    from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
 class MirroredStrategy(Strategy):
@@ -50,6 +52,8 @@ class MirroredStrategy(Strategy):
 
     Spec: MS-1 to MS-6, MS-12 to MS-14.
     """
+
+    __module__ = "stratagem"
 
     def __init__(
         self,

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from stratagem._contexts.context import get_replica_context, get_strategy
 from stratagem._enums import ReduceOp
-from stratagem._input.iterator import DistributedIterator
 from stratagem._replicas.nests import leaves
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from stratagem._input.iterator import DistributedIterator
     from stratagem._strategies.strategy import Strategy
 
 
@@ -20,6 +20,8 @@ class MultiStepContext:
 
     Spec: MSC-3 to MSC-8.
     """
+
+    __module__ = "stratagem"
 
     def __init__(self) -> None:
         self._last_step_outputs: dict[str, Any] = {}

@@ -51,6 +51,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     Spec: STR-4, STR-12, LOC-8, MWU-1 to MWU-7.
     """
 
+    __module__ = "stratagem"
+
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any, cast
 from stratagem._contexts.context import require_cross_replica_or_default
 from stratagem._contexts.scope import entered
 from stratagem._deprecation import old_spelling
-from stratagem._input.input_function import input_function_pipeline
-from stratagem._input.iterator import InputIterator
 from stratagem._input.options import InputOptions, InputReplicationMode
-from stratagem._input.pipeline import splitting_pipeline
 from stratagem._options import InputContext
 
 if TYPE_CHECKING:
+    from stratagem._input.iterator import InputIterator
     from stratagem._input.numpy_dataset import NumpyDataset
     from stratagem._strategies.extended import StrategyExtended
     from stratagem._strategies.strategy import Strategy
@@ -96,6 +94,10 @@ class OldSpellings:
 
         Spec: STR-30, INP-3, INP-49b, DEF-7.
         """
+        # Late, here and below: not every program has a strategy read its data.
+        from stratagem._input.iterator import InputIterator
+        from stratagem._input.pipeline import splitting_pipeline
+
         pipeline = splitting_pipeline(dataset, self._extended._input_worker())
         return InputIterator(self._this(), pipeline)
 
@@ -121,6 +123,9 @@ class OldSpellings:
 
         Spec: STR-31, INP-4, INP-30b, INP-49c, DEF-7.
         """
+        from stratagem._input.input_function import input_function_pipeline
+        from stratagem._input.iterator import InputIterator
+
         require_cross_replica_or_default(self._extended, "make_input_fn_iterator")
         worker = self._extended._input_worker()
         with entered(self._this()):

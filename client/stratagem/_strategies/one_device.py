@@ -31,6 +31,8 @@ class OneDeviceStrategy(Strategy):
     Spec: OD-1 to OD-4.
     """
 
+    __module__ = "stratagem"
+
     def __init__(self, device: str | torch.device) -> None:
         super().__init__(_OneDeviceExtended(self, distinct_devices([device])))
 

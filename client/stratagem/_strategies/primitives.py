@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stratagem._enums import ReduceOp
-from stratagem._input.iterator import DistributedIterator
 from stratagem._replicas.placement import place
 from stratagem._replicas.reduction import reduce_nest
 from stratagem._replicas.threads import run_replicas
@@ -18,6 +17,7 @@ from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from stratagem._input.iterator import DistributedIterator
     from stratagem._strategies.strategy import Strategy
 
 

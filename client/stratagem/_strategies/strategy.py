@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from stratagem._contexts.context import (
     current_context,
@@ -24,7 +24,9 @@ from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.moved_to_extended import MovedToExtended
 from stratagem._strategies.old_spellings import OldSpellings
 from stratagem_proto.errors import ContextError, InvalidArgumentError, InvalidTypeError
-from stratagem_proto.v1.cluster_pb2 import ConfigProto
+
+if TYPE_CHECKING:
+    from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 _Self = TypeVar("_Self", bound="Strategy")
 
@@ -200,6 +202,9 @@ class Strategy(CheckpointMethods, DatasetMethods, OldSpellings, MovedToExtended)
 
         Spec: CFG-2, MS-14.
         """
+        # Late: nobody who calls this has not loaded it, and others need no protobuf.
+        from stratagem_proto.v1.cluster_pb2 import ConfigProto
+
         updated = ConfigProto()
         updated.CopyFrom(config_proto)
         self._extended._update_config_proto(updated)

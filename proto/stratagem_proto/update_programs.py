@@ -1,0 +1,104 @@
+"""How an optimizer is to step, as messages: hyperparameters and gradient limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stratagem_proto.gradient_limits import GradientLimits
+from stratagem_proto.optimizers import (
+    OptimizerRule,
+    Value,
+    require_honoured,
+    values_of,
+)
+from stratagem_proto.v1.update_program_pb2 import (
+    NONFINITE_ACTION_RAISE,
+    NONFINITE_ACTION_REJECT,
+    NONFINITE_ACTION_UNSPECIFIED,
+    NONFINITE_ACTION_ZERO,
+    Hyperparameter,
+    HyperparameterGroup,
+    NonfiniteAction,
+    NumberList,
+)
+from stratagem_proto.v1.update_program_pb2 import GradientLimits as LimitsMessage
+
+_ACTIONS: Mapping[str | None, NonfiniteAction.ValueType] = {
+    None: NONFINITE_ACTION_UNSPECIFIED,
+    "reject": NONFINITE_ACTION_REJECT,
+    "zero": NONFINITE_ACTION_ZERO,
+    "raise": NONFINITE_ACTION_RAISE,
+}
+_WORDS = {action: word for word, action in _ACTIONS.items()}
+
+
+def encode_group(
+    rule: OptimizerRule, group: Mapping[str, object]
+) -> HyperparameterGroup:
+    """The hyperparameters of a torch param group as a message.
+
+    Raises:
+        InvalidTypeError: A value has no form on the wire.
+    """
+    values = values_of(rule, group)
+    return HyperparameterGroup(values={key: _encode(v) for key, v in values.items()})
+
+
+def _encode(value: Value) -> Hyperparameter:
+    match value:
+        case bool():
+            return Hyperparameter(flag=value)
+        case int():
+            return Hyperparameter(integer=value)
+        case float():
+            return Hyperparameter(number=value)
+        case tuple():
+            return Hyperparameter(numbers=NumberList(values=value))
+    return Hyperparameter()
+
+
+def decode_group(rule: OptimizerRule, group: HyperparameterGroup) -> dict[str, Value]:
+    """The hyperparameters of a message as keyword arguments.
+
+    Raises:
+        InvalidArgumentError: A key is not the optimizer's, or a flag is set that
+            servers cannot honour.
+    """
+    values = {key: _decode(value) for key, value in group.values.items()}
+    require_honoured(rule, values)
+    return values
+
+
+def _decode(value: Hyperparameter) -> Value:
+    match value.WhichOneof("kind"):
+        case "flag":
+            return value.flag
+        case "integer":
+            return value.integer
+        case "number":
+            return value.number
+        case "numbers":
+            return tuple(value.numbers.values)
+    return None
+
+
+def encode_limits(limits: GradientLimits) -> LimitsMessage:
+    """The limits of gradients as a message."""
+    return LimitsMessage(
+        on_nonfinite=_ACTIONS[limits.on_nonfinite],
+        clip_value=limits.clip_value,
+        clip_norm=limits.clip_norm,
+    )
+
+
+def decode_limits(message: LimitsMessage) -> GradientLimits:
+    """The limits of a message.
+
+    Raises:
+        InvalidArgumentError: They are none; see `GradientLimits`.
+    """
+    return GradientLimits(
+        _WORDS.get(message.on_nonfinite, "of another version"),
+        message.clip_value if message.HasField("clip_value") else None,
+        message.clip_norm if message.HasField("clip_norm") else None,
+    )
