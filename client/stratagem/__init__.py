@@ -242,7 +242,8 @@ def __getattr__(name: str) -> Any:
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(_LATE[name])
-    globals()[name] = value = getattr(module, name, module)
+    is_module = module.__name__ == f"{__name__}.{name}"
+    globals()[name] = value = module if is_module else getattr(module, name)
     _show_public_name(name)
     return value
 

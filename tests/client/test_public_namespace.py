@@ -35,6 +35,16 @@ def test_public_objects_show_their_public_name() -> None:
     assert {name for name, module in kept.items() if module != "stratagem"} == set()
 
 
+def test_public_modules_are_those_of_their_names() -> None:
+    modules = {
+        name: value.__name__
+        for name in stratagem.__all__
+        if isinstance(value := getattr(stratagem, name), ModuleType)
+    }
+    assert {"cluster_resolver", "nn"} <= modules.keys()
+    assert modules == {name: f"stratagem.{name}" for name in modules}
+
+
 def test_every_error_is_public() -> None:
     errors = {cls.__name__ for cls in STATUS_CODES}
     assert errors <= set(stratagem.__all__)

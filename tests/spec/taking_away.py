@@ -57,9 +57,16 @@ def owner_of(path: str) -> tuple[Any, str]:
     owner: Any = importlib.import_module(parts[0])
     for part in parts[1:]:
         owner = _member(owner, part, path)
-    if inspect.getattr_static(owner, name, Gone) is Gone:
+    if not _has(owner, name):
         raise LookupError(f"{path}: {owner!r} has no {name!r}")
     return owner, name
+
+
+def _has(owner: Any, name: str) -> bool:
+    # A module may load what it is asked for; reading a property could do anything.
+    if isinstance(owner, ModuleType):
+        return hasattr(owner, name)
+    return inspect.getattr_static(owner, name, Gone) is not Gone
 
 
 def _member(owner: Any, part: str, path: str) -> Any:
