@@ -78,6 +78,11 @@ class TableShard(RemoteVariable):
     def reading(self) -> Reading:
         raise self._has_none()
 
+    def __repr__(self) -> str:
+        return (
+            f"<TableShard {self.name!r} shape={tuple(self.shape)} dtype={self.dtype}>"
+        )
+
     def _has_none(self) -> InternalError:
         return InternalError(f"there is no copy of {self.name!r}, a part of a table")
 
