@@ -15,7 +15,6 @@ from torch import nn
 from stratagem import _devices
 from stratagem._checkpoints.deferred import Restoration
 from stratagem._cluster.membership import Membership
-from stratagem._contexts.context import current_replica_id
 from stratagem._contexts.scope import entered
 from stratagem._devices import DeviceName, torch_device
 from stratagem._modules.adoption import Adoption
@@ -35,6 +34,7 @@ from stratagem._parameter_server.local_writes import (
 )
 from stratagem._parameter_server.partitioned_extended import Settings
 from stratagem._parameter_server.placement import placement_named, server_named
+from stratagem._parameter_server.remote_values import RemoteValues
 from stratagem._parameter_server.sharded_variable import ShardedVariable
 from stratagem._parameter_server.snapshot import snapshot_of
 from stratagem._parameter_server.split_variable import (
@@ -48,7 +48,6 @@ from stratagem._parameter_server.variable_placement import VariablePlacement, pl
 from stratagem._servers.barriers import barrier
 from stratagem._servers.consistency import change, describe
 from stratagem._servers.traffic import Traffic
-from stratagem._tables.extended import TablesExtended
 from stratagem._tables.variable import require_whole_state
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.creators import NextCreator
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
 
 
-class ParameterServerExtended(TablesExtended):
+class ParameterServerExtended(RemoteValues):
     """The `extended` of a `ParameterServerStrategy` with a cluster.
 
     Args:
@@ -153,22 +152,6 @@ class ParameterServerExtended(TablesExtended):
         self._creation.establish(variables)
         self._variables += variables
         self._checkpoints.created(variables)
-
-    def _values_of(self, variables: Sequence[Variable]) -> list[torch.Tensor]:
-        if current_replica_id() is None:
-            remotes = [self._own(variable) for variable in variables]
-            self._store.refresh(remotes)
-            return [remote.leaf for remote in remotes]
-        return super()._values_of(variables)
-
-    def _rows_of(
-        self, variables: Sequence[Variable], rows: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        remotes = [self._own(variable) for variable in variables]
-        differentiable = torch.is_grad_enabled() and remotes[0].leaf.requires_grad
-        if differentiable or current_replica_id() is not None:
-            return super()._rows_of(variables, rows)
-        return self._store.rows(remotes, rows)
 
     def _host(self, adoptions: Sequence[Adoption]) -> None:
         variables = [self._placed_parameter(self._creation, one) for one in adoptions]
@@ -372,24 +355,3 @@ class ParameterServerExtended(TablesExtended):
             device = DeviceName.parse(destinations)
             if device.job == "ps" and device.task is not None:
                 self._store.servers.require_visible(device.task)
-
-    def _own(self, variable: Any) -> RemoteVariable:
-        parts = self._own_parts(variable)
-        if len(parts) > 1:
-            raise InvalidArgumentError(
-                f"{variable.name!r} is on the servers in {len(parts)} parts, which "
-                "update functions do not change as one; leave it whole by the "
-                "strategy's variable_partitioner"
-            )
-        return parts[0]
-
-    def _own_parts(self, variable: Any) -> Sequence[RemoteVariable]:
-        parts = parts_of(variable)
-        own = self._container_strategy()
-        if not parts or parts[0].distribute_strategy is not own:
-            raise InvalidArgumentError(
-                f"this must be a Variable of this strategy, not {variable!r}; pass one "
-                "that was created in its scope, of a ShardedVariable one of its "
-                "variables"
-            )
-        return parts

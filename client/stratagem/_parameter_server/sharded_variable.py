@@ -170,8 +170,7 @@ class ShardedVariable(Assignable, Operators):
             return LOOKUPS[func](*args, **(kwargs or {}))
         return super().__torch_function__(func, types, args, kwargs)
 
-    # Writing: each shard is written as it writes; between two of them others may see
-    # a mixture.
+    # Writing: servers are written one beside the other, and others may see a mixture.
 
     batch_scatter_update = Assignable.scatter_update
 
@@ -183,8 +182,8 @@ class ShardedVariable(Assignable, Operators):
 
     def _written(self, write: Write, value: Any, read_value: bool) -> ShardedVariable:
         whole = operand(self, value)
-        for shard, rows in self._with(self._layout.shards):
-            shard._written(write, rows.of(whole), read_value=False)
+        values = [rows.of(whole) for rows in self._layout.shards]
+        self._hooks()._write_each(write, dict(self._with(values)))
         return self
 
     def _scattered(self, write: Write, delta: IndexedSlices) -> ShardedVariable:
@@ -193,9 +192,12 @@ class ShardedVariable(Assignable, Operators):
                 f"scatter_xxx ops are not supported in ShardedVariable {self.name!r}, "
                 'which does not conform to "div" sharding; write to its shards'
             )
-        for shard, part in self._with(self._layout.route(delta.indices)):
-            values = delta.values[part.positions.to(delta.device)]
-            shard._scattered(write, IndexedSlices(values, part.rows))
+        routed = self._layout.route(delta.indices)
+        shares = [
+            IndexedSlices(delta.values[part.positions.to(delta.device)], part.rows)
+            for part in routed
+        ]
+        self._hooks()._write_each(write, dict(self._with(shares)))
         return self
 
     def __repr__(self) -> str:

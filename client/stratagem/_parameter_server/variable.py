@@ -188,13 +188,20 @@ class RemoteVariable(Variable):
         return self.leaf is tensor
 
     def _write(self, write: Write, value: Any) -> None:
+        self._store.write({self: self.writing(write, value)})
+        self.outdate()
+
+    def writing(self, write: Write, value: Any) -> Writing:
+        """Return what to send so that it is written.
+
+        Args:
+            write: The way.
+            value: Tensor of its shape, or rows of it.
+        """
         if isinstance(value, IndexedSlices):
             rows = value.indices.to(torch.int64)
-            writing = Writing(self.name, MODES[write], value.values, rows)
-        else:
-            writing = Writing(self.name, MODES[write], operand(self, value).detach())
-        self._store.write({self: writing})
-        self.outdate()
+            return Writing(self.name, MODES[write], value.values, rows)
+        return Writing(self.name, MODES[write], operand(self, value).detach())
 
     @property
     def is_reachable(self) -> bool:

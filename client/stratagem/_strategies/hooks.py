@@ -18,6 +18,7 @@ from stratagem._replicas.reduction import Axis, combine, reduce_axes
 from stratagem._replicas.regroup import select_component
 from stratagem._replicas.values import DistributedValues
 from stratagem._strategies.primitives import StrategyPrimitives
+from stratagem._variables.assignable import Write
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
@@ -129,6 +130,11 @@ class StrategyHooks(StrategyPrimitives):
     def _values_of(self, variables: Sequence[Variable]) -> list[torch.Tensor]:
         """Return what several variables return as their `value()`."""
         return [variable.value() for variable in variables]
+
+    def _write_each(self, write: Write, values: Mapping[Variable, Any]) -> None:
+        """Write several variables, each its value or `IndexedSlices`."""
+        for variable, value in values.items():
+            variable._write(write, value)
 
     def _rows_of(
         self, variables: Sequence[Variable], rows: Sequence[torch.Tensor]

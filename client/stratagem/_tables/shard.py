@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stratagem._parameter_server.placement import Place
-from stratagem._parameter_server.variable import MODES, Owner, RemoteVariable
+from stratagem._parameter_server.variable import Owner, RemoteVariable
 from stratagem._servers.reads import Reading
 from stratagem._servers.writes import Writing
 from stratagem._variables.assignable import Write
@@ -91,14 +91,6 @@ class TableShard(RemoteVariable):
         self._own_leaf = self._nothing
 
     def writing(self, write: Write, value: Any) -> Writing:
-        """Return what to send so that it is written.
-
-        Args:
-            write: The way.
-            value: Tensor of its shape, or rows of it.
-        """
-        if isinstance(value, IndexedSlices):
-            indices = value.indices.to(torch.int64)
-            return Writing(self.name, MODES[write], value.values, indices)
-        rows = None if self.is_dense else torch.arange(self.shape[0])
-        return Writing(self.name, MODES[write], value, rows)
+        if not self.is_dense and not isinstance(value, IndexedSlices):
+            value = IndexedSlices(value, torch.arange(self.shape[0]))
+        return super().writing(write, value)

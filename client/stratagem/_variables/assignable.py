@@ -73,7 +73,7 @@ class Assignable:
             InvalidTypeError: `value` is no tensor and cannot become one.
             ContextError: Another strategy is in charge.
 
-        Shards are written one by one, and others may see a mixture meanwhile.
+        Shards are written beside each other, and others may see a mixture meanwhile.
 
         Spec: VWR-1 to VWR-22, SHV-6, SHV-16.
         """
