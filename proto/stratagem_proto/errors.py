@@ -17,7 +17,8 @@ StratagemError
 │   ├── AttachmentError                    worker and chief built different variables
 │   ├── SessionLostError                   the server no longer knows the session
 │   ├── ProtocolVersionError
-│   └── ForkedProcessError                 a connection used in a forked child
+│   ├── ForkedProcessError                 a connection used in a forked child
+│   └── ClosureInputError                  what a closure uses is not on its worker
 ├── OutOfRangeError (IndexError)
 ├── UnimplementedError (NotImplementedError)
 ├── UnauthenticatedError (PermissionError)
@@ -125,6 +126,16 @@ class ProtocolVersionError(FailedPreconditionError):
 
 class ForkedProcessError(FailedPreconditionError):
     """A connection was used in a child process made by fork."""
+
+
+class ClosureInputError(FailedPreconditionError):
+    """What a closure uses cannot be had on the worker that is to run it.
+
+    Attributes:
+        original_exception: Why not; None if that is not known.
+    """
+
+    original_exception: BaseException | None = None
 
 
 class OutOfRangeError(StratagemError, IndexError):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -75,6 +76,8 @@ class ModuleAdopter:
         # By thread: a scope is open in one thread only.
         self._open: dict[int, tuple[ModuleWatch, str]] = {}
         self._lazy: list[Adoption] = []
+        # By id: modules may define equality.
+        self._adopted: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
 
     @contextmanager
     def watching(self, prefix: str | None) -> Iterator[None]:
@@ -112,6 +115,10 @@ class ModuleAdopter:
         """Return whether a parameter is lazy and will be hosted."""
         return any(adoption.parameter is parameter for adoption in self._lazy)
 
+    def has_adopted(self, module: nn.Module) -> bool:
+        """Return whether a module was built in a scope, by itself or in another."""
+        return self._adopted.get(id(module)) is module
+
     def _host_all(self, adoptions: Sequence[Adoption]) -> None:
         if adoptions:
             self._host(adoptions)
@@ -125,6 +132,8 @@ class ModuleAdopter:
         gc.collect()
         roots = watch.drain()
         keep_fresh(roots)
+        for module in (part for root in roots for part in root.modules()):
+            self._adopted[id(module)] = module
         self.buffers.add(prefix, roots)
         self._host_buffers(roots)
         return [self._named(prefix, one) for one in self._new(roots)]

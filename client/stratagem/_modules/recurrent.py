@@ -47,8 +47,14 @@ class Following:
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # Copies are of torch's own class, and know of no replicas.
-        plain = type(self).__mro__[2]
+        plain = plain_class(self)
         return plain.__new__, (plain,), self.__getstate__()
+
+
+def plain_class(module: object) -> type:
+    """Return the class that a module had before it followed replicas."""
+    cls = type(module)
+    return cls.__mro__[2] if isinstance(module, Following) else cls
 
 
 _kinds: dict[type[nn.RNNBase], type[nn.RNNBase]] = {}

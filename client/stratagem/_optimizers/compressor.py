@@ -34,10 +34,13 @@ class Compressor:
 
     Args:
         compression: How; None leaves gradients as they are.
+
+    Attributes:
+        compression: How.
     """
 
     def __init__(self, compression: Compression | None) -> None:
-        self._compression = compression
+        self.compression = compression
         self._losses: dict[str, torch.Tensor] = {}
 
     def dense(self, variable: str, value: torch.Tensor) -> Compressed:
@@ -45,7 +48,7 @@ class Compressor:
 
         One that is not finite, or that would not become smaller, stays as it is.
         """
-        compression = self._compression
+        compression = self.compression
         if compression is None or not value.is_floating_point():
             return Compressed(value)
         if not compression.feeds_back:
@@ -58,7 +61,7 @@ class Compressor:
 
     def rows(self, values: torch.Tensor) -> torch.Tensor | Encoded:
         """Compress the values of a row-sparse gradient."""
-        compression = self._compression
+        compression = self.compression
         if compression is None or not compression.compresses_rows:
             return values
         if not values.is_floating_point() or not bool(values.isfinite().all()):

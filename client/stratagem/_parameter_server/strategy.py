@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from stratagem._cluster.device_filters import ClusterDeviceFilters
 from stratagem._cluster.membership import Membership
@@ -110,6 +110,8 @@ class ParameterServerStrategy(CheckpointedStrategy):
 
     __module__ = "stratagem"
 
+    _extended_type: type[ParameterServerExtended] = ParameterServerExtended
+
     def __init__(  # noqa: PLR0913 - independent settings, all but the first by name
         self,
         cluster_resolver: ClusterResolver | None = None,
@@ -130,6 +132,14 @@ class ParameterServerStrategy(CheckpointedStrategy):
         devices = replica_devices(num_replicas_per_worker)
         self._passages: Counter[str] = Counter()
         self._resolver = resolver
+        self._of_all_tasks: dict[str, Any] = {
+            "consistency": initial,
+            "num_replicas_per_worker": num_replicas_per_worker,
+            "device_filters": device_filters,
+            "session_config": session_config,
+            "connect_seconds": connect_seconds,
+            "peer_seconds": peer_seconds,
+        }
         if not resolver.cluster_spec():
             super().__init__(LocalExtended(self, [canonicalize(d) for d in devices]))
             return
@@ -142,7 +152,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
         visible = visible_servers(member, device_filters, session_config)
         servers = ServerGroup(member.server_addresses, identity, deadlines, visible)
         super().__init__(
-            ParameterServerExtended(
+            self._extended_type(
                 self,
                 member,
                 RemoteStore(servers, peer_seconds, pace_of(member, servers, initial)),

@@ -57,6 +57,7 @@ class TableVariable(SplitVariable):
 
     Attributes:
         store: Where it is kept.
+        reach: What this process may do with it as a whole.
         pulled: The rows that the run of the replicas has looked up so far.
         pulling: To be held while that is read or written.
     """
@@ -74,7 +75,7 @@ class TableVariable(SplitVariable):
     ) -> None:
         super().__init__(traits, parts, layout)
         self.store = store
-        self._reach = reach
+        self.reach = reach
         self._hosted: HostedParameter | None = None
         self.pulling = threading.Lock()
         self.forget()
@@ -87,7 +88,7 @@ class TableVariable(SplitVariable):
     @property
     def is_readable(self) -> bool:
         """Whether it is small enough to be read whole."""
-        return self.shape.numel() * self.dtype.itemsize <= self._reach.nbytes
+        return self.shape.numel() * self.dtype.itemsize <= self.reach.nbytes
 
     def show_in(self, hosted: HostedParameter) -> None:
         """Note which parameter of a module stands for it."""
@@ -168,7 +169,7 @@ class TableVariable(SplitVariable):
         if not self.is_readable:
             raise InvalidArgumentError(
                 f"{self!r} is read as a whole, which takes more than the "
-                f"{self._reach.nbytes:.0f} bytes of scope(meta_above=...). Look "
+                f"{self.reach.nbytes:.0f} bytes of scope(meta_above=...). Look "
                 "rows up by torch.nn.functional.embedding",
                 variable=self.name,
             )
@@ -198,7 +199,7 @@ class TableVariable(SplitVariable):
                 "would lose it again; write parameters outside of run(), or change "
                 "them by an optimizer"
             )
-        self._reach.require_creator(f"parameter {self.name!r}")
+        self.reach.require_creator(f"parameter {self.name!r}")
         self._write(Write.ASSIGN, operand(self, value))
 
     def _write(self, write: Write, value: Any) -> None:

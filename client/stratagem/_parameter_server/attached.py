@@ -1,0 +1,264 @@
+"""The strategy of a worker server, whose variables a coordinator has made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+
+from stratagem._devices import torch_device
+from stratagem._enums import VariableAggregation, VariableSynchronization
+from stratagem._modules.adoption import Adoption
+from stratagem._modules.extended import living_extended
+from stratagem._modules.hosting import hosted_parameter
+from stratagem._parameter_server.extended import ParameterServerExtended
+from stratagem._parameter_server.placement import Place, server_named
+from stratagem._parameter_server.shards import Layout, Rows
+from stratagem._parameter_server.split_variable import SplitVariable, parts_of
+from stratagem._parameter_server.strategy import ParameterServerStrategy
+from stratagem._parameter_server.variable import Owner, RemoteVariable, Shard
+from stratagem._tables.dynamic import DynamicTable, KeyLayout
+from stratagem._tables.parameter import TableParameter
+from stratagem._tables.shard import TableShard
+from stratagem._tables.variable import Reach, TableVariable
+from stratagem._variables.aggregating import AggregatingVariable
+from stratagem._variables.creators import NextCreator
+from stratagem._variables.traits import VariableTraits
+from stratagem._variables.variable import Variable
+from stratagem_proto.errors import InternalError, InvalidArgumentError
+from stratagem_proto.tensors import decode_dtype
+from stratagem_proto.v1.variable_pb2 import (
+    Aggregation,
+    Synchronization,
+    VariableSpec,
+)
+
+if TYPE_CHECKING:
+    from stratagem.consistency import Consistency
+
+
+@dataclass(frozen=True)
+class ParameterParts:
+    """A module's parameter as servers have it.
+
+    Attributes:
+        name: Name of its variable.
+        shape: Its shape.
+        specs: What it is on the servers: one variable, or several with some rows each.
+        readable_nbytes: Of a table: how many bytes of it are read as a whole at most;
+            None for a parameter with a copy in each process.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    specs: tuple[VariableSpec, ...]
+    readable_nbytes: float | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of its elements."""
+        return decode_dtype(self.specs[0].tensor.dtype)
+
+    @property
+    def traits(self) -> VariableTraits:
+        """How its variable is meant to be used."""
+        return VariableTraits.of(self.name, self.specs[0].trainable)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether its rows are arbitrary keys."""
+        return self.specs[0].table.HasField("dynamic")
+
+    @property
+    def layout(self) -> Layout:
+        """Which rows each part has."""
+        sizes = tuple(spec.tensor.shape[0] for spec in self.specs)
+        return KeyLayout(sizes) if self.has_keys else Layout(sizes)
+
+
+class AttachedExtended(ParameterServerExtended):
+    """A `ParameterServerExtended` that creates nothing.
+
+    Its variables are those that a coordinator created, found by name and server,
+    whatever the order.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._optimizer_name: str | None = None
+        self._has_new_parameters = False
+
+    # What a coordinator made.
+
+    def attach(self, spec: VariableSpec) -> Variable:
+        """Return a variable that exists on a server."""
+        traits = _traits(spec)
+        value = torch.empty(
+            tuple(spec.tensor.shape),
+            dtype=decode_dtype(spec.tensor.dtype),
+            device=torch_device(self._devices[0]),
+        )
+        differentiable = value.is_floating_point() or value.is_complex()
+        value.requires_grad_(traits.trainable and differentiable)
+        variable: Variable = self._remote(spec, value)
+        self._variables += parts_of(variable)
+        variable._join(self._container_strategy())
+        if self._num_local_replicas > 1:
+            variable = AggregatingVariable(self._container_strategy(), variable)
+            self._shared.append(variable)
+        self._names.record(spec.name, variable)
+        living_extended.add(self)  # optimizers look for it by what `value` returns
+        return variable
+
+    def attach_parameter(self, parts: ParameterParts) -> Parameter:
+        """Return a parameter whose variable exists on servers, without its value.
+
+        `refresh_new` reads that.
+        """
+        parameter = self._empty(parts)
+        variable = self._of_parts(parts, parameter)
+        variable._join(self._container_strategy())
+        self._variables += parts_of(variable)
+        path = parts.specs[0].module_path
+        hosted = self._shown(variable, Adoption(parts.name, parameter, (), path))
+        for part in parts_of(variable):
+            part.show_in(hosted)
+        self._names.record(parts.name, parameter)
+        self._has_new_parameters = True
+        return parameter
+
+    def refresh_new(self) -> None:
+        """Give parameters their values if some have none yet."""
+        if self._has_new_parameters:
+            self._store.refresh(self._variables)
+            self._has_new_parameters = False
+
+    def _empty(self, parts: ParameterParts) -> Parameter:
+        if parts.readable_nbytes is not None:
+            return TableParameter(parts.shape, parts.dtype)
+        device = torch_device(self._devices[0])
+        value = torch.empty(parts.shape, dtype=parts.dtype, device=device)
+        return Parameter(value, value.is_floating_point() or value.is_complex())
+
+    def _of_parts(
+        self, parts: ParameterParts, parameter: Parameter
+    ) -> RemoteVariable | SplitVariable:
+        if parts.readable_nbytes is not None:
+            return self._table(parts, parts.readable_nbytes)
+        if len(parts.specs) == 1:
+            return self._remote(parts.specs[0], parameter)
+        shards = zip(parts.specs, parts.layout.shards, strict=True)
+        values = parameter.detach()
+        remotes = [self._remote(spec, rows.of(values)) for spec, rows in shards]
+        return SplitVariable(parts.traits, remotes, parts.layout)
+
+    def _remote(self, spec: VariableSpec, value: torch.Tensor) -> RemoteVariable:
+        return RemoteVariable(
+            self._store, _place(spec), _traits(spec), value, _owner(spec)
+        )
+
+    def _table(self, parts: ParameterParts, readable_nbytes: float) -> TableVariable:
+        reach = Reach(readable_nbytes, self._membership.require_creator)
+        shards = [self._table_shard(spec) for spec in parts.specs]
+        make = DynamicTable if parts.has_keys else TableVariable
+        return make(self._store, parts.traits, shards, parts.layout, reach)
+
+    def _table_shard(self, spec: VariableSpec) -> TableShard:
+        nothing = torch.empty((), dtype=decode_dtype(spec.tensor.dtype))
+        return TableShard(
+            self._store,
+            _place(spec),
+            _traits(spec),
+            nothing.expand(tuple(spec.tensor.shape)),
+            _owner(spec),
+            spec.initializer if spec.HasField("initializer") else None,
+            spec.table if spec.HasField("table") else None,
+        )
+
+    def attach_module(self, module: nn.Module) -> None:
+        """Let the replicas see leaves and buffers of their own in a module."""
+        for key, parameter in module._parameters.items():
+            hosted = None if parameter is None else hosted_parameter(parameter)
+            if hosted is not None:
+                self._parameters.tie(hosted, [(module, key)])
+        self._buffers.add([module])
+
+    @contextmanager
+    def naming(self, optimizer: str) -> Iterator[None]:
+        """Give the next optimizer the name that it has where it was made."""
+        self._optimizer_name = optimizer
+        try:
+            yield
+        finally:
+            self._optimizer_name = None
+
+    # What functions may not make.
+
+    def _name_optimizer(
+        self, class_name: str, consistency: Consistency | None = None
+    ) -> str:
+        if self._optimizer_name is None:
+            raise self._creates_nothing(f"an optimizer, {class_name}")
+        self._store.pace.add(self._optimizer_name)
+        return self._optimizer_name
+
+    def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
+        raise self._creates_nothing(f"a variable, {kwargs.get('name')!r}")
+
+    def _host(self, adoptions: Sequence[Adoption]) -> None:
+        raise self._creates_nothing(
+            f"a module with parameters, {adoptions[0].module_path}"
+        )
+
+    def _creates_nothing(self, what: str) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"{what}, was made under the strategy in a function that runs on "
+            f"{self._membership.name}, where each call would make another one; make it "
+            "on the coordinator, inside `with strategy.scope():`, and use it in the "
+            "function",
+            task=self._membership.name,
+        )
+
+
+class AttachedStrategy(ParameterServerStrategy):
+    """A `ParameterServerStrategy` on a worker server.
+
+    Its variables, modules and optimizers come from a coordinator.
+    """
+
+    _extended_type = AttachedExtended
+
+    @property
+    def extended(self) -> AttachedExtended:
+        assert isinstance(self._extended, AttachedExtended)
+        return self._extended
+
+
+def _place(spec: VariableSpec) -> Place:
+    server = server_named(spec.device)
+    if server is None:
+        raise InternalError(f"variable {spec.name!r} is on no server")
+    return Place(server, spec.ordinal)
+
+
+def _traits(spec: VariableSpec) -> VariableTraits:
+    synchronization = Synchronization.Name(spec.synchronization)
+    aggregation = Aggregation.Name(spec.aggregation)
+    return VariableTraits(
+        spec.name,
+        spec.trainable,
+        VariableSynchronization[synchronization.removeprefix("SYNCHRONIZATION_")],
+        VariableAggregation[aggregation.removeprefix("AGGREGATION_")],
+    )
+
+
+def _owner(spec: VariableSpec) -> Owner:
+    if not spec.HasField("partition"):
+        return Owner(spec.module_path)
+    rows = Rows(spec.partition.offset[0], spec.tensor.shape[0])
+    return Owner(spec.module_path, Shard(rows, tuple(spec.partition.full_shape)))

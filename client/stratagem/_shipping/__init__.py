@@ -1,0 +1,1 @@
+"""How functions and objects travel from a coordinator to worker servers."""

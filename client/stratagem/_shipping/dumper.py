@@ -1,0 +1,126 @@
+"""Taking values apart on the coordinator."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import Any
+
+from stratagem._parameter_server.extended import ParameterServerExtended
+from stratagem._parameter_server.local_writes import carry_local_writes
+from stratagem._parameter_server.strategy import ParameterServerStrategy
+from stratagem._shipping.handles import HandleTable, Tracked
+from stratagem._shipping.parcel import Parcel
+from stratagem._shipping.pickling import Pickler
+from stratagem._shipping.refusal import refusing
+from stratagem._shipping.registered import kind_of
+from stratagem._shipping.resident import Resident
+
+
+class Dumper:
+    """Makes parcels of values, for all workers of one coordinator. Thread-safe.
+
+    What belongs to the strategy stays on the workers once it is there: the strategy,
+    its variables, and the modules and parameters and optimizers that were made in its
+    scope. Parcels name it, and have the definitions of what they name. All else
+    travels by value, each time.
+
+    Args:
+        strategy: The coordinator's.
+    """
+
+    def __init__(self, strategy: ParameterServerStrategy) -> None:
+        self._strategy = strategy
+        self._table = HandleTable()
+        self._lock = threading.Lock()
+
+    def dump(self, value: object, what: str = "the closure") -> Parcel:
+        """Return a value as it is now, so that workers can load it.
+
+        What this process has written to parameters is on the servers afterwards.
+
+        Args:
+            value: Functions and their arguments, for instance.
+            what: What errors call it.
+
+        Raises:
+            InvalidTypeError: Something in it cannot be pickled; says which, and where.
+            UnavailableError: A server cannot be reached, to which a parameter has to
+                be written.
+        """
+        self._settle_parameters()
+        with self._lock, refusing(value, what, lambda part: _Dump(self).write(part)):
+            return _Dump(self).parcel(value)
+
+    def new_handle(self) -> int:
+        """Return a handle for what workers are to keep, such as a result."""
+        return self._table.new_handle()
+
+    def gone(self) -> list[int]:
+        """Return the handles that no parcel will name again, since the last call.
+
+        Workers may release them.
+        """
+        return self._table.gone()
+
+    def _settle_parameters(self) -> None:
+        extended = self._strategy.extended
+        assert isinstance(extended, ParameterServerExtended)
+        extended._adopter.adopt()
+        carry_local_writes(extended._store, extended._parameters, extended._membership)
+
+
+class _Dump:
+    """The making of one parcel."""
+
+    def __init__(self, dumper: Dumper) -> None:
+        self._strategy = dumper._strategy
+        self._table = dumper._table
+        self._pickler = Pickler(self._name)
+        self._named: set[Tracked] = set()
+        self._residents: set[int] = set()
+        self._kept: list[object] = []
+
+    def parcel(self, value: object) -> Parcel:
+        body, needs = self.write(value)
+        found = self._with_all_needs(needs)
+        definitions = tuple(one.definition for one in found if one.definition)
+        revisions = {
+            one.handle: one.revision for one in definitions if one.revision > 1
+        }
+        payload = pickle.dumps((revisions, body), protocol=5)
+        residents = frozenset(self._residents)
+        return Parcel(payload, definitions, residents, tuple(self._kept))
+
+    def write(self, value: object) -> tuple[bytes, frozenset[Tracked]]:
+        """Pickle a value; returns with it what it names."""
+        self._named = set()
+        return self._pickler.write(value), frozenset(self._named)
+
+    def _with_all_needs(self, needs: frozenset[Tracked]) -> list[Tracked]:
+        """Describe what is named, and what that names."""
+        waiting, found = [*needs], set(needs)
+        for tracked in waiting:
+            self._kept.append(tracked.subject)
+            tracked.describe(self._strategy, self.write)
+            waiting += tracked.needs - found
+            found |= tracked.needs
+        return waiting
+
+    def _name(self, value: Any) -> int | None:
+        """Return the handle of what stays on workers; None for what does not."""
+        kind = kind_of(type(value))
+        if kind is not None:
+            subject = kind.subject(value, self._strategy)
+            if subject is None:
+                return None
+            tracked = self._table.tracked(kind, subject)
+            self._named.add(tracked)
+            return tracked.handle
+        if hasattr(type(value), "_shipped_handle"):
+            resident: Resident = value
+            handle = resident._shipped_handle()
+            self._residents.add(handle)
+            self._kept.append(value)
+            return handle
+        return None

@@ -1,0 +1,100 @@
+"""The kinds of objects that stay on workers: what a kind has to provide."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from stratagem._parameter_server.strategy import ParameterServerStrategy
+
+
+@dataclass(frozen=True)
+class WorkerTask:
+    """The worker that objects are made on.
+
+    Attributes:
+        index: Its index in the job "worker".
+        token: The secret of the cluster, which does not travel with objects; None for
+            that of the environment.
+    """
+
+    index: int
+    token: str | None = None
+
+
+class Change(NamedTuple):
+    """What is new of an object.
+
+    Attributes:
+        essence: What the object was made of.
+        state: What is new of its state.
+        removed: What its state had, and has no more.
+    """
+
+    essence: Any
+    state: Mapping[str, Any]
+    removed: Set[str]
+
+
+class Kind(ABC):
+    """How objects of one kind are taken apart, and made elsewhere.
+
+    The coordinator calls `subject` for each object that it meets, and `essence` once
+    for each subject. A worker calls `make` once. What `essence` returns is pickled as
+    closures are, so that objects in it that stay on workers are only named; `make` gets
+    it with such objects in place.
+
+    Attributes:
+        name: Its name in definitions.
+        types: Classes whose instances may be of this kind.
+    """
+
+    name: ClassVar[str]
+    types: ClassVar[tuple[type, ...]]
+
+    @abstractmethod
+    def subject(self, value: Any, strategy: ParameterServerStrategy) -> object | None:
+        """Return the object to which a handle belongs; None if it travels by value.
+
+        Args:
+            value: An instance of one of `types`.
+            strategy: The coordinator's.
+
+        Raises:
+            StratagemError: It cannot travel at all.
+        """
+
+    @abstractmethod
+    def label(self, subject: Any) -> str:
+        """Return what errors call it."""
+
+    @abstractmethod
+    def essence(self, subject: Any, strategy: ParameterServerStrategy) -> Any:
+        """Return what it is made of."""
+
+    @abstractmethod
+    def make(self, essence: Any, task: WorkerTask) -> object:
+        """Return the object of a worker that corresponds to a subject."""
+
+
+class ChangingKind(Kind):
+    """A kind whose objects change on the coordinator while they live.
+
+    The coordinator calls `state` whenever a subject travels; a worker calls `update`
+    after `make`, and whenever the state is another. It is pickled as `essence` is.
+    """
+
+    @abstractmethod
+    def state(self, subject: Any) -> Mapping[str, Any]:
+        """Return what of it may change, in parts with names."""
+
+    @abstractmethod
+    def update(self, made: Any, change: Change) -> None:
+        """Bring an object up to date, in place.
+
+        Args:
+            made: What `make` returned.
+            change: What is new.
+        """

@@ -1,0 +1,91 @@
+"""What a dumper gives to be sent."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """A part of an object that may change while the object lives.
+
+    Attributes:
+        revision: The first revision of the object that has it like this.
+        payload: Its value, pickled.
+    """
+
+    revision: int
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class Definition:
+    """An object that stays on workers, so that payloads need only name it.
+
+    Attributes:
+        handle: Its number, the same on all workers.
+        revision: Counts its changes, from 1.
+        kind: Which of the kinds of objects it is of.
+        label: What errors call it.
+        essence: What it is made of once, pickled.
+        entries: What may change, by a name.
+    """
+
+    handle: int
+    revision: int
+    kind: str
+    label: str
+    essence: bytes
+    entries: Mapping[str, Entry]
+
+    @classmethod
+    def of_result(cls, handle: int, payload: bytes) -> Definition:
+        """Return the definition of a result of a closure, as it came from a worker."""
+        return cls(handle, 1, "result", "a result", payload, {})
+
+    def encode(self) -> bytes:
+        """Return what `decode` makes the definition of."""
+        entries = {key: tuple(entry) for key, entry in self.entries.items()}
+        fields = (self.revision, self.kind, self.label, self.essence, entries)
+        return pickle.dumps(fields, protocol=5)
+
+    @classmethod
+    def decode(cls, handle: int, payload: bytes) -> Definition:
+        """Return a definition that `encode` wrote."""
+        revision, kind, label, essence, entries = pickle.loads(payload)
+        parts = {key: Entry(*entry) for key, entry in entries.items()}
+        return cls(handle, revision, kind, label, essence, parts)
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A value that is to be loaded on any worker.
+
+    Attributes:
+        payload: What `Loader.load` takes.
+        definitions: The objects that the value refers to, by way of others too, as
+            they were when it was dumped. A worker has to have each of them in this
+            revision or a later one before it loads the value.
+        residents: Handles of what must be kept on the worker besides: results, and
+            per-worker values.
+        kept: The objects themselves. Their handles stay valid while there is a parcel.
+    """
+
+    payload: bytes
+    definitions: tuple[Definition, ...]
+    residents: frozenset[int]
+    kept: tuple[object, ...]
+
+    def missing(self, revisions: Mapping[int, int]) -> list[Definition]:
+        """Return what to define on a worker first.
+
+        Args:
+            revisions: What it was sent, by handle.
+        """
+        return [
+            one
+            for one in self.definitions
+            if revisions.get(one.handle, 0) < one.revision
+        ]

@@ -1,0 +1,16 @@
+"""What stands in closures for things that workers keep."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Resident(Protocol):
+    """Stands for what a worker keeps under a handle: a result, or its own part.
+
+    A closure that has one gets what the worker that runs it keeps. Whoever sends the
+    closure sees to it that the worker has it.
+    """
+
+    def _shipped_handle(self) -> int:
+        """Return the handle, from `Dumper.new_handle`."""

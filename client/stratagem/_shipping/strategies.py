@@ -1,0 +1,84 @@
+"""Strategies as workers have them: tasks of the coordinator's cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stratagem._cluster.spec import ClusterSpec
+from stratagem._parameter_server.attached import AttachedStrategy
+from stratagem._parameter_server.extended import ParameterServerExtended
+from stratagem._parameter_server.strategy import ParameterServerStrategy
+from stratagem._shipping.kinds import Kind, WorkerTask
+from stratagem.cluster_resolver import SimpleClusterResolver
+from stratagem_proto.errors import InvalidArgumentError
+
+
+class StrategyKind(Kind):
+    """The coordinator's strategy. Workers have one replica for each device of theirs.
+
+    Where workers prove that they belong to the cluster, they do so by their own token.
+    """
+
+    name = "strategy"
+    types = (ParameterServerStrategy,)
+
+    def subject(self, value: Any, strategy: ParameterServerStrategy) -> object | None:
+        return require_own("a strategy", value, strategy)
+
+    def label(self, subject: ParameterServerStrategy) -> str:
+        return "the strategy"
+
+    def essence(
+        self, subject: ParameterServerStrategy, strategy: ParameterServerStrategy
+    ) -> Any:
+        extended = subject.extended
+        assert isinstance(extended, ParameterServerExtended)
+        return extended._membership.cluster.as_dict(), subject._of_all_tasks
+
+    def make(self, essence: Any, task: WorkerTask) -> AttachedStrategy:
+        cluster, settings = essence
+        resolver = SimpleClusterResolver(
+            ClusterSpec(cluster), task_type="worker", task_id=task.index
+        )
+        return AttachedStrategy(resolver, token=task.token, **settings)
+
+
+class ExtendedKind(Kind):
+    """The `extended` of a strategy."""
+
+    name = "extended"
+    types = (ParameterServerExtended,)
+
+    def subject(self, value: Any, strategy: ParameterServerStrategy) -> object | None:
+        require_own("the extended of a strategy", value._container_strategy(), strategy)
+        return strategy.extended
+
+    def label(self, subject: ParameterServerExtended) -> str:
+        return "the strategy's extended"
+
+    def essence(
+        self, subject: ParameterServerExtended, strategy: ParameterServerStrategy
+    ) -> Any:
+        return strategy
+
+    def make(self, essence: Any, task: WorkerTask) -> object:
+        return essence.extended
+
+
+def require_own(what: str, found: Any, own: ParameterServerStrategy) -> object:
+    """Check that something is of the coordinator's strategy, and return its strategy.
+
+    Args:
+        what: What it is.
+        found: The strategy that it is of.
+        own: The coordinator's.
+
+    Raises:
+        InvalidArgumentError: It is of another strategy.
+    """
+    if found is not own:
+        raise InvalidArgumentError(
+            f"{what} is of another strategy than the coordinator's, which workers know "
+            "nothing of; use what was made in the scope of the coordinator's strategy"
+        )
+    return own

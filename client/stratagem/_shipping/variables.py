@@ -1,0 +1,75 @@
+"""Variables as workers have them: found on the servers by their names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stratagem._parameter_server.attached import AttachedStrategy
+from stratagem._parameter_server.sharded_variable import ShardedVariable
+from stratagem._parameter_server.split_variable import SplitVariable
+from stratagem._parameter_server.strategy import ParameterServerStrategy
+from stratagem._parameter_server.variable import RemoteVariable, remote_of
+from stratagem._shipping.kinds import Kind, WorkerTask
+from stratagem._shipping.strategies import require_own
+from stratagem._variables.aggregating import AggregatingVariable
+from stratagem._variables.variable import Variable
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.v1.variable_pb2 import VariableSpec
+
+
+class VariableKind(Kind):
+    """A `Variable` on a server. Its value does not travel."""
+
+    name = "variable"
+    types = (RemoteVariable, AggregatingVariable, SplitVariable)
+
+    def subject(self, value: Any, strategy: ParameterServerStrategy) -> object | None:
+        if isinstance(value, AggregatingVariable) and remote_of(value) is None:
+            return None
+        what = f"variable {value.name!r}"
+        require_own(what, value.distribute_strategy, strategy)
+        container: Variable | None = value.container
+        whole: Variable = value if container is None else container
+        if isinstance(whole, SplitVariable):
+            raise InvalidArgumentError(
+                f"{what} is that of a module's parameter; use the parameter"
+            )
+        return whole
+
+    def label(self, subject: Variable) -> str:
+        return f"variable {subject.name!r}"
+
+    def essence(self, subject: Variable, strategy: ParameterServerStrategy) -> Any:
+        remote = remote_of(subject)
+        assert remote is not None
+        return strategy, remote.spec.SerializeToString()
+
+    def make(self, essence: Any, task: WorkerTask) -> Variable:
+        strategy: AttachedStrategy
+        strategy, spec = essence
+        return strategy.extended.attach(VariableSpec.FromString(spec))
+
+
+class ShardedVariableKind(Kind):
+    """A `ShardedVariable`. Its shards are variables."""
+
+    name = "sharded variable"
+    types = (ShardedVariable,)
+
+    def subject(self, value: Any, strategy: ParameterServerStrategy) -> object | None:
+        return value if remote_of(value.variables[0]) is not None else None
+
+    def label(self, subject: ShardedVariable) -> str:
+        return f"sharded variable {subject.name!r}"
+
+    def essence(
+        self, subject: ShardedVariable, strategy: ParameterServerStrategy
+    ) -> Any:
+        divided = subject.variables[0]._shard_of is not None
+        return subject.name, subject.variables, divided
+
+    def make(self, essence: Any, task: WorkerTask) -> ShardedVariable:
+        name, shards, divided = essence
+        if divided:
+            return ShardedVariable.divided(name, shards)
+        return ShardedVariable(shards, name)

@@ -1,0 +1,74 @@
+"""A coordinator and a worker of one cluster, both in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from stratagem import ClusterSpec, ParameterServerStrategy
+from stratagem._shipping.dumper import Dumper
+from stratagem._shipping.loader import Loader
+from stratagem.cluster_resolver import SimpleClusterResolver
+from tests.client.clusters import TOKEN, running
+
+
+class Coordination:
+    """A coordinator, and workers that load what it dumps.
+
+    Args:
+        servers: The addresses of parameter servers.
+        settings: Of the coordinator's strategy.
+
+    Attributes:
+        strategy: The coordinator's strategy.
+        dumper: What makes its parcels.
+    """
+
+    def __init__(self, servers: list[str], **settings: Any) -> None:
+        jobs = {"chief": ["c.test:1"], "worker": ["w0.test:1", "w1.test:1"]}
+        cluster = ClusterSpec({**jobs, "ps": servers})
+        resolver = SimpleClusterResolver(cluster, task_type="chief", task_id=0)
+        settings = {"token": TOKEN, "peer_seconds": 60, **settings}
+        self.strategy = ParameterServerStrategy(resolver, **settings)
+        self.dumper = Dumper(self.strategy)
+        self._workers = [Loader(index, token=TOKEN) for index in range(2)]
+        self._sent: list[dict[int, int]] = [{}, {}]
+
+    def ship(self, value: Any, worker: int = 0) -> Any:
+        """What a worker makes of a value."""
+        return self.load(self.dumper.dump(value), worker)
+
+    def load(self, parcel: Any, worker: int = 0) -> Any:
+        """What a worker makes of a parcel."""
+        self.define(parcel, worker)
+        return self._workers[worker].load(parcel.payload)
+
+    def define(self, parcel: Any, worker: int = 0) -> int:
+        """Send a worker what it lacks for a parcel; how much that is."""
+        missing = parcel.missing(self._sent[worker])
+        for one in missing:
+            self._workers[worker].define(one.handle, one.encode())
+            self._sent[worker][one.handle] = one.revision
+        return len(missing)
+
+    def worker(self, index: int = 0) -> Loader:
+        """What loads on a worker."""
+        return self._workers[index]
+
+    def close(self) -> None:
+        """End all sessions."""
+        for worker in self._workers:
+            worker.close()
+        self.strategy.close()
+
+
+@contextmanager
+def coordinating(num_servers: int = 2, **settings: Any) -> Iterator[Coordination]:
+    """A coordinator with fresh servers."""
+    with running(num_servers) as cluster:
+        coordination = Coordination(cluster.servers, **settings)
+        try:
+            yield coordination
+        finally:
+            coordination.close()
