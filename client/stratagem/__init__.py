@@ -73,6 +73,7 @@ from stratagem_proto.errors import (
     UnimplementedError,
     UpdateFunctionError,
     VariableNotFoundError,
+    WorkerLostError,
 )
 
 if TYPE_CHECKING:
@@ -182,6 +183,7 @@ __all__ = [
     "VariableNotFoundError",
     "VariablePlacement",
     "VariableSynchronization",
+    "WorkerLostError",
     "__version__",
     "cluster_resolver",
     "compression",

@@ -8,34 +8,9 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from stratagem_proto.lines import LineSplitter, visible
+
 _KEPT_LINES = 30
-# A program that never ends its line must not take memory for ever.
-_LONGEST_LINE = 16_384  # characters
-
-
-def visible(line: str) -> str:
-    """What a terminal leaves to see of a line that returns to its own start."""
-    return line.rstrip("\r").rpartition("\r")[2]
-
-
-class LineSplitter:
-    """Cuts a stream of bytes, however it arrives, into lines of text."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.rest = ""
-
-    def feed(self, data: bytes) -> list[str]:
-        """Returns the lines that these bytes complete, without their ends."""
-        *lines, self.rest = (self.rest + self._decoder.decode(data)).split("\n")
-        if len(self.rest) > _LONGEST_LINE:
-            lines, self.rest = [*lines, self.rest], ""
-        return lines
-
-    def end(self) -> list[str]:
-        """Returns what is left when no more bytes will come."""
-        rest, self.rest = self.rest, ""
-        return [rest] if rest else []
 
 
 class Transcript:
@@ -47,6 +22,7 @@ class Transcript:
         Args:
             show: Called with every line, for instance to print it.
         """
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._splitter = LineSplitter()
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._lock = threading.Lock()
@@ -58,7 +34,8 @@ class Transcript:
 
     def feed(self, data: bytes) -> None:
         """Takes what the process wrote; nothing means that it has ended."""
-        lines = self._splitter.feed(data) if data else self._splitter.end()
+        text = self._decoder.decode(data)
+        lines = self._splitter.feed(text) if data else self._splitter.end()
         shown = [visible(line) for line in lines]
         with self._lock:
             self._lines.extend(shown)

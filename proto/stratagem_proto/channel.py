@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -11,6 +12,7 @@ from stratagem_proto.protocol import MAX_CHUNK_BYTES, MAX_HEADER_BYTES
 
 _KEEPALIVE_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
+_PATIENT_TIMEOUT_MS = 60_000
 _MESSAGE_BYTES = MAX_HEADER_BYTES + MAX_CHUNK_BYTES
 
 # Not unlimited: an unlimited message is memory that a stranger can take.
@@ -54,6 +56,17 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 
 
+def _patient(options: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    changed = dict(options) | {"grpc.keepalive_timeout_ms": _PATIENT_TIMEOUT_MS}
+    return list(changed.items())
+
+
+# For peers that watch each other's leases themselves: a process that is stopped for a
+# while and goes on keeps its connections.
+PATIENT_CHANNEL_OPTIONS = _patient(CHANNEL_OPTIONS)
+PATIENT_SERVER_OPTIONS = _patient(SERVER_OPTIONS)
+
+
 @dataclass(frozen=True)
 class Deadlines:
     """How long remote calls may take, in seconds.
@@ -80,6 +93,8 @@ class Deadlines:
         return self.call + wait + nbytes / self.slowest_bytes_per_second
 
 
-def open_channel(address: str) -> grpc.Channel:
+def open_channel(
+    address: str, options: Sequence[tuple[str, int]] = CHANNEL_OPTIONS
+) -> grpc.Channel:
     """A channel to "host:port" with the options that the servers expect."""
-    return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.insecure_channel(address, options=options)

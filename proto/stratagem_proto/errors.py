@@ -28,6 +28,7 @@ StratagemError
 ├── CancelledError (RuntimeError)
 ├── DeadlineExceededError (TimeoutError)
 ├── UnavailableError (ConnectionError)     the server cannot be reached now
+│   └── WorkerLostError                    a worker is gone, with what it was running
 ├── DataLossError (RuntimeError)
 └── InternalError (RuntimeError)           a bug; please report it
 
@@ -172,6 +173,10 @@ class DeadlineExceededError(StratagemError, TimeoutError):
 
 class UnavailableError(StratagemError, ConnectionError):
     """The server cannot be reached at the moment."""
+
+
+class WorkerLostError(UnavailableError):
+    """A worker went away, with everything that it kept and was running."""
 
 
 class DataLossError(StratagemError, RuntimeError):

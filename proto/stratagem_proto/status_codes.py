@@ -35,6 +35,7 @@ from stratagem_proto.errors import (
     UnimplementedError,
     UpdateFunctionError,
     VariableNotFoundError,
+    WorkerLostError,
 )
 
 # The first class of each code is the one that a bare status becomes.
@@ -66,6 +67,7 @@ STATUS_CODES: dict[type[StratagemError], StatusCode] = {
     CancelledError: StatusCode.CANCELLED,
     DeadlineExceededError: StatusCode.DEADLINE_EXCEEDED,
     UnavailableError: StatusCode.UNAVAILABLE,
+    WorkerLostError: StatusCode.UNAVAILABLE,
     DataLossError: StatusCode.DATA_LOSS,
     InternalError: StatusCode.INTERNAL,
     # Foreign code raised something that we have no class for.

@@ -1,40 +1,24 @@
-"""Lines are found in a stream of bytes however it is cut."""
+"""The lines that a process wrote."""
 
 from __future__ import annotations
 
 import os
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from stratagem_deploy.transcript import LineSplitter, Transcript, visible
-
-
-@given(st.text(st.characters(codec="utf-8")), st.data())
-def test_lines_do_not_depend_on_how_the_stream_is_cut(
-    text: str, data: st.DataObject
-) -> None:
-    stream = text.encode()
-    cut = data.draw(st.integers(0, len(stream)))
-    splitter = LineSplitter()
-    lines = splitter.feed(stream[:cut]) + splitter.feed(stream[cut:]) + splitter.end()
-    assert lines == text.removesuffix("\n").split("\n")[: len(lines)]
-    assert "\n".join(lines) == text.removesuffix("\n") or text == "\n"
-
-
-def test_a_program_that_never_ends_its_line_is_cut() -> None:
-    splitter = LineSplitter()
-    assert splitter.feed(b"x" * 20_000) == ["x" * 20_000]
-    assert splitter.end() == []
+from stratagem_deploy.transcript import Transcript
 
 
 def test_bytes_that_are_no_text_are_shown_as_such() -> None:
-    assert LineSplitter().feed(b"a\xffb\n") == ["a\N{REPLACEMENT CHARACTER}b"]
+    shown: list[str] = []
+    Transcript(shown.append).feed(b"a\xffb\n")
+    assert shown == ["a\N{REPLACEMENT CHARACTER}b"]
 
 
-def test_of_a_progress_bar_the_last_state_is_seen() -> None:
-    assert visible(" 10%\r 50%\r100%\r") == "100%"
-    assert visible("line of a Windows program\r") == "line of a Windows program"
+def test_a_letter_may_arrive_in_two_parts() -> None:
+    shown: list[str] = []
+    transcript = Transcript(shown.append)
+    for byte in "\N{EURO SIGN}\n".encode():
+        transcript.feed(bytes([byte]))
+    assert shown == ["\N{EURO SIGN}"]
 
 
 def test_a_transcript_shows_every_line_and_keeps_the_last_thirty() -> None:

@@ -1,1 +1,1 @@
-"""The worker process: runs the functions that a coordinator schedules."""
+"""The worker-server process: it runs the functions that its clients send."""

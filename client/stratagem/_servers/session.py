@@ -97,15 +97,21 @@ def opening(
     identity: Identity, identifier: bytes | None = None
 ) -> Request[OpenSessionResponse]:
     """The handshake of a new session, or of the one with that identifier again."""
-    message = OpenSessionRequest(
+    session = identifier or secrets.token_bytes(SESSION_ID_BYTES)
+    message = handshake(identity, session)
+    return Request("OpenSession", message, sole(OpenSessionResponse))
+
+
+def handshake(identity: Identity, identifier: bytes) -> OpenSessionRequest:
+    """What opens the session of that identifier, with a server of any kind."""
+    return OpenSessionRequest(
         protocol_version=PROTOCOL_VERSION,
         cluster_token=identity.token,
-        session_id=identifier or secrets.token_bytes(SESSION_ID_BYTES),
+        session_id=identifier,
         role=identity.role,
         task=Task(job=identity.job, index=identity.index),
         client=identity.client,
     )
-    return Request("OpenSession", message, sole(OpenSessionResponse))
 
 
 def opened(
@@ -121,16 +127,30 @@ def opened(
     Raises:
         FailedPreconditionError: The address is another server's.
     """
-    task = f"/job:{answer.task.job}/task:{answer.task.index}"
-    if not server.startswith(f"{task} "):
-        raise FailedPreconditionError(
-            f"the cluster has {server}, but {task} answers there; correct the "
-            "addresses of the ps job",
-            task=task,
-        )
+    check_answering(answer.task, server)
     return Session(
         request.session_id,
         answer.incarnation,
         answer.lease_seconds,
         answer.max_request_bytes,
     )
+
+
+def check_answering(answering: Task, server: str) -> None:
+    """Checks that a server is the one that was called.
+
+    Args:
+        answering: The task that it says it is.
+        server: As of `opened`.
+
+    Raises:
+        FailedPreconditionError: It is another one.
+    """
+    task = f"/job:{answering.job}/task:{answering.index}"
+    if not server.startswith(f"{task} "):
+        job = server.split("/")[1].removeprefix("job:")
+        raise FailedPreconditionError(
+            f"the cluster has {server}, but {task} answers there; correct the "
+            f"addresses of the {job} job",
+            task=task,
+        )

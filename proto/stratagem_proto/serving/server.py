@@ -27,11 +27,13 @@ class Server(ABC):
 
     Attributes:
         service: Full name of the service of the data plane.
+        options: Options of gRPC for the data plane.
         address: Where it listens, "host:port"; "" before it has started.
         health_address: Where it answers health checks.
     """
 
     service: ClassVar[str]
+    options: ClassVar[Sequence[tuple[str, int]]] = SERVER_OPTIONS
 
     def __init__(self, settings: ServingSettings) -> None:
         self.address = ""
@@ -78,7 +80,7 @@ class Server(ABC):
         self._log.info("serving", address=self.address, health=self.health_address)
 
     async def _serve(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(options=self.options)
         self._server.add_generic_rpc_handlers(tuple(handlers))
         self.address = bound(self._server, self._bind)
         await self._server.start()

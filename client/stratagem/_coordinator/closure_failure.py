@@ -1,0 +1,61 @@
+"""How functions on workers end without a result."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import cloudpickle
+
+from stratagem_proto.errors import AbortedError
+from stratagem_proto.v1 import worker_pb2 as pb
+
+
+class FailureKind(Enum):
+    """Why a function has no result."""
+
+    FUNCTION = pb.FAILURE_KIND_FUNCTION
+    """It raised an exception, or returned what cannot be sent."""
+    INPUT = pb.FAILURE_KIND_INPUT
+    """It could not be loaded, or what it uses could not."""
+    CANCELLED = pb.FAILURE_KIND_CANCELLED
+    """It was given up."""
+
+
+class ClosureFailure(Exception):
+    """A worker could not return the result of a function.
+
+    Attributes:
+        kind: Why.
+        exception: What was raised there, with its class; `AbortedError` with its words
+            where it cannot be pickled.
+        traceback: Where it was raised, as Python prints it.
+    """
+
+    def __init__(
+        self, kind: FailureKind, exception: BaseException, traceback: str
+    ) -> None:
+        super().__init__(f"{type(exception).__name__}: {exception}\n\n{traceback}")
+        self.kind = kind
+        self.exception = exception
+        self.traceback = traceback
+
+
+def failure_of(message: pb.Failure, task: str) -> ClosureFailure:
+    """Return what a worker's message stands for."""
+    return ClosureFailure(
+        FailureKind(message.kind), _exception_of(message, task), message.traceback
+    )
+
+
+def _exception_of(message: pb.Failure, task: str) -> BaseException:
+    try:
+        exception = cloudpickle.loads(message.exception)
+    except Exception:
+        exception = None
+    if isinstance(exception, BaseException):
+        return exception
+    return AbortedError(
+        f"{task} raised {message.class_name}, which cannot be pickled: "
+        f"{message.message}",
+        task=task,
+    )

@@ -1,0 +1,156 @@
+"""One worker server: a connection over which it runs functions."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+
+import grpc
+
+from stratagem._coordinator.output import Show, labelled
+from stratagem._coordinator.runtime import this_runtime
+from stratagem._coordinator.work_stream import Instructions, WorkStream, lost
+from stratagem._servers.session import Identity, check_answering, handshake
+from stratagem_proto.channel import PATIENT_CHANNEL_OPTIONS, Deadlines, open_channel
+from stratagem_proto.errors import CancelledError, StratagemError
+from stratagem_proto.payloads import split
+from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.v1 import worker_pb2 as pb
+from stratagem_proto.v1.session_pb2 import Task
+
+
+class WorkerLink:
+    """All dealings of this process with one worker server. Thread-safe.
+
+    What it sends, the worker carries out in order, one function at a time. It can be
+    connected again after the worker was lost.
+
+    Attributes:
+        task: The worker, for instance "/job:worker/task:1".
+        incarnation: Names what the worker has of this link; another value after
+            `connect` means that everything is gone that was defined or kept.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        task: Task,
+        identity: Identity,
+        deadlines: Deadlines | None = None,
+        on_output: Show | None = None,
+    ) -> None:
+        """Describes the worker; does not connect.
+
+        Args:
+            address: Its "host:port".
+            task: Its task.
+            identity: What to tell it about this process.
+            deadlines: How long it may take to answer; the defaults if not given.
+            on_output: Called with what its functions write, from another thread; shows
+                it behind the worker's name if not given.
+        """
+        self.task = f"/job:{task.job}/task:{task.index}"
+        self.incarnation = b""
+        self._address = address
+        self._identity = identity
+        self._deadlines = deadlines or Deadlines()
+        self._show = on_output or labelled(self.task)
+        self._channel: grpc.Channel | None = None
+        self._stream: WorkStream | None = None
+
+    @property
+    def peer(self) -> str:
+        """What errors call the worker."""
+        return f"{self.task} at {self._address}"
+
+    def connect(self) -> None:
+        """Opens a session; one that this link has already is ended.
+
+        Raises:
+            UnavailableError: The worker cannot be reached, or is shutting down.
+            UnauthenticatedError: It has another cluster token.
+            FailedPreconditionError: It runs other versions of Python, PyTorch,
+                cloudpickle or Stratagem, or is another task.
+        """
+        self.close()
+        channel = open_channel(self._address, PATIENT_CHANNEL_OPTIONS)
+        session = secrets.token_bytes(SESSION_ID_BYTES)
+        opening = pb.OpenWorkerSession(
+            session=handshake(self._identity, session), runtime=this_runtime()
+        )
+        stream = WorkStream(channel, self.peer, opening, self._show)
+        try:
+            answer = stream.open(self._deadlines.connect)
+            check_answering(answer.task, self.peer)
+        except BaseException:
+            stream.end(lost(self.peer, "it cannot be used"))
+            channel.close()
+            raise
+        self._channel, self._stream, self.incarnation = channel, stream, session
+
+    def define(self, handle: int, payload: bytes) -> None:
+        """Gives the worker an object to which later payloads refer, or changes one."""
+        self._send(_define(handle, payload))
+
+    def run(self, closure: int, payload: bytes, keep_as: int = 0) -> Future[bytes]:
+        """Lets the worker call what a payload loads to, without arguments.
+
+        Args:
+            closure: A number of this link's own.
+            payload: The pickled function.
+            keep_as: Handle under which the worker keeps the result; 0 to get it.
+
+        Returns:
+            The pickled result to come, running once the function has begun. It fails
+            with `ClosureFailure`, or with `WorkerLostError` if the worker is lost
+            before.
+        """
+        if self._stream is None:
+            future: Future[bytes] = Future()
+            future.set_exception(lost(self.peer, "it is not connected"))
+            return future
+        return self._stream.run(closure, _run(closure, payload, keep_as))
+
+    def cancel(self, closure: int, interrupt: bool = True) -> None:
+        """Gives a function up; its future then fails, unless it has ended before.
+
+        Args:
+            closure: Its number.
+            interrupt: Whether to interrupt it if it has begun.
+        """
+        cancel = pb.Cancel(closure=closure, interrupt=interrupt)
+        self._send([pb.Instruction(cancel=cancel)])
+
+    def release(self, handles: Sequence[int]) -> None:
+        """Lets the worker forget objects that were defined or kept."""
+        self._send([pb.Instruction(release=pb.Release(handles=handles))])
+
+    def close(self) -> None:
+        """Ends the session; what is under way fails. May be called again."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.end(_closed(self.peer))
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _send(self, instructions: Instructions) -> None:
+        if self._stream is not None:
+            self._stream.send(instructions)
+
+
+def _closed(peer: str) -> StratagemError:
+    return CancelledError(f"the connection to {peer} was closed before the answer came")
+
+
+def _define(handle: int, payload: bytes) -> Iterator[pb.Instruction]:
+    pieces, last = split(payload)
+    yield from (pb.Instruction(piece=piece) for piece in pieces)
+    yield pb.Instruction(define=pb.Define(handle=handle, payload=last))
+
+
+def _run(closure: int, payload: bytes, keep_as: int) -> Iterator[pb.Instruction]:
+    pieces, last = split(payload)
+    yield from (pb.Instruction(piece=piece) for piece in pieces)
+    yield pb.Instruction(run=pb.Run(closure=closure, payload=last, keep_as=keep_as))

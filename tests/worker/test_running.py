@@ -1,0 +1,231 @@
+"""Functions run on a worker server, and come back as results or errors."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+
+from stratagem._coordinator.closure_failure import ClosureFailure, FailureKind
+from stratagem._coordinator.link import WorkerLink
+from stratagem._coordinator.worker_index import experimental_get_current_worker_index
+from stratagem_proto.errors import AbortedError
+from stratagem_worker.server import WorkerServer
+from stratagem_worker.settings import WorkerSettings
+from tests.conftest import TOKEN
+from tests.deploy.processes import eventually
+from tests.worker.links import PATIENCE, connected, result
+
+ran: list[tuple[int, int]] = []
+
+
+class Handle:
+    """Stands in payloads for what the worker has under a handle."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # has no types
+    def persistent_id(self, value: Any) -> int | None:
+        return value.number if isinstance(value, Handle) else None
+
+
+def naming(value: object) -> bytes:
+    """A payload in which handles stand for objects."""
+    buffer = io.BytesIO()
+    _Pickler(buffer).dump(value)
+    return buffer.getvalue()
+
+
+def failure(link: WorkerLink, closure: int, payload: bytes) -> ClosureFailure:
+    error = link.run(closure, payload).exception(PATIENCE)
+    assert isinstance(error, ClosureFailure)
+    return error
+
+
+def note(number: int) -> None:
+    ran.append((number, threading.get_ident()))
+
+
+def noting(number: int) -> Callable[[], None]:
+    return lambda: note(number)
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+def test_a_function_runs_on_the_worker_and_its_result_comes_back(
+    link: WorkerLink,
+) -> None:
+    assert result(link, 1, lambda: torch.arange(3).sum().item()) == 3
+
+
+def test_one_thread_runs_functions_in_the_order_in_which_they_were_sent(
+    link: WorkerLink,
+) -> None:
+    ran.clear()
+    futures = [link.run(n, cloudpickle.dumps(noting(n))) for n in range(50)]
+    for future in futures:
+        future.result(PATIENCE)
+    assert [number for number, _ in ran] == list(range(50))
+    assert len({thread for _, thread in ran} | {threading.get_ident()}) == 2
+
+
+def test_two_clients_take_turns_on_one_worker(worker: WorkerServer) -> None:
+    ran.clear()
+    with connected(worker) as first, connected(worker) as second:
+        links = [first, second] * 10
+        futures = [
+            link.run(n, cloudpickle.dumps(noting(n))) for n, link in enumerate(links)
+        ]
+        for future in futures:
+            future.result(PATIENCE)
+    assert sorted(number for number, _ in ran) == list(range(20))
+    assert len({thread for _, thread in ran}) == 1
+
+
+@pytest.mark.parametrize("nbytes", [0, (1 << 20) - 1, 1 << 20, (3 << 20) + 5])
+def test_payloads_of_any_size_travel_both_ways(link: WorkerLink, nbytes: int) -> None:
+    data = torch.arange(nbytes).to(torch.uint8).numpy().tobytes()
+    assert result(link, nbytes, lambda: data[::-1]) == data[::-1]
+
+
+def test_an_exception_arrives_with_its_class_and_the_traceback_of_the_function(
+    link: WorkerLink,
+) -> None:
+    found = failure(link, 1, cloudpickle.dumps(raising(ZeroDivisionError("how"))))
+    assert found.kind is FailureKind.FUNCTION
+    assert type(found.exception) is ZeroDivisionError
+    assert found.exception.args == ("how",)
+    first, second, *_ = found.traceback.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert second.endswith(", in fail")
+
+
+def test_a_function_that_exits_does_not_end_its_worker(link: WorkerLink) -> None:
+    found = failure(link, 1, cloudpickle.dumps(raising(SystemExit(3))))
+    assert type(found.exception) is SystemExit
+    assert result(link, 2, lambda: "goes on") == "goes on"
+
+
+def test_of_an_exception_that_cannot_be_pickled_the_words_arrive(
+    link: WorkerLink,
+) -> None:
+    class OwnError(Exception):
+        def __init__(self, lock: object, words: str) -> None:
+            super().__init__(words)
+            self.lock = lock
+
+    def fail() -> None:
+        raise OwnError(threading.Lock(), "the words")
+
+    found = failure(link, 1, cloudpickle.dumps(fail))
+    assert type(found.exception) is AbortedError
+    assert "OwnError" in str(found.exception)
+    assert "the words" in str(found.exception)
+
+
+def test_a_result_that_cannot_be_pickled_is_an_error_of_the_function(
+    link: WorkerLink,
+) -> None:
+    found = failure(link, 1, cloudpickle.dumps(threading.Lock))
+    assert found.kind is FailureKind.FUNCTION
+    assert type(found.exception) is TypeError
+
+
+def test_a_payload_that_cannot_be_loaded_is_an_error_of_the_input(
+    link: WorkerLink,
+) -> None:
+    found = failure(link, 1, b"no pickle")
+    assert found.kind is FailureKind.INPUT
+    assert result(link, 2, lambda: "goes on") == "goes on"
+
+
+# --- Objects -------------------------------------------------------------------
+
+
+def test_a_defined_object_is_the_same_one_in_all_functions(link: WorkerLink) -> None:
+    link.define(7, cloudpickle.dumps([1, 2]))
+    link.run(1, naming(_Calling(list.append, Handle(7), 3))).result(PATIENCE)
+    payload = link.run(2, naming(_Calling(list.copy, Handle(7)))).result(PATIENCE)
+    assert cloudpickle.loads(payload) == [1, 2, 3]
+
+
+def test_a_result_may_stay_on_the_worker(link: WorkerLink) -> None:
+    kept = link.run(1, cloudpickle.dumps(threading.Lock), keep_as=9)
+    assert kept.result(PATIENCE) == b""
+    payload = link.run(2, naming(_Calling(_locked, Handle(9)))).result(PATIENCE)
+    assert cloudpickle.loads(payload) is False
+
+
+def test_a_released_object_is_gone(link: WorkerLink) -> None:
+    link.define(7, cloudpickle.dumps([]))
+    link.release([7])
+    found = failure(link, 1, naming(_Calling(list.copy, Handle(7))))
+    assert found.kind is FailureKind.INPUT
+    assert "nothing under handle 7" in str(found.exception)
+
+
+def test_clients_do_not_see_the_objects_of_each_other(
+    worker: WorkerServer, link: WorkerLink
+) -> None:
+    link.define(7, cloudpickle.dumps([]))
+    with connected(worker) as other:
+        found = failure(other, 1, naming(_Calling(list.copy, Handle(7))))
+    assert found.kind is FailureKind.INPUT
+
+
+# --- Where functions run -------------------------------------------------------
+
+
+def test_a_function_knows_its_worker() -> None:
+    with (
+        WorkerServer(WorkerSettings(token=TOKEN, task=3)) as third,
+        connected(third, task=3) as link,
+    ):
+        assert result(link, 1, experimental_get_current_worker_index) == 3
+
+
+def test_a_function_has_begun_when_its_future_says_so(link: WorkerLink) -> None:
+    gate.clear()
+    begun = link.run(1, cloudpickle.dumps(_wait_at_gate))
+    waiting = link.run(2, cloudpickle.dumps(_wait_at_gate))
+    entered.acquire(timeout=PATIENCE)
+    eventually(begun.running)
+    assert not waiting.running()
+    gate.set()
+    waiting.result(PATIENCE)
+
+
+gate = threading.Event()
+entered = threading.Semaphore(0)
+
+
+def _wait_at_gate() -> None:
+    entered.release()
+    gate.wait(PATIENCE)
+
+
+def _locked(lock: threading.Lock) -> bool:
+    return lock.locked()
+
+
+class _Calling:
+    """A function with arguments among which are handles."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.function = function
+        self.arguments = arguments
+
+    def __call__(self) -> Any:
+        return self.function(*self.arguments)

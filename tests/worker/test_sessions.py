@@ -1,0 +1,333 @@
+"""Whom a worker server serves, for how long, and what remains of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from stratagem._coordinator import link as links
+from stratagem._coordinator.closure_failure import ClosureFailure, FailureKind
+from stratagem._coordinator.link import WorkerLink
+from stratagem._coordinator.runtime import this_runtime
+from stratagem._coordinator.work_stream import WorkStream
+from stratagem._servers.session import Identity, handshake
+from stratagem_proto.channel import Deadlines, open_channel
+from stratagem_proto.errors import (
+    CancelledError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    MalformedStreamError,
+    SessionLostError,
+    StratagemError,
+    UnauthenticatedError,
+    UnavailableError,
+    WorkerLostError,
+)
+from stratagem_proto.status import translated
+from stratagem_proto.v1 import worker_pb2 as pb
+from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task
+from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
+from stratagem_worker.server import WorkerServer
+from stratagem_worker.settings import WorkerSettings
+from tests.conftest import TOKEN
+from tests.deploy.processes import eventually
+from tests.worker.links import PATIENCE, connected, link_to, result
+
+entered = threading.Semaphore(0)
+gate = threading.Event()
+interrupted = threading.Semaphore(0)
+
+
+@pytest.fixture(autouse=True)
+def closed_gate() -> None:
+    gate.clear()
+    for semaphore in (entered, interrupted):
+        while semaphore.acquire(blocking=False):
+            pass
+
+
+def wait_at_gate() -> str:
+    entered.release()
+    assert gate.wait(PATIENCE)
+    return "through"
+
+
+def spin() -> None:
+    entered.release()
+    try:
+        while True:
+            pass
+    except BaseException:
+        interrupted.release()
+        raise
+
+
+def has_entered() -> bool:
+    return entered.acquire(timeout=PATIENCE)
+
+
+def another_entered() -> bool:
+    return entered.acquire(blocking=False)
+
+
+def was_interrupted() -> bool:
+    return interrupted.acquire(timeout=PATIENCE)
+
+
+# --- Handshakes ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", ["", "guess"])
+def test_without_the_token_no_function_runs(worker: WorkerServer, token: str) -> None:
+    with pytest.raises(UnauthenticatedError, match="/job:worker/task:0"):
+        link_to(worker.address, token=token).connect()
+
+
+def test_a_worker_without_a_token_serves_nobody() -> None:
+    with pytest.raises(InvalidArgumentError, match="--token-file"):
+        WorkerSettings()
+
+
+@pytest.mark.parametrize("field", ["python", "torch", "cloudpickle", "stratagem"])
+def test_a_client_with_another_version_is_told_both(
+    worker: WorkerServer, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = this_runtime()
+    other = this_runtime()
+    setattr(other, field, "0.0")
+    monkeypatch.setattr(links, "this_runtime", lambda: other)
+    with pytest.raises(FailedPreconditionError) as caught:
+        link_to(worker.address).connect()
+    assert f"{field} 0.0" in str(caught.value)
+    assert getattr(here, field) in str(caught.value)
+
+
+def test_another_task_at_the_address_is_named(worker: WorkerServer) -> None:
+    with pytest.raises(FailedPreconditionError, match="/job:worker/task:0 answers"):
+        link_to(worker.address, task=1).connect()
+
+
+def test_a_worker_that_is_not_there_is_unavailable() -> None:
+    with WorkerServer(WorkerSettings(token=TOKEN)) as gone:
+        address = gone.address
+    link = WorkerLink(
+        address, Task(job="worker"), Identity(ROLE_CLIENT), Deadlines(connect=0.1)
+    )
+    with pytest.raises(UnavailableError, match=f"at {address} did not answer"):
+        link.connect()
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (pb.WorkRequest(), MalformedStreamError),
+        (pb.WorkRequest(instructions=[pb.Instruction()]), MalformedStreamError),
+    ],
+)
+def test_a_call_begins_with_a_handshake(
+    worker: WorkerServer, request_: pb.WorkRequest, error: type[StratagemError]
+) -> None:
+    with open_channel(worker.address) as channel, pytest.raises(error):
+        exchange(channel, request_)
+
+
+def test_an_unknown_instruction_ends_the_session(worker: WorkerServer) -> None:
+    with open_channel(worker.address) as channel, pytest.raises(InvalidArgumentError):
+        exchange(channel, opening(), pb.WorkRequest(instructions=[pb.Instruction()]))
+
+
+def opening() -> pb.WorkRequest:
+    session = handshake(Identity(ROLE_CLIENT, token=TOKEN), bytes(16))
+    return pb.WorkRequest(
+        open=pb.OpenWorkerSession(session=session, runtime=this_runtime())
+    )
+
+
+def exchange(channel: Any, *requests: pb.WorkRequest) -> None:
+    with translated("the worker", "Work"):
+        list(WorkerServiceStub(channel).Work(iter(requests), timeout=PATIENCE))
+
+
+# --- Giving up -----------------------------------------------------------------
+
+
+def test_a_function_that_waits_is_given_up_without_a_trace(link: WorkerLink) -> None:
+    first = link.run(1, cloudpickle.dumps(wait_at_gate))
+    second = link.run(2, cloudpickle.dumps(wait_at_gate))
+    assert has_entered()
+    link.cancel(2, interrupt=False)
+    assert cancelled(second)
+    gate.set()
+    assert cloudpickle.loads(first.result(PATIENCE)) == "through"
+    assert result(link, 3, another_entered) is False
+
+
+def test_a_function_that_has_begun_may_be_let_go_on(link: WorkerLink) -> None:
+    future = link.run(1, cloudpickle.dumps(wait_at_gate))
+    assert has_entered()
+    link.cancel(1, interrupt=False)
+    gate.set()
+    assert cloudpickle.loads(future.result(PATIENCE)) == "through"
+
+
+def test_a_function_that_has_begun_is_interrupted(link: WorkerLink) -> None:
+    future = link.run(1, cloudpickle.dumps(spin))
+    assert has_entered()
+    link.cancel(1)
+    assert was_interrupted()
+    assert cancelled(future)
+    assert result(link, 2, lambda: "goes on") == "goes on"
+
+
+def test_an_interruption_that_comes_too_late_hits_nobody(link: WorkerLink) -> None:
+    for closure in range(0, 200, 2):
+        ending = link.run(closure, cloudpickle.dumps(bool))
+        link.cancel(closure)
+        assert result(link, closure + 1, lambda: sum(range(1000))) == 499500
+        assert ending.done()
+
+
+def cancelled(future: Any) -> bool:
+    error = future.exception(PATIENCE)
+    assert isinstance(error, ClosureFailure)
+    assert isinstance(error.exception, CancelledError)
+    return error.kind is FailureKind.CANCELLED
+
+
+# --- Ends ----------------------------------------------------------------------
+
+
+class Thing:
+    """Something that one can see go."""
+
+
+def watched() -> Thing:
+    thing = Thing()
+    things.append(weakref.ref(thing))
+    return thing
+
+
+things: list[weakref.ref[Thing]] = []
+
+
+@pytest.mark.parametrize("end", [WorkerLink.close, WorkerLink.connect])
+def test_the_end_of_a_session_releases_what_it_had(
+    link: WorkerLink, end: Callable[[WorkerLink], None]
+) -> None:
+    link.run(1, cloudpickle.dumps(watched), keep_as=5).result(PATIENCE)
+    assert things[-1]() is not None
+    end(link)
+    eventually(lambda: things[-1]() is None)
+
+
+def test_the_end_of_a_session_interrupts_what_runs(worker: WorkerServer) -> None:
+    with connected(worker) as link:
+        running = link.run(1, cloudpickle.dumps(spin))
+        waiting = link.run(2, cloudpickle.dumps(wait_at_gate))
+        assert has_entered()
+    assert was_interrupted()
+    for future in (running, waiting):
+        assert isinstance(future.exception(PATIENCE), CancelledError)
+    with connected(worker) as other:
+        assert result(other, 1, another_entered) is False
+
+
+def test_another_session_has_another_incarnation(link: WorkerLink) -> None:
+    first = link.incarnation
+    link.connect()
+    assert len(link.incarnation) == 16
+    assert link.incarnation != first
+
+
+def test_a_client_that_falls_silent_loses_its_session() -> None:
+    settings = WorkerSettings(token=TOKEN, lease_seconds=0.3)
+    with WorkerServer(settings) as worker, open_channel(worker.address) as channel:
+        silence = threading.Event()
+
+        def requests() -> Any:
+            yield opening()
+            silence.wait(PATIENCE)
+
+        call = WorkerServiceStub(channel).Work(requests(), timeout=PATIENCE)
+        with (
+            pytest.raises(SessionLostError, match=r"for 0\.3 s"),
+            translated("the worker", "Work"),
+        ):
+            list(call)
+        silence.set()
+
+
+def test_a_client_that_waits_keeps_its_session() -> None:
+    settings = WorkerSettings(token=TOKEN, lease_seconds=0.3)
+    with WorkerServer(settings) as worker, connected(worker) as link:
+        assert result(link, 1, lambda: time.sleep(1)) is None
+
+
+def test_a_worker_that_falls_silent_is_lost(
+    worker: WorkerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a worker that is stopped: its beats are not heard."""
+    with open_channel(worker.address) as channel:
+        opened = opening().open
+        stream = WorkStream(channel, "the worker", opened, lambda *_: None)
+        stream.open(PATIENCE)
+        monkeypatch.setattr(stream, "_take", lambda response: None)
+        future = stream.run(1, [])
+        stream._start(stream._watch, "watch", 0.2)
+        with pytest.raises(WorkerLostError, match="the worker was lost: nothing"):
+            future.result(PATIENCE)
+
+
+# --- The end of the worker -----------------------------------------------------
+
+
+def test_a_worker_that_stops_lets_its_function_end_and_begins_none() -> None:
+    worker = WorkerServer(WorkerSettings(token=TOKEN))
+    worker.start()
+    with connected(worker) as link:
+        running = link.run(1, cloudpickle.dumps(wait_at_gate))
+        waiting = link.run(2, cloudpickle.dumps(wait_at_gate))
+        assert has_entered()
+        stopping = threading.Thread(target=worker.stop)
+        stopping.start()
+        eventually(lambda: refuses(worker.address))
+        assert not running.done()
+        gate.set()
+        assert cloudpickle.loads(running.result(PATIENCE)) == "through"
+        with pytest.raises(WorkerLostError, match="is shutting down"):
+            waiting.result(PATIENCE)
+        stopping.join(PATIENCE)
+        assert not another_entered()
+        with pytest.raises(WorkerLostError):
+            link.run(3, cloudpickle.dumps(bool)).result(PATIENCE)
+
+
+def refuses(address: str) -> bool:
+    link = link_to(address)
+    try:
+        link.connect()
+    except UnavailableError:
+        return True
+    link.close()
+    return False
+
+
+def test_a_stopped_worker_leaves_no_threads() -> None:
+    before = set(threading.enumerate())
+    with WorkerServer(WorkerSettings(token=TOKEN)) as worker, connected(worker) as link:
+        result(link, 1, lambda: None)
+    eventually(
+        lambda: (
+            not {
+                thread.name
+                for thread in set(threading.enumerate()) - before
+                if "_poll_wrapper" not in thread.name
+            }
+        )
+    )

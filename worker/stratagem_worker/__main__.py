@@ -1,0 +1,5 @@
+"""`python -m stratagem_worker`."""
+
+from stratagem_worker.cli import main
+
+main()

@@ -1,0 +1,146 @@
+"""What functions print and log, taken out of the thread that runs them."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any, TextIO
+
+from stratagem_proto.lines import LineSplitter, visible
+from stratagem_proto.v1 import worker_pb2 as pb
+
+Emit = Callable[[pb.Output], None]
+
+
+class _Capture:
+    """The output of one function: whole lines, and records of the log."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._lines = {
+            stream: LineSplitter()
+            for stream in (pb.OUTPUT_STREAM_STDOUT, pb.OUTPUT_STREAM_STDERR)
+        }
+        self._lock = threading.Lock()
+
+    def write(self, stream: pb.OutputStream.ValueType, text: str) -> None:
+        with self._lock:
+            lines = self._lines[stream].feed(text)
+        self._show(stream, lines)
+
+    def log(self, level: int, text: str) -> None:
+        self._emit(pb.Output(stream=pb.OUTPUT_STREAM_LOG, level=level, text=text))
+
+    def end(self) -> None:
+        for stream, lines in self._lines.items():
+            self._show(stream, lines.end())
+
+    def _show(self, stream: pb.OutputStream.ValueType, lines: list[str]) -> None:
+        for line in lines:
+            self._emit(pb.Output(stream=stream, text=visible(line)))
+
+
+_capture: ContextVar[_Capture | None] = ContextVar("stratagem_capture", default=None)
+
+
+@contextmanager
+def captured(emit: Emit) -> Iterator[None]:
+    """Gives what the body writes in this thread to a function instead.
+
+    Threads that the body starts write where they would without, unless they are
+    given its context.
+    """
+    capture = _Capture(emit)
+    token = _capture.set(capture)
+    _redirection.begin()
+    try:
+        yield
+    finally:
+        _redirection.end()
+        _capture.reset(token)
+        capture.end()
+
+
+class _Diverted(io.TextIOBase):
+    """A stream of the process, without what belongs to functions."""
+
+    def __init__(self, target: TextIO, stream: pb.OutputStream.ValueType) -> None:
+        self._target = target
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        capture = _capture.get()
+        if capture is None:
+            return self._target.write(text)
+        capture.write(self._stream, text)
+        return len(text)
+
+    def flush(self) -> None:
+        # Whoever diverted it may be slower to end than the process's own stream.
+        with suppress(ValueError):
+            self._target.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+
+class _LastResort(logging.Handler):
+    """What records come to for which the program has no handler."""
+
+    def __init__(self, other: logging.Handler | None) -> None:
+        super().__init__(logging.WARNING)
+        self._other = other
+
+    def emit(self, record: logging.LogRecord) -> None:
+        capture = _capture.get()
+        if capture is not None:
+            capture.log(record.levelno, self.format(record))
+        elif self._other is not None:
+            self._other.handle(record)
+
+
+class _Redirection:
+    """The streams of the process, diverted while any function runs in it."""
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._divert()
+
+    def end(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._restore()
+
+    def _divert(self) -> None:
+        self._before = sys.stdout, sys.stderr, logging.lastResort
+        self._ours = (
+            _Diverted(sys.stdout, pb.OUTPUT_STREAM_STDOUT),
+            _Diverted(sys.stderr, pb.OUTPUT_STREAM_STDERR),
+            _LastResort(logging.lastResort),
+        )
+        sys.stdout, sys.stderr, logging.lastResort = self._ours
+
+    def _restore(self) -> None:
+        """Puts back what is still ours: somebody else may have diverted it too."""
+        stdout, stderr, last_resort = self._ours
+        if sys.stdout is stdout:
+            sys.stdout = self._before[0]
+        if sys.stderr is stderr:
+            sys.stderr = self._before[1]
+        if logging.lastResort is last_resort:
+            logging.lastResort = self._before[2]
+
+
+_redirection = _Redirection()

@@ -1,0 +1,70 @@
+"""Running one function and saying how it ended."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+
+import cloudpickle
+
+from stratagem_proto.errors import CancelledError
+from stratagem_proto.v1 import worker_pb2 as pb
+from stratagem_worker.interruption import Interrupted
+from stratagem_worker.objects import Loader
+
+
+def finished(order: pb.Run, payload: bytes, loader: Loader) -> pb.Finished:
+    """Loads a function and calls it; returns how that went.
+
+    Args:
+        order: What to do.
+        payload: All of its payload.
+        loader: Loads it.
+    """
+    kind: pb.FailureKind.ValueType = pb.FAILURE_KIND_INPUT
+    try:
+        function = loader.load(payload)
+        kind = pb.FAILURE_KIND_FUNCTION
+        result = function()
+        if order.keep_as:
+            loader.keep(order.keep_as, result)
+            return pb.Finished(closure=order.closure)
+        return pb.Finished(closure=order.closure, payload=loader.dump(result))
+    except Interrupted:
+        raise
+    except BaseException as error:  # also SystemExit: a function does not end a worker
+        return failed(order.closure, kind, error)
+
+
+def cancelled(closure: int, worker: str) -> pb.Finished:
+    """Returns how a function ended that was given up."""
+    error = CancelledError(f"the function was given up on {worker}", task=worker)
+    return failed(closure, pb.FAILURE_KIND_CANCELLED, error)
+
+
+def failed(
+    closure: int, kind: pb.FailureKind.ValueType, error: BaseException
+) -> pb.Finished:
+    """Returns how a function ended that raised an exception."""
+    # The first frame is `finished` above.
+    frames = error.__traceback__.tb_next if error.__traceback__ else None
+    lines = traceback.format_exception(type(error), error, frames)
+    failure = pb.Failure(
+        kind=kind,
+        exception=_pickled(error),
+        class_name=type(error).__qualname__,
+        message=str(error),
+        traceback="".join(lines),
+    )
+    return pb.Finished(closure=closure, failure=failure)
+
+
+def _pickled(error: BaseException) -> bytes:
+    """Returns the pickle of an exception; nothing if it would not come back."""
+    try:
+        pickled: bytes = cloudpickle.dumps(error)
+        # Exceptions exist that are pickled well and cannot be read again.
+        pickle.loads(pickled)
+    except Exception:
+        return b""
+    return pickled

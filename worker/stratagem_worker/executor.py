@@ -1,0 +1,81 @@
+"""The thread in which a worker carries out what takes time."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stratagem_proto.serving.log import LOG
+
+_END_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """Something to do for a session.
+
+    Attributes:
+        session: Whose it is.
+        closure: The function that it runs; None if it runs none.
+        work: What to do.
+    """
+
+    session: object
+    closure: int | None
+    work: Callable[[], None]
+
+
+class Executor:
+    """Does jobs one at a time, in the order in which they come. Thread-safe."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: deque[Job] = deque()
+        self._busy = False
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Does a job when those before are done."""
+        with self._changed:
+            self._jobs.append(job)
+            self._changed.notify_all()
+
+    def withdraw(self, which: Callable[[Job], bool]) -> list[Job]:
+        """Takes back jobs that have not begun."""
+        with self._changed:
+            taken = [job for job in self._jobs if which(job)]
+            self._jobs = deque(job for job in self._jobs if job not in taken)
+            return taken
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        with self._changed:
+            return not self._busy and not self._jobs
+
+    def close(self) -> None:
+        """Lets the thread end when there is nothing to do; waits a moment for it."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(_END_SECONDS)
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                job.work()
+            except Exception:
+                LOG.exception("a job failed")
+
+    def _next(self) -> Job | None:
+        with self._changed:
+            self._busy = False
+            self._changed.wait_for(lambda: self._jobs or self._closed)
+            if not self._jobs:
+                return None
+            self._busy = True
+            return self._jobs.popleft()

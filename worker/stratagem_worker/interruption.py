@@ -1,0 +1,90 @@
+"""Ending a function from outside of the thread that runs it."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Name = TypeVar("Name")
+Result = TypeVar("Result")
+
+_GLANCE_SECONDS = 0.0001
+
+
+class Interrupted(BaseException):
+    """Somebody gave up what this thread runs.
+
+    As `KeyboardInterrupt`, it is none of the exceptions that programs expect.
+    """
+
+
+class Interruptible(Generic[Name]):
+    """What one thread runs and another may interrupt, one thing at a time.
+
+    CPython raises the exception in the thread before one of the next instructions of
+    its Python code. That must not be one of our own, so there is no lock here: one
+    that is just being taken would stay taken.
+    """
+
+    def __init__(self) -> None:
+        self._running: Name | None = None
+        self._struck = False
+        self._striking = False
+
+    def run(
+        self, name: Name, body: Callable[[], Result], given_up: Callable[[], Result]
+    ) -> Result:
+        """Runs something in this thread.
+
+        Args:
+            name: By which it can be interrupted.
+            body: What to run; it may raise `Interrupted` itself.
+            given_up: Makes the result where it was interrupted.
+        """
+        thread = threading.get_ident()
+        try:
+            try:
+                self._thread, self._struck = thread, False
+                self._running = name
+                return body()
+            finally:
+                self._settle(thread)
+        except Interrupted:
+            # It may have come just when this was to begin.
+            self._settle(thread)
+            return given_up()
+
+    def _settle(self, thread: int) -> None:
+        """Ends the time in which an interruption may arrive."""
+        while True:
+            try:
+                self._running = None
+                while self._striking:
+                    time.sleep(_GLANCE_SECONDS)
+                _raise(thread, None)
+                return
+            except Interrupted:
+                continue
+
+    def interrupt(self, which: Callable[[Name], bool]) -> None:
+        """Interrupts what runs, if that is meant; to be called from one thread only.
+
+        Nothing is interrupted twice.
+        """
+        self._striking = True
+        try:
+            running = self._running
+            if running is not None and which(running) and not self._struck:
+                self._struck = True
+                _raise(self._thread, Interrupted)
+        finally:
+            self._striking = False
+
+
+def _raise(thread: int, exception: type[BaseException] | None) -> None:
+    """Raises an exception in a thread, or takes back one that has not been raised."""
+    what = None if exception is None else ctypes.py_object(exception)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)

@@ -1,0 +1,86 @@
+"""The events of a session on their way to its client."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
+
+from stratagem_proto.errors import StratagemError
+from stratagem_proto.payloads import batches, split
+from stratagem_proto.v1 import worker_pb2 as pb
+
+# Lines that a function may write before it has to wait for them to be sent.
+_LINES = 1_000
+
+
+class Outbox:
+    """Takes events from any thread and gives them to the event loop, in order."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._events: deque[pb.WorkEvent] = deque()
+        self._filled = asyncio.Event()
+        self._closed = False
+        self._error: StratagemError | None = None
+        self._room = threading.Semaphore(_LINES)
+
+    def put(self, *events: pb.WorkEvent) -> None:
+        """Sends events."""
+        # A function may end when its worker has stopped already.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._add, events)
+
+    def put_output(self, output: pb.Output) -> None:
+        """Sends what a function wrote; waits while there is too much of that."""
+        if not self._closed:
+            self._room.acquire()
+            self.put(pb.WorkEvent(output=output))
+
+    def put_finished(self, finished: pb.Finished) -> None:
+        """Sends how a function ended, its payload in pieces."""
+        pieces, finished.payload = split(finished.payload)
+        self.put(
+            *(pb.WorkEvent(piece=piece) for piece in pieces),
+            pb.WorkEvent(finished=finished),
+        )
+
+    def close(self, error: StratagemError | None = None) -> None:
+        """Lets `batches` end once all is sent; on the event loop.
+
+        Args:
+            error: What it then raises.
+        """
+        if not self._closed:
+            self._closed, self._error = True, error
+            self._room.release(_LINES)
+            self._filled.set()
+
+    async def batches(self) -> AsyncIterator[list[pb.WorkEvent]]:
+        """What is to be sent, at once as much as there is.
+
+        Raises:
+            StratagemError: As given to `close`.
+        """
+        while self._events or not self._closed:
+            await self._filled.wait()
+            events = list(self._events)
+            self._events.clear()
+            if not self._closed:
+                self._filled.clear()
+            for batch in batches(events):
+                yield batch
+                self._make_room(batch)
+        if self._error is not None:
+            raise self._error
+
+    def _add(self, events: Iterable[pb.WorkEvent]) -> None:
+        self._events.extend(events)
+        self._filled.set()
+
+    def _make_room(self, sent: Iterable[pb.WorkEvent]) -> None:
+        for event in sent:
+            if event.HasField("output"):
+                self._room.release()

@@ -1,0 +1,37 @@
+"""A worker server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+
+from stratagem_proto.channel import PATIENT_SERVER_OPTIONS
+from stratagem_proto.serving.server import Server
+from stratagem_worker.servicer import SERVICE, service_handler
+from stratagem_worker.settings import WorkerSettings
+from stratagem_worker.state import WorkerState
+
+
+class WorkerServer(Server):
+    """One worker server, in this process.
+
+    Functions run in a thread of its own, one at a time.
+    """
+
+    service = SERVICE
+    options = PATIENT_SERVER_OPTIONS
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        super().__init__(settings)
+        self.settings = settings
+
+    def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
+        self._state = WorkerState(self.settings)
+        return (service_handler(self._state),)
+
+    async def _refuse(self, seconds: float) -> None:
+        await self._state.drain(seconds)
+
+    async def _end(self) -> None:
+        self._state.close()

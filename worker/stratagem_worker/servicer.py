@@ -1,0 +1,84 @@
+"""The service as gRPC sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from stratagem_proto.errors import (
+    InvalidArgumentError,
+    MalformedStreamError,
+    SessionLostError,
+    StratagemError,
+)
+from stratagem_proto.serving.border import Border, Context
+from stratagem_proto.v1 import worker_pb2 as pb
+from stratagem_worker.session import WorkSession
+from stratagem_worker.state import WorkerState
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
+
+SERVICE = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
+
+
+def service_handler(state: WorkerState) -> grpc.GenericRpcHandler:
+    """The worker service over some state."""
+    work: Handler = grpc.stream_stream_rpc_method_handler(_Work(state).handle)
+    return grpc.method_handlers_generic_handler(SERVICE, {"Work": work})
+
+
+class _Work:
+    """Calls of `Work`."""
+
+    def __init__(self, state: WorkerState) -> None:
+        self._state = state
+        self._border = Border(state.settings.label)
+        self._lease = state.settings.lease_seconds
+
+    async def handle(self, messages: AsyncIterator[bytes], context: Context) -> None:
+        async with self._border.crossing(context, pb.WorkRequest.__name__):
+            first = await self._request(messages)
+            if first is None or not first.HasField("open"):
+                raise MalformedStreamError("the call does not begin with a handshake")
+            session = self._state.open(first.open)
+            reading = asyncio.create_task(self._read(session, messages))
+            try:
+                opened = pb.WorkResponse(opened=self._state.answer())
+                await context.write(opened.SerializeToString())
+                async for batch in session.outbox.batches():
+                    response = pb.WorkResponse(events=batch)
+                    await context.write(response.SerializeToString())
+            finally:
+                reading.cancel()
+                self._state.end(session)
+
+    async def _read(self, session: WorkSession, messages: AsyncIterator[bytes]) -> None:
+        """Lets a session obey its client until that ends the call."""
+        error: StratagemError | None = None
+        try:
+            while (request := await self._request(messages)) is not None:
+                session.obey(request.instructions)
+        except DecodeError:
+            error = InvalidArgumentError("the request is no WorkRequest")
+        except StratagemError as refusal:
+            error = refusal
+        session.outbox.close(error)
+
+    async def _request(self, messages: AsyncIterator[bytes]) -> pb.WorkRequest | None:
+        """The next request; None at the end.
+
+        Raises:
+            SessionLostError: None came for as long as the lease lasts.
+        """
+        try:
+            data = await asyncio.wait_for(anext(messages, None), self._lease)
+        except asyncio.TimeoutError as error:
+            raise SessionLostError(
+                f"nothing was heard of the client for {self._lease:g} s; open another "
+                "session"
+            ) from error
+        return None if data is None else pb.WorkRequest.FromString(data)

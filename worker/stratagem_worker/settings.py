@@ -1,0 +1,30 @@
+"""How one worker-server process is set up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.serving.settings import ServingSettings
+
+
+@dataclass(frozen=True)
+class WorkerSettings(ServingSettings):
+    """Settings of a worker server.
+
+    Raises:
+        InvalidArgumentError: Also where there is no token: whoever can connect can
+            run what they like.
+    """
+
+    job: str = "worker"
+    lease_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.token:
+            raise InvalidArgumentError(
+                f"{self.label} has no cluster token, and a worker runs whatever its "
+                "clients send; give --token-file or set STRATAGEM_TOKEN_FILE to a file "
+                "with a secret"
+            )

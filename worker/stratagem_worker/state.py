@@ -1,0 +1,85 @@
+"""All that a worker process holds, wired together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+from stratagem_proto.errors import UnavailableError
+from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
+from stratagem_proto.serving.handshake import check_handshake
+from stratagem_proto.v1 import worker_pb2 as pb
+from stratagem_proto.v1.session_pb2 import OpenSessionResponse, Task
+from stratagem_worker.compatibility import check_runtime
+from stratagem_worker.executor import Executor
+from stratagem_worker.interruption import Interruptible
+from stratagem_worker.objects import PickledObjects
+from stratagem_worker.session import Running, WorkSession
+from stratagem_worker.settings import WorkerSettings
+
+_GLANCE_SECONDS = 0.02
+
+
+class WorkerState:
+    """The sessions of a worker and the thread that they share; on the event loop."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self.settings = settings
+        self._incarnation = os.urandom(SESSION_ID_BYTES)
+        self._executor = Executor(settings.label)
+        self._interruptible = Interruptible[Running]()
+        self._sessions: set[WorkSession] = set()
+        self._draining = False
+
+    def open(self, request: pb.OpenWorkerSession) -> WorkSession:
+        """Begins a session.
+
+        Raises:
+            StratagemError: The client may not have one.
+        """
+        check_handshake(request.session, self.settings)
+        check_runtime(request.runtime, self.settings.label)
+        if self._draining:
+            raise self._shutting_down()
+        session = WorkSession(
+            self.settings, self._executor, self._interruptible, PickledObjects()
+        )
+        self._sessions.add(session)
+        return session
+
+    def answer(self) -> pb.WorkerSessionOpened:
+        """What the client of a new session is told."""
+        return pb.WorkerSessionOpened(
+            session=OpenSessionResponse(
+                protocol_version=PROTOCOL_VERSION,
+                incarnation=self._incarnation,
+                task=Task(job=self.settings.job, index=self.settings.task),
+                lease_seconds=self.settings.lease_seconds,
+            )
+        )
+
+    def end(self, session: WorkSession) -> None:
+        """Ends a session."""
+        self._sessions.discard(session)
+        session.end()
+
+    async def drain(self, seconds: float) -> None:
+        """Lets what runs end, at most that long, and ends all sessions."""
+        self._draining = True
+        for session in self._sessions:
+            session.drain()
+        end = time.monotonic() + seconds
+        while not self._executor.idle and time.monotonic() < end:
+            await asyncio.sleep(_GLANCE_SECONDS)
+        for session in self._sessions:
+            session.outbox.close(self._shutting_down())
+
+    def close(self) -> None:
+        """Ends the thread, if what it runs lets it."""
+        self._executor.close()
+
+    def _shutting_down(self) -> UnavailableError:
+        return UnavailableError(
+            f"{self.settings.label} is shutting down", task=self.settings.label
+        )
