@@ -77,6 +77,57 @@ def test_a_shared_loader_has_one_step_for_each_batch() -> None:
         assert splitting_pipeline(batches(9, 2), reader).steps == 5
 
 
+class Noted(Numbers):
+    """Numbers that note which of them were read."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.read: list[int] = []
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.read.append(index)
+        return super().__getitem__(index)
+
+
+@pytest.mark.spec("INP-15")
+@pytest.mark.parametrize("local", [1, 2])
+def test_a_worker_reads_no_rows_of_others(local: int) -> None:
+    """Unless it has none itself, and has to know what they look like."""
+    for reader in workers(2, local):
+        noted = Noted(21)
+        steps = rows(splitting_pipeline(DataLoader(noted, batch_size=5), reader))
+        own = [number for step in steps for part in step for number in part]
+        assert noted.read == own or (noted.read[:-1] == own and noted.read[-1] == 20)
+        assert 8 <= len(own) <= 13
+
+
+@pytest.mark.spec("INP-11", "INP-15")
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 9])
+def test_reading_by_index_gives_what_cutting_whole_batches_gives(size: int) -> None:
+    for reader in workers(3, 2):
+        for count in (1, 17, 18):
+            whole = [
+                torch.arange(count)[at : at + size] for at in range(0, count, size)
+            ]
+            by_index = rows(splitting_pipeline(batches(count, size), reader))
+            assert by_index == rows(splitting_pipeline(whole, reader))
+
+
+@pytest.mark.spec("INP-15")
+def test_processes_of_a_loader_read_the_workers_rows_too() -> None:
+    loader = batches(8, 4, num_workers=1)
+    assert shared(loader, workers(2, 1), DATA) == [
+        [[[0, 1]], [[4, 5]]],
+        [[[2, 3]], [[6, 7]]],
+    ]
+
+
+@pytest.mark.spec("INP-15")
+def test_a_batch_that_is_collated_in_its_own_way_is_collated_whole() -> None:
+    loader = batches(4, 4, collate_fn=lambda samples: torch.stack(samples).flip(0))
+    assert shared(loader, workers(2, 1), DATA) == [[[[3, 2]]], [[[1, 0]]]]
+
+
 @pytest.mark.spec("INP-15")
 def test_loaders_that_shuffle_do_so_alike_on_all_workers() -> None:
     readers = workers(2, 1, seed=7)

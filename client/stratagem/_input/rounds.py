@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stratagem._input.reader import Reader, State
-from stratagem._input.splitting import rows_in, split, without_rows
+from stratagem._input.splitting import cut, rows_in, split, without_rows
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,28 @@ class SplitBatches:
     def steps(self, lengths: Sequence[int]) -> int | None:
         """One for each element; a longer element lasts by the rows it has."""
         return lengths[0] if len(self.turns) == 1 else None
+
+
+@dataclass(frozen=True)
+class CutOwnRows:
+    """Each element has the rows of this worker alone, and the size of their chunks.
+
+    Attributes:
+        replicas: How many this worker has.
+
+    Spec: INP-11, INP-15.
+    """
+
+    replicas: int
+
+    def rounds(self, readers: Sequence[Iterator[Any]]) -> list[Sequence[Any]]:
+        """Cut the next element of the only reader."""
+        size, rows = next(readers[0])
+        return [cut(rows, int(size), self.replicas)]
+
+    def steps(self, lengths: Sequence[int]) -> int:
+        """One for each element."""
+        return lengths[0]
 
 
 _MISSING = object()

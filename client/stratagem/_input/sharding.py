@@ -9,7 +9,8 @@ import torch
 
 from stratagem._input.generators import shuffle_alike
 from stratagem._input.options import AutoShardPolicy
-from stratagem._input.rounds import SplitBatches
+from stratagem._input.own_rows import can_read_by_index, reading_own_rows
+from stratagem._input.rounds import CutOwnRows, Dealing, SplitBatches
 from stratagem._options import InputContext
 from stratagem_proto.errors import (
     InvalidArgumentError,
@@ -22,12 +23,12 @@ class Share(NamedTuple):
     """What one worker reads.
 
     Attributes:
-        dataset: All of it, or some of its files.
-        dealing: Which chunks of its batches are for this worker.
+        dataset: All of it, some of its files, or a loader of some of its rows.
+        dealing: What of its batches is for which replica of this worker.
     """
 
     dataset: Any
-    dealing: SplitBatches
+    dealing: Dealing
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,9 @@ class InputWorker:
 
         Each element is cut into one chunk for each replica in sync, whatever the
         policy. Under `DATA` chunk j is for worker j mod workers; all workers have
-        to read the same elements. Otherwise all chunks are for this worker, which
-        then takes several steps for an element.
+        to read the same elements, or the indices of what is in them where that will
+        do. Otherwise all chunks are for this worker, which then takes several steps
+        for an element.
 
         Args:
             dataset: The whole.
@@ -88,12 +90,19 @@ class InputWorker:
         turns = [range(start, start + local) for start in range(0, chunks, local)]
         settled = self._settled(dataset, policy)
         if settled is AutoShardPolicy.DATA:
-            shuffle_alike(dataset, self.seed)
-            workers = self.context.num_input_pipelines
-            turns = [range(self.context.input_pipeline_id, chunks, workers)]
-        elif settled is AutoShardPolicy.FILE:
+            return self._some_chunks(dataset)
+        if settled is AutoShardPolicy.FILE:
             dataset = self._some_files(dataset)
         return Share(dataset, SplitBatches(chunks, tuple(turns)))
+
+    def _some_chunks(self, dataset: Any) -> Share:
+        shuffle_alike(dataset, self.seed)
+        whole = self.context
+        chunks = whole.num_replicas_in_sync
+        own = range(whole.input_pipeline_id, chunks, whole.num_input_pipelines)
+        if can_read_by_index(dataset):
+            return Share(reading_own_rows(dataset, chunks, own), CutOwnRows(len(own)))
+        return Share(dataset, SplitBatches(chunks, (own,)))
 
     def _settled(self, dataset: Any, policy: AutoShardPolicy | int) -> AutoShardPolicy:
         """Return DATA, FILE, or OFF, by which this worker reads everything."""

@@ -33,8 +33,22 @@ def split(batch: Any, parts: int) -> list[Any]:
 
     Spec: INP-11 to INP-13, INP-20, INP-24, INP-25.
     """
+    return cut(batch, rows_in_chunk(rows_in(batch), parts), parts)
+
+
+def rows_in_chunk(rows: int, parts: int) -> int:
+    """Return the number of rows of each part of so many rows but the last ones."""
+    return -(-rows // parts)
+
+
+def cut(batch: Any, size: int, parts: int) -> list[Any]:
+    """Cut `batch` as `split` does, into parts of `size` rows.
+
+    Raises:
+        UnbatchedInputError: As for `split`.
+        InvalidArgumentError: As for `split`.
+    """
     rows = rows_in(batch)
-    size = -(-rows // parts)
     borders = [min(index * size, rows) for index in range(parts + 1)]
     return [_rows_between(batch, start, end) for start, end in pairwise(borders)]
 
@@ -90,10 +104,10 @@ def _row_count(leaf: Any) -> int:
 
 
 def _rows_between(batch: Any, start: int, end: int) -> Any:
-    def cut(leaf: Any) -> Any:
+    def rows_of(leaf: Any) -> Any:
         return None if leaf is None else _leaf_rows(leaf, start, end)
 
-    return map_leaves(cut, batch)
+    return map_leaves(rows_of, batch)
 
 
 def _leaf_rows(leaf: Any, start: int, end: int) -> Any:
