@@ -182,6 +182,15 @@ def test_what_the_coordinator_writes_to_parameters_reaches_workers(
     assert torch.equal(shipped(BATCHES[0]), model(BATCHES[0]))
 
 
+def test_the_state_dict_of_a_worker_has_the_newest_values(
+    coordination: Coordination,
+) -> None:
+    model, train = program(coordination.strategy)
+    state_dict = coordination.ship(model.state_dict)
+    coordination.ship(train, worker=1)(BATCHES[0])
+    assert_same_bytes(state_dict(), model.state_dict())
+
+
 def test_frozen_parameters_are_frozen_there(coordination: Coordination) -> None:
     model = in_scope(coordination, lambda: nn.Linear(2, 1))
     theirs = coordination.ship(model)
@@ -221,6 +230,19 @@ def test_buffers_and_attributes_are_sent_again_when_they_change(
     assert not theirs.inner.training
     model.train()
     assert coordination.ship(model).inner.training
+
+
+@pytest.mark.parametrize("size", [1, 100_000])
+def test_buffers_of_any_size_are_seen_to_change(
+    coordination: Coordination, size: int
+) -> None:
+    model = in_scope(coordination, Scaled)
+    model.statistics = torch.zeros(size)
+    theirs = coordination.ship(model)
+    assert coordination.define(coordination.dumper.dump(model)) == 0
+    model.statistics.numpy()[-1] = 1
+    coordination.ship(model)
+    assert torch.equal(theirs.statistics, model.statistics)
 
 
 def test_only_what_changed_is_written_over(coordination: Coordination) -> None:

@@ -131,9 +131,9 @@ class ModuleAdopter:
         # workers have to come to the same names.
         gc.collect()
         roots = watch.drain()
-        keep_fresh(roots)
-        for module in (part for root in roots for part in root.modules()):
-            self._adopted[id(module)] = module
+        parts = [part for root in roots for part in root.modules()]
+        keep_fresh(parts)
+        self._adopted.update((id(module), module) for module in parts)
         self.buffers.add(prefix, roots)
         self._host_buffers(roots)
         return [self._named(prefix, one) for one in self._new(roots)]

@@ -103,7 +103,7 @@ class HostingExtended(StrategyExtended):
 
     def _host_buffers(self, roots: Sequence[nn.Module]) -> None:
         """Take care of the buffers of modules and their parts."""
-        self._buffers.add(roots)
+        self._buffers.add(part for root in roots for part in root.modules())
 
     def _prepare(self, adoption: Adoption) -> None:
         """Make another kind of parameter of one that is to be adopted, in its place."""

@@ -29,11 +29,11 @@ class BufferRegistry:
         self._others = tuple(devices[1:])
         self._shown: list[ReplicaBuffers] = []
 
-    def add(self, roots: Iterable[nn.Module]) -> None:
-        """Let modules and their parts have buffers for each replica."""
+    def add(self, modules: Iterable[nn.Module]) -> None:
+        """Let modules have buffers for each replica; their parts are left alone."""
         if not self._others:
             return
-        for module in (part for root in roots for part in root.modules()):
+        for module in modules:
             if module._buffers and not isinstance(module._buffers, ReplicaBuffers):
                 buffers = ReplicaBuffers(module._buffers, self._others)
                 module._buffers = buffers

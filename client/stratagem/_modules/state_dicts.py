@@ -16,16 +16,15 @@ if TYPE_CHECKING:
     from stratagem._modules.extended import HostingExtended
 
 
-def keep_fresh(roots: Iterable[nn.Module]) -> None:
-    """Let `state_dict()` of these modules and their parts have the newest values.
+def keep_fresh(modules: Iterable[nn.Module]) -> None:
+    """Let `state_dict()` of these modules have the newest values.
 
     Parameters follow their variables when replicas start. What is saved after the
     last step would otherwise be one step behind.
     """
-    for root in roots:
-        for module in root.modules():
-            if refresh_first not in module._state_dict_pre_hooks.values():
-                module.register_state_dict_pre_hook(refresh_first)
+    for module in modules:
+        if refresh_first not in module._state_dict_pre_hooks.values():
+            module.register_state_dict_pre_hook(refresh_first)
 
 
 def refresh_first(module: nn.Module, prefix: str, keep_vars: bool) -> None:

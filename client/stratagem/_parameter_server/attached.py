@@ -16,6 +16,7 @@ from stratagem._enums import VariableAggregation, VariableSynchronization
 from stratagem._modules.adoption import Adoption
 from stratagem._modules.extended import living_extended
 from stratagem._modules.hosting import hosted_parameter
+from stratagem._modules.state_dicts import keep_fresh
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.placement import Place, server_named
 from stratagem._parameter_server.shards import Layout, Rows
@@ -181,12 +182,16 @@ class AttachedExtended(ParameterServerExtended):
         )
 
     def attach_module(self, module: nn.Module) -> None:
-        """Let the replicas see leaves and buffers of their own in a module."""
+        """Let the replicas see leaves and buffers of their own in a module.
+
+        As where it was made, its `state_dict()` has the newest values.
+        """
         for key, parameter in module._parameters.items():
             hosted = None if parameter is None else hosted_parameter(parameter)
             if hosted is not None:
                 self._parameters.tie(hosted, [(module, key)])
         self._buffers.add([module])
+        keep_fresh([module])
 
     @contextmanager
     def naming(self, optimizer: str) -> Iterator[None]:

@@ -10,10 +10,12 @@ from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.local_writes import carry_local_writes
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._shipping.handles import HandleTable, Tracked
+from stratagem._shipping.kinds import Kind
+from stratagem._shipping.marks import mark_of
 from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.pickling import Pickler
 from stratagem._shipping.refusal import refusing
-from stratagem._shipping.registered import kind_of
+from stratagem._shipping.registered import KIND_OF
 from stratagem._shipping.resident import Resident
 
 
@@ -97,30 +99,36 @@ class _Dump:
         self._named = set()
         return self._pickler.write(value), frozenset(self._named)
 
+    def mark(self, value: object) -> object:
+        """Return what tells a value from others without a pickle; None if nothing."""
+        return mark_of(value, self._name)
+
     def _with_all_needs(self, needs: frozenset[Tracked]) -> list[Tracked]:
         """Describe what is named, and what that names."""
         waiting, found = [*needs], set(needs)
         for tracked in waiting:
             self._kept.append(tracked.subject)
-            tracked.describe(self._strategy, self.write)
+            tracked.describe(self._strategy, self)
             waiting += tracked.needs - found
             found |= tracked.needs
         return waiting
 
     def _name(self, value: Any) -> int | None:
         """Return the handle of what stays on workers; None for what does not."""
-        kind = kind_of(type(value))
-        if kind is not None:
-            subject = kind.subject(value, self._strategy)
-            if subject is None:
-                return None
-            tracked = self._table.tracked(kind, subject)
-            self._named.add(tracked)
-            return tracked.handle
-        if hasattr(type(value), "_shipped_handle"):
-            resident: Resident = value
-            handle = resident._shipped_handle()
-            self._residents.add(handle)
-            self._kept.append(value)
-            return handle
-        return None
+        kind = KIND_OF[type(value)]
+        if kind is None:
+            return None
+        if not isinstance(kind, Kind):
+            return self._resident(value)
+        subject = kind.subject(value, self._strategy)
+        if subject is None:
+            return None
+        tracked = self._table.tracked(kind, subject)
+        self._named.add(tracked)
+        return tracked.handle
+
+    def _resident(self, value: Resident) -> int:
+        handle = value._shipped_handle()
+        self._residents.add(handle)
+        self._kept.append(value)
+        return handle

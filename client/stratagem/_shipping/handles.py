@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._shipping.kinds import ChangingKind, Kind
 from stratagem._shipping.parcel import Definition, Entry
 
-_ATOMS = (bool, int, float, str, bytes, type(None))
-_CONTAINERS = (dict, list, tuple, set)
 
-Write = Callable[[object], "tuple[bytes, frozenset[Tracked]]"]
-"""Pickles a value; returns with it what it names."""
+class Writer(Protocol):
+    """Pickles the parts of objects."""
+
+    def write(self, value: object) -> tuple[bytes, frozenset[Tracked]]:
+        """Pickle a value; returns with it what it names."""
+
+    def mark(self, value: object) -> object:
+        """Return what tells a value from others without a pickle; None if nothing."""
 
 
 class Tracked:
@@ -51,40 +55,40 @@ class Tracked:
         """The object."""
         return self._subject()
 
-    def describe(self, strategy: ParameterServerStrategy, write: Write) -> None:
+    def describe(self, strategy: ParameterServerStrategy, writer: Writer) -> None:
         """Bring `definition` and `needs` up to date.
 
         Args:
             strategy: The coordinator's.
-            write: Pickles.
+            writer: Pickles.
         """
         if self.definition is None:
             essence = self._kind.essence(self.subject, strategy)
-            self._essence, self._essence_needs = write(essence)
+            self._essence, self._essence_needs = writer.write(essence)
         elif not isinstance(self._kind, ChangingKind):
             return
         number = 1 if self.definition is None else self.definition.revision + 1
-        parts = self._parts_now(number, write)
+        parts = self._parts_now(number, writer)
         changed = any(part.entry.revision == number for part in parts.values())
         if number == 1 or changed or parts.keys() != self._parts.keys():
             self._define(number, parts)
         self._parts = parts
 
-    def _parts_now(self, number: int, write: Write) -> dict[str, _Part]:
+    def _parts_now(self, number: int, writer: Writer) -> dict[str, _Part]:
         if not isinstance(self._kind, ChangingKind):
             return {}
         return {
-            key: self._part(self._parts.get(key), value, number, write)
+            key: self._part(self._parts.get(key), value, number, writer)
             for key, value in self._kind.state(self.subject).items()
         }
 
     def _part(
-        self, known: _Part | None, value: object, number: int, write: Write
+        self, known: _Part | None, value: object, number: int, writer: Writer
     ) -> _Part:
-        mark = _mark(value)
+        mark = writer.mark(value)
         if known is not None and mark is not None and mark == known.mark:
             return known
-        payload, needs = write(value)
+        payload, needs = writer.write(value)
         if known is not None and known.entry.payload == payload:
             return known._replace(mark=mark)
         return _Part(Entry(number, payload), needs, mark)
@@ -113,15 +117,6 @@ class _Part(NamedTuple):
     entry: Entry
     needs: frozenset[Tracked]
     mark: object
-
-
-def _mark(value: object) -> object:
-    # Most attributes of modules are numbers and empty containers.
-    if type(value) in _ATOMS:
-        return type(value), value
-    if isinstance(value, _CONTAINERS) and not value:
-        return type(value), None
-    return None
 
 
 class HandleTable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -9,11 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from stratagem._modules.recurrent import Following, plain_class
+from stratagem._modules.state_dicts import refresh_first
 from stratagem._parameter_server.attached import AttachedStrategy
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._shipping.kinds import Change, ChangingKind, WorkerTask
 
 _PARAMETERS, _BUFFERS, _MODULES = "_parameters", "_buffers", "_modules"
+_HOOKS = "_state_dict_pre_hooks"
 _ATTRIBUTE, _BUFFER = "attribute ", "buffer "
 
 
@@ -89,9 +92,13 @@ def _fresh() -> dict[str, Any]:
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """What pickle would keep of a module."""
+    """What pickle would keep of a module, but for what its strategy has put there."""
     _, _, state, *_ = cast("tuple[Any, ...]", module.__reduce_ex__(2))
-    return dict(state or {})
+    found = dict(state)
+    found[_HOOKS] = OrderedDict(
+        (key, hook) for key, hook in found[_HOOKS].items() if hook is not refresh_first
+    )
+    return found
 
 
 def _named(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:

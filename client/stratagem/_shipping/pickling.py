@@ -26,7 +26,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc] # has no types
 
     def __init__(self, name: Name) -> None:
         self._buffer = io.BytesIO()
-        self._name = name
+        # Not as a method: it is called for each object.
+        self.persistent_id = name
         super().__init__(self._buffer, protocol=5)
 
     def write(self, value: object) -> bytes:
@@ -36,9 +37,6 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc] # has no types
         self.clear_memo()
         self.dump(value)
         return self._buffer.getvalue()
-
-    def persistent_id(self, value: Any) -> int | None:
-        return self._name(value)
 
     def reducer_override(self, value: Any) -> Any:
         if tensors.is_plain(value):

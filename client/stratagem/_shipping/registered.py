@@ -6,6 +6,7 @@ from stratagem._shipping.kinds import Kind
 from stratagem._shipping.modules import ModuleKind
 from stratagem._shipping.optimizers import OptimizerKind
 from stratagem._shipping.parameters import ParameterKind
+from stratagem._shipping.resident import Resident
 from stratagem._shipping.results import ResultKind
 from stratagem._shipping.strategies import ExtendedKind, StrategyKind
 from stratagem._shipping.variables import ShardedVariableKind, VariableKind
@@ -26,12 +27,15 @@ KINDS: dict[str, Kind] = {
 """The kinds by their names."""
 
 
-_found: dict[type, Kind | None] = {}
-
-
-def kind_of(cls: type) -> Kind | None:
-    """Return the kind that instances of a class may be of; None if there is none."""
-    if cls not in _found:
+class _Kinds(dict[type, "Kind | type[Resident] | None"]):
+    def __missing__(self, cls: type) -> Kind | type[Resident] | None:
         fitting = (kind for kind in KINDS.values() if issubclass(cls, kind.types))
-        _found[cls] = next(fitting, None)
-    return _found[cls]
+        self[cls] = Resident if issubclass(cls, Resident) else next(fitting, None)
+        return self[cls]
+
+
+KIND_OF = _Kinds()
+"""By class, of which kind its instances may be; None for what travels by value.
+
+A dict, because each object that is pickled is looked up here.
+"""
