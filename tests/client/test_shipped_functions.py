@@ -20,7 +20,6 @@ import stratagem
 from stratagem import DistributedOptimizer, ShardedVariable, Variable
 from stratagem._shipping.loader import Loader
 from stratagem._shipping.parcel import Definition
-from stratagem._shipping.resident import Resident
 from stratagem._shipping.results import dump_result, load_result
 from stratagem.partitioners import FixedShardsPartitioner
 from tests.client.clusters import TOKEN, running
@@ -194,7 +193,7 @@ def test_handles_go_with_their_objects(coordination: Coordination) -> None:
         coordination.worker().find(handle)
 
 
-class Kept(Resident):
+class Kept:
     """Stands for what workers keep."""
 
     def __init__(self, handle: int) -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from typing import Protocol, runtime_checkable
 
 
-class Resident(ABC):
+@runtime_checkable
+class Resident(Protocol):
     """Stands for what a worker keeps under a handle: a result, or its own part.
 
     A closure that has one gets what the worker that runs it keeps. Whoever sends the
     closure sees to it that the worker has it.
     """
 
-    @abstractmethod
     def _shipped_handle(self) -> int:
         """Return the handle, from `Dumper.new_handle`."""

@@ -23,8 +23,8 @@ class WaitingDefinitions:
         with self._lock:
             self._waiting[definition.handle].append(definition)
 
-    def take(self, handle: int, revision: int, exists: bool) -> Definition | None:
-        """Return the definition that is due, and forget it and those before it.
+    def due(self, handle: int, revision: int, exists: bool) -> Definition | None:
+        """Return the definition that an object is to follow now, if there is one.
 
         Args:
             handle: Of which object.
@@ -35,12 +35,20 @@ class WaitingDefinitions:
         if handle not in self._waiting:
             return None
         with self._lock:
-            found = sorted(self._waiting.pop(handle), key=lambda one: one.revision)
-            due = sum(one.revision <= revision for one in found)
-            due = due or int(not exists)
-            if found[due:]:
-                self._waiting[handle] = found[due:]
-            return found[due - 1] if due else None
+            found = sorted(self._waiting[handle], key=lambda one: one.revision)
+        due = [one for one in found if one.revision <= revision]
+        if not due and not exists:
+            return found[0]
+        return due[-1] if due else None
+
+    def drop(self, definition: Definition) -> None:
+        """Forget a definition, which was followed, and those before it."""
+        handle, revision = definition.handle, definition.revision
+        with self._lock:
+            later = [one for one in self._waiting[handle] if one.revision > revision]
+            self._waiting[handle] = later
+            if not later:
+                del self._waiting[handle]
 
     def forget(self, handle: int) -> None:
         """Forget the definitions of an object."""
