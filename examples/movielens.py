@@ -2,7 +2,7 @@
 
 Every worker of the cluster runs this file:
 
-    stratagem run --ps 2 --workers 2 examples/movielens.py [seed] [--compression topk]
+    stratagem run --ps 2 --workers 2 examples/movielens.py [seed] [--pull bf16]
 
 The model is a biased matrix factorisation with dropout: a rating is an offset, plus
 what the user and the film add, plus the product of their two vectors.
@@ -38,6 +38,13 @@ COMPRESSIONS: Mapping[str, Compression | str | None] = {
     "bf16": "bf16",
     "int8": "int8",
     "topk": TopK(0.05),
+}
+
+
+PULLED_AS: Mapping[str, torch.dtype | None] = {
+    "exact": None,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
 }
 
 
@@ -84,6 +91,7 @@ def train(
     folder: Path,
     seed: int = 0,
     compression: Compression | str | None = None,
+    pull_dtype: torch.dtype | None = None,
 ) -> float:
     """One worker's whole program; returns the error on the held-out ratings."""
     worker, workers = resolver.task_id or 0, resolver.cluster_spec().num_tasks("worker")
@@ -91,7 +99,7 @@ def train(
     ratings = load_ratings()
     mine = ratings[HELD_OUT:][worker::workers]
 
-    strategy = stratagem.ParameterServerStrategy(resolver)
+    strategy = stratagem.ParameterServerStrategy(resolver, pull_dtype=pull_dtype)
     with strategy.scope():
         model = Recommender()
     adamw = torch.optim.AdamW(model.parameters(), RATE, weight_decay=WEIGHT_DECAY)
@@ -115,14 +123,16 @@ def train(
                 losses.append(strategy.run(step, args=tuple(mine[batch].T)))
                 schedule.step()
                 progress.update()
-    sent = (strategy.traffic() - before).sent_bytes
+    traffic = strategy.traffic() - before
     strategy.barrier("trained")
-    error: float = strategy.run(rmse, args=(model, ratings[:HELD_OUT]))
+    with torch.no_grad():
+        error: float = strategy.run(rmse, args=(model, ratings[:HELD_OUT]))
     if worker == 0:
         keep(model, losses, folder)
         show_placement(strategy)
         print(f"{progress.n / progress.format_dict['elapsed']:.0f} steps/s per worker")
-        print(f"{sent / steps:,.0f} bytes pushed a step")
+        pushed, pulled = traffic.sent_bytes / steps, traffic.received_bytes / steps
+        print(f"{pushed:,.0f} bytes pushed a step, {pulled:,.0f} pulled")
     strategy.barrier("reported")
     return error
 
@@ -153,10 +163,12 @@ def main() -> None:
     parser = ArgumentParser(description=main.__doc__)
     parser.add_argument("seed", type=int, nargs="?", default=0)
     parser.add_argument("--compression", choices=COMPRESSIONS, default="none")
+    parser.add_argument("--pull", choices=PULLED_AS, default="exact")
     options = parser.parse_args()
     resolver = TFConfigClusterResolver()
-    compression = COMPRESSIONS[options.compression]
-    error = train(resolver, Path("runs/movielens"), options.seed, compression)
+    folder, compression = Path("runs/movielens"), COMPRESSIONS[options.compression]
+    pull_dtype = PULLED_AS[options.pull]
+    error = train(resolver, folder, options.seed, compression, pull_dtype)
     if resolver.task_id == 0:
         print(f"demo: test RMSE {error:.4f}")
 

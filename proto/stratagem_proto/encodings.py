@@ -16,7 +16,9 @@ from stratagem_proto.v1.tensor_pb2 import (
     TensorSpec,
 )
 
-_NARROW = (torch.float16, torch.bfloat16)
+NARROW_DTYPES = (torch.bfloat16, torch.float16)
+"""To which `narrow` rounds."""
+
 _LEVELS = 127
 
 
@@ -52,10 +54,18 @@ def narrow(value: torch.Tensor, dtype: torch.dtype) -> Encoded:
         value: Floating-point, any shape.
         dtype: `torch.float16` or `torch.bfloat16`.
     """
-    largest = torch.finfo(dtype).max
-    bounded = value.clamp(-largest, largest)
-    narrowed = torch.where(value.isinf(), value, bounded).to(dtype)
+    narrowed = value.to(dtype)
+    if narrowed.isinf().any():
+        largest = torch.finfo(dtype).max
+        bounded = value.clamp(-largest, largest)
+        narrowed = torch.where(value.isinf(), value, bounded).to(dtype)
     return Encoded(ENCODING_KIND_NARROWED, spec_of(value), narrowed)
+
+
+def can_narrow(wider: torch.dtype, dtype: torch.dtype) -> bool:
+    """Whether `narrow` makes elements of one type smaller by rounding to another."""
+    is_wider = wider.is_floating_point and wider.itemsize > dtype.itemsize
+    return is_wider and dtype in NARROW_DTYPES
 
 
 def quantize(value: torch.Tensor, by_row: bool) -> Encoded:
@@ -119,7 +129,9 @@ def decode(encoded: Encoded) -> torch.Tensor:
 
 def _widened(encoded: Encoded, dtype: torch.dtype) -> torch.Tensor:
     tensor = encoded.tensor
-    _require(tensor.dtype in _NARROW, f"{tensor.dtype} is no narrow floating type")
+    _require(
+        tensor.dtype in NARROW_DTYPES, f"{tensor.dtype} is no narrow floating type"
+    )
     _require_shape(encoded)
     return tensor.to(dtype)
 

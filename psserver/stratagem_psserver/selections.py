@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from stratagem_proto.encodings import can_narrow, narrow
 from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError
-from stratagem_proto.tensors import encode_dtype, nbytes_of
+from stratagem_proto.tensors import decode_dtype, encode_dtype, nbytes_of
 from stratagem_proto.v1.parameter_server_pb2 import Selection
-from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.v1.tensor_pb2 import (
+    ENCODING_KIND_NARROWED,
+    Encoding,
+    TensorSpec,
+)
 from stratagem_psserver.store import Variable
 from stratagem_psserver.tables.arena import Arena
 
@@ -27,11 +32,13 @@ class Selected:
         variable: What it is selected of.
         view: The variable's value or a box of it.
         rows: Which rows of the variable, an int64 vector; None for all of the view.
+        narrowed_to: The type that the reader wants instead; None for the variable's.
     """
 
     variable: Variable
     view: torch.Tensor
     rows: torch.Tensor | None = None
+    narrowed_to: torch.dtype | None = None
 
     @property
     def spec(self) -> TensorSpec:
@@ -41,14 +48,27 @@ class Selected:
         return TensorSpec(dtype=encode_dtype(self.view.dtype), shape=shape)
 
     @property
+    def sent(self) -> TensorSpec:
+        dtype = self.narrowed_to or self.view.dtype
+        return TensorSpec(dtype=encode_dtype(dtype), shape=self.spec.shape)
+
+    @property
+    def encoding(self) -> Encoding | None:
+        if self.narrowed_to is None:
+            return None
+        return Encoding(decoded=self.spec, kind=ENCODING_KIND_NARROWED)
+
+    @property
     def nbytes(self) -> int:
+        """What it takes to make it ready, which rounding does not lessen."""
         if self.rows is None:
             return self.view.nbytes
         row_bytes = math.prod(self.view.shape[1:]) * self.view.itemsize
         return len(self.rows) * row_bytes
 
     def tensor(self) -> torch.Tensor:
-        return self.view if self.rows is None else self.variable.rows(self.rows)
+        value = self.view if self.rows is None else self.variable.rows(self.rows)
+        return narrow(value, self.narrowed_to).tensor if self.narrowed_to else value
 
 
 def is_wanted(variable: Variable, selection: Selection) -> bool:
@@ -63,9 +83,24 @@ def select(variable: Variable, selection: Selection) -> Selected:
 
     Raises:
         InvalidArgumentError: The slice has another rank than the variable, the rows
-            are no whole int64 numbers, or more than some rows of a large table.
+            are no whole int64 numbers, or more than some rows of a large table, or
+            elements cannot be rounded to the type that is asked for.
         OutOfRangeError: The part leaves the variable's bounds.
     """
+    selected = _part(variable, selection)
+    if not selection.HasField("narrowed_to"):
+        return selected
+    dtype = decode_dtype(selection.narrowed_to)
+    if not can_narrow(selected.view.dtype, dtype):
+        raise InvalidArgumentError(
+            f"{variable.name!r} is {selected.view.dtype} and not narrowed to {dtype}; "
+            "only wider floats are, to torch.bfloat16 or torch.float16",
+            variable=variable.name,
+        )
+    return replace(selected, narrowed_to=dtype)
+
+
+def _part(variable: Variable, selection: Selection) -> Selected:
     if selection.WhichOneof("part") == "rows":
         rows = _indices(variable, selection.rows.indices)
         check_rows(variable, rows)

@@ -18,6 +18,12 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.tensor_pb2 import (
+    DATA_TYPE_BFLOAT16,
+    DATA_TYPE_FLOAT16,
+    DATA_TYPE_FLOAT32,
+    DataType,
+)
 from stratagem_psserver.assignments import prepare
 from stratagem_psserver.selections import is_wanted, select
 from stratagem_psserver.store import Variable, VariableStore
@@ -80,6 +86,36 @@ def test_what_a_selection_takes_is_known_before_it_is_taken(
     selected = select(hosting(torch.zeros(4, 2))[1], selection)
     tensor = selected.tensor()
     assert (selected.spec, selected.nbytes) == (spec_of(tensor), tensor.nbytes)
+
+
+@pytest.mark.parametrize("part", [{}, {"rows": pb.Rows(indices=indices(2, 0))}])
+def test_a_reader_may_have_floats_rounded(part: dict[str, Any]) -> None:
+    value = torch.randn(4, 2)
+    selection = pb.Selection(narrowed_to=DATA_TYPE_BFLOAT16, **part)
+    selected = select(hosting(value)[1], selection)
+    expected = value[[2, 0]] if part else value
+    assert torch.equal(selected.tensor(), expected.bfloat16())
+    assert selected.sent == spec_of(expected.bfloat16())
+    assert selected.encoding is not None
+    assert selected.encoding.decoded == spec_of(expected)
+    assert selected.nbytes == expected.nbytes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "narrowed_to"),
+    [
+        (torch.int64, DATA_TYPE_BFLOAT16),
+        (torch.bfloat16, DATA_TYPE_FLOAT16),
+        (torch.float64, DATA_TYPE_FLOAT32),
+    ],
+    ids=["no float", "not wider", "not narrow"],
+)
+def test_only_wider_floats_are_rounded(
+    dtype: torch.dtype, narrowed_to: DataType.ValueType
+) -> None:
+    selection = pb.Selection(variable="w", narrowed_to=narrowed_to)
+    with pytest.raises(InvalidArgumentError, match=r"'w' is .* and not narrowed to"):
+        select(hosting(torch.ones(2, dtype=dtype))[1], selection)
 
 
 @pytest.mark.parametrize(

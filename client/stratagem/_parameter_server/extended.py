@@ -254,10 +254,14 @@ class ParameterServerExtended(RemoteValues):
 
     # Steps.
 
-    def _before_replicas(self) -> None:
+    def _before_replicas(self, training: bool = False) -> None:
         super()._before_replicas()
         carry_local_writes(self._store, self._parameters, self._membership)
-        self._store.refresh(self._variables)
+        self._store.refresh(self._variables, training)
+
+    def _before_run(self) -> None:
+        # Who wants no gradients evaluates.
+        self._before_replicas(training=torch.is_grad_enabled())
 
     def _call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]

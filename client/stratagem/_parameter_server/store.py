@@ -18,6 +18,7 @@ from stratagem._servers.listings import list_variables
 from stratagem._servers.reads import Reading, read
 from stratagem._servers.request import Request, Result
 from stratagem._servers.writes import Writing, assign, create
+from stratagem_proto.encodings import can_narrow
 from stratagem_proto.errors import DeadlineExceededError, StratagemError
 from stratagem_proto.v1.consistency_pb2 import StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
@@ -31,6 +32,8 @@ class RemoteStore:
         servers: The servers.
         peer_seconds: How long to wait for what other workers have to do first.
         pace: How far this worker is in its steps.
+        pull_dtype: What trainable variables are rounded to on their way to a training
+            step; None for not at all.
 
     Attributes:
         servers: The servers.
@@ -39,7 +42,14 @@ class RemoteStore:
         rejected: How many synchronous steps of an optimizer were dropped, by its name.
     """
 
-    def __init__(self, servers: ServerGroup, peer_seconds: float, pace: Pace) -> None:
+    def __init__(
+        self,
+        servers: ServerGroup,
+        peer_seconds: float,
+        pace: Pace,
+        pull_dtype: torch.dtype | None = None,
+    ) -> None:
+        self._pull_dtype = pull_dtype
         self.servers = servers
         self.peer_seconds = peer_seconds
         self.pace = pace
@@ -71,32 +81,41 @@ class RemoteStore:
             for variable, info in zip(group, answers[server].variables, strict=True):
                 variable.settle(info.version)
 
-    def refresh(self, variables: Iterable[RemoteVariable]) -> None:
+    def refresh(
+        self, variables: Iterable[RemoteVariable], training: bool = False
+    ) -> None:
         """Bring the copies up to date, as the next step of each optimizer needs them.
 
         Waits for slower workers and for synchronous steps, as the consistencies say.
         With a snapshot they are what they were at its moment, for no step.
+
+        Args:
+            variables: Whose copies.
+            training: Whether they are only for a training step, and may be rounded.
         """
+        bring = partial(self._bring, training=training)
         groups = by_server(one for one in variables if one.has_copy)
         begins = [] if self.servers.snapshot else self.pace.begins()
         if not begins:
-            self._bring(groups)
+            bring(groups)
             return
         leading = self.pace.leads()
         leave = self.servers.start(self.first, begin(begins, self.peer_seconds))
         try:
             if not leading:
                 # Nobody waits, so values and leave may come at once.
-                self._bring(groups)
+                bring(groups)
             self.pace.granted(begins, leave.result())
         finally:
             leave.abandon()
         if leading or self.pace.leads():
-            self._bring(groups)
+            bring(groups)
 
-    def _bring(self, groups: Mapping[int, Sequence[RemoteVariable]]) -> None:
+    def _bring(
+        self, groups: Mapping[int, Sequence[RemoteVariable]], training: bool
+    ) -> None:
         readings = {
-            server: [variable.reading() for variable in group]
+            server: [one.reading(self._pulled_as(one, training)) for one in group]
             for server, group in groups.items()
         }
         try:
@@ -108,10 +127,23 @@ class RemoteStore:
             raise
         for server, group in groups.items():
             for variable, version in zip(group, versions[server], strict=True):
-                variable.settle(version)
+                is_rounded = self._pulled_as(variable, training) is not None
+                variable.settle(version, is_rounded)
+
+    def _pulled_as(
+        self, variable: RemoteVariable, training: bool
+    ) -> torch.dtype | None:
+        """What a variable is rounded to on its way here; None for not at all."""
+        dtype = self._pull_dtype if training and not self.servers.snapshot else None
+        if dtype is None or not variable.trainable:
+            return None
+        return dtype if can_narrow(variable.dtype, dtype) else None
 
     def rows(
-        self, variables: Sequence[RemoteVariable], rows: Sequence[torch.Tensor]
+        self,
+        variables: Sequence[RemoteVariable],
+        rows: Sequence[torch.Tensor],
+        training: bool = False,
     ) -> list[torch.Tensor]:
         """Return rows of variables as they are now, without the rest of them.
 
@@ -120,6 +152,7 @@ class RemoteStore:
         Args:
             variables: The variables.
             rows: Which rows of each of them; int64 tensors of shape [n].
+            training: Whether they are only for a training step, and may be rounded.
         """
         found = [
             variable.leaf.new_empty((len(wanted), *variable.shape[1:]))
@@ -127,7 +160,8 @@ class RemoteStore:
         ]
         readings: dict[int, list[Reading]] = defaultdict(list)
         for variable, into, wanted in zip(variables, found, rows, strict=True):
-            reading = Reading(variable.name, into, rows=wanted)
+            narrowed_to = self._pulled_as(variable, training)
+            reading = Reading(variable.name, into, None, wanted, narrowed_to)
             readings[variable.place.server].append(reading)
         self._read(readings)
         return found

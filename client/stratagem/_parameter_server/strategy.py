@@ -7,6 +7,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
+import torch
+
 from stratagem._cluster.device_filters import ClusterDeviceFilters
 from stratagem._cluster.membership import Membership
 from stratagem._cluster.visibility import visible_servers
@@ -21,7 +23,12 @@ from stratagem._parameter_server.partitioned_extended import Settings
 from stratagem._parameter_server.partitioning import VariablePartitioner
 from stratagem._parameter_server.placement import placement_named
 from stratagem._parameter_server.store import RemoteStore
-from stratagem._parameter_server.task import identity_of, pace_of, replica_devices
+from stratagem._parameter_server.task import (
+    check_pull_dtype,
+    identity_of,
+    pace_of,
+    replica_devices,
+)
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.traffic import Traffic
 from stratagem._tables.extended import META_ABOVE
@@ -87,6 +94,13 @@ class ParameterServerStrategy(CheckpointedStrategy):
         placement: Where variables and shards go in the order of their creation.
             "round_robin": to the servers in turn. "balanced": to the one that has the
             fewest bytes of them.
+        pull_dtype: `torch.bfloat16` or `torch.float16`: what trainable variables and
+            rows of embedding tables are rounded to when they come for a training step,
+            which halves the bytes of float32. Servers keep and step them as they are;
+            all other reads, such as those of checkpoints, `refresh`, `state_dict`,
+            snapshots and `run` within `torch.no_grad()`, are exact. float16 keeps
+            finite elements finite: they are 65504 at most. Without a cluster it is not
+            used.
         num_replicas_per_worker: Replicas in this process, on its first GPUs, or
             without any on the CPUs of `config.set_logical_cpus`; by default one for
             each GPU, or one.
@@ -119,6 +133,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
         *,
         consistency: Consistency | str = "async",
         placement: str = "round_robin",
+        pull_dtype: torch.dtype | None = None,
         num_replicas_per_worker: int | None = None,
         token: str | None = None,
         device_filters: ClusterDeviceFilters | None = None,
@@ -128,6 +143,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
     ) -> None:
         initial = consistency_from(consistency)
         placement_named(placement)
+        check_pull_dtype(pull_dtype)
         resolver = cluster_resolver or TFConfigClusterResolver()
         devices = replica_devices(num_replicas_per_worker)
         self._passages: Counter[str] = Counter()
@@ -151,11 +167,12 @@ class ParameterServerStrategy(CheckpointedStrategy):
         deadlines = Deadlines(connect=connect_seconds)
         visible = visible_servers(member, device_filters, session_config)
         servers = ServerGroup(member.server_addresses, identity, deadlines, visible)
+        pace = pace_of(member, servers, initial)
         super().__init__(
             self._extended_type(
                 self,
                 member,
-                RemoteStore(servers, peer_seconds, pace_of(member, servers, initial)),
+                RemoteStore(servers, peer_seconds, pace, pull_dtype),
                 [canonicalize(device, member.name) for device in devices],
                 Settings(isinstance(initial, Sync), placement, variable_partitioner),
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from stratagem._cluster.membership import Membership
 from stratagem._cluster.token import token_from_environment
 from stratagem._devices import list_logical_devices
@@ -11,6 +13,7 @@ from stratagem._servers.group import ServerGroup
 from stratagem._servers.session import Identity
 from stratagem.consistency import Async, Consistency
 from stratagem_proto.consistency import check_consistency
+from stratagem_proto.encodings import NARROW_DTYPES
 from stratagem_proto.errors import InvalidArgumentError
 
 
@@ -50,6 +53,19 @@ def replica_devices(count: int | None) -> list[str]:
             f"{kind} devices; config.set_logical_{kind.lower()}s(n) makes more"
         )
     return [f"{kind}:{index}" for index in range(count)]
+
+
+def check_pull_dtype(dtype: torch.dtype | None) -> None:
+    """Check what pulled parameters are to be rounded to.
+
+    Raises:
+        InvalidArgumentError: It is no type for that.
+    """
+    if dtype is not None and dtype not in NARROW_DTYPES:
+        known = " or ".join(map(str, NARROW_DTYPES))
+        raise InvalidArgumentError(
+            f"pull_dtype is {known}, or None for parameters as they are, not {dtype!r}"
+        )
 
 
 def pace_of(member: Membership, servers: ServerGroup, initial: Consistency) -> Pace:

@@ -123,6 +123,7 @@ class RemoteVariable(Variable):
         self._own_leaf = value
         self._hosted: HostedParameter | None = None
         self._version: int | None = None
+        self._is_rounded = False
         self._outdated = False
 
     @property
@@ -215,14 +216,28 @@ class RemoteVariable(Variable):
         self._hosted = hosted
         self._own_leaf = hosted.parameter  # the other copy is not needed
 
-    def reading(self) -> Reading:
-        """What to read to make the copy fresh."""
-        return Reading(self.name, self.leaf, newer_than=self._version)
+    def reading(self, narrowed_to: torch.dtype | None = None) -> Reading:
+        """What to read to make the copy fresh.
 
-    def settle(self, version: int) -> None:
-        """Note that the copy is now the value of that version."""
-        if self._hosted is not None and version != self._version:
-            self._hosted.settle()
+        Args:
+            narrowed_to: What newer values may be rounded to; None for not at all, so
+                that a copy that is rounded is replaced, too.
+        """
+        is_enough = narrowed_to is not None or not self._is_rounded
+        newer_than = self._version if is_enough else None
+        return Reading(self.name, self.leaf, newer_than, narrowed_to=narrowed_to)
+
+    def settle(self, version: int, is_rounded: bool = False) -> None:
+        """Note that the copy is now the value of that version.
+
+        Args:
+            version: The version.
+            is_rounded: Whether what has come for it was rounded.
+        """
+        if version != self._version or (self._is_rounded and not is_rounded):
+            self._is_rounded = is_rounded
+            if self._hosted is not None:
+                self._hosted.settle()
         self._version = version
         self._outdated = False
 

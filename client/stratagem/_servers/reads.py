@@ -11,13 +11,25 @@ from stratagem._servers.request import Request
 from stratagem_proto.codec import Assembler
 from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
 from stratagem_proto.frames import Frame, decoder
-from stratagem_proto.tensors import as_bytes, decode_dtype, spec_of
+from stratagem_proto.tensors import (
+    allocate,
+    as_bytes,
+    decode_dtype,
+    encode_dtype,
+    spec_of,
+)
 from stratagem_proto.v1.parameter_server_pb2 import (
     ReadHeader,
     ReadRequest,
+    ReadValue,
     Rows,
     Selection,
     StepMark,
+)
+from stratagem_proto.v1.tensor_pb2 import (
+    ENCODING_KIND_NARROWED,
+    Encoding,
+    TensorSpec,
 )
 
 _decode = decoder(ReadHeader)
@@ -33,12 +45,14 @@ class Reading:
             read. It keeps its memory, and counts as written for autograd.
         newer_than: Leave `into` as it is unless the version is higher.
         rows: Indices of the rows to read, int64; None for the whole variable.
+        narrowed_to: What elements are rounded to on their way; None for not at all.
     """
 
     variable: str
     into: torch.Tensor
     newer_than: int | None = None
     rows: torch.Tensor | None = None
+    narrowed_to: torch.dtype | None = None
 
 
 def read(
@@ -72,11 +86,16 @@ def read(
 
 
 def _selection(reading: Reading) -> Selection:
-    rows = None
+    rows, narrowed_to = None, None
     if reading.rows is not None:
         rows = Rows(indices=bytes(as_bytes(reading.rows)))
+    if reading.narrowed_to is not None:
+        narrowed_to = encode_dtype(reading.narrowed_to)
     return Selection(
-        variable=reading.variable, newer_than=reading.newer_than, rows=rows
+        variable=reading.variable,
+        newer_than=reading.newer_than,
+        rows=rows,
+        narrowed_to=narrowed_to,
     )
 
 
@@ -105,7 +124,7 @@ def _fill(
     rest: Iterator[Frame[ReadHeader]],
 ) -> None:
     targets = _targets(readings, header)
-    landings = [_landing(target) for target in targets]
+    landings = list(map(_landing, targets, header.tensors))
     assembler = Assembler(header.tensors, landings)
     assembler.add(first.chunks)
     for frame in rest:
@@ -119,7 +138,7 @@ def _targets(readings: Sequence[Reading], header: ReadHeader) -> list[torch.Tens
     targets: dict[int, torch.Tensor] = {}
     for reading, value in zip(readings, header.values, strict=True):
         if value.HasField("tensor"):
-            _require_same(reading, header, value.tensor)
+            _require_same(reading, header, value)
             targets[value.tensor] = reading.into
     if sorted(targets) != list(range(len(header.tensors))):
         raise MalformedStreamError(
@@ -129,10 +148,13 @@ def _targets(readings: Sequence[Reading], header: ReadHeader) -> list[torch.Tens
     return [targets[index] for index in range(len(targets))]
 
 
-def _require_same(reading: Reading, header: ReadHeader, index: int) -> None:
-    if index >= len(header.tensors):
+def _require_same(reading: Reading, header: ReadHeader, value: ReadValue) -> None:
+    if value.tensor >= len(header.tensors):
         return
-    theirs, ours = header.tensors[index], spec_of(reading.into)
+    theirs, ours = header.tensors[value.tensor], spec_of(reading.into)
+    if value.HasField("encoding"):
+        _require_narrowed(reading, theirs, value.encoding)
+        theirs = value.encoding.decoded
     if theirs != ours:
         raise FailedPreconditionError(
             f"variable {reading.variable!r} has shape {tuple(theirs.shape)} and dtype "
@@ -143,11 +165,21 @@ def _require_same(reading: Reading, header: ReadHeader, index: int) -> None:
         )
 
 
-def _landing(target: torch.Tensor) -> torch.Tensor:
-    """Memory for the bytes: the target's own, where it is plain CPU memory."""
-    if target.device.type == "cpu" and target.is_contiguous():
-        return target
-    return torch.empty(target.shape, dtype=target.dtype)
+def _require_narrowed(reading: Reading, sent: TensorSpec, encoding: Encoding) -> None:
+    asked, expected = reading.narrowed_to, None
+    if asked is not None:
+        expected = TensorSpec(dtype=encode_dtype(asked), shape=encoding.decoded.shape)
+    if encoding.kind != ENCODING_KIND_NARROWED or sent != expected:
+        raise MalformedStreamError(
+            f"variable {reading.variable!r} was sent in an encoding that was not asked "
+            f"for; what was is {asked}"
+        )
+
+
+def _landing(target: torch.Tensor, sent: TensorSpec) -> torch.Tensor:
+    """Memory for the bytes: the target's own, where they are those of its elements."""
+    is_plain = target.device.type == "cpu" and target.is_contiguous()
+    return target if is_plain and spec_of(target) == sent else allocate(sent)
 
 
 def _land(targets: Sequence[torch.Tensor], landings: Sequence[torch.Tensor]) -> None:

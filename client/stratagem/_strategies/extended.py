@@ -73,7 +73,7 @@ class StrategyExtended(StrategyHooks):
         require_cross_replica_or_default(self, "run")
         empty = replicas_without_rows((args, kwargs), not self._one_of_several())
         with entered(self._container_strategy()), running_without_rows(empty):
-            self._before_replicas()
+            self._before_run()
             results = self._call_for_each_replica(fn, args, kwargs or {})
         return marked(results, empty) if empty else results
 

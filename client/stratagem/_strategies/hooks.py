@@ -42,8 +42,8 @@ class StrategyHooks(StrategyPrimitives):
     - `_scope_resources(name)`: opened with each outermost `scope()` of the user.
     - `_create_variable(next_creator, **kwargs)`: for each `Variable(...)`.
     - `_input_context()`: when a dataset is distributed.
-    - `_before_replicas()`, then `_call_for_each_replica(fn, args, kwargs)`: for
-      each `run`.
+    - `_before_run()`, which calls `_before_replicas()`, then
+      `_call_for_each_replica(fn, args, kwargs)`: for each `run`.
     - `_reduce_to`, `_batch_reduce_to`, `_gather`: values of all replicas
       become one. `_broadcast_to`: one value goes to several devices.
     - `_update`, `_update_non_slot`: functions run where variables are.
@@ -163,6 +163,10 @@ class StrategyHooks(StrategyPrimitives):
 
     def _before_replicas(self) -> None:
         """Prepare for replicas to run, for instance fetch fresh parameters."""
+
+    def _before_run(self) -> None:
+        """Prepare for a `run`; usually as for any other use of fresh values."""
+        self._before_replicas()
 
     def _call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]

@@ -41,7 +41,8 @@ def prefetch(lookups: Iterable[tuple[nn.Module | torch.Tensor, torch.Tensor]]) -
         table = _table(embedding)
         if table is not None:
             inputs[table].append(input.flatten())
-    pull_together({table: _distinct(each) for table, each in inputs.items()})
+    wanted = {table: _distinct(each) for table, each in inputs.items()}
+    pull_together(wanted, training=torch.is_grad_enabled())
 
 
 def _table(embedding: nn.Module | torch.Tensor) -> TableVariable | None:

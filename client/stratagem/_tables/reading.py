@@ -19,26 +19,36 @@ Wanted = Mapping["TableVariable", torch.Tensor]
 """Rows of tables of one strategy: int64 vectors, ascending, without repetitions."""
 
 
-def read(wanted: Wanted) -> list[torch.Tensor]:
-    """Return rows of tables as they are now."""
+def read(wanted: Wanted, training: bool = False) -> list[torch.Tensor]:
+    """Return rows of tables as they are now.
+
+    Args:
+        wanted: Which.
+        training: Whether they are only for a training step, and may be rounded.
+    """
     routed = [table.layout.route(rows) for table, rows in wanted.items()]
     asked = [list(_asked(*one)) for one in zip(wanted, routed, strict=True)]
-    found = _found(wanted, list(chain.from_iterable(asked)))
+    found = _found(wanted, list(chain.from_iterable(asked)), training)
     return [
         merge([table.no_rows, *(next(found) for _ in parts)], shares)
         for table, parts, shares in zip(wanted, asked, routed, strict=True)
     ]
 
 
-def pull_missing(wanted: Wanted) -> None:
-    """Let tables have rows until the run ends; those that they have are not read."""
+def pull_missing(wanted: Wanted, training: bool) -> None:
+    """Let tables have rows until the run ends; those that they have are not read.
+
+    Args:
+        wanted: Which.
+        training: As for `read`.
+    """
     new = {table: table.pulled.missing(rows) for table, rows in wanted.items()}
     missing = {table: rows for table, rows in new.items() if len(rows)}
-    for table, values in zip(missing, read(missing), strict=True):
+    for table, values in zip(missing, read(missing, training), strict=True):
         table.pulled.add(missing[table], values)
 
 
-def pull_together(wanted: Wanted) -> None:
+def pull_together(wanted: Wanted, training: bool) -> None:
     """As `pull_missing`, unless other threads have it under way.
 
     Raises:
@@ -49,7 +59,7 @@ def pull_together(wanted: Wanted) -> None:
         for table in sorted(wanted, key=lambda table: table.name):
             table.require_rows(wanted[table])
             pulling.enter_context(table.pulling)
-        pull_missing(wanted)
+        pull_missing(wanted, training)
 
 
 def _asked(
@@ -61,9 +71,10 @@ def _asked(
 
 
 def _found(
-    wanted: Wanted, asked: list[tuple[TableShard, torch.Tensor]]
+    wanted: Wanted, asked: list[tuple[TableShard, torch.Tensor]], training: bool
 ) -> Iterator[torch.Tensor]:
     if not asked:
         return iter(())
     (store,) = {table.store for table in wanted}
-    return iter(store.rows(*zip(*asked, strict=True)))
+    parts, rows = [part for part, _ in asked], [rows for _, rows in asked]
+    return iter(store.rows(parts, rows, training))

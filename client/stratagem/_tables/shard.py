@@ -75,7 +75,7 @@ class TableShard(RemoteVariable):
     def value(self) -> torch.Tensor:
         raise self._has_none()
 
-    def reading(self) -> Reading:
+    def reading(self, narrowed_to: torch.dtype | None = None) -> Reading:
         raise self._has_none()
 
     def __repr__(self) -> str:

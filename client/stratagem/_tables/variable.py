@@ -125,7 +125,7 @@ class TableVariable(SplitVariable):
         if current_replica_id() is None:
             return read({self: rows})[0]
         with self.pulling:
-            pull_missing({self: rows})
+            pull_missing({self: rows}, training)
             return self.pulled.of(rows)
 
     def forget(self) -> None:

@@ -349,9 +349,14 @@ class Selection(google.protobuf.message.Message):
     NEWER_THAN_FIELD_NUMBER: builtins.int
     SLICE_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
+    NARROWED_TO_FIELD_NUMBER: builtins.int
     variable: builtins.str
     newer_than: builtins.int
     """Send the value only if the version is higher; absent means always."""
+    narrowed_to: stratagem_proto.v1.tensor_pb2.DataType.ValueType
+    """FLOAT16 or BFLOAT16, to which the elements, of a wider floating-point type, are
+    rounded on their way; absent means that they come as they are.
+    """
     @property
     def slice(self) -> global___Slice: ...
     @property
@@ -363,9 +368,12 @@ class Selection(google.protobuf.message.Message):
         newer_than: builtins.int | None = ...,
         slice: global___Slice | None = ...,
         rows: global___Rows | None = ...,
+        narrowed_to: stratagem_proto.v1.tensor_pb2.DataType.ValueType | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_newer_than", b"_newer_than", "newer_than", b"newer_than", "part", b"part", "rows", b"rows", "slice", b"slice"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_newer_than", b"_newer_than", "newer_than", b"newer_than", "part", b"part", "rows", b"rows", "slice", b"slice", "variable", b"variable"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_narrowed_to", b"_narrowed_to", "_newer_than", b"_newer_than", "narrowed_to", b"narrowed_to", "newer_than", b"newer_than", "part", b"part", "rows", b"rows", "slice", b"slice"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_narrowed_to", b"_narrowed_to", "_newer_than", b"_newer_than", "narrowed_to", b"narrowed_to", "newer_than", b"newer_than", "part", b"part", "rows", b"rows", "slice", b"slice", "variable", b"variable"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_narrowed_to", b"_narrowed_to"]) -> typing.Literal["narrowed_to"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_newer_than", b"_newer_than"]) -> typing.Literal["newer_than"] | None: ...
     @typing.overload
@@ -481,18 +489,27 @@ class ReadValue(google.protobuf.message.Message):
 
     VERSION_FIELD_NUMBER: builtins.int
     TENSOR_FIELD_NUMBER: builtins.int
+    ENCODING_FIELD_NUMBER: builtins.int
     version: builtins.int
     """Version that was read."""
     tensor: builtins.int
     """Index into `tensors`; absent when the value was not newer."""
+    @property
+    def encoding(self) -> stratagem_proto.v1.tensor_pb2.Encoding:
+        """NARROWED as the selection says; absent if the tensor is as it is."""
+
     def __init__(
         self,
         *,
         version: builtins.int = ...,
         tensor: builtins.int | None = ...,
+        encoding: stratagem_proto.v1.tensor_pb2.Encoding | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_tensor", b"_tensor", "tensor", b"tensor"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_tensor", b"_tensor", "tensor", b"tensor", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_encoding", b"_encoding", "_tensor", b"_tensor", "encoding", b"encoding", "tensor", b"tensor"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_encoding", b"_encoding", "_tensor", b"_tensor", "encoding", b"encoding", "tensor", b"tensor", "version", b"version"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_encoding", b"_encoding"]) -> typing.Literal["encoding"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_tensor", b"_tensor"]) -> typing.Literal["tensor"] | None: ...
 
 global___ReadValue = ReadValue

@@ -83,11 +83,13 @@ def _select(
     chosen: list[Selected] = []
     for selection in selections:
         variable = variables.get(selection.variable)
-        value = header.values.add(version=variable.version)
+        version, tensor, encoding = variable.version, None, None
         if is_wanted(variable, selection):
-            value.tensor = len(chosen)
+            tensor = len(chosen)
             chosen.append(select(variable, selection))
-            header.tensors.append(chosen[-1].spec)
+            encoding = chosen[-1].encoding
+            header.tensors.append(chosen[-1].sent)
+        header.values.add(version=version, tensor=tensor, encoding=encoding)
     return header, chosen
 
 
