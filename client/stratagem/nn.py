@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stratagem._tables.dynamic import NOMINAL_ROWS, KeyLimits
+from stratagem._tables.dynamic import NOMINAL_ROWS, DynamicTable, KeyLimits
 from stratagem._tables.prefetch import prefetch
 from stratagem._tables.recording import current_recorder
 from stratagem_proto.errors import ContextError, InvalidArgumentError
@@ -140,6 +140,39 @@ class DynamicEmbedding(nn.Module):
         """
         return functional.embedding(keys, self.weight, sparse=True)
 
+    def keys(self, page: int = 1 << 16) -> Iterator[torch.Tensor]:
+        """Yield the keys that have rows, some at a time.
+
+        So can the rows be had::
+
+            for keys in items.keys():
+                export(keys, items(keys))
+
+        A page has keys of one server, ascending, as they are when it is fetched. Keys
+        that have rows all the time are in one page each; of those that get one, or
+        lose it, while others train, some are. Within `strategy.snapshot()` the pages
+        are of one moment. Keys that wait for `admit_after` have no row.
+
+        Args:
+            page: The most keys to fetch at a time, 8 bytes each. Servers give at
+                most 524288.
+
+        Yields:
+            int64 vectors of distinct keys, none of them empty.
+
+        Raises:
+            InvalidArgumentError: `page` is less than 1, or the scope of the table is
+                still open.
+        """
+        _require_positive({"page": page})
+        table = getattr(self.weight, "source", None)
+        if not isinstance(table, DynamicTable):
+            raise InvalidArgumentError(
+                "a DynamicEmbedding has no keys before its scope closes; ask for them "
+                "afterwards"
+            )
+        return table.keys(page)
+
     def extra_repr(self) -> str:
         return f"{self.embedding_dim}"
 
@@ -192,7 +225,7 @@ def _table(options: dict[str, Any]) -> AbstractContextManager[None]:
     return nullcontext() if recorder is None else recorder.taking_all()
 
 
-def _require_positive(limits: dict[str, int | None]) -> None:
+def _require_positive(limits: Mapping[str, int | None]) -> None:
     for name, value in limits.items():
         if value is not None and value < 1:
             raise InvalidArgumentError(f"{name} is {value}; it must be at least 1")

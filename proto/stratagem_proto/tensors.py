@@ -94,6 +94,13 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
+def int64_vector(data: bytes) -> torch.Tensor:
+    """The int64 vector that has a copy of some bytes, a multiple of 8."""
+    vector = torch.empty(len(data) // 8, dtype=torch.int64)
+    as_bytes(vector)[:] = data
+    return vector
+
+
 def total_nbytes(specs: Sequence[pb.TensorSpec]) -> int:
     """Bytes of all the described tensors together; checks each as `nbytes_of`."""
     return sum(nbytes_of(spec) for spec in specs)

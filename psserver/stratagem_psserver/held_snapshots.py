@@ -26,17 +26,20 @@ class HeldTable(Variable):
     """A table, or a state of one, as it was.
 
     Attributes:
-        keys: Where its rows were.
+        marked: Where its rows were.
         number: Which array of the mark it is.
     """
 
-    keys: MarkedKeys = field(kw_only=True)
+    marked: MarkedKeys = field(kw_only=True)
     number: int = field(kw_only=True)
+
+    def keys(self) -> torch.Tensor:
+        return self.marked.mark.keys()
 
     def rows(self, rows: torch.Tensor) -> torch.Tensor:
         assert self.arena is not None
-        stored = partial(self.keys.mark.rows, self.number)
-        return self.arena.filled(self.keys.find(rows), stored)
+        stored = partial(self.marked.mark.rows, self.number)
+        return self.arena.filled(self.marked.find(rows), stored)
 
 
 @dataclass(frozen=True)
@@ -131,5 +134,6 @@ def _held(store: VariableStore, snapshot: Snapshot) -> dict[str, Variable]:
             continue
         mark, number = snapshot.marked(variable)
         own = keys.setdefault(mark, MarkedKeys(mark))
-        held[variable.name] = HeldTable(**vars(variable), keys=own, number=number)
+        table = HeldTable(**vars(variable), marked=own, number=number)
+        held[variable.name] = table
     return held

@@ -10,7 +10,12 @@ import torch
 
 from stratagem_proto.encodings import can_narrow, narrow
 from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError
-from stratagem_proto.tensors import decode_dtype, encode_dtype, nbytes_of
+from stratagem_proto.tensors import (
+    decode_dtype,
+    encode_dtype,
+    int64_vector,
+    nbytes_of,
+)
 from stratagem_proto.v1.parameter_server_pb2 import Selection
 from stratagem_proto.v1.tensor_pb2 import (
     ENCODING_KIND_NARROWED,
@@ -153,9 +158,7 @@ def _indices(variable: Variable, data: bytes) -> torch.Tensor:
             "multiple of the 8 of an int64",
             variable=variable.name,
         )
-    if not data:
-        return torch.empty(0, dtype=torch.int64)
-    return torch.frombuffer(bytearray(data), dtype=torch.int64)
+    return int64_vector(data)
 
 
 def check_rows(variable: Variable, rows: torch.Tensor) -> None:

@@ -23,6 +23,7 @@ from stratagem_psserver.rpcs.barriers import BarrierRpcs
 from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
 from stratagem_psserver.rpcs.consistency import ConsistencyRpcs
 from stratagem_psserver.rpcs.contributions import ContributionRpcs
+from stratagem_psserver.rpcs.keys import KeyRpcs
 from stratagem_psserver.rpcs.sessions import SessionRpcs
 from stratagem_psserver.rpcs.updates import UpdateRpcs
 from stratagem_psserver.rpcs.values import ValueRpcs
@@ -44,7 +45,7 @@ def service_handler(state: ServerState) -> grpc.GenericRpcHandler:
     methods = Methods(Border(state.settings.label))
     handlers = {
         **_session_methods(methods, SessionRpcs(state)),
-        **_variable_methods(methods, VariableRpcs(state)),
+        **_variable_methods(methods, VariableRpcs(state), KeyRpcs(state)),
         **_value_methods(methods, ValueRpcs(state)),
         **_update_methods(methods, UpdateRpcs(state)),
         **_synchronous_methods(methods, state),
@@ -79,12 +80,13 @@ def _session_methods(methods: Methods, rpcs: SessionRpcs) -> Handlers:
     }
 
 
-def _variable_methods(methods: Methods, rpcs: VariableRpcs) -> Handlers:
+def _variable_methods(methods: Methods, rpcs: VariableRpcs, keys: KeyRpcs) -> Handlers:
     return {
         "CreateVariables": methods.staged(pb.CreateVariablesHeader, rpcs.create),
         "DescribeVariables": methods.unary(pb.DescribeVariablesRequest, rpcs.describe),
         "ListVariables": methods.unary(pb.ListVariablesRequest, rpcs.list),
         "DeleteVariables": methods.unary(pb.DeleteVariablesRequest, rpcs.delete),
+        "ListKeys": methods.unary(pb.ListKeysRequest, keys.list),
     }
 
 

@@ -16,7 +16,7 @@ from stratagem_psserver.clocks import Clocks
 from stratagem_psserver.compute import Compute
 from stratagem_psserver.cut import STEPS, StepGate
 from stratagem_psserver.graphs import GraphCache
-from stratagem_psserver.held_snapshots import HeldSnapshots
+from stratagem_psserver.held_snapshots import HeldSnapshot, HeldSnapshots
 from stratagem_psserver.kept_gradients import KeptGradients
 from stratagem_psserver.ledger import Session, SessionLedger
 from stratagem_psserver.locks import VariableLocks
@@ -119,6 +119,16 @@ class ServerState:
         """Lets those who wait to begin a step of these groups look again."""
         for group in groups:
             self.waits.changed(("clock", group))
+
+    def variables(
+        self, session_id: bytes, snapshot: bytes
+    ) -> VariableStore | HeldSnapshot:
+        """The variables as they are, or as a session's snapshot has them.
+
+        Raises:
+            FailedPreconditionError: It has no such snapshot.
+        """
+        return self.held.of(session_id, snapshot) if snapshot else self.store
 
     def locked(self, names: Iterable[str]) -> AbstractAsyncContextManager[None]:
         """Holds the locks of variables; slots share those of their owners."""

@@ -59,6 +59,20 @@ class Variable:
             info.table.CopyFrom(self.arena.table.statistics())
         return info
 
+    def keys(self) -> torch.Tensor:
+        """The keys of the stored rows, which are not to be changed.
+
+        Raises:
+            InvalidArgumentError: It is no table.
+        """
+        if self.arena is None:
+            raise InvalidArgumentError(
+                f"{self.name!r} is no table and stores all of its rows; list the keys "
+                "of a table",
+                variable=self.name,
+            )
+        return self.arena.table.stored()[0]
+
     def rows(self, rows: torch.Tensor) -> torch.Tensor:
         """A copy of some rows; they may repeat."""
         if self.arena is None:

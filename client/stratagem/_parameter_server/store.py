@@ -14,6 +14,7 @@ from stratagem._parameter_server.pace import Pace
 from stratagem._parameter_server.variable import RemoteVariable
 from stratagem._servers.consistency import begin
 from stratagem._servers.group import ServerGroup
+from stratagem._servers.keys import list_keys
 from stratagem._servers.listings import list_variables
 from stratagem._servers.reads import Reading, read
 from stratagem._servers.request import Request, Result
@@ -165,6 +166,26 @@ class RemoteStore:
             readings[variable.place.server].append(reading)
         self._read(readings)
         return found
+
+    def keys(self, part: RemoteVariable, limit: int) -> Iterator[torch.Tensor]:
+        """Yield the keys of which a part of a table has rows, some at a time.
+
+        As `refresh` does, it waits for the last synchronous step.
+
+        Args:
+            part: The part of the table.
+            limit: The most keys at a time.
+        """
+        server, after = part.place.server, None
+        self._read({server: ()})
+        while True:
+            request = list_keys(part.name, after, limit, self.servers.snapshot)
+            page = self.servers.call(server, request)
+            if len(page.keys):
+                yield page.keys
+                after = int(page.keys[-1])
+            if page.is_last:
+                return
 
     def announce(self, optimizer: str) -> None:
         """Let the servers know of an optimizer, whether or not it may go on."""

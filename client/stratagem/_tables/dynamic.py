@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -89,6 +90,11 @@ class DynamicTable(TableVariable):
         leaves = () if self._hosted is None else self._hosted.leaves
         if all(leaf.grad is None or not leaf.grad._nnz() for leaf in leaves):
             self._vocabulary = Vocabulary()
+
+    def keys(self, limit: int) -> Iterator[torch.Tensor]:
+        """Yield the keys that have rows, at most so many at a time."""
+        for part in self.parts:
+            yield from self.store.keys(part, limit)
 
     def gradient_rows(self, rows: torch.Tensor) -> torch.Tensor:
         with self.pulling:

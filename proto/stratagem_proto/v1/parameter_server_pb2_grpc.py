@@ -82,6 +82,11 @@ class ParameterServerServiceStub(object):
                 request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.DeleteVariablesRequest.SerializeToString,
                 response_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.DeleteVariablesResponse.FromString,
                 _registered_method=True)
+        self.ListKeys = channel.unary_unary(
+                '/stratagem_proto.v1.ParameterServerService/ListKeys',
+                request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListKeysRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListKeysResponse.FromString,
+                _registered_method=True)
         self.Read = channel.unary_stream(
                 '/stratagem_proto.v1.ParameterServerService/Read',
                 request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ReadRequest.SerializeToString,
@@ -192,6 +197,13 @@ class ParameterServerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListKeys(self, request, context):
+        """Lists the keys of which a table stores rows, some at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Read(self, request, context):
         """Reads whole variables, slices or rows.
         """
@@ -293,6 +305,11 @@ def add_ParameterServerServiceServicer_to_server(servicer, server):
                     servicer.DeleteVariables,
                     request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.DeleteVariablesRequest.FromString,
                     response_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.DeleteVariablesResponse.SerializeToString,
+            ),
+            'ListKeys': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListKeys,
+                    request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListKeysRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListKeysResponse.SerializeToString,
             ),
             'Read': grpc.unary_stream_rpc_method_handler(
                     servicer.Read,
@@ -540,6 +557,33 @@ class ParameterServerService(object):
             '/stratagem_proto.v1.ParameterServerService/DeleteVariables',
             stratagem__proto_dot_v1_dot_parameter__server__pb2.DeleteVariablesRequest.SerializeToString,
             stratagem__proto_dot_v1_dot_parameter__server__pb2.DeleteVariablesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stratagem_proto.v1.ParameterServerService/ListKeys',
+            stratagem__proto_dot_v1_dot_parameter__server__pb2.ListKeysRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_parameter__server__pb2.ListKeysResponse.FromString,
             options,
             channel_credentials,
             insecure,

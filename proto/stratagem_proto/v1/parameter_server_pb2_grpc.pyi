@@ -76,6 +76,12 @@ class ParameterServerServiceStub:
     ]
     """Deletes variables and their slot variables; all or none."""
 
+    ListKeys: grpc.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.parameter_server_pb2.ListKeysRequest,
+        stratagem_proto.v1.parameter_server_pb2.ListKeysResponse,
+    ]
+    """Lists the keys of which a table stores rows, some at a time."""
+
     Read: grpc.UnaryStreamMultiCallable[
         stratagem_proto.v1.parameter_server_pb2.ReadRequest,
         stratagem_proto.v1.parameter_server_pb2.ReadResponse,
@@ -187,6 +193,12 @@ class ParameterServerServiceAsyncStub:
         stratagem_proto.v1.parameter_server_pb2.DeleteVariablesResponse,
     ]
     """Deletes variables and their slot variables; all or none."""
+
+    ListKeys: grpc.aio.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.parameter_server_pb2.ListKeysRequest,
+        stratagem_proto.v1.parameter_server_pb2.ListKeysResponse,
+    ]
+    """Lists the keys of which a table stores rows, some at a time."""
 
     Read: grpc.aio.UnaryStreamMultiCallable[
         stratagem_proto.v1.parameter_server_pb2.ReadRequest,
@@ -313,6 +325,14 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.parameter_server_pb2.DeleteVariablesResponse, collections.abc.Awaitable[stratagem_proto.v1.parameter_server_pb2.DeleteVariablesResponse]]:
         """Deletes variables and their slot variables; all or none."""
+
+    @abc.abstractmethod
+    def ListKeys(
+        self,
+        request: stratagem_proto.v1.parameter_server_pb2.ListKeysRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stratagem_proto.v1.parameter_server_pb2.ListKeysResponse, collections.abc.Awaitable[stratagem_proto.v1.parameter_server_pb2.ListKeysResponse]]:
+        """Lists the keys of which a table stores rows, some at a time."""
 
     @abc.abstractmethod
     def Read(

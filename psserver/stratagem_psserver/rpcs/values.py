@@ -31,7 +31,8 @@ class ValueRpcs:
             await self._wait(request.after, request.wait_seconds)
         names = [selection.variable for selection in request.selections]
         async with state.locked(names):
-            header, chosen = _select(self._variables(request), request.selections)
+            variables = state.variables(request.session_id, request.snapshot)
+            header, chosen = _select(variables, request.selections)
             header.rejected_steps = state.rounds.rejected(request.after.group)
             nbytes = sum(each.nbytes for each in chosen)
             reservation = state.budget.reserve(nbytes, "a read")
@@ -53,11 +54,6 @@ class ValueRpcs:
                 f"step {mark.step} of {mark.group!r} was not applied in {seconds:g} s: "
                 f"{state.rounds.missing(mark)}"
             )
-
-    def _variables(self, request: pb.ReadRequest) -> VariableStore | HeldSnapshot:
-        if not request.snapshot:
-            return self._state.store
-        return self._state.held.of(request.session_id, request.snapshot)
 
     async def assign(self, header: pb.AssignHeader, chunks: Chunks) -> bytes:
         return await self._state.mutations.once_staged(
