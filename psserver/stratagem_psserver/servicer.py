@@ -18,6 +18,7 @@ from stratagem_proto.frames import ChunkView, Header, decode_frame
 from stratagem_proto.serving.border import Border, Context
 from stratagem_proto.v1 import checkpoint_pb2, consistency_pb2, session_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.keys_pb2 import ListKeysRequest
 from stratagem_psserver.mutations import Chunks
 from stratagem_psserver.rpcs.barriers import BarrierRpcs
 from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
@@ -86,7 +87,7 @@ def _variable_methods(methods: Methods, rpcs: VariableRpcs, keys: KeyRpcs) -> Ha
         "DescribeVariables": methods.unary(pb.DescribeVariablesRequest, rpcs.describe),
         "ListVariables": methods.unary(pb.ListVariablesRequest, rpcs.list),
         "DeleteVariables": methods.unary(pb.DeleteVariablesRequest, rpcs.delete),
-        "ListKeys": methods.unary(pb.ListKeysRequest, keys.list),
+        "ListKeys": methods.unary(ListKeysRequest, keys.list),
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -19,34 +18,13 @@ from stratagem import (
 from stratagem.nn import DynamicEmbedding
 from stratagem_proto.keys import part_of_keys
 from tests.client.clusters import running
-
-KEYS = torch.tensor([2**62, -5, 0, -(2**63), 2**63 - 1, 7])
+from tests.client.dynamic_tables import KEYS, built, trained
 
 
 @pytest.fixture(scope="module")
 def strategy() -> Iterator[ParameterServerStrategy]:
     with running(num_servers=3) as cluster, cluster.strategy() as strategy:
         yield strategy
-
-
-def built(strategy: ParameterServerStrategy, **limits: Any) -> DynamicEmbedding:
-    with strategy.scope():
-        return DynamicEmbedding(2, **limits)
-
-
-def trained(
-    strategy: ParameterServerStrategy, table: DynamicEmbedding, *batches: torch.Tensor
-) -> None:
-    """One step of SGD for each batch, by the gradient 1."""
-    optimizer = DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0))
-
-    def step(keys: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        table(keys).sum().backward()
-        optimizer.step()
-
-    for keys in batches:
-        strategy.run(step, args=(keys,))
 
 
 def test_any_key_has_a_row_that_is_trained(strategy: ParameterServerStrategy) -> None:

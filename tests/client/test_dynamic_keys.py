@@ -3,49 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 
 from stratagem import (
-    DistributedOptimizer,
     InvalidArgumentError,
     ParameterServerStrategy,
 )
 from stratagem.consistency import Sync
 from stratagem.nn import DynamicEmbedding
 from tests.client.clusters import Cluster, running
-
-KEYS = torch.tensor([2**62, -5, 0, -(2**63), 2**63 - 1, 7])
+from tests.client.dynamic_tables import KEYS, built, trained
 
 
 @pytest.fixture(scope="module")
 def strategy() -> Iterator[ParameterServerStrategy]:
     with running(num_servers=3) as cluster, cluster.strategy() as strategy:
         yield strategy
-
-
-def built(strategy: ParameterServerStrategy, **limits: Any) -> DynamicEmbedding:
-    with strategy.scope():
-        return DynamicEmbedding(2, **limits)
-
-
-class Training:
-    """Steps of a table."""
-
-    def __init__(self, strategy: ParameterServerStrategy, table: Any) -> None:
-        self._strategy, self._table = strategy, table
-        sgd = torch.optim.SGD(table.parameters(), lr=1.0)
-        self._optimizer = DistributedOptimizer(sgd)
-
-    def of(self, keys: torch.Tensor) -> None:
-        def step() -> None:
-            self._optimizer.zero_grad()
-            self._table(keys).sum().backward()
-            self._optimizer.step()
-
-        self._strategy.run(step)
 
 
 def listed(table: DynamicEmbedding, **settings: int) -> list[int]:
@@ -58,7 +33,7 @@ def listed(table: DynamicEmbedding, **settings: int) -> list[int]:
 def test_keys_that_were_trained_are_listed(strategy: ParameterServerStrategy) -> None:
     table = built(strategy)
     assert list(table.keys()) == []
-    Training(strategy, table).of(KEYS[:4])
+    trained(strategy, table, KEYS[:4])
     table(KEYS)
     assert listed(table) == sorted(KEYS[:4].tolist())
 
@@ -67,7 +42,7 @@ def test_pages_have_as_many_keys_as_are_wanted(
     strategy: ParameterServerStrategy,
 ) -> None:
     table = built(strategy)
-    Training(strategy, table).of(torch.arange(100))
+    trained(strategy, table, torch.arange(100))
     pages = list(table.keys(page=10))
     assert max(map(len, pages)) == 10
     assert all(torch.equal(page, page.sort().values) for page in pages)
@@ -78,9 +53,8 @@ def test_keys_that_wait_for_admission_have_no_row(
     strategy: ParameterServerStrategy,
 ) -> None:
     table = built(strategy, admit_after=2)
-    training = Training(strategy, table)
-    training.of(KEYS[:3])
-    training.of(KEYS[2:])
+    trained(strategy, table, KEYS[:3])
+    trained(strategy, table, KEYS[2:])
     assert listed(table) == [0]
 
 
@@ -88,13 +62,14 @@ def test_keys_that_stay_are_in_one_page_whatever_becomes_of_others(
     strategy: ParameterServerStrategy,
 ) -> None:
     table = built(strategy, max_idle=1)
-    training = Training(strategy, table)
     stay, go = torch.arange(0, 200, 2), torch.arange(1, 200, 2)
-    training.of(torch.cat([go, stay]))
+    trained(strategy, table, torch.cat([go, stay]))
     found: list[int] = []
     for number, page in enumerate(table.keys(page=20)):
         found += page.tolist()
-        training.of(torch.cat([torch.arange(1000, 1050) + 50 * number, stay]))
+        trained(
+            strategy, table, torch.cat([torch.arange(1000, 1050) + 50 * number, stay])
+        )
     assert len(found) == len(set(found))
     assert set(stay.tolist()) <= set(found)
     assert not set(go.tolist()) & set(listed(table))
@@ -104,8 +79,7 @@ def test_pages_of_a_snapshot_are_of_its_moment(
     strategy: ParameterServerStrategy,
 ) -> None:
     table = built(strategy)
-    training = Training(strategy, table)
-    training.of(KEYS[:3])
+    trained(strategy, table, KEYS[:3])
     with strategy.snapshot():
         assert listed(table, page=1) == sorted(KEYS[:3].tolist())
 
@@ -113,7 +87,7 @@ def test_pages_of_a_snapshot_are_of_its_moment(
 def test_a_synchronous_step_is_waited_for() -> None:
     def program(strategy: ParameterServerStrategy, worker: int) -> list[int]:
         table = built(strategy)
-        Training(strategy, table).of(torch.tensor([worker]))
+        trained(strategy, table, torch.tensor([worker]))
         return listed(table)
 
     with running(num_servers=2, num_workers=2) as cluster:

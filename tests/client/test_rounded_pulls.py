@@ -70,14 +70,19 @@ class Pair:
         """What a step of the worker works with."""
 
         def step() -> dict[str, torch.Tensor]:
-            found = {**self.model.state_dict(), "table": self.model.table(ROWS)}
-            return {name: value.detach().clone() for name, value in found.items()}
+            model = self.model
+            found = model.matrix, model.frozen, model.table(ROWS)
+            names = "matrix", "frozen", "table"
+            copies = (one.detach().clone() for one in found)
+            return dict(zip(names, copies, strict=True))
 
         result: dict[str, torch.Tensor] = self.worker.run(step)
         return result
 
     def exact(self) -> dict[str, torch.Tensor]:
-        return {**self.written.state_dict(), "table": self.written.table(ROWS).detach()}
+        state: dict[str, torch.Tensor] = self.written.state_dict()
+        state["table"] = state.pop("table.weight")
+        return state
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from stratagem_proto.errors import (
     VariableNotFoundError,
 )
 from stratagem_proto.tensors import int64_vector
-from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.keys_pb2 import ListKeysRequest, ListKeysResponse
 from stratagem_psserver.tables.key_pages import MOST_KEYS, page_of
 from tests.psserver.tables import table_spec
 from tests.psserver.wire import RawClient
@@ -47,12 +47,12 @@ def test_a_page_has_a_largest_size(limit: int) -> None:
     assert torch.equal(page, keys[:MOST_KEYS])
 
 
-def listed(client: RawClient, table: str, **settings: object) -> pb.ListKeysResponse:
-    request = pb.ListKeysRequest(session_id=client.session_id, table=table, **settings)  # type: ignore[arg-type] # by name
-    return client.unary("ListKeys", request, pb.ListKeysResponse)
+def listed(client: RawClient, table: str, **settings: object) -> ListKeysResponse:
+    request = ListKeysRequest(session_id=client.session_id, table=table, **settings)  # type: ignore[arg-type] # by name
+    return client.unary("ListKeys", request, ListKeysResponse)
 
 
-def keys_of(response: pb.ListKeysResponse) -> list[int]:
+def keys_of(response: ListKeysResponse) -> list[int]:
     found: list[int] = int64_vector(response.keys).tolist()
     return found
 

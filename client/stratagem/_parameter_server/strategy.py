@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 
 from stratagem._cluster.device_filters import ClusterDeviceFilters
-from stratagem._cluster.membership import Membership
 from stratagem._cluster.visibility import visible_servers
 from stratagem._contexts.context import require_cross_replica_or_default
 from stratagem._contexts.scope import Scope, entered
@@ -22,12 +21,11 @@ from stratagem._parameter_server.local_extended import LocalExtended
 from stratagem._parameter_server.partitioned_extended import Settings
 from stratagem._parameter_server.partitioning import VariablePartitioner
 from stratagem._parameter_server.placement import placement_named
-from stratagem._parameter_server.store import RemoteStore
 from stratagem._parameter_server.task import (
-    check_pull_dtype,
     identity_of,
-    pace_of,
+    member_of,
     replica_devices,
+    store_of,
 )
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.traffic import Traffic
@@ -143,13 +141,13 @@ class ParameterServerStrategy(CheckpointedStrategy):
     ) -> None:
         initial = consistency_from(consistency)
         placement_named(placement)
-        check_pull_dtype(pull_dtype)
         resolver = cluster_resolver or TFConfigClusterResolver()
         devices = replica_devices(num_replicas_per_worker)
         self._passages: Counter[str] = Counter()
         self._resolver = resolver
         self._of_all_tasks: dict[str, Any] = {
             "consistency": initial,
+            "pull_dtype": pull_dtype,
             "num_replicas_per_worker": num_replicas_per_worker,
             "device_filters": device_filters,
             "session_config": session_config,
@@ -159,20 +157,17 @@ class ParameterServerStrategy(CheckpointedStrategy):
         if not resolver.cluster_spec():
             super().__init__(LocalExtended(self, [canonicalize(d) for d in devices]))
             return
-        member = Membership.of(
-            resolver.cluster_spec(), resolver.task_type, resolver.task_id
-        )
+        member = member_of(resolver)
         secret = resolver.cluster_token if token is None else token
         identity = identity_of(member, secret, isinstance(initial, Sync))
         deadlines = Deadlines(connect=connect_seconds)
         visible = visible_servers(member, device_filters, session_config)
         servers = ServerGroup(member.server_addresses, identity, deadlines, visible)
-        pace = pace_of(member, servers, initial)
         super().__init__(
             self._extended_type(
                 self,
                 member,
-                RemoteStore(servers, peer_seconds, pace, pull_dtype),
+                store_of(member, servers, initial, peer_seconds, pull_dtype),
                 [canonicalize(device, member.name) for device in devices],
                 Settings(isinstance(initial, Sync), placement, variable_partitioner),
             )

@@ -9,12 +9,19 @@ from stratagem._cluster.token import token_from_environment
 from stratagem._devices import list_logical_devices
 from stratagem._parameter_server.consistencies import encoded
 from stratagem._parameter_server.pace import Pace
+from stratagem._parameter_server.store import RemoteStore
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.session import Identity
+from stratagem.cluster_resolver import ClusterResolver
 from stratagem.consistency import Async, Consistency
 from stratagem_proto.consistency import check_consistency
 from stratagem_proto.encodings import NARROW_DTYPES
 from stratagem_proto.errors import InvalidArgumentError
+
+
+def member_of(resolver: ClusterResolver) -> Membership:
+    """Return which task a resolver says that this process is."""
+    return Membership.of(resolver.cluster_spec(), resolver.task_type, resolver.task_id)
 
 
 def identity_of(member: Membership, token: str | None, synchronous: bool) -> Identity:
@@ -55,25 +62,30 @@ def replica_devices(count: int | None) -> list[str]:
     return [f"{kind}:{index}" for index in range(count)]
 
 
-def check_pull_dtype(dtype: torch.dtype | None) -> None:
-    """Check what pulled parameters are to be rounded to.
+def store_of(
+    member: Membership,
+    servers: ServerGroup,
+    initial: Consistency,
+    peer_seconds: float,
+    pull_dtype: torch.dtype | None,
+) -> RemoteStore:
+    """Return the variables of a task that has taken no step.
 
     Raises:
-        InvalidArgumentError: It is no type for that.
+        InvalidArgumentError: There are too few workers for the consistency, or
+            `pull_dtype` is no type to which parameters are rounded.
     """
-    if dtype is not None and dtype not in NARROW_DTYPES:
+    if pull_dtype is not None and pull_dtype not in NARROW_DTYPES:
         known = " or ".join(map(str, NARROW_DTYPES))
         raise InvalidArgumentError(
-            f"pull_dtype is {known}, or None for parameters as they are, not {dtype!r}"
+            f"pull_dtype is {known}, or None for parameters as they are, not "
+            f"{pull_dtype!r}"
         )
+    pace = _pace_of(member, servers, initial)
+    return RemoteStore(servers, peer_seconds, pace, pull_dtype)
 
 
-def pace_of(member: Membership, servers: ServerGroup, initial: Consistency) -> Pace:
-    """Return the pace of a task that has taken no step.
-
-    Raises:
-        InvalidArgumentError: There are too few workers for the consistency.
-    """
+def _pace_of(member: Membership, servers: ServerGroup, initial: Consistency) -> Pace:
     declared = encoded(initial)
     if not member.trains:
         return Pace(declared, None, 1)

@@ -268,63 +268,6 @@ class DeleteVariablesResponse(google.protobuf.message.Message):
 global___DeleteVariablesResponse = DeleteVariablesResponse
 
 @typing.final
-class ListKeysRequest(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    SESSION_ID_FIELD_NUMBER: builtins.int
-    TABLE_FIELD_NUMBER: builtins.int
-    AFTER_FIELD_NUMBER: builtins.int
-    LIMIT_FIELD_NUMBER: builtins.int
-    SNAPSHOT_FIELD_NUMBER: builtins.int
-    session_id: builtins.bytes
-    table: builtins.str
-    """The table, or its part on this server."""
-    after: builtins.int
-    """Only larger keys are listed; absent means all."""
-    limit: builtins.int
-    """Most keys to list; the server lists at most 524288 at a time. 0 means that many."""
-    snapshot: builtins.bytes
-    """As in ReadRequest."""
-    def __init__(
-        self,
-        *,
-        session_id: builtins.bytes = ...,
-        table: builtins.str = ...,
-        after: builtins.int | None = ...,
-        limit: builtins.int = ...,
-        snapshot: builtins.bytes = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_after", b"_after", "after", b"after"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_after", b"_after", "after", b"after", "limit", b"limit", "session_id", b"session_id", "snapshot", b"snapshot", "table", b"table"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["_after", b"_after"]) -> typing.Literal["after"] | None: ...
-
-global___ListKeysRequest = ListKeysRequest
-
-@typing.final
-class ListKeysResponse(google.protobuf.message.Message):
-    """The smallest keys that were asked for, as of one moment."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    KEYS_FIELD_NUMBER: builtins.int
-    MORE_FIELD_NUMBER: builtins.int
-    keys: builtins.bytes
-    """Ascending, as little-endian int64. Rows of a table with a fixed number of them
-    are counted from the first of the part.
-    """
-    more: builtins.bool
-    """Whether there are larger ones."""
-    def __init__(
-        self,
-        *,
-        keys: builtins.bytes = ...,
-        more: builtins.bool = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["keys", b"keys", "more", b"more"]) -> None: ...
-
-global___ListKeysResponse = ListKeysResponse
-
-@typing.final
 class ReadRequest(google.protobuf.message.Message):
     """--- Reading -----------------------------------------------------------------"""
 

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from stratagem_proto.v1 import consistency_pb2 as stratagem__proto_dot_v1_dot_consistency__pb2
+from stratagem_proto.v1 import keys_pb2 as stratagem__proto_dot_v1_dot_keys__pb2
 from stratagem_proto.v1 import parameter_server_pb2 as stratagem__proto_dot_v1_dot_parameter__server__pb2
 from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_session__pb2
 
@@ -84,8 +85,8 @@ class ParameterServerServiceStub(object):
                 _registered_method=True)
         self.ListKeys = channel.unary_unary(
                 '/stratagem_proto.v1.ParameterServerService/ListKeys',
-                request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListKeysRequest.SerializeToString,
-                response_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListKeysResponse.FromString,
+                request_serializer=stratagem__proto_dot_v1_dot_keys__pb2.ListKeysRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_keys__pb2.ListKeysResponse.FromString,
                 _registered_method=True)
         self.Read = channel.unary_stream(
                 '/stratagem_proto.v1.ParameterServerService/Read',
@@ -308,8 +309,8 @@ def add_ParameterServerServiceServicer_to_server(servicer, server):
             ),
             'ListKeys': grpc.unary_unary_rpc_method_handler(
                     servicer.ListKeys,
-                    request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListKeysRequest.FromString,
-                    response_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListKeysResponse.SerializeToString,
+                    request_deserializer=stratagem__proto_dot_v1_dot_keys__pb2.ListKeysRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_keys__pb2.ListKeysResponse.SerializeToString,
             ),
             'Read': grpc.unary_stream_rpc_method_handler(
                     servicer.Read,
@@ -582,8 +583,8 @@ class ParameterServerService(object):
             request,
             target,
             '/stratagem_proto.v1.ParameterServerService/ListKeys',
-            stratagem__proto_dot_v1_dot_parameter__server__pb2.ListKeysRequest.SerializeToString,
-            stratagem__proto_dot_v1_dot_parameter__server__pb2.ListKeysResponse.FromString,
+            stratagem__proto_dot_v1_dot_keys__pb2.ListKeysRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_keys__pb2.ListKeysResponse.FromString,
             options,
             channel_credentials,
             insecure,

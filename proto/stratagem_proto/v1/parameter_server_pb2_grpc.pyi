@@ -8,6 +8,7 @@ import collections.abc
 import grpc
 import grpc.aio
 import stratagem_proto.v1.consistency_pb2
+import stratagem_proto.v1.keys_pb2
 import stratagem_proto.v1.parameter_server_pb2
 import stratagem_proto.v1.session_pb2
 import typing
@@ -77,8 +78,8 @@ class ParameterServerServiceStub:
     """Deletes variables and their slot variables; all or none."""
 
     ListKeys: grpc.UnaryUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.ListKeysRequest,
-        stratagem_proto.v1.parameter_server_pb2.ListKeysResponse,
+        stratagem_proto.v1.keys_pb2.ListKeysRequest,
+        stratagem_proto.v1.keys_pb2.ListKeysResponse,
     ]
     """Lists the keys of which a table stores rows, some at a time."""
 
@@ -195,8 +196,8 @@ class ParameterServerServiceAsyncStub:
     """Deletes variables and their slot variables; all or none."""
 
     ListKeys: grpc.aio.UnaryUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.ListKeysRequest,
-        stratagem_proto.v1.parameter_server_pb2.ListKeysResponse,
+        stratagem_proto.v1.keys_pb2.ListKeysRequest,
+        stratagem_proto.v1.keys_pb2.ListKeysResponse,
     ]
     """Lists the keys of which a table stores rows, some at a time."""
 
@@ -329,9 +330,9 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def ListKeys(
         self,
-        request: stratagem_proto.v1.parameter_server_pb2.ListKeysRequest,
+        request: stratagem_proto.v1.keys_pb2.ListKeysRequest,
         context: _ServicerContext,
-    ) -> typing.Union[stratagem_proto.v1.parameter_server_pb2.ListKeysResponse, collections.abc.Awaitable[stratagem_proto.v1.parameter_server_pb2.ListKeysResponse]]:
+    ) -> typing.Union[stratagem_proto.v1.keys_pb2.ListKeysResponse, collections.abc.Awaitable[stratagem_proto.v1.keys_pb2.ListKeysResponse]]:
         """Lists the keys of which a table stores rows, some at a time."""
 
     @abc.abstractmethod

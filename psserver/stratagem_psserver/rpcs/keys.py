@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from stratagem_proto.tensors import as_bytes
-from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.keys_pb2 import ListKeysRequest, ListKeysResponse
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.tables.key_pages import page_of
 
@@ -18,7 +18,7 @@ class KeyRpcs:
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    async def list(self, request: pb.ListKeysRequest) -> pb.ListKeysResponse:
+    async def list(self, request: ListKeysRequest) -> ListKeysResponse:
         state = self._state
         state.session(request.session_id)
         # Whoever stores rows changes the keys in place.
@@ -31,7 +31,7 @@ class KeyRpcs:
                 return await state.compute.run(paging, keys.nbytes)
 
 
-def _page(request: pb.ListKeysRequest, keys: torch.Tensor) -> pb.ListKeysResponse:
+def _page(request: ListKeysRequest, keys: torch.Tensor) -> ListKeysResponse:
     after = request.after if request.HasField("after") else None
     page, more = page_of(keys, after, request.limit)
-    return pb.ListKeysResponse(keys=bytes(as_bytes(page)), more=more)
+    return ListKeysResponse(keys=bytes(as_bytes(page)), more=more)
