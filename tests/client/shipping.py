@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from stratagem import ClusterSpec, ParameterServerStrategy
 from stratagem._shipping.dumper import Dumper
@@ -34,6 +37,11 @@ class Coordination:
         self.dumper = Dumper(self.strategy)
         self._workers = [Loader(index, token=TOKEN) for index in range(2)]
         self._sent: list[dict[int, int]] = [{}, {}]
+
+    def built(self, build: Callable[[], Any]) -> Any:
+        """What is built in the scope of the strategy."""
+        with self.strategy.scope():
+            return build()
 
     def ship(self, value: Any, worker: int = 0) -> Any:
         """What a worker makes of a value."""
@@ -72,3 +80,15 @@ def coordinating(num_servers: int = 2, **settings: Any) -> Iterator[Coordination
             yield coordination
         finally:
             coordination.close()
+
+
+class Scaled(nn.Module):
+    """Has attributes of all sorts."""
+
+    statistics: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(1, 1)
+        self.register_buffer("statistics", torch.zeros(2))
+        self.scale, self.noted = 1.0, {"names": ["a"]}

@@ -8,6 +8,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from subprocess import run
 from typing import Any
@@ -33,8 +34,7 @@ def coordination() -> Iterator[Coordination]:
 
 
 def variable_of(coordination: Coordination, value: Any, **traits: Any) -> Any:
-    with coordination.strategy.scope():
-        return Variable(value, **traits)
+    return coordination.built(lambda: Variable(value, **traits))
 
 
 def twice(value: Any) -> Any:
@@ -138,6 +138,16 @@ def test_run_works_in_a_shipped_function(coordination: Coordination) -> None:
     assert theirs.cluster_resolver.task_id == 0
 
 
+def test_all_settings_that_tasks_share_reach_workers(
+    coordination: Coordination,
+) -> None:
+    own = {"self", "cluster_resolver", "variable_partitioner", "placement", "token"}
+    settings = signature(stratagem.ParameterServerStrategy.__init__).parameters.keys()
+    ours = coordination.strategy._of_all_tasks
+    assert ours.keys() == settings - own
+    assert coordination.ship(coordination.strategy)._of_all_tasks == ours
+
+
 def test_partials_and_methods_bring_variables_along(
     coordination: Coordination,
 ) -> None:
@@ -161,9 +171,12 @@ def test_sharded_variables_are_attached_shard_by_shard() -> None:
 
 def test_a_parcel_has_no_token(coordination: Coordination) -> None:
     strategy, v = coordination.strategy, variable_of(coordination, 1.0)
-    parcel = coordination.dumper.dump((strategy, strategy.extended, v))
+    strategy.cluster_resolver.cluster_token = TOKEN
+    resolver = strategy.cluster_resolver
+    parcel = coordination.dumper.dump((strategy, strategy.extended, v, resolver))
     sent = [parcel.payload, *(one.encode() for one in parcel.definitions)]
     assert not any(TOKEN.encode() in one for one in sent)
+    assert coordination.load(parcel)[3].task_type == "worker"
 
 
 def test_what_belongs_to_no_strategy_travels_as_ever(
@@ -176,8 +189,7 @@ def test_what_belongs_to_no_strategy_travels_as_ever(
 
 
 def test_handles_go_with_their_objects(coordination: Coordination) -> None:
-    with coordination.strategy.scope():
-        module = torch.nn.Linear(2, 1)
+    module = coordination.built(lambda: torch.nn.Linear(2, 1))
     coordination.dumper.gone()
     parcel = coordination.dumper.dump(module)
     handle = max(one.handle for one in parcel.definitions if one.kind == "module")

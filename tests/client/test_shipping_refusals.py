@@ -13,14 +13,17 @@ import cloudpickle
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from stratagem import (
     ClosureInputError,
+    ClusterSpec,
     InvalidTypeError,
     StratagemError,
     Variable,
 )
 from stratagem._shipping.results import dump_result
+from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.clusters import running
 from tests.client.shipping import Coordination, coordinating
 
@@ -75,10 +78,11 @@ def test_the_way_goes_through_functions_and_containers(
 
 
 def test_an_attribute_of_a_module_is_refused_too(coordination: Coordination) -> None:
-    with coordination.strategy.scope():
-        model = nn.Linear(1, 1)
-    model.guard = threading.Lock()  # type: ignore[assignment]
-    assert "_thread.lock" in refusal(coordination, lambda: model)
+    model = coordination.built(lambda: nn.Linear(1, 1))
+    model.guard = threading.Lock()
+    found = refusal(coordination, lambda: model)
+    assert "model.guard in function" in found
+    assert "is a _thread.lock" in found
     del model.guard
     assert coordination.ship(model).in_features == 1
 
@@ -86,10 +90,9 @@ def test_an_attribute_of_a_module_is_refused_too(coordination: Coordination) -> 
 def test_what_a_refused_module_had_changed_is_sent_later(
     coordination: Coordination,
 ) -> None:
-    with coordination.strategy.scope():
-        model = nn.Linear(1, 1)
+    model = coordination.built(lambda: nn.Linear(1, 1))
     theirs = coordination.ship(model)
-    model.noted, model.guard = "new", threading.Lock()  # type: ignore[assignment]
+    model.noted, model.guard = "new", threading.Lock()
     refusal(coordination, model)
     del model.guard
     assert coordination.ship(model) is theirs
@@ -106,11 +109,24 @@ def test_variables_of_other_strategies_are_refused(coordination: Coordination) -
         assert "another strategy" in refusal(coordination, strategy)
 
 
+def test_other_resolvers_are_refused(coordination: Coordination) -> None:
+    resolver = SimpleClusterResolver(ClusterSpec({"worker": ["w.test:1"]}))
+    assert "resolver in function" in refusal(coordination, lambda: resolver)
+
+
+def test_a_module_that_torch_does_not_pickle_is_named(
+    coordination: Coordination,
+) -> None:
+    normed = coordination.built(lambda: weight_norm(nn.Linear(2, 2)))
+    found = refusal(coordination, lambda: normed)
+    assert "normed in function" in found
+    assert "Serialization of parametrized modules" in found
+
+
 def test_lazy_parameters_are_refused_until_they_have_a_shape(
     coordination: Coordination,
 ) -> None:
-    with coordination.strategy.scope():
-        model = nn.LazyLinear(2)
+    model = coordination.built(lambda: nn.LazyLinear(2))
     assert "call its module once on the coordinator" in refusal(coordination, model)
     model(torch.ones(1, 3))
     assert coordination.ship(model).in_features == 3
@@ -161,8 +177,7 @@ def test_a_module_can_be_told_to_travel(
 def test_the_object_whose_part_is_missing_is_named(
     coordination: Coordination, vanishing: types.ModuleType
 ) -> None:
-    with coordination.strategy.scope():
-        model = nn.Linear(1, 1)
+    model = coordination.built(lambda: nn.Linear(1, 1))
     model.marker = vanishing.Marker()
     parcel = coordination.dumper.dump(model)
     del sys.modules["vanishing"]

@@ -51,7 +51,7 @@ class Dumper:
                 be written.
         """
         self._settle_parameters()
-        with self._lock, refusing(value, what, lambda part: _Dump(self).write(part)):
+        with self._lock, refusing(value, what, lambda part: _Dump(self).parcel(part)):
             return _Dump(self).parcel(value)
 
     def new_handle(self) -> int:

@@ -8,7 +8,7 @@ from stratagem._shipping.optimizers import OptimizerKind
 from stratagem._shipping.parameters import ParameterKind
 from stratagem._shipping.resident import Resident
 from stratagem._shipping.results import ResultKind
-from stratagem._shipping.strategies import ExtendedKind, StrategyKind
+from stratagem._shipping.strategies import ExtendedKind, ResolverKind, StrategyKind
 from stratagem._shipping.variables import ShardedVariableKind, VariableKind
 
 KINDS: dict[str, Kind] = {
@@ -16,6 +16,7 @@ KINDS: dict[str, Kind] = {
     for kind in (
         StrategyKind(),
         ExtendedKind(),
+        ResolverKind(),
         VariableKind(),
         ShardedVariableKind(),
         ParameterKind(),

@@ -9,7 +9,7 @@ from stratagem._parameter_server.attached import AttachedStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._shipping.kinds import Kind, WorkerTask
-from stratagem.cluster_resolver import SimpleClusterResolver
+from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from stratagem_proto.errors import InvalidArgumentError
 
 
@@ -63,6 +63,34 @@ class ExtendedKind(Kind):
 
     def make(self, essence: Any, task: WorkerTask) -> object:
         return essence.extended
+
+
+class ResolverKind(Kind):
+    """The resolver of the strategy. Others might have the secret of the cluster."""
+
+    name = "resolver"
+    types = (ClusterResolver,)
+
+    def subject(self, value: Any, strategy: ParameterServerStrategy) -> object | None:
+        found: ClusterResolver = value
+        if strategy.cluster_resolver is not found:
+            raise InvalidArgumentError(
+                "a cluster resolver may have a secret, which does not travel; use "
+                "strategy.cluster_resolver of the coordinator's strategy"
+            )
+        return found
+
+    def label(self, subject: ClusterResolver) -> str:
+        return "the strategy's cluster_resolver"
+
+    def essence(
+        self, subject: ClusterResolver, strategy: ParameterServerStrategy
+    ) -> Any:
+        return strategy
+
+    def make(self, essence: Any, task: WorkerTask) -> ClusterResolver:
+        resolver: ClusterResolver = essence.cluster_resolver
+        return resolver
 
 
 def require_own(what: str, found: Any, own: ParameterServerStrategy) -> object:
