@@ -9,6 +9,7 @@ import torch
 
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_psserver.room import Room
 from stratagem_psserver.selections import check_rows
 from stratagem_psserver.store import Variable, VariableStore
 from stratagem_psserver.tables.table import Table
@@ -87,14 +88,18 @@ def prepare(
     return writes
 
 
-def run(writes: Sequence[Write]) -> None:
+def run(writes: Sequence[Write], room: Room) -> None:
     """Changes the values of all variables.
+
+    Args:
+        writes: What to change.
+        room: What there is for more rows.
 
     Raises:
         ResourceExhaustedError: There is no memory for more rows; nothing is changed.
     """
     for table, keys in _keys_by_table(writes).items():
-        table.make_room(table.find(keys))
+        table.make_room(table.find(keys), room)
     for write in writes:
         write.run()
 

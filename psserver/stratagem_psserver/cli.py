@@ -21,6 +21,15 @@ StagedBytes = Annotated[
         show_default=False,
     ),
 ]
+VariableBytes = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        envvar="STRATAGEM_VARIABLE_BYTES",
+        help="Most bytes that variables and their state may take; else no limit.",
+        show_default=False,
+    ),
+]
 Restore = Annotated[
     Path | None,
     typer.Option(help="Folder of checkpoints; begin with the latest, if there is one."),
@@ -37,6 +46,7 @@ def serve(  # noqa: PLR0913  # one parameter for each option
     insecure: options.Insecure = False,
     lease_seconds: options.LeaseSeconds = 30.0,
     staged_bytes: StagedBytes = None,
+    variable_bytes: VariableBytes = None,
     drain_seconds: options.DrainSeconds = 10.0,
     restore: Restore = None,
     ready_file: options.ReadyFile = None,
@@ -52,6 +62,7 @@ def serve(  # noqa: PLR0913  # one parameter for each option
             insecure=insecure,
             lease_seconds=lease_seconds,
             staged_bytes=staged_bytes or half_of_memory(),
+            variable_bytes=variable_bytes,
             drain_seconds=drain_seconds,
             restore=str(restore or ""),
         )

@@ -118,3 +118,4 @@ def _resume_variables(state: ServerState, checkpoint: Checkpoint, part: str) -> 
                 store.put_table(arena)
     for entry in mine:
         store.get(entry.name).version = entry.version + _VERSION_JUMP
+    store.settle([entry.name for entry in mine])

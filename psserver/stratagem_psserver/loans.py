@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from stratagem_psserver.rehearsal import StateLayout
+from stratagem_psserver.room import Room
 from stratagem_psserver.store import Variable, VariableStore
 
 
@@ -37,8 +38,11 @@ class Lent:
 class Loan(Protocol):
     """A variable lent to an optimizer for one step."""
 
-    def open(self) -> Lent:
+    def open(self, room: Room) -> Lent:
         """Takes all memory that the step needs; changes nothing.
+
+        Args:
+            room: What there is for more state and rows.
 
         Raises:
             ResourceExhaustedError: There is not enough.
@@ -70,7 +74,10 @@ class WholeLoan:
     slots: Mapping[str, Variable]
     _made: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
-    def open(self) -> Lent:
+    def open(self, room: Room) -> Lent:
+        room.take(
+            self.variable.name, missing_nbytes(self.variable, self.layout, self.slots)
+        )
         state = {
             key: self.layout[key].lent(slot.value) for key, slot in self.slots.items()
         }
@@ -82,6 +89,17 @@ class WholeLoan:
     def commit(self, store: VariableStore) -> None:
         for key, tensor in self._made.items():
             store.put_slot(self.names[key], self.variable.name, tensor)
+
+
+def missing_nbytes(
+    variable: Variable, layout: StateLayout, slots: Mapping[str, Variable]
+) -> int:
+    """Bytes of the state that an optimizer has yet to make for all of a variable."""
+    return sum(
+        state.shape(variable.value).numel() * state.dtype.itemsize
+        for key, state in layout.items()
+        if key not in slots
+    )
 
 
 def as_tensors(

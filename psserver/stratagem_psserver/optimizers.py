@@ -32,6 +32,7 @@ from stratagem_psserver.rehearsal import (
     rehearse,
     take_step,
 )
+from stratagem_psserver.room import Room
 from stratagem_psserver.row_loans import TableRowLoan, TensorRowLoan
 from stratagem_psserver.store import Variable, VariableStore
 
@@ -78,6 +79,7 @@ class OptimizerStep:
     groups: list[_Group]
     variables: list[Variable]
     nbytes: int
+    room: Room
 
     def run(self) -> None:
         """Changes the values of the variables and their slots.
@@ -85,7 +87,9 @@ class OptimizerStep:
         Raises:
             ResourceExhaustedError: There is no memory for it; nothing is changed.
         """
-        opened = [[loan.open() for loan in group.loans] for group in self.groups]
+        opened = [
+            [loan.open(self.room) for loan in group.loans] for group in self.groups
+        ]
         for group, lent in zip(self.groups, opened, strict=True):
             if lent:
                 group.step(self.rule, lent)
@@ -130,6 +134,7 @@ class Optimizers:
             groups,
             [self._store.get(gradient.variable) for gradient in gradients],
             sum(gradient.value.nbytes for gradient in gradients),
+            self._store.room,
         )
 
     def commit(self, step: OptimizerStep) -> list[int]:

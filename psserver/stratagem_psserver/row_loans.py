@@ -17,8 +17,9 @@ from stratagem_proto.v1.variable_pb2 import (
     VariableSpec,
 )
 from stratagem_psserver.gradients import Gradient, RowGradient
-from stratagem_psserver.loans import Lent, as_tensors
+from stratagem_psserver.loans import Lent, as_tensors, missing_nbytes
 from stratagem_psserver.rehearsal import Rehearsed, StateTensor
+from stratagem_psserver.room import Room
 from stratagem_psserver.store import Variable, VariableStore
 from stratagem_psserver.tables.arena import Arena
 from stratagem_psserver.tables.table import Table
@@ -77,7 +78,9 @@ class _RowLoan:
 class TensorRowLoan(_RowLoan):
     """Rows of a variable that has all its rows."""
 
-    def open(self) -> Lent:
+    def open(self, room: Room) -> Lent:
+        missing = missing_nbytes(self.variable, self.rehearsed.layout, self.slots)
+        room.take(self.variable.name, missing)
         gradient = self._distinct()
         self._rows = gradient.rows
         self._states = {
@@ -120,24 +123,21 @@ class TableRowLoan(_RowLoan):
         Raises:
             InvalidArgumentError: It cannot, with the state that is still to come.
         """
-        rows, more_bytes = self.gradient.rows, 0
+        rows, more_bytes = self.gradient.rows, self._more_row_bytes
         assert rows is not None
-        for key, state in self.rehearsed.layout.items():
-            if key not in self.slots and not state.is_scalar:
-                row = self.variable.value.shape[1:].numel()
-                more_bytes += row * state.dtype.itemsize
         if len(rows) > self._table.most_rows(more_bytes):
             rows = rows.unique()
         self._table.check_fit(len(rows), more_bytes)
 
-    def open(self) -> Lent:
+    def open(self, room: Room) -> Lent:
         table, gradient = self._table, self._distinct()
         found = table.find(gradient.rows)
         refused = found.is_new & ~table.admission.is_due(gradient.rows)
         self._refused = gradient.rows[refused]
         if len(self._refused):
             gradient, found = gradient.only(~refused), found.only(~refused)
-        table.make_room(found)
+        table.make_room(found, room)
+        room.take(table.name, table.capacity * self._more_row_bytes)
         self._found, self._begun = found, self._new_arenas()
         state = {
             key: self._scalar(key) if layout.is_scalar else self._read(key, layout)
@@ -145,6 +145,16 @@ class TableRowLoan(_RowLoan):
         }
         self._value = table.value.read(found)
         return self._lent(gradient, self._value, state)
+
+    @property
+    def _more_row_bytes(self) -> int:
+        """How much longer rows become by the state that is still to come."""
+        elements = self.variable.value.shape[1:].numel()
+        return elements * sum(
+            state.dtype.itemsize
+            for key, state in self.rehearsed.layout.items()
+            if key not in self.slots and not state.is_scalar
+        )
 
     @property
     def _table(self) -> Table:

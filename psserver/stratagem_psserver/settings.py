@@ -20,10 +20,14 @@ class ServerSettings(ServingSettings):
     Attributes:
         staged_bytes: Most bytes that requests may occupy before they are applied or
             while they are sent.
+        variable_bytes: Most bytes that variables may take, with the state of optimizers
+            and the index of tables; None for no limit. What snapshots keep, and the
+            copy by which a table grows, is not counted.
         restore: Folder of checkpoints whose latest this run of the server begins with,
             if there is one; "" to begin with nothing.
     """
 
     job: str = "ps"
     staged_bytes: int = field(default_factory=half_of_memory)
+    variable_bytes: int | None = None
     restore: str = ""

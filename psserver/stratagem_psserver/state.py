@@ -22,6 +22,7 @@ from stratagem_psserver.ledger import Session, SessionLedger
 from stratagem_psserver.locks import VariableLocks
 from stratagem_psserver.mutations import Mutations
 from stratagem_psserver.optimizers import Optimizers
+from stratagem_psserver.room import Room
 from stratagem_psserver.rounds import Rounds
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.snapshot import Snapshots
@@ -40,7 +41,7 @@ class ServerState:
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.incarnation = os.urandom(SESSION_ID_BYTES)
-        self.store = VariableStore()
+        self.store = VariableStore(Room(settings.variable_bytes))
         self.ledger = SessionLedger(settings.lease_seconds)
         self.budget = Budget(settings.staged_bytes)
         self.rounds = Rounds()
@@ -140,7 +141,10 @@ class ServerState:
         names = list(names)
         async with self.locked(names):
             await self._part_from_snapshots(names)
-            yield
+            try:
+                yield
+            finally:
+                self.store.settle(names)
 
     async def _part_from_snapshots(self, names: Iterable[str]) -> None:
         owners = {self.store.owner(name) for name in names}

@@ -18,7 +18,7 @@ from stratagem_proto.errors import (
     VariableNotFoundError,
 )
 from stratagem_proto.protocol import check_name
-from stratagem_proto.tensors import spec_of
+from stratagem_proto.tensors import nbytes_of, spec_of
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_SLOT,
     VariableInfo,
@@ -26,9 +26,14 @@ from stratagem_proto.v1.variable_pb2 import (
     VariableSpec,
 )
 from stratagem_psserver.descriptions import check_partition, check_value
+from stratagem_psserver.room import Room
 from stratagem_psserver.tables.arena import Arena
-from stratagem_psserver.tables.description import check_slot, check_table
-from stratagem_psserver.tables.table import Table
+from stratagem_psserver.tables.description import (
+    check_slot,
+    check_table,
+    row_nbytes,
+)
+from stratagem_psserver.tables.table import FIRST_ROWS, Table
 
 _COMPARED = 100  # names, for advice on an unknown one
 
@@ -93,9 +98,16 @@ class VariableStore:
 
     It has no locks: whoever changes a value holds that variable's lock, and only one
     thread adds and removes variables.
+
+    Args:
+        room: What variables may take; no limit if not given.
+
+    Attributes:
+        room: What variables may take.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, room: Room | None = None) -> None:
+        self.room = room or Room()
         self._variables: dict[str, Variable] = {}
         self._slots: dict[str, list[str]] = {}
 
@@ -166,7 +178,8 @@ class VariableStore:
             AlreadyExistsError: A name is taken, or given twice.
             VariableNotFoundError: A slot variable's owner does not exist.
             InvalidArgumentError: A description contradicts itself.
-            ResourceExhaustedError: There is no memory for a table.
+            ResourceExhaustedError: There is no memory for a table, or they take more
+                than variables may.
         """
         known: dict[str, VariableSpec] = {}
         for spec, value in zip(specs, values, strict=True):
@@ -175,11 +188,14 @@ class VariableStore:
         added: list[Variable] = []
         try:
             for spec, value in zip(specs, values, strict=True):
+                self.room.take(spec.slot_of or spec.name, self._first_nbytes(spec))
                 added.append(self._add(spec, value))
         except ResourceExhaustedError:
             for variable in reversed(added):
                 self._remove(variable.name)
             raise
+        finally:
+            self.settle([spec.name for spec in specs])
         return [variable.info() for variable in added]
 
     def _check_new(
@@ -220,6 +236,27 @@ class VariableStore:
         if spec.HasField("table"):
             arena = hosted.arena if hosted else None
             check_slot(spec, owner, arena.table if arena else None)
+
+    def _first_nbytes(self, spec: VariableSpec) -> int:
+        if not spec.HasField("table"):
+            return nbytes_of(spec.tensor)
+        owner = self.find(spec.slot_of)
+        arena = owner.arena if owner else None
+        return row_nbytes(spec) * (arena.table.capacity if arena else FIRST_ROWS)
+
+    def settle(self, names: Iterable[str]) -> None:
+        """Counts anew what variables, and those that have a slot among them, take."""
+        if self.room.is_limited:
+            for owner in {self.owner(name) for name in names}:
+                self.room.settle(owner, self._nbytes(owner))
+
+    def _nbytes(self, owner: str) -> int:
+        variable = self.find(owner)
+        if variable is None:
+            return 0
+        dense = (self._variables[name].value for name in (owner, *self.slots(owner)))
+        arena = variable.arena
+        return sum(v.nbytes for v in dense) + (arena.table.nbytes if arena else 0)
 
     def _add(
         self, spec: VariableSpec, value: torch.Tensor, arena: Arena | None = None
@@ -272,8 +309,10 @@ class VariableStore:
         for name in names:
             self.get(name)
             doomed.update(dict.fromkeys((name, *self.slots(name))))
+        owners = [self.owner(name) for name in doomed]
         for name in doomed:
             self._remove(name)
+        self.settle(owners)
         return list(doomed)
 
     def _remove(self, name: str) -> None:

@@ -15,6 +15,7 @@ from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.gradients import Gradient
 from stratagem_psserver.optimizers import Optimizers
 from stratagem_psserver.rehearsal import take_step
+from stratagem_psserver.room import Room
 from stratagem_psserver.store import VariableStore
 from tests.psserver.tables import (
     ZEROS,
@@ -254,7 +255,7 @@ def test_the_first_state_evicts_what_no_longer_fits() -> None:
     limits = dynamic(max_bytes=20_000)
     store, optimizers = hosting(table_spec("users", (0, 8), ZEROS, limits))
     table = table_of(store.get("users"))
-    table.make_room(table.find(torch.arange(200)))
+    table.make_room(table.find(torch.arange(200)), Room())
     store.get("users").put_rows(torch.arange(200), torch.ones(200, 8))
     gradient = Gradient("users", 0, torch.ones(3, 8), torch.tensor([0, 500, 199]))
     program = optimizer_program(torch.optim.Adam([torch.empty(0)], lr=1.0))

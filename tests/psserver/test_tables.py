@@ -19,6 +19,7 @@ from stratagem_proto.v1.variable_pb2 import (
     TableSpec,
     VariableSpec,
 )
+from stratagem_psserver.room import Room
 from stratagem_psserver.store import Variable
 from stratagem_psserver.tables.table import Table
 from tests.psserver.tables import (
@@ -38,7 +39,7 @@ def put(variable: Variable, keys: list[int], values: torch.Tensor) -> None:
     """Writes distinct rows as a request does."""
     table, rows = table_of(variable), torch.tensor(keys, dtype=torch.int64)
     table.check_fit(len(rows))
-    table.make_room(table.find(rows))
+    table.make_room(table.find(rows), Room())
     variable.put_rows(rows, values)
 
 

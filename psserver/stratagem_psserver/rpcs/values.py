@@ -68,7 +68,7 @@ class ValueRpcs:
         async with state.changing(names):
             writes = prepare(state.store, header.assignments, staged.tensors)
             size = sum(write.value.nbytes + TENSOR_BYTES for write in writes)
-            await state.compute.run(partial(run, writes), size)
+            await state.compute.run(partial(run, writes, state.store.room), size)
             return pb.AssignResponse(versions=[_counted(write) for write in writes])
 
 

@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
+from stratagem_psserver.room import Room
 from stratagem_psserver.tables.admission import Admission
 from stratagem_psserver.tables.arena import Arena, Found
 from stratagem_psserver.tables.key_index import KeyIndex
 from stratagem_psserver.tables.mark import TableMark
-from stratagem_psserver.tables.retention import Retention, oldest
+from stratagem_psserver.tables.retention import Retention, oldest, rows_nbytes
 
-_FIRST_ROWS = 64
+FIRST_ROWS = 64
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
@@ -45,7 +46,7 @@ class Table:
         self.value = Arena(self, spec)
         self.arenas: list[Arena] = [self.value]
         self._marks: list[TableMark] = []
-        self._resize(min(_FIRST_ROWS, self.most_rows()))
+        self._resize(min(FIRST_ROWS, self.most_rows()))
 
     def __len__(self) -> int:
         return self._rows
@@ -147,16 +148,32 @@ class Table:
         """Where keys are stored; they may repeat."""
         return Found(keys, self._index.find(keys))
 
-    def make_room(self, found: Found) -> None:
+    def make_room(self, found: Found, room: Room) -> None:
         """Takes the memory that storing distinct keys needs; changes no row.
+
+        Args:
+            found: The keys.
+            room: What there is for all variables.
 
         Raises:
             ResourceExhaustedError: There is not enough.
         """
-        needed = self._rows + found.num_new
-        if needed > self.capacity:
-            wanted = max(needed, 2 * self.capacity)
-            self._resize(max(self.capacity, min(wanted, self.most_rows())))
+        needed = min(self._rows + found.num_new, self.most_rows())
+        if needed <= self.capacity:
+            return
+        wanted = min(max(needed, 2 * self.capacity), self.most_rows())
+        try:
+            room.take(self.name, self._growth(wanted))
+        except ResourceExhaustedError:
+            # Too little for what is to come is enough for now.
+            wanted = needed
+            room.take(self.name, self._growth(wanted))
+        self._resize(wanted)
+
+    def _growth(self, capacity: int) -> int:
+        """How many bytes more it takes with room for so many rows."""
+        row_bytes = sum(arena.row_bytes for arena in self.arenas)
+        return rows_nbytes(row_bytes, capacity) - rows_nbytes(row_bytes, self.capacity)
 
     def attach(self, arenas: Sequence[Arena]) -> None:
         """Adds states to all rows, evicting the oldest if there is no room for them."""
