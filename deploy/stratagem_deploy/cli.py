@@ -94,13 +94,25 @@ def run(  # noqa: PLR0913  # one parameter for each option
     add_help_option=False,
     help="Run one parameter server; see `stratagem ps --help`.",
 )
-def serve(context: typer.Context) -> None:
+def serve_variables(context: typer.Context) -> None:
     from stratagem_psserver import process
 
     process.tune()
     from stratagem_psserver.cli import app as server
 
     server(args=context.args, prog_name="stratagem ps")
+
+
+@app.command(
+    "worker",
+    context_settings={**_SERVERS_OWN, **_SCRIPTS_OWN},
+    add_help_option=False,
+    help="Run one worker server; see `stratagem worker --help`.",
+)
+def serve_functions(context: typer.Context) -> None:
+    from stratagem_worker.cli import app as server
+
+    server(args=context.args, prog_name="stratagem worker")
 
 
 @app.command()

@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import chain
 from types import TracebackType
 from typing import Any
 
@@ -14,14 +15,13 @@ from stratagem import ClusterSpec
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_deploy.addresses import ReservedAddress
 from stratagem_deploy.call import Call
+from stratagem_deploy.local_tasks import Plan, Tasks, processes, threads
 from stratagem_deploy.private_directory import PrivateDirectory
 from stratagem_deploy.screen import Screen
-from stratagem_deploy.server_process import ServerCommand, ServerProcess
-from stratagem_deploy.servers import Server, ServerThread, serving
+from stratagem_deploy.servers import Server, serving
 from stratagem_deploy.team import Team
-from stratagem_deploy.workers import ProcessWorker, ThreadWorker, Worker
+from stratagem_deploy.workers import Worker
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
-from stratagem_psserver.settings import ServerSettings
 
 
 class LocalCluster:
@@ -38,10 +38,11 @@ class LocalCluster:
     def __init__(  # noqa: PLR0913 - independent settings, most by name
         self,
         ps: int = 1,
-        workers: int = 1,
+        workers: int | None = None,
         *,
+        worker_servers: int = 0,
         processes: bool = False,
-        lease_seconds: float = 30.0,
+        lease_seconds: float | None = None,
         start_timeout: float = 60.0,
         show_output: bool = False,
         restore: str | os.PathLike[str] | None = None,
@@ -50,11 +51,14 @@ class LocalCluster:
 
         Args:
             ps: Number of parameter servers; none for workers that train without.
-            workers: Number of workers.
+            workers: Number of workers that `run` calls functions on; by default one,
+                or none where there are worker servers.
+            worker_servers: Number of workers that serve a coordinator instead: the
+                program that makes its strategy from `cluster_resolver`.
             processes: Whether servers and workers are processes. Otherwise they are
                 threads of this process, which start in no time.
-            lease_seconds: Time without a call after which a server takes a client
-                for dead.
+            lease_seconds: Time without a sign of a client after which a server takes
+                it for dead; by default 30, and 10 for worker servers.
             start_timeout: Longest time that a server may take to start, in seconds.
             show_output: Whether what processes write goes to standard error, each
                 line behind the name of its process. What they wrote last is in the
@@ -63,39 +67,34 @@ class LocalCluster:
                 latest one, if there is one yet, also when it is started again.
 
         Raises:
-            InvalidArgumentError: There would be nobody, or less than that; or no server
-                that could restore anything.
+            InvalidArgumentError: There would be nobody, or less than that; workers
+                beside worker servers; or no server that could restore anything.
         """
-        if min(ps, workers) < 0 or not ps + workers:
-            raise InvalidArgumentError(
-                f"a cluster of {ps} parameter servers and {workers} workers cannot "
-                "be; ask for at least one of them"
-            )
-        if restore is not None and not ps:
-            raise InvalidArgumentError(
-                f"a cluster without parameter servers cannot restore {str(restore)!r}; "
-                "ask for servers, or restore it by strategy.restore()"
-            )
-        self._counts = {"ps": ps, "worker": workers, "chief": 1}
+        self._plan = Plan(
+            ps,
+            workers if workers is not None else int(not worker_servers),
+            worker_servers,
+            token=secrets.token_urlsafe(32),
+            lease_seconds=lease_seconds,
+            restore="" if restore is None else os.path.abspath(restore),
+        )
         self._processes = processes
-        self._lease_seconds = lease_seconds
         self._start_timeout = start_timeout
-        self._restore = "" if restore is None else os.path.abspath(restore)
         self._screen = Screen(sys.stderr) if show_output else None
-        self._token = secrets.token_urlsafe(32)
         self._addresses: dict[str, list[ReservedAddress]] = {}
         self._running = False
-        self._servers: Sequence[Server] = ()
-        self._workers: Sequence[Worker] = ()
+        self._tasks = Tasks({}, ())
 
     def __enter__(self) -> LocalCluster:
         with ExitStack() as resources:
             self._addresses = {
                 job: [self._reserved(resources) for _ in range(count)]
-                for job, count in self._counts.items()
+                for job, count in {**self._plan.counts, "chief": 1}.items()
             }
-            self._create(resources)
-            resources.enter_context(serving(self._servers, self._start_timeout))
+            self._tasks = self._created(resources)
+            self._team = Team(self._tasks.workers)
+            servers = [*chain.from_iterable(self._tasks.servers.values())]
+            resources.enter_context(serving(servers, self._start_timeout))
             self._resources = resources.pop_all()
         self._running = True
         return self
@@ -107,7 +106,7 @@ class LocalCluster:
         traceback: TracebackType | None,
     ) -> None:
         self._running = False
-        self._servers, self._workers = (), ()
+        self._tasks = Tasks({}, ())
         self._resources.close()
 
     @property
@@ -150,10 +149,16 @@ class LocalCluster:
                 the worker and shows the traceback there.
             AbortedError: A worker's process ended without a result.
             InvalidTypeError: The function, an argument or a result cannot be sent.
-            FailedPreconditionError: The cluster does not run, or another `run` does.
+            FailedPreconditionError: The cluster does not run, or another `run` does, or
+                its workers serve a coordinator.
         """
         self._check_running()
-        resolvers = [self.resolver("worker", i) for i in range(len(self._workers))]
+        if self._plan.worker_servers:
+            raise FailedPreconditionError(
+                "the workers of this cluster serve a coordinator and make no calls of "
+                "run(); make the cluster with workers instead of worker_servers"
+            )
+        resolvers = [self.resolver("worker", i) for i in range(self._plan.workers)]
         calls = [Call(function, (resolver, *arguments)) for resolver in resolvers]
         return self._team.run(calls)
 
@@ -186,50 +191,12 @@ class LocalCluster:
         resources.callback(address.close)
         return address
 
-    def _create(self, resources: ExitStack) -> None:
-        if self._processes:
-            directory = PrivateDirectory()
-            resources.callback(directory.close)
-            self._create_processes(directory)
-        else:
-            self._create_threads()
-        self._team = Team(self._workers)
-
-    def _create_processes(self, directory: PrivateDirectory) -> None:
-        token_file = directory.write_secret("token", self._token)
-        options = ["--lease-seconds", str(self._lease_seconds)]
-        if self._restore:
-            options += ["--restore", self._restore]
-        self._servers = [
-            ServerProcess(
-                ServerCommand(index, str(address), token_file, tuple(options)),
-                show=self._show("ps", index),
-            )
-            for index, address in enumerate(self._addresses["ps"])
-        ]
-        self._workers = [
-            ProcessWorker(
-                f"worker:{index}", directory.path, self._show("worker", index)
-            )
-            for index in range(self._counts["worker"])
-        ]
-
-    def _create_threads(self) -> None:
-        self._servers = [
-            ServerThread(
-                ServerSettings(
-                    bind=str(address),
-                    task=index,
-                    token=self._token,
-                    lease_seconds=self._lease_seconds,
-                    restore=self._restore,
-                )
-            )
-            for index, address in enumerate(self._addresses["ps"])
-        ]
-        self._workers = [
-            ThreadWorker(f"worker:{index}") for index in range(self._counts["worker"])
-        ]
+    def _created(self, resources: ExitStack) -> Tasks:
+        if not self._processes:
+            return threads(self._plan, self._addresses)
+        directory = PrivateDirectory()
+        resources.callback(directory.close)
+        return processes(self._plan, self._addresses, directory, self._show)
 
     def _show(self, job: str, index: int) -> Callable[[str], None] | None:
         return self._screen.labelled(f"{job}:{index}", index) if self._screen else None
@@ -241,20 +208,21 @@ class LocalCluster:
         addresses = {name: [str(a) for a in self._addresses[name]] for name in jobs}
         spec = ClusterSpec({name: tasks for name, tasks in addresses.items() if tasks})
         resolver = SimpleClusterResolver(spec, task_type=job, task_id=index)
-        resolver.cluster_token = self._token
+        resolver.cluster_token = self._plan.token
         return resolver
 
     def _task(self, job: str, index: int) -> Server | Worker:
         self._check(job, index)
         self._check_running()
-        return self._servers[index] if job == "ps" else self._workers[index]
+        servers = self._tasks.servers[job]
+        return servers[index] if servers else self._tasks.workers[index]
 
     def _check(self, job: str, index: int) -> None:
-        count = self._counts[job] if job in ("ps", "worker") else 0
-        if not 0 <= index < count:
+        counts = self._plan.counts
+        if not 0 <= index < counts.get(job, 0):
             raise InvalidArgumentError(
-                f"the cluster has no task {job}:{index}; it has {self._counts['ps']} "
-                f"tasks of ps and {self._counts['worker']} of worker, from index 0"
+                f"the cluster has no task {job}:{index}; it has {counts['ps']} "
+                f"tasks of ps and {counts['worker']} of worker, from index 0"
             )
 
     def _check_running(self) -> None:

@@ -99,7 +99,7 @@ class ScriptRun:
         options = ("--restore", restore) if restore else ()
         servers = [
             ServerProcess(
-                ServerCommand(index, address, token_file, options),
+                ServerCommand("ps", index, address, token_file, options),
                 show=self._shown_log(index),
                 on_end=self._events.put,
             )

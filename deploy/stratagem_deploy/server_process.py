@@ -1,4 +1,4 @@
-"""A parameter server in a process of its own."""
+"""A server in a process of its own."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ from stratagem_proto.errors import DeadlineExceededError, UnavailableError
 
 _POLL_SECONDS = 0.02
 
+_PROGRAMS = {"ps": "stratagem_psserver", "worker": "stratagem_worker"}
+
 
 @dataclass(frozen=True)
 class ServerCommand:
     """The command line of a server's process.
 
     Attributes:
-        task: Index within the ps job.
+        job: "ps" or "worker".
+        task: Index within the job.
         address: Where it serves.
         token_file: File with the cluster's secret.
-        options: More options of `stratagem ps`.
+        options: More options of `stratagem ps` or `stratagem worker`.
     """
 
+    job: str
     task: int
     address: str
     token_file: Path
@@ -36,11 +40,11 @@ class ServerCommand:
 
     @property
     def name(self) -> str:
-        return f"ps:{self.task}"
+        return f"{self.job}:{self.task}"
 
     def line(self, ready_file: Path) -> list[str]:
         return [
-            *(sys.executable, "-m", "stratagem_psserver"),
+            *(sys.executable, "-m", _PROGRAMS[self.job]),
             *("--bind", self.address),
             *("--task", str(self.task)),
             *("--token-file", str(self.token_file)),
@@ -50,7 +54,7 @@ class ServerCommand:
 
 
 class ServerProcess(Server):
-    """A parameter server in a process of its own."""
+    """A server in a process of its own."""
 
     def __init__(
         self,

@@ -1,21 +1,20 @@
-"""The parameter servers of a local cluster, and those that live in this process."""
+"""The servers of a local cluster, and those that live in this process."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stratagem_psserver.server import ParameterServer
-    from stratagem_psserver.settings import ServerSettings
+    from stratagem_proto.serving import server
 
 _EXIT_SECONDS = 1.0
 
 
 class Server(ABC):
-    """One parameter server that may be stopped and started again where it was.
+    """One server that may be stopped and started again where it was.
 
     A start has two halves, so that several servers can start at the same time, and
     so has a stop.
@@ -54,19 +53,22 @@ class Server(ABC):
 
 
 class ServerThread(Server):
-    """A parameter server in this process, on its event-loop thread."""
+    """A server in this process, on its event-loop thread."""
 
-    def __init__(self, settings: ServerSettings) -> None:
-        self._settings = settings
-        self._server: ParameterServer | None = None
+    def __init__(self, make: Callable[[], server.Server]) -> None:
+        """Starts nothing yet.
+
+        Args:
+            make: Makes the server, again whenever it is to start.
+        """
+        self._make = make
+        self._server: server.Server | None = None
 
     def start(self) -> None:
-        from stratagem_psserver.server import ParameterServer
-
         if self._server is None:
-            server = ParameterServer(self._settings)
-            server.start()
-            self._server = server
+            made = self._make()
+            made.start()
+            self._server = made
 
     def await_serving(self, timeout: float) -> str:
         return self._server.health_address if self._server else ""
@@ -75,9 +77,9 @@ class ServerThread(Server):
         """Nothing: a server in this process stops quickly enough."""
 
     def stop(self, grace: float) -> None:
-        server, self._server = self._server, None
-        if server:
-            server.stop(grace)
+        running, self._server = self._server, None
+        if running:
+            running.stop(grace)
 
     def kill(self) -> None:
         self.stop(grace=0)

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 from stratagem_proto.errors import UnimplementedError
 
 # The modules with a function `task_server(settings)`, by the job that they serve.
-_MODULES = {"ps": "stratagem_psserver.task"}
+_MODULES = {"ps": "stratagem_psserver.task", "worker": "stratagem_worker.task"}
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,14 @@ def task_server(settings: TaskSettings) -> TaskServer:
 
     Raises:
         UnimplementedError: There are no servers for its job.
-        InvalidArgumentError: The server may not listen as it was told.
+        InvalidArgumentError: The server may not listen as it was told, or lacks a
+            token.
     """
     if settings.job not in _MODULES:
         raise UnimplementedError(
-            f"there is no server for /job:{settings.job}/task:{settings.task} yet: "
-            f"only the job {', '.join(_MODULES)} has servers; a worker runs the "
-            "program of its strategy instead"
+            f"there is no server for /job:{settings.job}/task:{settings.task}: only "
+            f"the jobs {' and '.join(_MODULES)} have servers; other tasks run the "
+            "program of their strategy instead"
         )
     module = cast(_Module, import_module(_MODULES[settings.job]))
     return module.task_server(settings)

@@ -1,4 +1,4 @@
-"""A parameter server as a process of its own."""
+"""A server as a process of its own."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ class ServerProcess:
         return len(os.listdir(f"/proc/{self.popen.pid}/task"))
 
 
-def launch(*arguments: str) -> subprocess.Popen[str]:
-    """Starts `python -m stratagem_psserver`."""
+def launch(
+    *arguments: str, program: str = "stratagem_psserver"
+) -> subprocess.Popen[str]:
+    """Starts `python -m` of a server."""
     return subprocess.Popen(
-        [sys.executable, "-m", "stratagem_psserver", *arguments],
+        [sys.executable, "-m", program, *arguments],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         stderr=subprocess.PIPE,
         text=True,
@@ -38,10 +40,13 @@ def launch(*arguments: str) -> subprocess.Popen[str]:
 
 
 @contextmanager
-def serving(directory: Path, *arguments: str) -> Iterator[ServerProcess]:
+def serving(
+    directory: Path, *arguments: str, program: str = "stratagem_psserver"
+) -> Iterator[ServerProcess]:
     """Runs a server until the end of the body."""
     ready = directory / "ready.json"
-    popen = launch("--ready-file", str(ready), *arguments)
+    ready.unlink(missing_ok=True)
+    popen = launch("--ready-file", str(ready), *arguments, program=program)
     try:
         facts = json.loads(_content(ready, popen))
         assert facts["pid"] == popen.pid

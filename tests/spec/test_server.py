@@ -100,9 +100,9 @@ def test_joining_lasts_until_the_server_has_stopped() -> None:
 
 
 @pytest.mark.spec("SRV-1")
-def test_only_parameter_servers_exist() -> None:
-    with pytest.raises(NotImplementedError, match="no server for /job:worker/task:0"):
-        stratagem.Server(CLUSTER, "worker", 0)
+def test_only_parameter_servers_and_workers_exist() -> None:
+    with pytest.raises(NotImplementedError, match="no server for /job:chief/task:0"):
+        stratagem.Server({"chief": ["localhost:0"]}, token="t")
     with pytest.raises(NotImplementedError, match=r"'grpc\+verbs'"):
         stratagem.Server({"ps": ["localhost:0"]}, protocol="grpc+verbs")
 

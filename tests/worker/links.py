@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import cloudpickle
-
 from stratagem._coordinator.link import WorkerLink
 from stratagem._servers.session import Identity
+from stratagem._shipping.parcel import Definition
+from stratagem._shipping.pickling import Pickler
+from stratagem._shipping.results import load_result
 from stratagem_proto.channel import Deadlines
+from stratagem_proto.errors import UnavailableError
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task
 from stratagem_worker.server import WorkerServer
 from tests.conftest import TOKEN
@@ -48,7 +51,40 @@ def connected(
         link.close()
 
 
+def refuses(address: str) -> bool:
+    """Whether a worker takes no more sessions, as one that is shutting down."""
+    link = link_to(address)
+    try:
+        link.connect()
+    except UnavailableError:
+        return True
+    link.close()
+    return False
+
+
+class Handle:
+    """Stands in payloads for what the worker has under a handle."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def payload_of(function: Callable[[], Any]) -> bytes:
+    """What a worker loads as that function, with objects in place of handles."""
+    return pickle.dumps(({}, _pickled(function)))
+
+
+def definition_of(handle: int, value: object) -> bytes:
+    """What defines an object."""
+    return Definition(handle, 1, "result", "a value", _pickled(value), {}).encode()
+
+
+def _pickled(value: object) -> bytes:
+    return Pickler(
+        lambda part: part.number if isinstance(part, Handle) else None
+    ).write(value)
+
+
 def result(link: WorkerLink, closure: int, function: Callable[[], Any]) -> Any:
     """What a function returns on the worker."""
-    payload = cloudpickle.dumps(function)
-    return cloudpickle.loads(link.run(closure, payload).result(PATIENCE))
+    return load_result(link.run(closure, payload_of(function)).result(PATIENCE))

@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-import io
 import threading
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import pytest
 import torch
 
 from stratagem._coordinator.closure_failure import ClosureFailure, FailureKind
 from stratagem._coordinator.link import WorkerLink
 from stratagem._coordinator.worker_index import experimental_get_current_worker_index
+from stratagem._shipping.results import load_result
 from stratagem_proto.errors import AbortedError
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN
 from tests.deploy.processes import eventually
-from tests.worker.links import PATIENCE, connected, result
+from tests.worker.links import (
+    PATIENCE,
+    Handle,
+    connected,
+    definition_of,
+    payload_of,
+    result,
+)
 
 ran: list[tuple[int, int]] = []
-
-
-class Handle:
-    """Stands in payloads for what the worker has under a handle."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc] # has no types
-    def persistent_id(self, value: Any) -> int | None:
-        return value.number if isinstance(value, Handle) else None
-
-
-def naming(value: object) -> bytes:
-    """A payload in which handles stand for objects."""
-    buffer = io.BytesIO()
-    _Pickler(buffer).dump(value)
-    return buffer.getvalue()
 
 
 def failure(link: WorkerLink, closure: int, payload: bytes) -> ClosureFailure:
@@ -74,7 +61,7 @@ def test_one_thread_runs_functions_in_the_order_in_which_they_were_sent(
     link: WorkerLink,
 ) -> None:
     ran.clear()
-    futures = [link.run(n, cloudpickle.dumps(noting(n))) for n in range(50)]
+    futures = [link.run(n, payload_of(noting(n))) for n in range(50)]
     for future in futures:
         future.result(PATIENCE)
     assert [number for number, _ in ran] == list(range(50))
@@ -85,9 +72,7 @@ def test_two_clients_take_turns_on_one_worker(worker: WorkerServer) -> None:
     ran.clear()
     with connected(worker) as first, connected(worker) as second:
         links = [first, second] * 10
-        futures = [
-            link.run(n, cloudpickle.dumps(noting(n))) for n, link in enumerate(links)
-        ]
+        futures = [link.run(n, payload_of(noting(n))) for n, link in enumerate(links)]
         for future in futures:
             future.result(PATIENCE)
     assert sorted(number for number, _ in ran) == list(range(20))
@@ -103,7 +88,7 @@ def test_payloads_of_any_size_travel_both_ways(link: WorkerLink, nbytes: int) ->
 def test_an_exception_arrives_with_its_class_and_the_traceback_of_the_function(
     link: WorkerLink,
 ) -> None:
-    found = failure(link, 1, cloudpickle.dumps(raising(ZeroDivisionError("how"))))
+    found = failure(link, 1, payload_of(raising(ZeroDivisionError("how"))))
     assert found.kind is FailureKind.FUNCTION
     assert type(found.exception) is ZeroDivisionError
     assert found.exception.args == ("how",)
@@ -113,7 +98,7 @@ def test_an_exception_arrives_with_its_class_and_the_traceback_of_the_function(
 
 
 def test_a_function_that_exits_does_not_end_its_worker(link: WorkerLink) -> None:
-    found = failure(link, 1, cloudpickle.dumps(raising(SystemExit(3))))
+    found = failure(link, 1, payload_of(raising(SystemExit(3))))
     assert type(found.exception) is SystemExit
     assert result(link, 2, lambda: "goes on") == "goes on"
 
@@ -129,7 +114,7 @@ def test_of_an_exception_that_cannot_be_pickled_the_words_arrive(
     def fail() -> None:
         raise OwnError(threading.Lock(), "the words")
 
-    found = failure(link, 1, cloudpickle.dumps(fail))
+    found = failure(link, 1, payload_of(fail))
     assert type(found.exception) is AbortedError
     assert "OwnError" in str(found.exception)
     assert "the words" in str(found.exception)
@@ -138,9 +123,9 @@ def test_of_an_exception_that_cannot_be_pickled_the_words_arrive(
 def test_a_result_that_cannot_be_pickled_is_an_error_of_the_function(
     link: WorkerLink,
 ) -> None:
-    found = failure(link, 1, cloudpickle.dumps(threading.Lock))
+    found = failure(link, 1, payload_of(threading.Lock))
     assert found.kind is FailureKind.FUNCTION
-    assert type(found.exception) is TypeError
+    assert isinstance(found.exception, TypeError)
 
 
 def test_a_payload_that_cannot_be_loaded_is_an_error_of_the_input(
@@ -155,23 +140,23 @@ def test_a_payload_that_cannot_be_loaded_is_an_error_of_the_input(
 
 
 def test_a_defined_object_is_the_same_one_in_all_functions(link: WorkerLink) -> None:
-    link.define(7, cloudpickle.dumps([1, 2]))
-    link.run(1, naming(_Calling(list.append, Handle(7), 3))).result(PATIENCE)
-    payload = link.run(2, naming(_Calling(list.copy, Handle(7)))).result(PATIENCE)
-    assert cloudpickle.loads(payload) == [1, 2, 3]
+    link.define(7, definition_of(7, [1, 2]))
+    link.run(1, payload_of(_Calling(list.append, Handle(7), 3))).result(PATIENCE)
+    payload = link.run(2, payload_of(_Calling(list.copy, Handle(7)))).result(PATIENCE)
+    assert load_result(payload) == [1, 2, 3]
 
 
 def test_a_result_may_stay_on_the_worker(link: WorkerLink) -> None:
-    kept = link.run(1, cloudpickle.dumps(threading.Lock), keep_as=9)
+    kept = link.run(1, payload_of(threading.Lock), keep_as=9)
     assert kept.result(PATIENCE) == b""
-    payload = link.run(2, naming(_Calling(_locked, Handle(9)))).result(PATIENCE)
-    assert cloudpickle.loads(payload) is False
+    payload = link.run(2, payload_of(_Calling(_locked, Handle(9)))).result(PATIENCE)
+    assert load_result(payload) is False
 
 
 def test_a_released_object_is_gone(link: WorkerLink) -> None:
-    link.define(7, cloudpickle.dumps([]))
+    link.define(7, definition_of(7, []))
     link.release([7])
-    found = failure(link, 1, naming(_Calling(list.copy, Handle(7))))
+    found = failure(link, 1, payload_of(_Calling(list.copy, Handle(7))))
     assert found.kind is FailureKind.INPUT
     assert "nothing under handle 7" in str(found.exception)
 
@@ -179,9 +164,9 @@ def test_a_released_object_is_gone(link: WorkerLink) -> None:
 def test_clients_do_not_see_the_objects_of_each_other(
     worker: WorkerServer, link: WorkerLink
 ) -> None:
-    link.define(7, cloudpickle.dumps([]))
+    link.define(7, definition_of(7, []))
     with connected(worker) as other:
-        found = failure(other, 1, naming(_Calling(list.copy, Handle(7))))
+        found = failure(other, 1, payload_of(_Calling(list.copy, Handle(7))))
     assert found.kind is FailureKind.INPUT
 
 
@@ -198,8 +183,8 @@ def test_a_function_knows_its_worker() -> None:
 
 def test_a_function_has_begun_when_its_future_says_so(link: WorkerLink) -> None:
     gate.clear()
-    begun = link.run(1, cloudpickle.dumps(_wait_at_gate))
-    waiting = link.run(2, cloudpickle.dumps(_wait_at_gate))
+    begun = link.run(1, payload_of(_wait_at_gate))
+    waiting = link.run(2, payload_of(_wait_at_gate))
     entered.acquire(timeout=PATIENCE)
     eventually(begun.running)
     assert not waiting.running()

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from stratagem._coordinator import link as links
@@ -17,6 +16,7 @@ from stratagem._coordinator.link import WorkerLink
 from stratagem._coordinator.runtime import this_runtime
 from stratagem._coordinator.work_stream import WorkStream
 from stratagem._servers.session import Identity, handshake
+from stratagem._shipping.results import load_result
 from stratagem_proto.channel import Deadlines, open_channel
 from stratagem_proto.errors import (
     CancelledError,
@@ -37,7 +37,7 @@ from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN
 from tests.deploy.processes import eventually
-from tests.worker.links import PATIENCE, connected, link_to, result
+from tests.worker.links import PATIENCE, connected, link_to, payload_of, refuses, result
 
 entered = threading.Semaphore(0)
 gate = threading.Event()
@@ -158,26 +158,26 @@ def exchange(channel: Any, *requests: pb.WorkRequest) -> None:
 
 
 def test_a_function_that_waits_is_given_up_without_a_trace(link: WorkerLink) -> None:
-    first = link.run(1, cloudpickle.dumps(wait_at_gate))
-    second = link.run(2, cloudpickle.dumps(wait_at_gate))
+    first = link.run(1, payload_of(wait_at_gate))
+    second = link.run(2, payload_of(wait_at_gate))
     assert has_entered()
     link.cancel(2, interrupt=False)
     assert cancelled(second)
     gate.set()
-    assert cloudpickle.loads(first.result(PATIENCE)) == "through"
+    assert load_result(first.result(PATIENCE)) == "through"
     assert result(link, 3, another_entered) is False
 
 
 def test_a_function_that_has_begun_may_be_let_go_on(link: WorkerLink) -> None:
-    future = link.run(1, cloudpickle.dumps(wait_at_gate))
+    future = link.run(1, payload_of(wait_at_gate))
     assert has_entered()
     link.cancel(1, interrupt=False)
     gate.set()
-    assert cloudpickle.loads(future.result(PATIENCE)) == "through"
+    assert load_result(future.result(PATIENCE)) == "through"
 
 
 def test_a_function_that_has_begun_is_interrupted(link: WorkerLink) -> None:
-    future = link.run(1, cloudpickle.dumps(spin))
+    future = link.run(1, payload_of(spin))
     assert has_entered()
     link.cancel(1)
     assert was_interrupted()
@@ -187,7 +187,7 @@ def test_a_function_that_has_begun_is_interrupted(link: WorkerLink) -> None:
 
 def test_an_interruption_that_comes_too_late_hits_nobody(link: WorkerLink) -> None:
     for closure in range(0, 200, 2):
-        ending = link.run(closure, cloudpickle.dumps(bool))
+        ending = link.run(closure, payload_of(bool))
         link.cancel(closure)
         assert result(link, closure + 1, lambda: sum(range(1000))) == 499500
         assert ending.done()
@@ -220,7 +220,7 @@ things: list[weakref.ref[Thing]] = []
 def test_the_end_of_a_session_releases_what_it_had(
     link: WorkerLink, end: Callable[[WorkerLink], None]
 ) -> None:
-    link.run(1, cloudpickle.dumps(watched), keep_as=5).result(PATIENCE)
+    link.run(1, payload_of(watched), keep_as=5).result(PATIENCE)
     assert things[-1]() is not None
     end(link)
     eventually(lambda: things[-1]() is None)
@@ -228,8 +228,8 @@ def test_the_end_of_a_session_releases_what_it_had(
 
 def test_the_end_of_a_session_interrupts_what_runs(worker: WorkerServer) -> None:
     with connected(worker) as link:
-        running = link.run(1, cloudpickle.dumps(spin))
-        waiting = link.run(2, cloudpickle.dumps(wait_at_gate))
+        running = link.run(1, payload_of(spin))
+        waiting = link.run(2, payload_of(wait_at_gate))
         assert has_entered()
     assert was_interrupted()
     for future in (running, waiting):
@@ -291,31 +291,21 @@ def test_a_worker_that_stops_lets_its_function_end_and_begins_none() -> None:
     worker = WorkerServer(WorkerSettings(token=TOKEN))
     worker.start()
     with connected(worker) as link:
-        running = link.run(1, cloudpickle.dumps(wait_at_gate))
-        waiting = link.run(2, cloudpickle.dumps(wait_at_gate))
+        running = link.run(1, payload_of(wait_at_gate))
+        waiting = link.run(2, payload_of(wait_at_gate))
         assert has_entered()
         stopping = threading.Thread(target=worker.stop)
         stopping.start()
         eventually(lambda: refuses(worker.address))
         assert not running.done()
         gate.set()
-        assert cloudpickle.loads(running.result(PATIENCE)) == "through"
+        assert load_result(running.result(PATIENCE)) == "through"
         with pytest.raises(WorkerLostError, match="is shutting down"):
             waiting.result(PATIENCE)
         stopping.join(PATIENCE)
         assert not another_entered()
         with pytest.raises(WorkerLostError):
-            link.run(3, cloudpickle.dumps(bool)).result(PATIENCE)
-
-
-def refuses(address: str) -> bool:
-    link = link_to(address)
-    try:
-        link.connect()
-    except UnavailableError:
-        return True
-    link.close()
-    return False
+            link.run(3, payload_of(bool)).result(PATIENCE)
 
 
 def test_a_stopped_worker_leaves_no_threads() -> None:

@@ -7,10 +7,11 @@ import traceback
 
 import cloudpickle
 
+from stratagem._shipping.loader import Loader
+from stratagem._shipping.results import dump_result
 from stratagem_proto.errors import CancelledError
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_worker.interruption import Interrupted
-from stratagem_worker.objects import Loader
 
 
 def finished(order: pb.Run, payload: bytes, loader: Loader) -> pb.Finished:
@@ -29,7 +30,7 @@ def finished(order: pb.Run, payload: bytes, loader: Loader) -> pb.Finished:
         if order.keep_as:
             loader.keep(order.keep_as, result)
             return pb.Finished(closure=order.closure)
-        return pb.Finished(closure=order.closure, payload=loader.dump(result))
+        return pb.Finished(closure=order.closure, payload=dump_result(result))
     except Interrupted:
         raise
     except BaseException as error:  # also SystemExit: a function does not end a worker

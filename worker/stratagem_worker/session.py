@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from stratagem._coordinator.worker_index import on_worker
+from stratagem._shipping.loader import Loader
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.payloads import Pieces
 from stratagem_proto.serving.log import LOG
@@ -15,7 +16,6 @@ from stratagem_worker.capture import captured
 from stratagem_worker.closure import cancelled, finished
 from stratagem_worker.executor import Executor, Job
 from stratagem_worker.interruption import Interrupted, Interruptible
-from stratagem_worker.objects import Loader
 from stratagem_worker.outbox import Outbox
 from stratagem_worker.settings import WorkerSettings
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 
+from stratagem._shipping.loader import Loader
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
 from stratagem_proto.serving.handshake import check_handshake
@@ -14,7 +15,6 @@ from stratagem_proto.v1.session_pb2 import OpenSessionResponse, Task
 from stratagem_worker.compatibility import check_runtime
 from stratagem_worker.executor import Executor
 from stratagem_worker.interruption import Interruptible
-from stratagem_worker.objects import PickledObjects
 from stratagem_worker.session import Running, WorkSession
 from stratagem_worker.settings import WorkerSettings
 
@@ -42,8 +42,9 @@ class WorkerState:
         check_runtime(request.runtime, self.settings.label)
         if self._draining:
             raise self._shutting_down()
+        loader = Loader(self.settings.task, self.settings.token)
         session = WorkSession(
-            self.settings, self._executor, self._interruptible, PickledObjects()
+            self.settings, self._executor, self._interruptible, loader
         )
         self._sessions.add(session)
         return session

@@ -15,9 +15,11 @@ from stratagem_proto.v1.cluster_pb2 import ConfigProto, ServerDef
 class Server:
     """A server of one task of a cluster, in this process.
 
-    A task of the job "ps" is a parameter server, the same as `stratagem ps` starts;
-    other jobs have no servers yet. The package of parameter servers is loaded when
-    the first one is made, by its name: the client depends on none of it.
+    A task of the job "ps" is a parameter server, the same as `stratagem ps` starts, and
+    one of the job "worker" a worker server, as of `stratagem worker`: it runs what a
+    coordinator sends, and so needs a token. Other jobs have no servers. The packages of
+    servers are loaded when the first one is made, by their names: the client depends on
+    none of them.
 
     It listens at the address that the cluster has for the task, or at the `port` of
     a `ServerDef`; where other machines can connect, that takes a token and
@@ -28,7 +30,7 @@ class Server:
         job_name: Its job; may be left out where there is one.
         task_index: Its index in the job; may be left out where there is one.
         protocol: "grpc".
-        config: Configuration of sessions, kept in `server_def`. A parameter server
+        config: Configuration of sessions, kept in `server_def`. A server
             opens none, so device filters do not change what it does.
         start: Whether to start it.
         token: Secret of the cluster; by default the contents of the file that
@@ -38,7 +40,8 @@ class Server:
     Raises:
         InvalidTypeError: The first argument describes neither server nor cluster.
         InvalidArgumentError: The task is not given and not the only one, is not in
-            the cluster, or may not listen at its address.
+            the cluster, or may not listen at its address; or it is a worker without
+            a token.
         UnimplementedError: Its job has no servers, or the protocol is not known.
         UnavailableError: Its address is in use, or not one of this machine.
 

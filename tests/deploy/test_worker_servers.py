@@ -1,0 +1,79 @@
+"""Local clusters whose workers serve a coordinator."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+import stratagem
+from stratagem_deploy import LocalCluster
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    WorkerLostError,
+)
+from tests.worker.links import link_to, result
+
+
+def run_on(cluster: LocalCluster, task: int) -> int:
+    """The process that runs a function on a worker of the cluster."""
+    resolver = cluster.cluster_resolver
+    address = resolver.cluster_spec().task_address("worker", task)
+    link = link_to(address, token=resolver.cluster_token or "", task=task)
+    link.connect()
+    try:
+        pid: int = result(link, 1, os.getpid)
+        return pid
+    finally:
+        link.close()
+
+
+def test_workers_serve_in_this_process() -> None:
+    with LocalCluster(ps=1, worker_servers=2) as cluster:
+        assert [run_on(cluster, task) for task in range(2)] == [os.getpid()] * 2
+        spec = cluster.cluster_resolver.cluster_spec()
+        assert [spec.num_tasks(job) for job in ("chief", "ps", "worker")] == [1, 1, 2]
+
+
+def test_a_worker_in_this_process_can_be_stopped_and_started_again() -> None:
+    with LocalCluster(ps=0, worker_servers=1) as cluster:
+        cluster.kill("worker", 0)
+        cluster.restart("worker", 0)
+        assert run_on(cluster, 0) == os.getpid()
+
+
+@pytest.mark.cluster
+def test_workers_serve_in_processes_and_come_back_after_a_kill(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    cluster = LocalCluster(ps=1, worker_servers=2, processes=True, show_output=True)
+    with cluster:
+        first, second = (run_on(cluster, task) for task in range(2))
+        assert len({first, second, os.getpid()}) == 3
+        cluster.kill("worker", 1)
+        with pytest.raises(ProcessLookupError):
+            os.kill(second, signal.SIGCONT)
+        cluster.restart("worker", 1)
+        assert run_on(cluster, 1) not in (first, second)
+    shown = capfd.readouterr().err
+    assert "worker:1 | " in shown
+
+
+def test_calls_need_other_workers() -> None:
+    with (
+        LocalCluster(ps=0, worker_servers=1) as cluster,
+        pytest.raises(FailedPreconditionError, match="serve a coordinator"),
+    ):
+        cluster.run(os.getpid)
+
+
+def test_workers_are_of_one_kind() -> None:
+    with pytest.raises(InvalidArgumentError, match="not for both"):
+        LocalCluster(ps=1, workers=1, worker_servers=1)
+
+
+def test_the_error_of_a_lost_worker_is_public() -> None:
+    assert stratagem.WorkerLostError is WorkerLostError
+    assert issubclass(WorkerLostError, ConnectionError)

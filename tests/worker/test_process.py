@@ -1,0 +1,140 @@
+"""The worker server as a process: its command line, its end, and its absence."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from stratagem._shipping.results import load_result
+from stratagem_proto.errors import UnauthenticatedError, WorkerLostError
+from tests.conftest import TOKEN
+from tests.psserver.process import PATIENCE, ServerProcess, launch, serving, until
+from tests.worker.links import Shown, connected, link_to, payload_of, refuses, result
+
+pytestmark = pytest.mark.cluster
+
+LONGEST_LOSS = 2.0  # seconds until a closed connection is noticed
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    return file
+
+
+def working(token_file: Path, *arguments: str) -> AbstractContextManager[ServerProcess]:
+    """A worker server in a process, until the end of the body."""
+    token = "--token-file", str(token_file)
+    return serving(token_file.parent, *token, *arguments, program="stratagem_worker")
+
+
+@pytest.fixture
+def process(token_file: Path) -> Iterator[ServerProcess]:
+    with working(token_file) as process:
+        yield process
+
+
+def wait_for(file: Path) -> str:
+    """Runs on the worker: says that it has begun, and ends when the file is gone."""
+    file.touch()
+    until(lambda: not file.exists())
+    return "through"
+
+
+def test_functions_run_in_the_process_of_the_worker(process: ServerProcess) -> None:
+    shown: Shown = []
+    with connected(process.address, shown) as link:
+        assert result(link, 1, os.getpid) == process.popen.pid
+        result(link, 2, lambda: print("word"))
+        assert result(link, 3, lambda: __import__("stratagem").__name__) == "stratagem"
+    assert shown == [("stdout", "word")]
+    with pytest.raises(UnauthenticatedError):
+        link_to(process.address, token="guess").connect()
+
+
+def test_sigterm_lets_the_function_end(process: ServerProcess, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    with connected(process.address) as link:
+        running = link.run(1, payload_of(lambda: wait_for(mark)))
+        waiting = link.run(2, payload_of(os.getpid))
+        until(mark.exists)
+        process.popen.send_signal(signal.SIGTERM)
+        until(lambda: refuses(process.address))
+        assert not running.done()
+        mark.unlink()
+        assert load_result(running.result(PATIENCE)) == "through"
+        with pytest.raises(WorkerLostError):
+            waiting.result(PATIENCE)
+    assert process.popen.wait(PATIENCE) == 0
+
+
+def test_a_killed_worker_is_lost_at_once(
+    process: ServerProcess, tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark"
+    with connected(process.address) as link:
+        futures = [link.run(n, payload_of(lambda: wait_for(mark))) for n in range(3)]
+        until(mark.exists)
+        process.popen.kill()
+        began = time.monotonic()
+        for future in futures:
+            with pytest.raises(WorkerLostError, match="/job:worker/task:0"):
+                future.result(PATIENCE)
+        assert time.monotonic() - began < LONGEST_LOSS
+
+
+def test_a_worker_that_comes_back_is_connected_again(token_file: Path) -> None:
+    with working(token_file) as first:
+        link = link_to(first.address)
+        link.connect()
+        before = link.incarnation
+        first.popen.kill()
+        first.popen.wait()
+        with pytest.raises(WorkerLostError):
+            result(link, 1, os.getpid)
+    with working(token_file, "--bind", first.address) as second:
+        link.connect()
+        assert link.incarnation != before
+        assert result(link, 1, os.getpid) == second.popen.pid
+        link.close()
+
+
+def test_a_worker_that_is_stopped_for_less_than_its_lease_keeps_its_functions(
+    process: ServerProcess, tmp_path: Path
+) -> None:
+    mark = tmp_path / "mark"
+    with connected(process.address) as link:
+        future = link.run(1, payload_of(lambda: wait_for(mark)))
+        until(mark.exists)
+        process.popen.send_signal(signal.SIGSTOP)
+        threading.Event().wait(5)
+        process.popen.send_signal(signal.SIGCONT)
+        mark.unlink()
+        assert load_result(future.result(PATIENCE)) == "through"
+
+
+def test_a_worker_that_is_stopped_for_longer_is_lost(token_file: Path) -> None:
+    with (
+        working(token_file, "--lease-seconds", "0.5") as process,
+        connected(process.address) as link,
+    ):
+        process.popen.send_signal(signal.SIGSTOP)
+        with pytest.raises(WorkerLostError, match="nothing was heard"):
+            result(link, 1, os.getpid)
+
+
+def test_without_a_token_it_does_not_begin() -> None:
+    popen = launch(program="stratagem_worker")
+    _, said = popen.communicate(timeout=PATIENCE)
+    assert popen.returncode == 2
+    assert said.startswith("worker: /job:worker/task:0 has no cluster token")
+    assert "Traceback" not in said
