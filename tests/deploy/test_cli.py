@@ -39,9 +39,14 @@ def test_a_mistyped_option_is_not_taken_for_the_script() -> None:
     assert "--workers" in finished.output
 
 
-def test_a_server_is_started_found_healthy_and_drained(tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    command = ("-m", "stratagem_deploy.cli", "ps", "--ready-file", str(ready))
+@pytest.mark.parametrize("kind", ["ps", "worker"])
+def test_a_server_is_started_found_healthy_and_drained(
+    kind: str, tmp_path: Path
+) -> None:
+    ready, token = tmp_path / "ready", tmp_path / "token"
+    token.write_text("secret")
+    files = ("--ready-file", str(ready), "--token-file", str(token))
+    command = ("-m", "stratagem_deploy.cli", kind, *files)
     with python(*command, output=subprocess.DEVNULL) as server:
         eventually(ready.exists)
         health_address = json.loads(ready.read_text())["health_address"]

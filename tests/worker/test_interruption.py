@@ -1,0 +1,98 @@
+"""Interrupting what a thread runs hits that and nothing else."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from stratagem_worker.interruption import Interrupted, Interruptible
+
+
+def spin() -> str:
+    total = 0
+    for number in range(200):
+        total += number
+    return "ended"
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def for_ever() -> str:
+    while True:
+        pass
+
+
+BODIES = {"long": for_ever, "short": spin, "other": spin}
+
+
+def test_whenever_it_comes_only_what_was_meant_is_interrupted(restless: None) -> None:
+    interruptible, ended = Interruptible[str](), threading.Event()
+
+    def strike() -> None:
+        while not ended.is_set():
+            interruptible.interrupt(lambda name: name != "other")
+
+    striker = threading.Thread(target=strike)
+    striker.start()
+    outcomes = Counter(
+        (name, interruptible.run(name, body, lambda: "given up"))
+        for _ in range(100)
+        for name, body in BODIES.items()
+    )
+    ended.set()
+    striker.join()
+    assert outcomes["long", "given up"] == 100
+    assert outcomes["other", "ended"] == 100
+    assert outcomes["short", "given up"] + outcomes["short", "ended"] == 100
+
+
+def test_nothing_is_interrupted_twice() -> None:
+    interruptible, ready = Interruptible[str](), threading.Event()
+
+    def strike() -> None:
+        ready.wait()
+        for _ in range(2):
+            interruptible.interrupt(lambda name: True)
+
+    def stubborn() -> str:
+        with suppress(Interrupted):
+            ready.set()
+            for_ever()
+        striker.join()
+        return spin()
+
+    striker = threading.Thread(target=strike)
+    striker.start()
+    assert interruptible.run("stubborn", stubborn, lambda: "given up") == "ended"
+
+
+def test_a_thread_that_runs_nothing_is_left_alone() -> None:
+    interruptible = Interruptible[str]()
+    interruptible.interrupt(lambda name: True)
+    assert interruptible.run("first", spin, lambda: "given up") == "ended"
+    interruptible.interrupt(lambda name: True)
+    assert spin() == "ended"
+
+
+def test_what_runs_may_give_itself_up() -> None:
+    def give_up() -> str:
+        raise Interrupted
+
+    assert Interruptible[str]().run("it", give_up, lambda: "given up") == "given up"
+
+
+def test_errors_of_what_runs_are_its_own() -> None:
+    with pytest.raises(ZeroDivisionError):
+        Interruptible[str]().run("it", lambda: 1 // 0, lambda: 0)
