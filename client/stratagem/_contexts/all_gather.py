@@ -28,7 +28,7 @@ def all_gather(replica: ReplicaContext, value: Any, axis: int) -> Any:
     parts = [_part(leaf, alone) for leaf in leaves(value)]
     if not parts:
         return value
-    joined = iter(parts if alone else _AllGather.apply(replica, axis, *parts))  # type: ignore[no-untyped-call]
+    joined = iter(parts if alone else _AllGather.apply(replica, axis, *parts))  # type: ignore[no-untyped-call] # of torch
     return map_leaves(lambda _: next(joined), value)
 
 

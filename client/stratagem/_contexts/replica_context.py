@@ -171,7 +171,7 @@ class ReplicaContext:
         rows = iter(self._reduced(op, sparse, options)) if sparse else iter(())
         sums: Any = iter(())
         if dense:
-            sums = iter(_AllReduce.apply(self, op, options, *dense))  # type: ignore[no-untyped-call]
+            sums = iter(_AllReduce.apply(self, op, options, *dense))  # type: ignore[no-untyped-call] # of torch
         results = (
             next(rows if isinstance(part, IndexedSlices) else sums) for part in parts
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -95,13 +95,22 @@ class Layout:
         """
         rows = rows.to("cpu", torch.int64)
         self._require_rows(rows)
-        ends = torch.tensor([shard.end for shard in self.shards])
-        owners = torch.bucketize(rows, ends, right=True)
-        order = torch.argsort(owners, stable=True)
-        counts = torch.bincount(owners, minlength=len(self.sizes)).tolist()
+        shards = self.shards
+        ends = torch.tensor([shard.end for shard in shards])
+        if _ascends(rows):
+            # Those of lookups do, and each shard has a run of them.
+            order = torch.arange(len(rows))
+            before = [0, *torch.searchsorted(rows, ends).tolist()]
+            counts = [end - start for start, end in pairwise(before)]
+        else:
+            owners = torch.bucketize(rows, ends, right=True)
+            order = torch.argsort(owners, stable=True)
+            counts = torch.bincount(owners, minlength=len(shards)).tolist()
+            rows = rows[order]
+        shares = zip(order.split(counts), rows.split(counts), shards, strict=True)
         return [
-            Routed(positions, rows[positions] - shard.offset)
-            for positions, shard in zip(order.split(counts), self.shards, strict=True)
+            Routed(positions, share - shard.offset)
+            for positions, share, shard in shares
         ]
 
     def _require_rows(self, rows: torch.Tensor) -> None:
@@ -133,6 +142,10 @@ def _first_from(rows: range, bound: int) -> int:
     return min(len(rows), max(0, -((rows.start - bound) // rows.step)))
 
 
+def _ascends(numbers: torch.Tensor) -> bool:
+    return bool((numbers[1:] >= numbers[:-1]).all())
+
+
 def merge(parts: Sequence[torch.Tensor], routed: Sequence[Routed]) -> torch.Tensor:
     """Return rows that came from several shards in the order in which they were asked.
 
@@ -145,4 +158,6 @@ def merge(parts: Sequence[torch.Tensor], routed: Sequence[Routed]) -> torch.Tens
     """
     joined = torch.cat(list(parts))
     positions = torch.cat([one.positions for one in routed])
+    if _ascends(positions):
+        return joined
     return joined.index_select(0, torch.argsort(positions).to(joined.device))

@@ -129,7 +129,7 @@ def _pull(input: torch.Tensor, weight: Any, max_norm: float | None) -> _Pulled:
     training = weight.requires_grad and torch.is_grad_enabled()
     values = source.pull(rows, training).to(input.device)
     if training:
-        values = RowValues.apply(weight, values, source.gradient_rows(rows))  # type: ignore[no-untyped-call]
+        values = RowValues.apply(weight, values, source.gradient_rows(rows))  # type: ignore[no-untyped-call] # of torch
     return _Pulled(rows, values, places)
 
 

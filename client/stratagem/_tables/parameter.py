@@ -115,7 +115,7 @@ class TableParameter(Parameter):
         value = self._whole_value()
         if self.requires_grad and torch.is_grad_enabled():
             with torch._C.DisableTorchFunctionSubclass():
-                found: Tensor = WholeValue.apply(self, value)  # type: ignore[no-untyped-call]
+                found: Tensor = WholeValue.apply(self, value)  # type: ignore[no-untyped-call] # of torch
             return found
         return value
 

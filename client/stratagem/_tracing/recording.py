@@ -84,7 +84,7 @@ class Recording(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call] # of torch
         self.calls: list[Call] = []
         self.reproducible = True
         self._is_paused = False
