@@ -184,7 +184,13 @@ def scale(training: Training) -> None:
     scaler.step(training.optimizer)
 
 
-@pytest.mark.parametrize("change", [clip, accumulate, scale])
+def unscale(training: Training) -> None:
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(training.loss()).backward()
+    scaler.unscale_(training.optimizer)
+
+
+@pytest.mark.parametrize("change", [clip, accumulate, scale, unscale])
 def test_gradients_are_not_changed_once_they_are_sent(
     cluster: Cluster, change: Callable[[Training], None]
 ) -> None:

@@ -36,6 +36,37 @@ class _Handed(NamedTuple):
         return same and self.gradient._version == self.version
 
 
+class _Probe(NamedTuple):
+    """An element by which scaling shows that leaves no other trace.
+
+    `GradScaler.unscale_` multiplies all gradients of an optimizer by one number, and
+    does not count as a write to them. If it is not 1, each element changes that is
+    finite and not 0, so that one of them is enough to look at.
+
+    Attributes:
+        gradient: The gradient.
+        place: Where in it the element is, in C order.
+        value: The element, as it was sent.
+    """
+
+    gradient: torch.Tensor
+    place: int
+    value: torch.Tensor
+
+    @classmethod
+    def of(cls, gradient: torch.Tensor) -> _Probe | None:
+        """Return one of a gradient; None if scaling changes nothing in it."""
+        elements = gradient.detach().reshape(-1)
+        shows = elements.isfinite() & (elements != 0)
+        if not shows.any():
+            return None
+        place = int(shows.to(torch.uint8).argmax())
+        return cls(gradient, place, elements[place].clone())
+
+    def is_unchanged(self) -> bool:
+        return torch.equal(self.gradient.detach().reshape(-1)[self.place], self.value)
+
+
 class Overlap:
     """Watches the parameters of one optimizer.
 
@@ -49,6 +80,7 @@ class Overlap:
         self._trained = trained
         # By id of the parameter.
         self._handed: dict[int, _Handed] = {}
+        self._probe: _Probe | None = None
 
     def watch(self, group: int, parameters: Sequence[torch.Tensor]) -> None:
         """Hand on the gradients of a param group's dense parameters from now on."""
@@ -77,6 +109,7 @@ class Overlap:
         self._handed[id(parameter)] = _Handed(
             trained.variable.name, parameter, gradient, gradient._version
         )
+        self._probe = self._probe or _Probe.of(gradient)
         self._early.add(trained.variable, gradient.detach(), group)
 
     def __enter__(self) -> None:
@@ -91,6 +124,8 @@ class Overlap:
         for handed in list(self._handed.values()):
             if not handed.is_unchanged():
                 raise self._refusal(f"the gradient of {handed.variable!r} was changed")
+        if self._probe is not None and not self._probe.is_unchanged():
+            raise self._refusal("the scale of all gradients was changed")
 
     def refuse_scaling(self, optimizer: Optimizer) -> None:
         """Check that no `GradScaler` is at work, which writes gradients unseen.
@@ -119,6 +154,7 @@ class Overlap:
     def discard(self) -> None:
         """Forget what was handed on."""
         self._handed.clear()
+        self._probe = None
         self._early.discard()
 
 
