@@ -32,8 +32,9 @@ from stratagem_proto.v1.consistency_pb2 import (
     StepGrant,
     WorkerClock,
 )
+from stratagem_psserver.contribution_checks import MAX_WORKERS
 from stratagem_psserver.listing import listed
-from stratagem_psserver.rounds import MAX_GROUPS, MAX_WORKERS
+from stratagem_psserver.rounds import MAX_GROUPS
 from stratagem_psserver.schedule import Phase, Schedule, from_json, to_json
 
 

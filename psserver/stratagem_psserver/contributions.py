@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.gradient_limits import GradientLimits
 from stratagem_proto.v1.parameter_server_pb2 import (
     REDUCTION_MEAN,
     Contribution,
-    Reduction,
 )
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.budget import Reservation
@@ -76,69 +74,3 @@ def _add(target: Gradient, other: Gradient) -> None:
         return
     target.rows = torch.cat((target.rows, other.rows))
     target.value = torch.cat((target.value, other.value))
-
-
-def check_agreement(part: Part, others: Sequence[Part]) -> None:
-    """Checks that a worker means the same step as others, who agree already.
-
-    Raises:
-        InvalidArgumentError: Naming the worker, another one and what differs.
-    """
-    for other in others[:1]:
-        _compare(part, other, _terms(part), _terms(other))
-    for name, gradient in part.gradients.items():
-        other = next((each for each in others if name in each.gradients), part)
-        theirs = _gradient_terms(other.gradients[name])
-        _compare(part, other, _gradient_terms(gradient), theirs)
-
-
-def agree(part: Part, other: Part) -> bool:
-    """Whether two parts mean the same step."""
-    return _terms(part) == _terms(other)
-
-
-def _compare(
-    part: Part, other: Part, mine: Mapping[str, str], theirs: Mapping[str, str]
-) -> None:
-    if mine == theirs:
-        return
-    terms = mine.keys() | theirs.keys()
-    term = min(term for term in terms if mine.get(term) != theirs.get(term))
-    mark = part.contribution.step
-    raise InvalidArgumentError(
-        f"{part.task} and {other.task} differ in the {term} of step {mark.step} of "
-        f"{mark.group!r}: {mine.get(term, 'none')} against "
-        f"{theirs.get(term, 'none')}; run the same program on all workers"
-    )
-
-
-def _terms(part: Part) -> dict[str, str]:
-    """All in which the parts of a step must agree, by how messages name it."""
-    contribution, program = part.contribution, part.program
-    terms = {
-        "number of workers": str(contribution.num_workers),
-        "limits of gradients": str(part.limits),
-        "replicas to aggregate": str(contribution.replicas_to_aggregate),
-        "reduction": Reduction.Name(contribution.reduction),
-        "optimizer": f"{program.class_name} {program.name!r}",
-        "number of param groups": str(len(program.groups)),
-    }
-    for index, group in enumerate(program.groups):
-        for key, value in group.values.items():
-            kind = value.WhichOneof("kind")
-            shown = str(getattr(value, kind)).strip() if kind else "None"
-            terms[f"hyperparameter {key!r} of param group {index}"] = shown
-    return terms
-
-
-def _gradient_terms(gradient: Gradient) -> dict[str, str]:
-    # The variable may have been deleted and made anew between two contributions.
-    shape = gradient.value.shape if gradient.rows is None else gradient.value.shape[1:]
-    return {
-        f"dtype of the gradient of {gradient.variable!r}": str(gradient.value.dtype),
-        f"shape of the gradient of {gradient.variable!r}": str(list(shape)),
-        f"param group of {gradient.variable!r}": str(gradient.group),
-        f"kind of gradient of {gradient.variable!r}": (
-            "dense" if gradient.rows is None else "row-sparse"
-        ),
-    }

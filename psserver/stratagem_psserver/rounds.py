@@ -16,120 +16,33 @@ are then dropped, and their workers hear of it when they commit.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from stratagem_proto.errors import (
     AbortedError,
     FailedPreconditionError,
-    InvalidArgumentError,
     NonFiniteGradientError,
     StratagemError,
 )
-from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
-from stratagem_psserver.contributions import Part, agree, check_agreement
+from stratagem_psserver.contribution_checks import (
+    check_agreement,
+    check_numbers,
+    check_replaceable,
+)
+from stratagem_psserver.contributions import Part
 from stratagem_psserver.listing import listed
+from stratagem_psserver.step_group import Member, StepGroup
 
 # More than any sane program has; without an end they would fill the memory.
 MAX_GROUPS = 10_000
 MAX_STEPS = 1_000  # of one group, not complete
-MAX_WORKERS = 10_000
-
-
-@dataclass
-class _Member:
-    """A worker of a group as its latest contribution showed it."""
-
-    session_id: bytes
-    task: str
-    gone: str = ""
-
-
-@dataclass
-class _Group:
-    """The steps of one group.
-
-    Attributes:
-        closed: Newest step that takes no more contributions.
-        applied: Newest step whose sum the variables contain.
-        num_workers: As the latest contribution said.
-        required: Contributions that close a step, as the latest one said.
-        failed: Newest step that could not be applied, and why.
-        rejected: How many steps were dropped for gradients that are not finite.
-        late: The steps that sessions staged a part for too late.
-        counted: Of each worker, the last step that it is part of, and its session.
-    """
-
-    closed: int = 0
-    applied: int = 0
-    num_workers: int = 0
-    failed: tuple[int, StratagemError | None] = (0, None)
-    rejected: int = 0
-    required: int = 0
-    parts: dict[int, dict[int, Part]] = field(default_factory=dict)
-    members: dict[int, _Member] = field(default_factory=dict)
-    late: dict[bytes, int] = field(default_factory=dict)
-    counted: dict[int, tuple[int, bytes]] = field(default_factory=dict)
-
-    def is_complete(self, step: int) -> bool:
-        return self.num_workers - len(self.lacking(step)) >= self.required
-
-    def lacking(self, step: int) -> list[int]:
-        """Workers whose contribution to a step is not committed."""
-        parts = self.parts.get(step, {})
-        return [
-            worker
-            for worker in range(self.num_workers)
-            if worker not in parts or not parts[worker].committed
-        ]
-
-    def label(self, worker: int) -> str:
-        member = self.members.get(worker)
-        return member.task if member else f"worker {worker}"
-
-    def lost(self, step: int) -> _Member | None:
-        """A worker that is gone and without which a step cannot be closed."""
-        lacking = [self.members.get(worker) for worker in self.lacking(step)]
-        gone = [member for member in lacking if member is not None and member.gone]
-        possible = self.num_workers - len(gone)
-        return gone[0] if gone and possible < self.required else None
-
-    def close(self, step: int) -> list[Part]:
-        """Takes out the contributions of a step and drops what came too late."""
-        self.closed = step
-        parts = self.parts.pop(step)
-        for worker, part in parts.items():
-            if part.committed:
-                self.counted[worker] = step, part.session_id
-            else:
-                self.late[part.session_id] = step
-                part.reservation.release()
-        return [parts[worker] for worker in sorted(parts) if parts[worker].committed]
-
-    def has_no_use_for(self, part: Part) -> bool:
-        """Whether a part is to be dropped without an error."""
-        contribution = part.contribution
-        step = contribution.step.step
-        if step <= self.closed:
-            counted, session_id = self.counted.get(contribution.worker, (0, b""))
-            again = counted == step and session_id != part.session_id
-            return bool(contribution.replicas_to_aggregate) or again
-        known = self.parts.get(step, {}).get(contribution.worker)
-        if known is None or not known.orphaned or not known.committed:
-            return False
-        # A program that was started again with other settings contributes anew.
-        return agree(known, part)
-
-    def drop(self, step: int) -> None:
-        for part in self.parts.pop(step, {}).values():
-            part.reservation.release()
 
 
 class Rounds:
     """The synchronous groups of a server."""
 
     def __init__(self) -> None:
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, StepGroup] = {}
 
     def stage(self, part: Part) -> None:
         """Keeps a contribution, in place of an uncommitted one of the same session.
@@ -144,16 +57,16 @@ class Rounds:
         """
         contribution = part.contribution
         mark = contribution.step
-        _check_numbers(part)
+        check_numbers(part)
         self._check_room(mark)
-        group = self._groups.setdefault(mark.group, _Group())
-        member = _Member(part.session_id, part.task)
+        group = self._groups.setdefault(mark.group, StepGroup())
+        member = Member(part.session_id, part.task)
         if group.has_no_use_for(part):
             group.late[part.session_id] = mark.step
             group.members[contribution.worker] = member
             part.reservation.release()
             return
-        _check_open(group, mark, part.task)
+        group.require_open(mark, part.task)
         # Also if the part is refused: who waits for it must hear when the worker goes.
         group.members.setdefault(contribution.worker, member)
         parts = group.parts.setdefault(mark.step, {})
@@ -161,7 +74,7 @@ class Rounds:
         others = [each for each in parts.values() if each is not previous]
         check_agreement(part, others)
         if previous is not None:
-            _check_replaceable(previous, part)
+            check_replaceable(previous, part)
             previous.reservation.release()
         parts[contribution.worker] = part
         group.num_workers = contribution.num_workers
@@ -191,8 +104,8 @@ class Rounds:
         Raises:
             FailedPreconditionError: Nothing of the session is staged for the step.
         """
-        group = self._groups.get(mark.group, _Group())
-        _check_open(group, mark, task)
+        group = self._groups.get(mark.group, StepGroup())
+        group.require_open(mark, task)
         parts = group.parts.get(mark.step, {})
         mine = [part for part in parts.values() if part.session_id == session_id]
         if not mine:
@@ -206,16 +119,16 @@ class Rounds:
 
     def is_late(self, session_id: bytes, mark: StepMark) -> bool:
         """Whether the part that a session staged for a step was dropped."""
-        group = self._groups.get(mark.group, _Group())
+        group = self._groups.get(mark.group, StepGroup())
         return group.late.get(session_id) == mark.step
 
     def closed(self, group: str) -> int:
         """The newest step of a group that takes no more contributions, else 0."""
-        return self._groups.get(group, _Group()).closed
+        return self._groups.get(group, StepGroup()).closed
 
     def awaited(self, group: str) -> int:
         """The newest closed step of a group that did not fail, else 0."""
-        known = self._groups.get(group, _Group())
+        known = self._groups.get(group, StepGroup())
         return known.closed if known.closed > known.failed[0] else known.applied
 
     def finish(self, mark: StepMark, failure: StratagemError | None = None) -> None:
@@ -240,7 +153,7 @@ class Rounds:
 
     def rejected(self, group: str) -> int:
         """How many steps of a group were dropped."""
-        return self._groups.get(group, _Group()).rejected
+        return self._groups.get(group, StepGroup()).rejected
 
     def is_applied(self, mark: StepMark) -> bool | None:
         """True once the variables contain a step, None while that may still happen.
@@ -248,7 +161,7 @@ class Rounds:
         Raises:
             AbortedError: It cannot happen any more.
         """
-        group = self._groups.get(mark.group, _Group())
+        group = self._groups.get(mark.group, StepGroup())
         if group.applied >= mark.step:
             return True
         failed_step, failure = group.failed
@@ -280,7 +193,7 @@ class Rounds:
     def restore(self, applied: Mapping[str, int]) -> None:
         """Goes on after the steps that a checkpoint contains."""
         for name, step in applied.items():
-            self._groups[name] = _Group(closed=step, applied=step)
+            self._groups[name] = StepGroup(closed=step, applied=step)
 
     def session_opened(self, session_id: bytes, task: str) -> list[str]:
         """Takes note that a client is there (again); returns the groups it is in."""
@@ -325,54 +238,3 @@ def _orphan(parts: dict[int, Part], session_id: bytes) -> None:
         part.orphaned = True
         if not part.committed:
             parts.pop(worker).reservation.release()
-
-
-def _check_numbers(part: Part) -> None:
-    contribution = part.contribution
-    check_name(contribution.step.group, "group")
-    if not contribution.step.step:
-        raise InvalidArgumentError("steps of a synchronous group are numbered from 1")
-    if contribution.worker >= contribution.num_workers:
-        raise InvalidArgumentError(
-            f"{part.task} contributes as worker {contribution.worker} of "
-            f"{contribution.num_workers}; workers are numbered from 0"
-        )
-    if contribution.replicas_to_aggregate > contribution.num_workers:
-        raise InvalidArgumentError(
-            f"{part.task} contributes to a step of {contribution.num_workers} workers "
-            f"that {contribution.replicas_to_aggregate} contributions close; a worker "
-            "contributes once"
-        )
-    if contribution.num_workers > MAX_WORKERS:
-        raise InvalidArgumentError(
-            f"{part.task} contributes to a step of {contribution.num_workers} workers; "
-            f"a step has at most {MAX_WORKERS}"
-        )
-    if not contribution.reduction:
-        raise InvalidArgumentError(
-            f"the contribution of {part.task} has no reduction; say SUM or MEAN"
-        )
-
-
-def _check_open(group: _Group, mark: StepMark, task: str) -> None:
-    if mark.step <= group.closed:
-        raise FailedPreconditionError(
-            f"{task} comes too late for step {mark.step} of {mark.group!r}: step "
-            f"{group.closed} is complete; go on with step {group.closed + 1}"
-        )
-
-
-def _check_replaceable(previous: Part, part: Part) -> None:
-    if previous.orphaned:
-        return
-    if previous.session_id != part.session_id:
-        raise FailedPreconditionError(
-            f"{part.task} and {previous.task} both contribute as worker "
-            f"{part.contribution.worker}; give each worker a task index of its own. If "
-            "one of them has crashed, repeat the step once its lease has ended"
-        )
-    if previous.committed:
-        raise FailedPreconditionError(
-            f"{part.task} has committed its contribution to step "
-            f"{part.contribution.step.step} already; it cannot be replaced"
-        )

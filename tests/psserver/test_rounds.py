@@ -21,9 +21,10 @@ from stratagem_proto.v1.parameter_server_pb2 import (
     REDUCTION_SUM,
     Reduction,
 )
+from stratagem_psserver.contribution_checks import MAX_WORKERS
 from stratagem_psserver.contributions import Part, total
 from stratagem_psserver.gradients import Gradient
-from stratagem_psserver.rounds import MAX_GROUPS, MAX_STEPS, MAX_WORKERS, Rounds
+from stratagem_psserver.rounds import MAX_GROUPS, MAX_STEPS, Rounds
 from tests.psserver.contributors import PART_BYTES, Cluster, mark, session
 from tests.psserver.wire import sgd
 
