@@ -25,6 +25,7 @@ StratagemError
 ├── PermissionDeniedError (PermissionError)
 ├── ResourceExhaustedError (MemoryError)
 ├── AbortedError (RuntimeError)            the peers made progress impossible; retry
+│   └── UnfinishedStepError                nobody told the servers a step's norm
 ├── CancelledError (RuntimeError)
 ├── DeadlineExceededError (TimeoutError)
 ├── UnavailableError (ConnectionError)     the server cannot be reached now
@@ -161,6 +162,10 @@ class ResourceExhaustedError(StratagemError, MemoryError):
 
 class AbortedError(StratagemError, RuntimeError):
     """What the call waited for cannot happen any more."""
+
+
+class UnfinishedStepError(AbortedError):
+    """A step is complete, but who was to have it applied did not."""
 
 
 class CancelledError(StratagemError, RuntimeError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -64,7 +64,10 @@ class GradientLimits:
         if name := self.offender(gradients):
             self.drop(name)
             return None
-        return self._clipped(self.zeroed(gradients))
+        bounded = self.bounded(gradients)
+        if self.clip_norm is None or not bounded:
+            return bounded
+        return self.scaled(bounded, torch.nn.utils.get_total_norm(bounded.values()))
 
     def offender(self, gradients: Mapping[str, torch.Tensor]) -> str:
         """The first variable because of which the step is dropped or fails, or ""."""
@@ -101,12 +104,35 @@ class GradientLimits:
             for name, gradient in gradients.items()
         }
 
-    def _clipped(self, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        if (bound := self.clip_value) is not None:
-            gradients = {name: g.clamp(-bound, bound) for name, g in gradients.items()}
-        if self.clip_norm is None or not gradients:
-            return gradients
-        norm = torch.nn.utils.get_total_norm(gradients.values())
+    def bounded(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The gradients within all limits but that of the norm."""
+        zeroed = self.zeroed(gradients)
+        if (bound := self.clip_value) is None:
+            return zeroed
+        return {name: g.clamp(-bound, bound) for name, g in zeroed.items()}
+
+    def scaled(
+        self, gradients: Mapping[str, torch.Tensor], norm: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """The gradients, scaled down as their norm needs it.
+
+        Args:
+            gradients: All of a step, or some of them.
+            norm: That of all, a scalar.
+        """
+        if self.clip_norm is None:
+            return dict(gradients)
         # As torch.nn.utils.clip_grad_norm_ has it.
         scale = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
         return {name: g * scale.to(g) for name, g in gradients.items()}
+
+
+def sum_of_squares(gradients: Iterable[torch.Tensor]) -> float:
+    """Return the square of the norm of all gradients together, added in their order."""
+    return sum(_norm(gradient) ** 2 for gradient in gradients)
+
+
+def _norm(gradient: torch.Tensor) -> float:
+    real = gradient.abs() if gradient.is_complex() else gradient
+    # In 64 bits, squares of what smaller dtypes hold do not overflow.
+    return float(torch.linalg.vector_norm(real, dtype=torch.float64))

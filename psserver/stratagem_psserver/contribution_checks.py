@@ -13,6 +13,8 @@ from stratagem_psserver.gradients import Gradient
 # More than any sane program has; without an end they would fill the memory.
 MAX_WORKERS = 10_000
 
+_NORMS = {False: "of one server", True: "of all servers"}
+
 
 def check_numbers(part: Part) -> None:
     contribution = part.contribution
@@ -98,6 +100,7 @@ def _terms(part: Part) -> dict[str, str]:
         "number of workers": str(contribution.num_workers),
         "limits of gradients": str(part.limits),
         "replicas to aggregate": str(contribution.replicas_to_aggregate),
+        "norm that is bounded": _NORMS[contribution.global_norm],
         "reduction": Reduction.Name(contribution.reduction),
         "optimizer": f"{program.class_name} {program.name!r}",
         "number of param groups": str(len(program.groups)),

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
+
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.gradient_limits import GradientLimits
+from stratagem_proto.gradient_limits import GradientLimits, sum_of_squares
 from stratagem_proto.update_programs import decode_limits
-from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_psserver.closed_steps import ClosedStep
 from stratagem_psserver.contributions import Part, total
 from stratagem_psserver.gradients import Gradient, RowGradient
 
 
-def limits_of(header: UpdateHeader) -> GradientLimits:
+def limits_of(header: pb.UpdateHeader) -> GradientLimits:
     """The limits of a request.
 
     Raises:
@@ -46,7 +49,7 @@ def limited(
     within = limits.apply({name: each.value for name, each in distinct.items()})
     if within is None:
         return None
-    return [replace(distinct[name], value=value) for name, value in within.items()]
+    return _with_values(distinct, within)
 
 
 def limited_total(parts: Sequence[Part]) -> list[Gradient] | None:
@@ -58,11 +61,59 @@ def limited_total(parts: Sequence[Part]) -> list[Gradient] | None:
         NonFiniteGradientError: Naming a variable, if the limits want that.
     """
     limits = parts[0].limits
-    for part in parts:
-        if part.nonfinite_variable:
-            limits.drop(part.nonfinite_variable, part.task)
-            return None
+    if spoilt := _spoilt(parts):
+        limits.drop(spoilt.nonfinite_variable, spoilt.task)
+        return None
     return limited(total(parts), limits)
+
+
+def closed_total(parts: Sequence[Part]) -> ClosedStep:
+    """The reduced gradients of a step within all limits but that of the norm.
+
+    Consumes the parts' tensors.
+    """
+    limits, share = parts[0].limits, pb.ClosedStep(step=parts[0].contribution.step.step)
+    if spoilt := _spoilt(parts):
+        share.nonfinite_variable = spoilt.nonfinite_variable
+        return ClosedStep(parts, (), share)
+    distinct = {each.variable: _with_distinct_rows(each) for each in total(parts)}
+    values = {name: each.value for name, each in distinct.items()}
+    share.nonfinite_variable = limits.offender(values)
+    bounded = limits.bounded(values)
+    share.squares = sum_of_squares(bounded.values())
+    return ClosedStep(parts, _with_values(distinct, bounded), share)
+
+
+def finished_total(closed: ClosedStep, norm: pb.GlobalNorm) -> list[Gradient] | None:
+    """The gradients of a closed step within its limits; None if it is dropped.
+
+    Args:
+        closed: The step.
+        norm: That of all servers' gradients.
+
+    Raises:
+        NonFiniteGradientError: Naming a variable, if the limits want that.
+    """
+    limits = closed.parts[0].limits
+    if norm.nonfinite_variable:
+        spoilt = _spoilt(closed.parts)
+        limits.drop(norm.nonfinite_variable, spoilt.task if spoilt else "")
+        return None
+    gradients = {each.variable: each for each in closed.gradients}
+    values = {name: each.value for name, each in gradients.items()}
+    whole = torch.tensor(norm.value, dtype=torch.float64)
+    return _with_values(gradients, limits.scaled(values, whole))
+
+
+def _spoilt(parts: Sequence[Part]) -> Part | None:
+    """The first contribution whose worker has gradients that are not finite."""
+    return next((part for part in parts if part.nonfinite_variable), None)
+
+
+def _with_values(
+    gradients: Mapping[str, Gradient], values: Mapping[str, torch.Tensor]
+) -> list[Gradient]:
+    return [replace(gradients[name], value=value) for name, value in values.items()]
 
 
 def _with_distinct_rows(gradient: Gradient) -> Gradient:

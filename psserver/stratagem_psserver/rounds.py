@@ -2,7 +2,8 @@
 
 A contribution is staged by one request and counts once a second one commits it, so
 that a worker can stage its parts on all servers before any of them counts. When all
-are committed the step closes: the server adds them up and applies the sum.
+are committed the step closes: the server adds them up and applies the sum. Where the
+norm of what all servers have added up is bounded, it waits for that first.
 
 When a session ends, what it had only staged is dropped and what it had committed
 still counts; should the worker be started again and contribute to the same step, that
@@ -22,8 +23,10 @@ from stratagem_proto.errors import (
     FailedPreconditionError,
     NonFiniteGradientError,
     StratagemError,
+    UnfinishedStepError,
 )
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
+from stratagem_psserver.closed_steps import ClosedStep, ClosedSteps
 from stratagem_psserver.contribution_checks import (
     check_agreement,
     check_numbers,
@@ -99,7 +102,7 @@ class Rounds:
 
         Returns:
             The contributions that count in worker order if this was the last one: add
-            them up, apply the sum and call `finish`. Else nothing.
+            them up, apply the sum and call `finish`, or `keep` it. Else nothing.
 
         Raises:
             FailedPreconditionError: Nothing of the session is staged for the step.
@@ -131,6 +134,24 @@ class Rounds:
         known = self._groups.get(group, StepGroup())
         return known.closed if known.closed > known.failed[0] else known.applied
 
+    def keep(self, group: str, closed: ClosedStep) -> None:
+        """Lets a closed step wait until it is to be finished."""
+        self._groups[group].unfinished.add(closed)
+
+    def unfinished(self, group: str) -> ClosedSteps:
+        """The closed steps of a group that wait."""
+        return self._groups.get(group, StepGroup()).unfinished
+
+    def has_closed(self, mark: StepMark) -> bool | None:
+        """True once a step is closed and added up, None while that may still happen.
+
+        Raises:
+            AbortedError: It cannot happen any more.
+        """
+        if self.unfinished(mark.group).find(mark.step):
+            return True
+        return self._is_over(mark)
+
     def finish(self, mark: StepMark, failure: StratagemError | None = None) -> None:
         """Ends a closed step: its sum is applied, or could not be.
 
@@ -161,6 +182,24 @@ class Rounds:
         Raises:
             AbortedError: It cannot happen any more.
         """
+        if self.unfinished(mark.group).is_orphaned(mark.step):
+            self.require_finished(mark)
+        return self._is_over(mark)
+
+    def require_finished(self, mark: StepMark) -> None:
+        """Checks that no closed step up to this one waits to be finished.
+
+        Raises:
+            UnfinishedStepError: One does.
+        """
+        if self.unfinished(mark.group).awaits(mark.step):
+            raise UnfinishedStepError(
+                f"step {mark.step} of {mark.group!r} is complete here, but nobody has "
+                "told the norm of all servers' gradients; if a worker has ended in "
+                "the midst of the step, start that task again"
+            )
+
+    def _is_over(self, mark: StepMark) -> bool | None:
         group = self._groups.get(mark.group, StepGroup())
         if group.applied >= mark.step:
             return True
@@ -208,6 +247,7 @@ class Rounds:
         """
         for group in self._groups.values():
             group.late.pop(session_id, None)
+            group.unfinished.session_ended(session_id)
             for parts in group.parts.values():
                 _orphan(parts, session_id)
         return self._mark(session_id, None, why)

@@ -106,9 +106,11 @@ def _update_methods(methods: Methods, rpcs: UpdateRpcs) -> Handlers:
 
 
 def _synchronous_methods(methods: Methods, state: ServerState) -> Handlers:
-    commit, wait = ContributionRpcs(state).commit, BarrierRpcs(state).wait
+    rpcs, wait = ContributionRpcs(state), BarrierRpcs(state).wait
     return {
-        "CommitContribution": methods.unary(pb.CommitContributionRequest, commit),
+        "CommitContribution": methods.unary(pb.CommitContributionRequest, rpcs.commit),
+        "ListClosedSteps": methods.unary(pb.ListClosedStepsRequest, rpcs.list_closed),
+        "FinishStep": methods.unary(pb.FinishStepRequest, rpcs.finish),
         "Barrier": methods.unary(pb.BarrierRequest, wait),
     }
 

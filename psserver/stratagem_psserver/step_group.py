@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from stratagem_proto.errors import FailedPreconditionError, StratagemError
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
+from stratagem_psserver.closed_steps import ClosedSteps
 from stratagem_psserver.contribution_checks import agree
 from stratagem_psserver.contributions import Part
 
@@ -32,6 +33,7 @@ class StepGroup:
         rejected: How many steps were dropped for gradients that are not finite.
         late: The steps that sessions staged a part for too late.
         counted: Of each worker, the last step that it is part of, and its session.
+        unfinished: Closed steps that wait for the norm of all servers' gradients.
     """
 
     closed: int = 0
@@ -44,6 +46,7 @@ class StepGroup:
     members: dict[int, Member] = field(default_factory=dict)
     late: dict[bytes, int] = field(default_factory=dict)
     counted: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    unfinished: ClosedSteps = field(default_factory=ClosedSteps)
 
     def is_complete(self, step: int) -> bool:
         return self.num_workers - len(self.lacking(step)) >= self.required

@@ -9,14 +9,12 @@ import torch
 from stratagem._enums import ReduceOp
 from stratagem._optimizers.step import OptimizerStep
 from stratagem._parameter_server.early_push import EarlyPush
+from stratagem._parameter_server.global_norm import finish
 from stratagem._parameter_server.loads import Loads, add_gradient, no_loads
-from stratagem._parameter_server.pace import Pace
 from stratagem._parameter_server.store import RemoteStore
 from stratagem._servers import updates
 from stratagem._servers.updates import Limits
 from stratagem_proto.consistency import has_backups
-from stratagem_proto.errors import UnimplementedError
-from stratagem_proto.gradient_limits import GradientLimits
 from stratagem_proto.optimizers import rule_named
 from stratagem_proto.update_programs import encode_group
 from stratagem_proto.v1.consistency_pb2 import CONSISTENCY_MODE_SYNC, StepGrant
@@ -75,12 +73,11 @@ def _contribute(
     steps; the parts count once all servers have theirs.
     """
     program, limits = _program(step), step.limiter.limits
-    _require_whole_norm(store, limits)
     totals = {update.variable.name: update.total() for update in step.updates()}
     gradients, offender = step.limiter.own_part(totals)
     loads = _loads(step, gradients, early)
     of_sum = Limits(limits, offender)
-    contribution = _contribution(store.pace, step, grant)
+    contribution = _contribution(store, step, grant)
     store.servers.together(
         {
             server: updates.step(
@@ -94,12 +91,17 @@ def _contribute(
         }
     )
     if _is_counted(store, contribution):
+        if contribution.global_norm:
+            finish(store.servers, contribution.step)
         for load in loads.values():
             load.arrived()
         store.pace.count(contribution.step)
 
 
-def _contribution(pace: Pace, step: OptimizerStep, grant: StepGrant) -> Contribution:
+def _contribution(
+    store: RemoteStore, step: OptimizerStep, grant: StepGrant
+) -> Contribution:
+    pace, several = store.pace, len(store.servers.used) > 1
     mean = step.reduce_op is ReduceOp.MEAN
     backups = has_backups(grant.consistency, pace.num_workers)
     return Contribution(
@@ -109,6 +111,7 @@ def _contribution(pace: Pace, step: OptimizerStep, grant: StepGrant) -> Contribu
         replicas=step.replicas,
         reduction=REDUCTION_MEAN if mean else REDUCTION_SUM,
         replicas_to_aggregate=grant.consistency.replicas_to_aggregate * backups,
+        global_norm=step.limiter.limits.clip_norm is not None and several,
     )
 
 
@@ -138,17 +141,6 @@ def _program(step: OptimizerStep) -> OptimizerProgram:
         class_name=step.class_name,
         groups=[encode_group(rule, group.hyperparameters) for group in step.groups],
     )
-
-
-def _require_whole_norm(store: RemoteStore, limits: GradientLimits) -> None:
-    servers = len(store.servers.used)
-    if limits.clip_norm is not None and servers > 1:
-        raise UnimplementedError(
-            "clip_norm does not work for synchronous steps yet where variables are on "
-            f"{servers} servers, each of which has a part of the sum only; use one "
-            "server or clip_value, or clip each replica's gradients by "
-            "torch.nn.utils.clip_grad_norm_"
-        )
 
 
 def _loads(

@@ -10,6 +10,7 @@ from itertools import chain
 
 import torch
 
+from stratagem._parameter_server.global_norm import finish
 from stratagem._parameter_server.pace import Pace
 from stratagem._parameter_server.variable import RemoteVariable
 from stratagem._servers.consistency import begin
@@ -20,7 +21,11 @@ from stratagem._servers.reads import Reading, read
 from stratagem._servers.request import Request, Result
 from stratagem._servers.writes import Writing, assign, create
 from stratagem_proto.encodings import can_narrow
-from stratagem_proto.errors import DeadlineExceededError, StratagemError
+from stratagem_proto.errors import (
+    DeadlineExceededError,
+    StratagemError,
+    UnfinishedStepError,
+)
 from stratagem_proto.v1.consistency_pb2 import StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
 from stratagem_proto.v1.variable_pb2 import VariableInfo
@@ -220,8 +225,9 @@ class RemoteStore:
         self.pace.granted(begins, [grant])
         if self.pace.leads():
             # What came too late here may not be over on the other servers.
-            after, wait = self.pace.after(optimizer), self.peer_seconds
-            self.servers.on_all(lambda: read((), after, wait))
+            self.read_after(
+                self.pace.after(optimizer), dict.fromkeys(self.servers.called, ())
+            )
         return grant
 
     def _read(self, readings: Mapping[int, Sequence[Reading]]) -> dict[int, list[int]]:
@@ -242,17 +248,29 @@ class RemoteStore:
         """
         snapshot = self.servers.snapshot
         if mark is None or snapshot:
-            requests = {
-                server: read(group, snapshot=snapshot)
-                for server, group in readings.items()
-            }
-        else:
-            count = partial(self.rejected.__setitem__, mark.group)
-            requests = {
+            return self.servers.together(
+                {
+                    server: read(group, snapshot=snapshot)
+                    for server, group in readings.items()
+                }
+            )
+        try:
+            return self._read_finished(mark, readings)
+        except UnfinishedStepError:
+            # Who closed the step has ended, and any other may do the rest.
+            finish(self.servers, mark, self.peer_seconds)
+            return self._read_finished(mark, readings)
+
+    def _read_finished(
+        self, mark: StepMark, readings: Mapping[int, Sequence[Reading]]
+    ) -> dict[int, list[int]]:
+        count = partial(self.rejected.__setitem__, mark.group)
+        return self.servers.together(
+            {
                 server: read(group, mark, self.peer_seconds, count)
                 for server, group in readings.items()
             }
-        return self.servers.together(requests)
+        )
 
     def snapshot(self, variable: RemoteVariable) -> torch.Tensor:
         """Return the value of a variable as it is now, in memory of its own."""

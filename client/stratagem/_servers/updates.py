@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +14,17 @@ from stratagem_proto.gradient_limits import GradientLimits
 from stratagem_proto.tensors import total_nbytes
 from stratagem_proto.update_programs import encode_limits
 from stratagem_proto.v1.parameter_server_pb2 import (
+    ClosedStep,
     CommitContributionRequest,
     CommitContributionResponse,
     Contribution,
+    FinishStepRequest,
+    FinishStepResponse,
+    GlobalNorm,
     GradientRef,
     InputBinding,
+    ListClosedStepsRequest,
+    ListClosedStepsResponse,
     StepMark,
     UpdateHeader,
     UpdateNonSlotResponse,
@@ -173,6 +179,30 @@ def commit(mark: StepMark) -> Request[CommitContributionResponse]:
         CommitContributionRequest(step=mark),
         sole(CommitContributionResponse),
     )
+
+
+def closed_steps(
+    mark: StepMark, wait: float = 0.0
+) -> Request[Mapping[int, ClosedStep]]:
+    """The request for what a server has of the norm of closed steps, by number.
+
+    Args:
+        mark: The last step of interest.
+        wait: For how long to wait until it is closed, in seconds.
+    """
+    message = ListClosedStepsRequest(step=mark, wait_seconds=wait)
+    return Request("ListClosedSteps", message, _listed, wait=wait)
+
+
+def finish_step(mark: StepMark, norm: GlobalNorm) -> Request[FinishStepResponse]:
+    """The request that has a closed step applied, given the norm on all servers."""
+    message = FinishStepRequest(step=mark, norm=norm)
+    return Request("FinishStep", message, sole(FinishStepResponse))
+
+
+def _listed(responses: Iterator[bytes]) -> Mapping[int, ClosedStep]:
+    steps = sole(ListClosedStepsResponse)(responses).steps
+    return {each.step: each for each in steps}
 
 
 def _updated(responses: Iterator[bytes]) -> list[int]:

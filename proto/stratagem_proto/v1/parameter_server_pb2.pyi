@@ -807,6 +807,7 @@ class Contribution(google.protobuf.message.Message):
     REPLICAS_FIELD_NUMBER: builtins.int
     REDUCTION_FIELD_NUMBER: builtins.int
     REPLICAS_TO_AGGREGATE_FIELD_NUMBER: builtins.int
+    GLOBAL_NORM_FIELD_NUMBER: builtins.int
     worker: builtins.int
     """Place of the worker in the order of addition, from 0."""
     num_workers: builtins.int
@@ -817,6 +818,11 @@ class Contribution(google.protobuf.message.Message):
     replicas_to_aggregate: builtins.int
     """Number of contributions that close the step; 0 means those of all workers.
     With fewer, one that comes later is dropped without an error.
+    """
+    global_norm: builtins.bool
+    """Whether `clip_norm` of the limits bounds the norm of what all servers add up.
+    The step then is applied by FinishStep once it is closed. False: the bound is of
+    the sum on this server, and the step is applied at once.
     """
     @property
     def step(self) -> global___StepMark: ...
@@ -829,9 +835,10 @@ class Contribution(google.protobuf.message.Message):
         replicas: builtins.int = ...,
         reduction: global___Reduction.ValueType = ...,
         replicas_to_aggregate: builtins.int = ...,
+        global_norm: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["step", b"step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["num_workers", b"num_workers", "reduction", b"reduction", "replicas", b"replicas", "replicas_to_aggregate", b"replicas_to_aggregate", "step", b"step", "worker", b"worker"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["global_norm", b"global_norm", "num_workers", b"num_workers", "reduction", b"reduction", "replicas", b"replicas", "replicas_to_aggregate", b"replicas_to_aggregate", "step", b"step", "worker", b"worker"]) -> None: ...
 
 global___Contribution = Contribution
 
@@ -947,6 +954,149 @@ class CommitContributionResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["dropped", b"dropped"]) -> None: ...
 
 global___CommitContributionResponse = CommitContributionResponse
+
+@typing.final
+class ListClosedStepsRequest(google.protobuf.message.Message):
+    """A worker sends ListClosedSteps to all servers after it has committed. Once it
+    knows the parts of all of them it sends each the same FinishStep; the oldest step
+    first, and the next when all have answered. Any worker may do so.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: builtins.int
+    session_id: builtins.bytes
+    wait_seconds: builtins.float
+    """Longest wait in seconds; what is closed by then is the answer."""
+    @property
+    def step(self) -> global___StepMark:
+        """Wait until this step is closed."""
+
+    def __init__(
+        self,
+        *,
+        session_id: builtins.bytes = ...,
+        step: global___StepMark | None = ...,
+        wait_seconds: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["step", b"step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["session_id", b"session_id", "step", b"step", "wait_seconds", b"wait_seconds"]) -> None: ...
+
+global___ListClosedStepsRequest = ListClosedStepsRequest
+
+@typing.final
+class ListClosedStepsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: builtins.int
+    @property
+    def steps(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ClosedStep]:
+        """The steps up to the one asked for that wait to be finished, and the last one
+        that is finished; in their order.
+        """
+
+    def __init__(
+        self,
+        *,
+        steps: collections.abc.Iterable[global___ClosedStep] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["steps", b"steps"]) -> None: ...
+
+global___ListClosedStepsResponse = ListClosedStepsResponse
+
+@typing.final
+class ClosedStep(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    SQUARES_FIELD_NUMBER: builtins.int
+    NONFINITE_VARIABLE_FIELD_NUMBER: builtins.int
+    FINISHED_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    squares: builtins.float
+    """Sum of the squares of all elements of the gradients that this server reduced,
+    within all limits that come before that of the norm.
+    """
+    nonfinite_variable: builtins.str
+    """Name of a variable because of whose gradient the step is dropped or fails, as
+    the limits say; empty if there is none.
+    """
+    finished: builtins.bool
+    """Whether the step is applied, dropped or has failed here."""
+    def __init__(
+        self,
+        *,
+        step: builtins.int = ...,
+        squares: builtins.float = ...,
+        nonfinite_variable: builtins.str = ...,
+        finished: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["finished", b"finished", "nonfinite_variable", b"nonfinite_variable", "squares", b"squares", "step", b"step"]) -> None: ...
+
+global___ClosedStep = ClosedStep
+
+@typing.final
+class FinishStepRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    NORM_FIELD_NUMBER: builtins.int
+    @property
+    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey: ...
+    @property
+    def step(self) -> global___StepMark:
+        """The step. If it is finished already, nothing happens."""
+
+    @property
+    def norm(self) -> global___GlobalNorm:
+        """The same on all servers, whoever sends it."""
+
+    def __init__(
+        self,
+        *,
+        key: stratagem_proto.v1.session_pb2.RequestKey | None = ...,
+        step: global___StepMark | None = ...,
+        norm: global___GlobalNorm | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["key", b"key", "norm", b"norm", "step", b"step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["key", b"key", "norm", b"norm", "step", b"step"]) -> None: ...
+
+global___FinishStepRequest = FinishStepRequest
+
+@typing.final
+class GlobalNorm(google.protobuf.message.Message):
+    """What the servers' parts of a step come to."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VALUE_FIELD_NUMBER: builtins.int
+    NONFINITE_VARIABLE_FIELD_NUMBER: builtins.int
+    value: builtins.float
+    """Euclidean norm of the reduced gradients of all servers."""
+    nonfinite_variable: builtins.str
+    """As in ClosedStep, of any server."""
+    def __init__(
+        self,
+        *,
+        value: builtins.float = ...,
+        nonfinite_variable: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["nonfinite_variable", b"nonfinite_variable", "value", b"value"]) -> None: ...
+
+global___GlobalNorm = GlobalNorm
+
+@typing.final
+class FinishStepResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___FinishStepResponse = FinishStepResponse
 
 @typing.final
 class BarrierRequest(google.protobuf.message.Message):

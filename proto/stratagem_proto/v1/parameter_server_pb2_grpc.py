@@ -113,6 +113,16 @@ class ParameterServerServiceStub(object):
                 request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.CommitContributionRequest.SerializeToString,
                 response_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.CommitContributionResponse.FromString,
                 _registered_method=True)
+        self.ListClosedSteps = channel.unary_unary(
+                '/stratagem_proto.v1.ParameterServerService/ListClosedSteps',
+                request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListClosedStepsRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListClosedStepsResponse.FromString,
+                _registered_method=True)
+        self.FinishStep = channel.unary_unary(
+                '/stratagem_proto.v1.ParameterServerService/FinishStep',
+                request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.FinishStepRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.FinishStepResponse.FromString,
+                _registered_method=True)
         self.BeginStep = channel.unary_unary(
                 '/stratagem_proto.v1.ParameterServerService/BeginStep',
                 request_serializer=stratagem__proto_dot_v1_dot_consistency__pb2.BeginStepRequest.SerializeToString,
@@ -241,6 +251,20 @@ class ParameterServerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListClosedSteps(self, request, context):
+        """Says what this server has of the norm of closed steps that wait for it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FinishStep(self, request, context):
+        """Tells the norm of a closed step on all servers, and so has it applied.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def BeginStep(self, request, context):
         """Waits until a worker may begin a step, and says which and how.
         """
@@ -336,6 +360,16 @@ def add_ParameterServerServiceServicer_to_server(servicer, server):
                     servicer.CommitContribution,
                     request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.CommitContributionRequest.FromString,
                     response_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.CommitContributionResponse.SerializeToString,
+            ),
+            'ListClosedSteps': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListClosedSteps,
+                    request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListClosedStepsRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListClosedStepsResponse.SerializeToString,
+            ),
+            'FinishStep': grpc.unary_unary_rpc_method_handler(
+                    servicer.FinishStep,
+                    request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.FinishStepRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.FinishStepResponse.SerializeToString,
             ),
             'BeginStep': grpc.unary_unary_rpc_method_handler(
                     servicer.BeginStep,
@@ -720,6 +754,60 @@ class ParameterServerService(object):
             '/stratagem_proto.v1.ParameterServerService/CommitContribution',
             stratagem__proto_dot_v1_dot_parameter__server__pb2.CommitContributionRequest.SerializeToString,
             stratagem__proto_dot_v1_dot_parameter__server__pb2.CommitContributionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListClosedSteps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stratagem_proto.v1.ParameterServerService/ListClosedSteps',
+            stratagem__proto_dot_v1_dot_parameter__server__pb2.ListClosedStepsRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_parameter__server__pb2.ListClosedStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FinishStep(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stratagem_proto.v1.ParameterServerService/FinishStep',
+            stratagem__proto_dot_v1_dot_parameter__server__pb2.FinishStepRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_parameter__server__pb2.FinishStepResponse.FromString,
             options,
             channel_credentials,
             insecure,

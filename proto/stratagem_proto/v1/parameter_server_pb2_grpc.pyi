@@ -115,6 +115,18 @@ class ParameterServerServiceStub:
     ]
     """Makes a staged contribution of a synchronous step count."""
 
+    ListClosedSteps: grpc.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.parameter_server_pb2.ListClosedStepsRequest,
+        stratagem_proto.v1.parameter_server_pb2.ListClosedStepsResponse,
+    ]
+    """Says what this server has of the norm of closed steps that wait for it."""
+
+    FinishStep: grpc.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.parameter_server_pb2.FinishStepRequest,
+        stratagem_proto.v1.parameter_server_pb2.FinishStepResponse,
+    ]
+    """Tells the norm of a closed step on all servers, and so has it applied."""
+
     BeginStep: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.consistency_pb2.BeginStepRequest,
         stratagem_proto.v1.consistency_pb2.BeginStepResponse,
@@ -232,6 +244,18 @@ class ParameterServerServiceAsyncStub:
         stratagem_proto.v1.parameter_server_pb2.CommitContributionResponse,
     ]
     """Makes a staged contribution of a synchronous step count."""
+
+    ListClosedSteps: grpc.aio.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.parameter_server_pb2.ListClosedStepsRequest,
+        stratagem_proto.v1.parameter_server_pb2.ListClosedStepsResponse,
+    ]
+    """Says what this server has of the norm of closed steps that wait for it."""
+
+    FinishStep: grpc.aio.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.parameter_server_pb2.FinishStepRequest,
+        stratagem_proto.v1.parameter_server_pb2.FinishStepResponse,
+    ]
+    """Tells the norm of a closed step on all servers, and so has it applied."""
 
     BeginStep: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.consistency_pb2.BeginStepRequest,
@@ -376,6 +400,22 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.parameter_server_pb2.CommitContributionResponse, collections.abc.Awaitable[stratagem_proto.v1.parameter_server_pb2.CommitContributionResponse]]:
         """Makes a staged contribution of a synchronous step count."""
+
+    @abc.abstractmethod
+    def ListClosedSteps(
+        self,
+        request: stratagem_proto.v1.parameter_server_pb2.ListClosedStepsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stratagem_proto.v1.parameter_server_pb2.ListClosedStepsResponse, collections.abc.Awaitable[stratagem_proto.v1.parameter_server_pb2.ListClosedStepsResponse]]:
+        """Says what this server has of the norm of closed steps that wait for it."""
+
+    @abc.abstractmethod
+    def FinishStep(
+        self,
+        request: stratagem_proto.v1.parameter_server_pb2.FinishStepRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stratagem_proto.v1.parameter_server_pb2.FinishStepResponse, collections.abc.Awaitable[stratagem_proto.v1.parameter_server_pb2.FinishStepResponse]]:
+        """Tells the norm of a closed step on all servers, and so has it applied."""
 
     @abc.abstractmethod
     def BeginStep(

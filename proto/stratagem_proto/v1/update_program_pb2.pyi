@@ -148,7 +148,8 @@ global___BackwardPass = BackwardPass
 class GradientLimits(google.protobuf.message.Message):
     """What is done to all the gradients that an optimizer is given together, in the
     order of the fields: to those of a request, or to the sums or means of a
-    synchronous step. Only what one server has of them is looked at.
+    synchronous step. Only what one server has of them is looked at, unless the
+    contribution asks for the norm of all.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

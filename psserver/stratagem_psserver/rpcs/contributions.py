@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
-from stratagem_proto.errors import StratagemError
-from stratagem_proto.status import from_record, to_record
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.contributions import Part
 from stratagem_psserver.ledger import Session
-from stratagem_psserver.limits import limited_total, limits_of
+from stratagem_psserver.limits import limits_of
 from stratagem_psserver.mutations import Staged
-from stratagem_psserver.rpcs.steps import all_gradients, step_optimizer
+from stratagem_psserver.rpcs.closing import close, finish
+from stratagem_psserver.rpcs.steps import all_gradients
 from stratagem_psserver.state import ServerState
 
 
@@ -46,7 +44,7 @@ def stage_contribution(
 
 
 class ContributionRpcs:
-    """CommitContribution."""
+    """CommitContribution, ListClosedSteps and FinishStep."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
@@ -64,28 +62,29 @@ class ContributionRpcs:
             return pb.CommitContributionResponse(dropped=True)
         parts = self._state.rounds.commit(session.id, session.label, mark)
         if parts:
-            await self._close(mark, parts)
+            await close(self._state, mark, parts)
         return pb.CommitContributionResponse()
 
-    async def _close(self, mark: pb.StepMark, parts: Sequence[Part]) -> None:
-        """Applies the sum of a step whose contributions are all there."""
-        state = self._state
-        failure: StratagemError | None = None
-        names = [name for part in parts for name in part.gradients]
-        try:
-            async with state.changing(names):
-                nbytes = sum(part.reservation.nbytes for part in parts)
-                totalling = partial(limited_total, parts)
-                gradients = await state.compute.run(totalling, nbytes)
-                if gradients is None:
-                    state.rounds.reject(mark)
-                else:
-                    await step_optimizer(state, parts[0].program, gradients)
-        except BaseException as error:
-            failure = from_record(to_record(error))
-            raise
-        finally:
-            for part in parts:
-                part.reservation.release()
-            state.rounds.finish(mark, failure)
-            state.groups_changed([mark.group])
+    async def list_closed(
+        self, request: pb.ListClosedStepsRequest
+    ) -> pb.ListClosedStepsResponse:
+        state, mark = self._state, request.step
+        state.session(request.session_id)
+        # Who does not wait looks only, and need not hear of what went wrong.
+        if request.wait_seconds:
+            closed = partial(state.rounds.has_closed, mark)
+            subject = ("group", mark.group)
+            await state.waits.until(subject, closed, request.wait_seconds)
+        shares = state.rounds.unfinished(mark.group).shares(mark.step)
+        return pb.ListClosedStepsResponse(steps=shares)
+
+    async def finish(self, request: pb.FinishStepRequest) -> bytes:
+        return await self._state.mutations.once(
+            request.key, partial(self._finish, request)
+        )
+
+    async def _finish(
+        self, request: pb.FinishStepRequest, session: Session
+    ) -> pb.FinishStepResponse:
+        await finish(self._state, request.step, request.norm)
+        return pb.FinishStepResponse()

@@ -50,6 +50,7 @@ class ValueRpcs:
         state = self._state
         applied = partial(state.rounds.is_applied, mark)
         if not await state.waits.until(("group", mark.group), applied, seconds):
+            state.rounds.require_finished(mark)
             raise DeadlineExceededError(
                 f"step {mark.step} of {mark.group!r} was not applied in {seconds:g} s: "
                 f"{state.rounds.missing(mark)}"

@@ -1,0 +1,49 @@
+"""Having steps applied that wait for the norm of all servers' gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from stratagem._servers.group import ServerGroup
+from stratagem._servers.updates import closed_steps, finish_step
+from stratagem_proto.v1.parameter_server_pb2 import ClosedStep, GlobalNorm, StepMark
+
+
+def finish(servers: ServerGroup, mark: StepMark, wait: float = 0.0) -> None:
+    """Finish the steps of a group, up to one, that all servers have closed.
+
+    Each worker does so after it has committed its part. The last one to do so finds
+    the step closed on all servers, whatever the order in which they closed it; should
+    it end before it has told them, the others do it when they wait for the step.
+
+    Args:
+        servers: The servers.
+        mark: The step.
+        wait: For how long to wait until it is closed, in seconds.
+
+    Raises:
+        NonFiniteGradientError: A gradient is not finite, and the limits want no such.
+    """
+    answers = servers.together(
+        {server: closed_steps(mark, wait) for server in servers.used}
+    )
+    known = [answers[server] for server in sorted(answers)]
+    numbers = {
+        number for one in known for number, share in one.items() if not share.finished
+    }
+    for number in sorted(numbers):
+        shares = [one[number] for one in known if number in one]
+        if len(shares) < len(known):
+            return
+        step, norm = StepMark(group=mark.group, step=number), _norm(shares)
+        servers.together({server: finish_step(step, norm) for server in answers})
+
+
+def _norm(shares: Sequence[ClosedStep]) -> GlobalNorm:
+    """The norm of a step, given what each server has of it, in their order."""
+    spoilt = [each.nonfinite_variable for each in shares if each.nonfinite_variable]
+    return GlobalNorm(
+        value=math.sqrt(sum(each.squares for each in shares)),
+        nonfinite_variable=spoilt[0] if spoilt else "",
+    )

@@ -1,0 +1,85 @@
+"""Applying synchronous steps whose contributions are all there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from stratagem_proto.errors import StratagemError
+from stratagem_proto.status import from_record, to_record
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_psserver.contributions import Part
+from stratagem_psserver.gradients import Gradient
+from stratagem_psserver.limits import closed_total, finished_total, limited_total
+from stratagem_psserver.rpcs.steps import step_optimizer
+from stratagem_psserver.state import ServerState
+
+
+async def close(state: ServerState, mark: pb.StepMark, parts: Sequence[Part]) -> None:
+    """Applies the sum of a step, or has it wait for the norm of all servers' sums."""
+    with _failing(state, mark, parts):
+        nbytes = sum(part.reservation.nbytes for part in parts)
+        if parts[0].contribution.global_norm:
+            closed = await state.compute.run(partial(closed_total, parts), nbytes)
+            state.rounds.keep(mark.group, closed)
+            state.groups_changed([mark.group])
+            return
+        async with state.changing([name for part in parts for name in part.gradients]):
+            totalling = partial(limited_total, parts)
+            gradients = await state.compute.run(totalling, nbytes)
+            await _apply(state, mark, parts[0], gradients)
+    _end(state, mark, parts)
+
+
+async def finish(state: ServerState, mark: pb.StepMark, norm: pb.GlobalNorm) -> None:
+    """Applies a step that waits for this norm, unless that was done before."""
+    unfinished = state.rounds.unfinished(mark.group)
+    waiting = unfinished.find(mark.step)
+    async with state.changing(waiting.variables if waiting else []):
+        # Others may have told the same meanwhile.
+        closed = unfinished.take(mark.step, norm)
+        if closed is None:
+            return
+        with _failing(state, mark, closed.parts):
+            scaling = partial(finished_total, closed, norm)
+            nbytes = sum(each.value.nbytes for each in closed.gradients)
+            gradients = await state.compute.run(scaling, nbytes)
+            await _apply(state, mark, closed.parts[0], gradients)
+        _end(state, mark, closed.parts)
+
+
+async def _apply(
+    state: ServerState,
+    mark: pb.StepMark,
+    part: Part,
+    gradients: Sequence[Gradient] | None,
+) -> None:
+    if gradients is None:
+        state.rounds.reject(mark)
+    else:
+        await step_optimizer(state, part.program, gradients)
+
+
+@contextmanager
+def _failing(
+    state: ServerState, mark: pb.StepMark, parts: Sequence[Part]
+) -> Iterator[None]:
+    """Ends a step if what is done for it fails."""
+    try:
+        yield
+    except BaseException as error:
+        _end(state, mark, parts, from_record(to_record(error)))
+        raise
+
+
+def _end(
+    state: ServerState,
+    mark: pb.StepMark,
+    parts: Sequence[Part],
+    failure: StratagemError | None = None,
+) -> None:
+    for part in parts:
+        part.reservation.release()
+    state.rounds.finish(mark, failure)
+    state.groups_changed([mark.group])
