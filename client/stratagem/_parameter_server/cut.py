@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from stratagem._parameter_server.global_norm import finish_all
 from stratagem._servers.checkpoints import hold_steps, release_steps
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.request import Request
@@ -66,6 +67,8 @@ def take_cut(servers: ServerGroup, mark: Mark, seconds: float) -> Cut:
     pause = _FIRST_PAUSE_SECONDS
     while True:
         name = secrets.token_bytes(SESSION_ID_BYTES)
+        # No worker's step is under way any more that one has left half finished.
+        finish_all(servers)
         found = _attempt(servers, name, mark)
         if isinstance(found, Cut):
             return found

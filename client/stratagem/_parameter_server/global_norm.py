@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from stratagem._servers.consistency import describe
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.updates import closed_steps, finish_step
 from stratagem_proto.v1.parameter_server_pb2 import ClosedStep, GlobalNorm, StepMark
+
+_LAST = (1 << 64) - 1
 
 
 def finish(servers: ServerGroup, mark: StepMark, wait: float = 0.0) -> None:
@@ -38,6 +41,18 @@ def finish(servers: ServerGroup, mark: StepMark, wait: float = 0.0) -> None:
             return
         step, norm = StepMark(group=mark.group, step=number), _norm(shares)
         servers.together({server: finish_step(step, norm) for server in answers})
+
+
+def finish_all(servers: ServerGroup) -> None:
+    """Finish all steps of all groups that all servers have closed.
+
+    A worker that has ended may have told only some of the servers. A task that may
+    not call all of them leaves that to others.
+    """
+    if len(servers.called) < len(servers.used):
+        return
+    for group in servers.call(servers.used[0], describe()):
+        finish(servers, StepMark(group=group.group, step=_LAST))
 
 
 def _norm(shares: Sequence[ClosedStep]) -> GlobalNorm:
