@@ -22,6 +22,7 @@ from stratagem import (
     NonFiniteGradientError,
     ParameterServerStrategy,
 )
+from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._servers.connection import Connection
 from stratagem._servers.pending import Pending
 from stratagem._servers.request import Request
@@ -120,7 +121,7 @@ class Pair:
 
     def __init__(self, strategy: ParameterServerStrategy, **settings: Any) -> None:
         self.strategy = strategy
-        self.number = strategy.cluster_resolver.task_id
+        self.number = strategy.cluster_resolver.task_id or 0
         with strategy.scope():
             self.model = nn.Linear(1, 1)
             nn.init.zeros_(self.model.weight)
@@ -260,7 +261,9 @@ class Fate:
         self._number = number
         self._pending: list[Pending[Any]] = []
         self._patch = pytest.MonkeyPatch()
-        for connection in worker.strategy.extended._store.servers._connections:
+        extended = worker.strategy.extended
+        assert isinstance(extended, ParameterServerExtended)
+        for connection in extended._store.servers._connections:
             start = partial(self._start, connection)
             self._patch.setattr(connection, "start", start)
 
