@@ -1,0 +1,169 @@
+"""Workers that end before all servers know the norm of a step's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stratagem import AbortedError, ParameterServerStrategy
+from stratagem._parameter_server.extended import ParameterServerExtended
+from stratagem._servers.connection import Connection
+from stratagem._servers.pending import Pending
+from stratagem._servers.request import Request
+from stratagem.cluster_resolver import SimpleClusterResolver
+from tests.client.clusters import TOKEN, Cluster, running
+from tests.client.pairs import Pair, after, pairs
+
+pytestmark = pytest.mark.cluster
+
+
+class Vanished(Exception):
+    """A worker has ended."""
+
+
+class Fate:
+    """Ends a worker in place of its request of some number, counted from 0."""
+
+    def __init__(self, worker: Pair, number: int) -> None:
+        self.sent: list[str] = []
+        self._number = number
+        self._pending: list[Pending[Any]] = []
+        patch = pytest.MonkeyPatch()
+        extended = worker.strategy.extended
+        assert isinstance(extended, ParameterServerExtended)
+        for connection in extended._store.servers._connections:
+            start = partial(self._start, connection)
+            patch.setattr(connection, "start", start)
+
+    def _start(self, connection: Connection, request: Request[Any]) -> Pending[Any]:
+        if len(self.sent) == self._number:
+            for pending in self._pending:
+                # What was sent has arrived.
+                if pending._settled is not None:
+                    pending.result()
+            raise Vanished
+        pending = Connection.start(connection, request)
+        self._pending.append(pending)
+        self.sent.append(request.method)
+        return pending
+
+
+def vanish(worker: Pair, number: int) -> tuple[list[str], bool]:
+    """Has a worker end in its step; returns what it had sent, and if that was all."""
+    fate = Fate(worker, number)
+    try:
+        worker.run()
+    except Vanished:
+        return fate.sent, False
+    finally:
+        worker.strategy.close()
+    return fate.sent, True
+
+
+def vanishings(
+    check: Callable[[Cluster, Pair, list[str]], None],
+) -> list[str]:
+    """Has the second worker end at each point of the second step.
+
+    Args:
+        check: Called with the cluster, the first worker, whose part of the step is
+            there, and what the other has sent.
+
+    Returns:
+        What a worker sends in a step.
+    """
+    for number in count():
+        with (
+            running(num_servers=2, num_workers=2) as cluster,
+            ExitStack() as stack,
+        ):
+            first, second = pairs(stack, cluster)
+            first.run()
+            second.run()
+            first.run()
+            sent, whole = vanish(second, number)
+            check(cluster, first, sent)
+        if whole:
+            return sent
+    raise AssertionError("a step has an end")
+
+
+def restarted(stack: ExitStack, cluster: Cluster) -> Pair:
+    return Pair(stack.enter_context(cluster.strategy(1, consistency="sync")))
+
+
+def test_others_finish_what_a_worker_left_closed() -> None:
+    two, three = after(2), [-1.8, -2.4]
+
+    def check(cluster: Cluster, first: Pair, sent: list[str]) -> None:
+        closed = sent.count("CommitContribution") == 2
+        if closed:
+            assert first.values() == two
+        else:
+            with pytest.raises(AbortedError, match="start that task again"):
+                first.values()
+        with ExitStack() as stack:
+            second = restarted(stack, cluster)
+            if not closed:
+                second.run()
+            second.run()
+            first.run()
+            assert first.values() == pytest.approx(three, rel=1e-5)
+            assert second.values() == first.values()
+
+    sent = vanishings(check)
+    assert sent.count("FinishStep") == sent.count("ListClosedSteps") == 2
+
+
+def test_a_worker_that_is_started_again_finishes_its_step() -> None:
+    two = after(2)
+
+    def check(cluster: Cluster, first: Pair, sent: list[str]) -> None:
+        with ExitStack() as stack:
+            second = restarted(stack, cluster)
+            if sent.count("CommitContribution") < 2:
+                second.run()
+            assert second.values() == two
+            assert first.values() == two
+
+    vanishings(check)
+
+
+def test_a_snapshot_has_a_step_on_all_servers_or_on_none() -> None:
+    two = after(2)
+
+    def check(cluster: Cluster, first: Pair, sent: list[str]) -> None:
+        resolver = SimpleClusterResolver(cluster.spec, task_type="evaluator", task_id=0)
+        with ParameterServerStrategy(resolver, token=TOKEN) as strategy:
+            reader = Pair(strategy)
+            with strategy.snapshot():
+                seen = reader.values()
+        closed = sent.count("CommitContribution") == 2
+        assert seen == (two if closed else pytest.approx([-0.6, -0.8], rel=1e-5))
+
+    vanishings(check)
+
+
+def test_a_checkpoint_has_what_a_worker_left_closed(tmp_path: Path) -> None:
+    two = after(2)
+
+    def check(cluster: Cluster, first: Pair, sent: list[str]) -> None:
+        if sent.count("CommitContribution") < 2:
+            return
+        folder = tmp_path / str(len(sent))
+        first.strategy.save(folder)
+        with (
+            running(num_servers=2) as other,
+            other.strategy(consistency="sync") as strategy,
+        ):
+            reader = Pair(strategy)
+            strategy.restore(folder)
+            assert reader.values() == two
+
+    vanishings(check)
