@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
-from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1 import closed_step_pb2 as pb
 from stratagem_psserver.contributions import Part
 from stratagem_psserver.gradients import Gradient
 

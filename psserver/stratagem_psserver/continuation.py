@@ -12,7 +12,7 @@ from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint, part_
 from stratagem_proto.checkpoint.tables import is_beside
 from stratagem_proto.checkpoint.whole import whole_name
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError
-from stratagem_proto.v1.parameter_server_pb2 import RecordedReply
+from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_psserver.ledger import Numbering, Session
 from stratagem_psserver.tables.reading import read_table

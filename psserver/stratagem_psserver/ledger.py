@@ -17,7 +17,7 @@ from stratagem_proto.errors import (
     StratagemError,
 )
 from stratagem_proto.protocol import SESSION_ID_BYTES, check_name
-from stratagem_proto.v1.parameter_server_pb2 import RecordedReply
+from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey, Role, Task
 
 # A client has a handful of requests in flight; one that never acknowledges would

@@ -10,6 +10,7 @@ import torch
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.gradient_limits import GradientLimits, sum_of_squares
 from stratagem_proto.update_programs import decode_limits
+from stratagem_proto.v1 import closed_step_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.closed_steps import ClosedStep
 from stratagem_psserver.contributions import Part, total
@@ -72,7 +73,10 @@ def closed_total(parts: Sequence[Part]) -> ClosedStep:
 
     Consumes the parts' tensors.
     """
-    limits, share = parts[0].limits, pb.ClosedStep(step=parts[0].contribution.step.step)
+    limits, share = (
+        parts[0].limits,
+        closed_step_pb2.ClosedStep(step=parts[0].contribution.step.step),
+    )
     if spoilt := _spoilt(parts):
         share.nonfinite_variable = spoilt.nonfinite_variable
         return ClosedStep(parts, (), share)
@@ -84,7 +88,9 @@ def closed_total(parts: Sequence[Part]) -> ClosedStep:
     return ClosedStep(parts, _with_values(distinct, bounded), share)
 
 
-def finished_total(closed: ClosedStep, norm: pb.GlobalNorm) -> list[Gradient] | None:
+def finished_total(
+    closed: ClosedStep, norm: closed_step_pb2.GlobalNorm
+) -> list[Gradient] | None:
     """The gradients of a closed step within its limits; None if it is dropped.
 
     Args:

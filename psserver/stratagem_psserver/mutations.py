@@ -27,7 +27,7 @@ from stratagem_proto.frames import ChunkView
 from stratagem_proto.protocol import MAX_TENSORS
 from stratagem_proto.status import from_record, to_record
 from stratagem_proto.tensors import total_nbytes
-from stratagem_proto.v1.parameter_server_pb2 import RecordedReply
+from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_psserver.budget import Budget, Reservation

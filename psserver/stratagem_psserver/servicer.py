@@ -16,7 +16,12 @@ from google.protobuf.message import Message
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.frames import ChunkView, Header, decode_frame
 from stratagem_proto.serving.border import Border, Context
-from stratagem_proto.v1 import checkpoint_pb2, consistency_pb2, session_pb2
+from stratagem_proto.v1 import (
+    checkpoint_pb2,
+    closed_step_pb2,
+    consistency_pb2,
+    session_pb2,
+)
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.keys_pb2 import ListKeysRequest
 from stratagem_psserver.mutations import Chunks
@@ -109,8 +114,10 @@ def _synchronous_methods(methods: Methods, state: ServerState) -> Handlers:
     rpcs, wait = ContributionRpcs(state), BarrierRpcs(state).wait
     return {
         "CommitContribution": methods.unary(pb.CommitContributionRequest, rpcs.commit),
-        "ListClosedSteps": methods.unary(pb.ListClosedStepsRequest, rpcs.list_closed),
-        "FinishStep": methods.unary(pb.FinishStepRequest, rpcs.finish),
+        "ListClosedSteps": methods.unary(
+            closed_step_pb2.ListClosedStepsRequest, rpcs.list_closed
+        ),
+        "FinishStep": methods.unary(closed_step_pb2.FinishStepRequest, rpcs.finish),
         "Barrier": methods.unary(pb.BarrierRequest, wait),
     }
 

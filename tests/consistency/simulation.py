@@ -15,9 +15,9 @@ from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import (
     REDUCTION_SUM,
     Contribution,
-    RecordedReply,
     StepMark,
 )
+from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.budget import Budget

@@ -12,6 +12,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.gradient_limits import GradientLimits
 from stratagem_proto.update_programs import encode_limits
+from stratagem_proto.v1 import closed_step_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.limits import closed_total
 from tests.psserver.contributors import Cluster, mark, session
@@ -45,19 +46,22 @@ class Worker:
         self.client.unary("CommitContribution", request, pb.CommitContributionResponse)
 
     def closed(self, step: int = 1) -> list[tuple[int, float, bool]]:
-        request = pb.ListClosedStepsRequest(
-            session_id=self.client.session_id, step=mark(step)
+        request = closed_step_pb2.ListClosedStepsRequest(
+            session_id=self.client.session_id, group="SGD", step=step
         )
         response = self.client.unary(
-            "ListClosedSteps", request, pb.ListClosedStepsResponse
+            "ListClosedSteps", request, closed_step_pb2.ListClosedStepsResponse
         )
         return [(one.step, one.squares, one.finished) for one in response.steps]
 
     def finish(self, norm: float, step: int = 1) -> None:
-        request = pb.FinishStepRequest(
-            key=self.client.key(), step=mark(step), norm=pb.GlobalNorm(value=norm)
+        request = closed_step_pb2.FinishStepRequest(
+            key=self.client.key(),
+            group="SGD",
+            step=step,
+            norm=closed_step_pb2.GlobalNorm(value=norm),
         )
-        self.client.unary("FinishStep", request, pb.FinishStepResponse)
+        self.client.unary("FinishStep", request, closed_step_pb2.FinishStepResponse)
 
     def value(self) -> list[float]:
         found: list[float] = self.client.read("v")[0].tolist()

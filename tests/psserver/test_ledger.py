@@ -13,7 +13,7 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
     SessionLostError,
 )
-from stratagem_proto.v1.parameter_server_pb2 import RecordedReply
+from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, RequestKey, Task
 from stratagem_psserver.ledger import (
     MAX_REMEMBERED,

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from stratagem._servers.consistency import describe
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.updates import closed_steps, finish_step
-from stratagem_proto.v1.parameter_server_pb2 import ClosedStep, GlobalNorm, StepMark
+from stratagem_proto.v1.closed_step_pb2 import ClosedStep, GlobalNorm
+from stratagem_proto.v1.parameter_server_pb2 import StepMark
 
 _LAST = (1 << 64) - 1
 

@@ -13,18 +13,20 @@ from stratagem_proto.encodings import Encoded
 from stratagem_proto.gradient_limits import GradientLimits
 from stratagem_proto.tensors import total_nbytes
 from stratagem_proto.update_programs import encode_limits
-from stratagem_proto.v1.parameter_server_pb2 import (
+from stratagem_proto.v1.closed_step_pb2 import (
     ClosedStep,
-    CommitContributionRequest,
-    CommitContributionResponse,
-    Contribution,
     FinishStepRequest,
     FinishStepResponse,
     GlobalNorm,
-    GradientRef,
-    InputBinding,
     ListClosedStepsRequest,
     ListClosedStepsResponse,
+)
+from stratagem_proto.v1.parameter_server_pb2 import (
+    CommitContributionRequest,
+    CommitContributionResponse,
+    Contribution,
+    GradientRef,
+    InputBinding,
     StepMark,
     UpdateHeader,
     UpdateNonSlotResponse,
@@ -190,13 +192,15 @@ def closed_steps(
         mark: The last step of interest.
         wait: For how long to wait until it is closed, in seconds.
     """
-    message = ListClosedStepsRequest(step=mark, wait_seconds=wait)
+    message = ListClosedStepsRequest(
+        group=mark.group, step=mark.step, wait_seconds=wait
+    )
     return Request("ListClosedSteps", message, _listed, wait=wait)
 
 
 def finish_step(mark: StepMark, norm: GlobalNorm) -> Request[FinishStepResponse]:
     """The request that has a closed step applied, given the norm on all servers."""
-    message = FinishStepRequest(step=mark, norm=norm)
+    message = FinishStepRequest(group=mark.group, step=mark.step, norm=norm)
     return Request("FinishStep", message, sole(FinishStepResponse))
 
 

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from stratagem_proto.v1 import closed_step_pb2 as stratagem__proto_dot_v1_dot_closed__step__pb2
 from stratagem_proto.v1 import consistency_pb2 as stratagem__proto_dot_v1_dot_consistency__pb2
 from stratagem_proto.v1 import keys_pb2 as stratagem__proto_dot_v1_dot_keys__pb2
 from stratagem_proto.v1 import parameter_server_pb2 as stratagem__proto_dot_v1_dot_parameter__server__pb2
@@ -115,13 +116,13 @@ class ParameterServerServiceStub(object):
                 _registered_method=True)
         self.ListClosedSteps = channel.unary_unary(
                 '/stratagem_proto.v1.ParameterServerService/ListClosedSteps',
-                request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListClosedStepsRequest.SerializeToString,
-                response_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListClosedStepsResponse.FromString,
+                request_serializer=stratagem__proto_dot_v1_dot_closed__step__pb2.ListClosedStepsRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_closed__step__pb2.ListClosedStepsResponse.FromString,
                 _registered_method=True)
         self.FinishStep = channel.unary_unary(
                 '/stratagem_proto.v1.ParameterServerService/FinishStep',
-                request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.FinishStepRequest.SerializeToString,
-                response_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.FinishStepResponse.FromString,
+                request_serializer=stratagem__proto_dot_v1_dot_closed__step__pb2.FinishStepRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_closed__step__pb2.FinishStepResponse.FromString,
                 _registered_method=True)
         self.BeginStep = channel.unary_unary(
                 '/stratagem_proto.v1.ParameterServerService/BeginStep',
@@ -363,13 +364,13 @@ def add_ParameterServerServiceServicer_to_server(servicer, server):
             ),
             'ListClosedSteps': grpc.unary_unary_rpc_method_handler(
                     servicer.ListClosedSteps,
-                    request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListClosedStepsRequest.FromString,
-                    response_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListClosedStepsResponse.SerializeToString,
+                    request_deserializer=stratagem__proto_dot_v1_dot_closed__step__pb2.ListClosedStepsRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_closed__step__pb2.ListClosedStepsResponse.SerializeToString,
             ),
             'FinishStep': grpc.unary_unary_rpc_method_handler(
                     servicer.FinishStep,
-                    request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.FinishStepRequest.FromString,
-                    response_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.FinishStepResponse.SerializeToString,
+                    request_deserializer=stratagem__proto_dot_v1_dot_closed__step__pb2.FinishStepRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_closed__step__pb2.FinishStepResponse.SerializeToString,
             ),
             'BeginStep': grpc.unary_unary_rpc_method_handler(
                     servicer.BeginStep,
@@ -779,8 +780,8 @@ class ParameterServerService(object):
             request,
             target,
             '/stratagem_proto.v1.ParameterServerService/ListClosedSteps',
-            stratagem__proto_dot_v1_dot_parameter__server__pb2.ListClosedStepsRequest.SerializeToString,
-            stratagem__proto_dot_v1_dot_parameter__server__pb2.ListClosedStepsResponse.FromString,
+            stratagem__proto_dot_v1_dot_closed__step__pb2.ListClosedStepsRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_closed__step__pb2.ListClosedStepsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -806,8 +807,8 @@ class ParameterServerService(object):
             request,
             target,
             '/stratagem_proto.v1.ParameterServerService/FinishStep',
-            stratagem__proto_dot_v1_dot_parameter__server__pb2.FinishStepRequest.SerializeToString,
-            stratagem__proto_dot_v1_dot_parameter__server__pb2.FinishStepResponse.FromString,
+            stratagem__proto_dot_v1_dot_closed__step__pb2.FinishStepRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_closed__step__pb2.FinishStepResponse.FromString,
             options,
             channel_credentials,
             insecure,

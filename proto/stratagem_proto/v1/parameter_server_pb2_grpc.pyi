@@ -7,6 +7,7 @@ import abc
 import collections.abc
 import grpc
 import grpc.aio
+import stratagem_proto.v1.closed_step_pb2
 import stratagem_proto.v1.consistency_pb2
 import stratagem_proto.v1.keys_pb2
 import stratagem_proto.v1.parameter_server_pb2
@@ -116,14 +117,14 @@ class ParameterServerServiceStub:
     """Makes a staged contribution of a synchronous step count."""
 
     ListClosedSteps: grpc.UnaryUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.ListClosedStepsRequest,
-        stratagem_proto.v1.parameter_server_pb2.ListClosedStepsResponse,
+        stratagem_proto.v1.closed_step_pb2.ListClosedStepsRequest,
+        stratagem_proto.v1.closed_step_pb2.ListClosedStepsResponse,
     ]
     """Says what this server has of the norm of closed steps that wait for it."""
 
     FinishStep: grpc.UnaryUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.FinishStepRequest,
-        stratagem_proto.v1.parameter_server_pb2.FinishStepResponse,
+        stratagem_proto.v1.closed_step_pb2.FinishStepRequest,
+        stratagem_proto.v1.closed_step_pb2.FinishStepResponse,
     ]
     """Tells the norm of a closed step on all servers, and so has it applied."""
 
@@ -246,14 +247,14 @@ class ParameterServerServiceAsyncStub:
     """Makes a staged contribution of a synchronous step count."""
 
     ListClosedSteps: grpc.aio.UnaryUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.ListClosedStepsRequest,
-        stratagem_proto.v1.parameter_server_pb2.ListClosedStepsResponse,
+        stratagem_proto.v1.closed_step_pb2.ListClosedStepsRequest,
+        stratagem_proto.v1.closed_step_pb2.ListClosedStepsResponse,
     ]
     """Says what this server has of the norm of closed steps that wait for it."""
 
     FinishStep: grpc.aio.UnaryUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.FinishStepRequest,
-        stratagem_proto.v1.parameter_server_pb2.FinishStepResponse,
+        stratagem_proto.v1.closed_step_pb2.FinishStepRequest,
+        stratagem_proto.v1.closed_step_pb2.FinishStepResponse,
     ]
     """Tells the norm of a closed step on all servers, and so has it applied."""
 
@@ -404,17 +405,17 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def ListClosedSteps(
         self,
-        request: stratagem_proto.v1.parameter_server_pb2.ListClosedStepsRequest,
+        request: stratagem_proto.v1.closed_step_pb2.ListClosedStepsRequest,
         context: _ServicerContext,
-    ) -> typing.Union[stratagem_proto.v1.parameter_server_pb2.ListClosedStepsResponse, collections.abc.Awaitable[stratagem_proto.v1.parameter_server_pb2.ListClosedStepsResponse]]:
+    ) -> typing.Union[stratagem_proto.v1.closed_step_pb2.ListClosedStepsResponse, collections.abc.Awaitable[stratagem_proto.v1.closed_step_pb2.ListClosedStepsResponse]]:
         """Says what this server has of the norm of closed steps that wait for it."""
 
     @abc.abstractmethod
     def FinishStep(
         self,
-        request: stratagem_proto.v1.parameter_server_pb2.FinishStepRequest,
+        request: stratagem_proto.v1.closed_step_pb2.FinishStepRequest,
         context: _ServicerContext,
-    ) -> typing.Union[stratagem_proto.v1.parameter_server_pb2.FinishStepResponse, collections.abc.Awaitable[stratagem_proto.v1.parameter_server_pb2.FinishStepResponse]]:
+    ) -> typing.Union[stratagem_proto.v1.closed_step_pb2.FinishStepResponse, collections.abc.Awaitable[stratagem_proto.v1.closed_step_pb2.FinishStepResponse]]:
         """Tells the norm of a closed step on all servers, and so has it applied."""
 
     @abc.abstractmethod

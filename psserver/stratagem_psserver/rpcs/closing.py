@@ -9,6 +9,7 @@ from functools import partial
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.status import from_record, to_record
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.closed_step_pb2 import GlobalNorm
 from stratagem_psserver.contributions import Part
 from stratagem_psserver.gradients import Gradient
 from stratagem_psserver.limits import closed_total, finished_total, limited_total
@@ -32,7 +33,7 @@ async def close(state: ServerState, mark: pb.StepMark, parts: Sequence[Part]) ->
     _end(state, mark, parts)
 
 
-async def finish(state: ServerState, mark: pb.StepMark, norm: pb.GlobalNorm) -> None:
+async def finish(state: ServerState, mark: pb.StepMark, norm: GlobalNorm) -> None:
     """Applies a step that waits for this norm, unless that was done before."""
     unfinished = state.rounds.unfinished(mark.group)
     waiting = unfinished.find(mark.step)

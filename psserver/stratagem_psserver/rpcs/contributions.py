@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from stratagem_proto.v1 import closed_step_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.contributions import Part
 from stratagem_psserver.ledger import Session
@@ -66,9 +67,10 @@ class ContributionRpcs:
         return pb.CommitContributionResponse()
 
     async def list_closed(
-        self, request: pb.ListClosedStepsRequest
-    ) -> pb.ListClosedStepsResponse:
-        state, mark = self._state, request.step
+        self, request: closed_step_pb2.ListClosedStepsRequest
+    ) -> closed_step_pb2.ListClosedStepsResponse:
+        state = self._state
+        mark = pb.StepMark(group=request.group, step=request.step)
         state.session(request.session_id)
         # Who does not wait looks only, and need not hear of what went wrong.
         if request.wait_seconds:
@@ -76,15 +78,16 @@ class ContributionRpcs:
             subject = ("group", mark.group)
             await state.waits.until(subject, closed, request.wait_seconds)
         shares = state.rounds.unfinished(mark.group).shares(mark.step)
-        return pb.ListClosedStepsResponse(steps=shares)
+        return closed_step_pb2.ListClosedStepsResponse(steps=shares)
 
-    async def finish(self, request: pb.FinishStepRequest) -> bytes:
+    async def finish(self, request: closed_step_pb2.FinishStepRequest) -> bytes:
         return await self._state.mutations.once(
             request.key, partial(self._finish, request)
         )
 
     async def _finish(
-        self, request: pb.FinishStepRequest, session: Session
-    ) -> pb.FinishStepResponse:
-        await finish(self._state, request.step, request.norm)
-        return pb.FinishStepResponse()
+        self, request: closed_step_pb2.FinishStepRequest, session: Session
+    ) -> closed_step_pb2.FinishStepResponse:
+        mark = pb.StepMark(group=request.group, step=request.step)
+        await finish(self._state, mark, request.norm)
+        return closed_step_pb2.FinishStepResponse()
