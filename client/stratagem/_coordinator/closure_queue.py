@@ -1,0 +1,205 @@
+"""Which closure runs where and when, and which error is reported.
+
+Closures and workers are numbers here. Each method takes note of an event and returns
+what is to be done about it, in this order. There is no thread, socket or clock: who
+calls does so under a lock, and waits for what the properties say.
+
+A closure waits for its inputs, then in the queue, then on a worker: in flight. A worker
+has up to `depth` of them, of which it runs the first, so that it need not wait for the
+next one to travel. It ends by `finished` or `failed`, or by an order that tells so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+
+from stratagem._coordinator.orders import (
+    Abandon,
+    Cancel,
+    Order,
+    Recall,
+    Run,
+    Starve,
+)
+from stratagem._coordinator.unmet_inputs import UnmetInputs
+
+
+class ClosureQueue:
+    """The closures of a coordinator that have not ended.
+
+    Args:
+        capacity: How many closures may be on no worker before it is full.
+        depth: How many closures a worker may have.
+
+    Spec: COO-6 to COO-10, ERR-1 to ERR-7, FLT-2 to FLT-4, FLT-14.
+    """
+
+    def __init__(self, capacity: int, depth: int) -> None:
+        self.error: BaseException | None = None
+        """The first error since the last report."""
+        self.reporting = False
+        """Whether the closures in flight have been told to end."""
+        self._capacity = capacity
+        self._depth = depth
+        self._waiting = UnmetInputs()
+        self._queued: deque[int] = deque()
+        self._on_worker: dict[int, dict[int, None]] = {}
+        self._worker_of: dict[int, int] = {}
+        self._recalled: set[int] = set()
+
+    @property
+    def full(self) -> bool:
+        """Whether `put` should wait. Spec: COO-6."""
+        return len(self._queued) + len(self._waiting) >= self._capacity
+
+    @property
+    def idle(self) -> bool:
+        """Whether all closures have ended. Spec: COO-9, COO-10."""
+        return not (self._queued or self._worker_of or self._waiting)
+
+    @property
+    def in_flight(self) -> int:
+        """How many closures workers have."""
+        return len(self._worker_of)
+
+    @property
+    def queued(self) -> int:
+        """How many closures are on no worker."""
+        return len(self._queued) + len(self._waiting)
+
+    @property
+    def workers(self) -> Collection[int]:
+        """The workers that are there."""
+        return self._on_worker.keys()
+
+    def closures_of(self, worker: int) -> Collection[int]:
+        """Returns what a worker has, the one that it runs first."""
+        return self._on_worker.get(worker, {}).keys()
+
+    # Closures come and end.
+
+    def put(self, closure: int, inputs: Collection[int] = ()) -> list[Order]:
+        """Adds a closure; abandons it if there is an error to report. Spec: ERR-5.
+
+        Args:
+            closure: Its number, which must be new.
+            inputs: Closures that have not ended, whose values it takes.
+        """
+        if self.error:
+            return [Abandon(closure)]
+        if inputs:
+            self._waiting.add(closure, inputs)
+            return []
+        self._queued.append(closure)
+        return [*self._assign()]
+
+    def finished(self, closure: int) -> list[Order]:
+        """Takes note that a closure has a value."""
+        self._take_from_worker(closure)
+        self._queued.extend(self._waiting.meet(closure))
+        return [*self._assign()]
+
+    def failed(self, closure: int, error: BaseException) -> list[Order]:
+        """Takes note that a closure raised; keeps the first such error.
+
+        Spec: ERR-1 to ERR-3.
+        """
+        self._take_from_worker(closure)
+        self.fault(error)
+        return [*self._starve(closure), *self._assign()]
+
+    def put_back(self, closure: int) -> list[Order]:
+        """Takes back a closure that its worker dropped, or gave up as it was told.
+
+        Spec: ERR-7, FLT-2, FLT-14.
+        """
+        recalled = closure in self._recalled
+        self._take_from_worker(closure)
+        if self.error:
+            return [*self._abandon(closure), *self._assign()]
+        # One that was recalled has waited already.
+        (self._queued.appendleft if recalled else self._queued.append)(closure)
+        return [*self._assign()]
+
+    # Workers come and go.
+
+    def worker_ready(self, worker: int) -> list[Order]:
+        """Takes note that a worker is there. Spec: FLT-4."""
+        self._on_worker.setdefault(worker, {})
+        return [*self._assign()]
+
+    def worker_lost(self, worker: int) -> list[Order]:
+        """Takes back what a worker had; others run it. Spec: FLT-2."""
+        closures = self._on_worker.pop(worker, {})
+        for closure in closures:
+            del self._worker_of[closure]
+        self._recalled -= closures.keys()
+        if self.error:
+            return [order for lost in closures for order in self._abandon(lost)]
+        self._queued.extend(closures)
+        return [*self._assign()]
+
+    def rebalance(self) -> list[Order]:
+        """Recalls closures that wait behind others while some workers have nothing."""
+        if self._queued or self.reporting:
+            return []
+        loads = self._on_worker.values()
+        idle = sum(not closures for closures in loads) - len(self._recalled)
+        behind = [next(reversed(closures)) for closures in loads if len(closures) > 1]
+        recalled = [closure for closure in behind if closure not in self._recalled]
+        self._recalled.update(recalled[: max(idle, 0)])
+        return [
+            Recall(closure, self._worker_of[closure])
+            for closure in recalled[: max(idle, 0)]
+        ]
+
+    # An error is reported.
+
+    def fault(self, error: BaseException) -> None:
+        """Keeps an error for the next report, unless there is one. Spec: ERR-2."""
+        self.error = self.error or error
+
+    def begin_report(self) -> list[Order]:
+        """Tells all closures in flight to end; `end_report` when none is left.
+
+        Spec: ERR-4.
+        """
+        self.reporting = True
+        return [Cancel(closure, at) for closure, at in self._worker_of.items()]
+
+    def end_report(self) -> tuple[BaseException, list[Order]]:
+        """Empties the queue. Returns the error, which is kept no more.
+
+        Spec: ERR-4, ERR-6.
+        """
+        error, self.error, self.reporting = self.error, None, False
+        assert error is not None, "a report without an error"
+        closures = [*self._queued, *self._waiting.clear()]
+        self._queued.clear()
+        return error, [Abandon(closure) for closure in closures]
+
+    def _assign(self) -> Iterator[Order]:
+        while self._queued and not self.reporting and self._on_worker:
+            worker, closures = min(
+                self._on_worker.items(), key=lambda item: len(item[1])
+            )
+            if len(closures) >= self._depth:
+                return
+            closure = self._queued.popleft()
+            closures[closure] = None
+            self._worker_of[closure] = worker
+            yield Run(closure, worker)
+
+    def _take_from_worker(self, closure: int) -> None:
+        del self._on_worker[self._worker_of.pop(closure)][closure]
+        self._recalled.discard(closure)
+
+    def _starve(self, failed: int) -> Iterable[Order]:
+        for closure in self._waiting.fail(failed):
+            yield Starve(closure, failed)
+
+    def _abandon(self, closure: int) -> Iterable[Order]:
+        yield Abandon(closure)
+        for dependent in self._waiting.fail(closure):
+            yield Abandon(dependent)

@@ -1,0 +1,48 @@
+"""What a queue of closures wants done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class Run:
+    """Send a closure to a worker, behind those that it has."""
+
+    closure: int
+    worker: int
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Ask a worker to give a closure back, unless it has begun it."""
+
+    closure: int
+    worker: int
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Ask a worker to give a closure up, even if it has begun it."""
+
+    closure: int
+    worker: int
+
+
+@dataclass(frozen=True)
+class Abandon:
+    """Tell who waits for a closure's value that the closure is cancelled."""
+
+    closure: int
+
+
+@dataclass(frozen=True)
+class Starve:
+    """Tell who waits for a closure's value that one which it depends on failed."""
+
+    closure: int
+    failed: int
+
+
+Order: TypeAlias = Run | Recall | Cancel | Abandon | Starve
