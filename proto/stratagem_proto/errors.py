@@ -29,6 +29,7 @@ StratagemError
 ├── CancelledError (RuntimeError)
 ├── DeadlineExceededError (TimeoutError)
 ├── UnavailableError (ConnectionError)     the server cannot be reached now
+│   ├── PSUnavailableError                 a parameter server that a worker needs
 │   └── WorkerLostError                    a worker is gone, with what it was running
 ├── DataLossError (RuntimeError)
 └── InternalError (RuntimeError)           a bug; please report it
@@ -178,6 +179,10 @@ class DeadlineExceededError(StratagemError, TimeoutError):
 
 class UnavailableError(StratagemError, ConnectionError):
     """The server cannot be reached at the moment."""
+
+
+class PSUnavailableError(UnavailableError):
+    """A worker could not reach a parameter server for as long as it tries."""
 
 
 class WorkerLostError(UnavailableError):

@@ -107,7 +107,8 @@ class ClosureQueue:
         """
         self._take_from_worker(closure)
         self.fault(error)
-        return [*self._starve(closure), *self._assign()]
+        starved = [Starve(one, error) for one in self._waiting.fail(closure)]
+        return [*starved, *self._assign()]
 
     def put_back(self, closure: int) -> list[Order]:
         """Takes back a closure that its worker dropped, or gave up as it was told.
@@ -116,7 +117,7 @@ class ClosureQueue:
         """
         recalled = closure in self._recalled
         self._take_from_worker(closure)
-        if self.error:
+        if self.reporting or (self.error and not recalled):
             return [*self._abandon(closure), *self._assign()]
         # One that was recalled has waited already.
         (self._queued.appendleft if recalled else self._queued.append)(closure)
@@ -140,19 +141,24 @@ class ClosureQueue:
         self._queued.extend(closures)
         return [*self._assign()]
 
+    @property
+    def lopsided(self) -> bool:
+        """Whether `rebalance` has something to do."""
+        return bool(self._recallable())
+
     def rebalance(self) -> list[Order]:
         """Recalls closures that wait behind others while some workers have nothing."""
+        recalled = self._recallable()
+        self._recalled.update(recalled)
+        return [Recall(closure, self._worker_of[closure]) for closure in recalled]
+
+    def _recallable(self) -> list[int]:
         if self._queued or self.reporting:
             return []
         loads = self._on_worker.values()
         idle = sum(not closures for closures in loads) - len(self._recalled)
-        behind = [next(reversed(closures)) for closures in loads if len(closures) > 1]
-        recalled = [closure for closure in behind if closure not in self._recalled]
-        self._recalled.update(recalled[: max(idle, 0)])
-        return [
-            Recall(closure, self._worker_of[closure])
-            for closure in recalled[: max(idle, 0)]
-        ]
+        behind = (next(reversed(closures)) for closures in loads if len(closures) > 1)
+        return [one for one in behind if one not in self._recalled][: max(idle, 0)]
 
     # An error is reported.
 
@@ -194,10 +200,6 @@ class ClosureQueue:
     def _take_from_worker(self, closure: int) -> None:
         del self._on_worker[self._worker_of.pop(closure)][closure]
         self._recalled.discard(closure)
-
-    def _starve(self, failed: int) -> Iterable[Order]:
-        for closure in self._waiting.fail(failed):
-            yield Starve(closure, failed)
 
     def _abandon(self, closure: int) -> Iterable[Order]:
         yield Abandon(closure)

@@ -42,7 +42,7 @@ class Starve:
     """Tell who waits for a closure's value that one which it depends on failed."""
 
     closure: int
-    failed: int
+    error: BaseException
 
 
 Order: TypeAlias = Run | Recall | Cancel | Abandon | Starve

@@ -70,10 +70,15 @@ def spec_of(rounds: Iterator[Round]) -> Any:
         raise OutOfRangeError(
             "The dataset has no elements, so there is no element_spec to tell"
         )
-    parts = [map_leaves(_leaf_spec, part) for part in first.parts]
+    parts = [element_spec(part) for part in first.parts]
     if len(parts) == 1:
         return parts[0]
     return map_leaves(lambda *specs: PerReplicaSpec(specs), *parts)
+
+
+def element_spec(element: Any) -> Any:
+    """Return the nest of specs of an element."""
+    return map_leaves(_leaf_spec, element)
 
 
 def _leaf_spec(leaf: Any) -> Any:

@@ -144,6 +144,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
         resolver = cluster_resolver or TFConfigClusterResolver()
         devices = replica_devices(num_replicas_per_worker)
         self._passages: Counter[str] = Counter()
+        self._coordinator: object | None = None
         self._resolver = resolver
         self._of_all_tasks: dict[str, Any] = {
             "consistency": initial,

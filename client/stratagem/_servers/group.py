@@ -73,6 +73,11 @@ class ServerGroup:
         return self._description[0]
 
     @property
+    def identity(self) -> Identity:
+        """What servers are told about this process."""
+        return self._description[1]
+
+    @property
     def traffic(self) -> Traffic:
         """What has crossed the wire so far, to and from all servers."""
         return sum((each.meter.total for each in self._connections), Traffic())

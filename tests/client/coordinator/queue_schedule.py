@@ -141,8 +141,8 @@ class QueueSchedule:
                     self._give_back(closure, worker)
                 case Abandon(closure):
                     self._leaves(closure, "abandoned")
-                case Starve(closure, failed):
-                    assert self.ended[failed] in ("failed", "starved")
+                case Starve(closure, Raised() as error):
+                    assert self.ended[error.args[0]] == "failed"
                     self._leaves(closure, "starved")
                 case Cancel():
                     raise AssertionError("no report is under way")

@@ -106,7 +106,8 @@ def test_a_closure_fails_with_its_input_and_takes_others_along() -> None:
     queue.put(1)
     queue.put(2, [1])
     queue.put(3, [2])
-    assert queue.failed(1, ValueError()) == [Starve(2, 1), Starve(3, 1)]
+    error = ValueError()
+    assert queue.failed(1, error) == [Starve(2, error), Starve(3, error)]
     assert queue.idle
 
 

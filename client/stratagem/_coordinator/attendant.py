@@ -1,0 +1,92 @@
+"""The thread that sees to it that a worker is connected."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from stratagem._coordinator.remote_worker import Connect, RemoteWorker
+from stratagem_proto.errors import StratagemError, UnavailableError
+
+_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Events:
+    """What an attendant tells.
+
+    Attributes:
+        ready: Called with each new connection.
+        refused: Called with the error of a worker that is there but cannot be used.
+        closed: Called at the end.
+    """
+
+    ready: Callable[[RemoteWorker], None]
+    refused: Callable[[StratagemError], None]
+    closed: Callable[[], None]
+
+
+class Attendant:
+    """Connects to one worker, again whenever it was lost. Spec: FLT-2, FLT-4, FLT-12.
+
+    Args:
+        index: The worker's.
+        connect: Connects.
+        events: What to call.
+    """
+
+    def __init__(self, index: int, connect: Connect, events: Events) -> None:
+        self._index = index
+        self._connect = connect
+        self._events = events
+        self._closed = False
+        # Of this kind because the garbage collector may call `close` anywhere.
+        self._news: SimpleQueue[bool] = SimpleQueue()
+
+    def start(self, delay: float) -> None:
+        """Starts the thread.
+
+        Args:
+            delay: Seconds until it connects first.
+        """
+        name = f"stratagem-worker-{self._index}"
+        threading.Thread(
+            target=self._run, args=(delay,), name=name, daemon=True
+        ).start()
+
+    def reconnect(self) -> None:
+        """Lets the thread give up the connection and make another one."""
+        self._news.put(False)
+
+    def close(self) -> None:
+        """Lets the thread give up the connection and end."""
+        self._news.put(True)
+
+    def _run(self, delay: float) -> None:
+        self._wait(delay)
+        while worker := self._connected():
+            self._events.ready(worker)
+            self._wait()
+            worker.close()
+        self._events.closed()
+
+    def _connected(self) -> RemoteWorker | None:
+        pause = _PAUSE_SECONDS
+        while not self._closed:
+            try:
+                return self._connect(self._index)
+            except UnavailableError:
+                pass
+            except StratagemError as error:
+                self._events.refused(error)
+            self._wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        return None
+
+    def _wait(self, seconds: float | None = None) -> None:
+        with suppress(Empty):
+            self._closed |= self._news.get(timeout=seconds)

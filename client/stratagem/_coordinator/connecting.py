@@ -1,0 +1,84 @@
+"""How a coordinator reaches the workers of its cluster."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from stratagem._coordinator.link import WorkerLink
+from stratagem._coordinator.remote_worker import Connect, RemoteWorker
+from stratagem._parameter_server.extended import ParameterServerExtended
+from stratagem._parameter_server.strategy import ParameterServerStrategy
+from stratagem.consistency import Async
+from stratagem_proto.channel import Deadlines
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.v1.session_pb2 import Task
+
+# Attempts follow each other for as long as it takes.
+_ATTEMPT = Deadlines(connect=5.0)
+
+
+def require_suited(strategy: object) -> None:
+    """Check that workers can run functions under a strategy.
+
+    Raises:
+        InvalidArgumentError: They cannot.
+
+    Spec: COO-1.
+    """
+    if not isinstance(strategy, ParameterServerStrategy):
+        raise InvalidArgumentError(
+            "Only `ParameterServerStrategy` is supported by ClusterCoordinator, not "
+            f"{type(strategy).__name__}; other strategies train in this process"
+        )
+    extended = strategy.extended
+    if not isinstance(extended, ParameterServerExtended):
+        raise InvalidArgumentError(
+            "ClusterCoordinator needs a cluster with parameter servers and workers, "
+            "but the strategy has none; give it a cluster_resolver, or set TF_CONFIG"
+        )
+    _require_coordinating(extended)
+    consistency = strategy._of_all_tasks["consistency"]
+    if consistency != Async():
+        raise InvalidArgumentError(
+            "Under a ClusterCoordinator any worker runs any function, so workers "
+            f"cannot take steps together, but the strategy's consistency is "
+            f'{consistency}; make it with consistency="async"'
+        )
+
+
+def _require_coordinating(extended: ParameterServerExtended) -> None:
+    member = extended._membership
+    if member.task_type != "chief":
+        raise InvalidArgumentError(
+            f"ClusterCoordinator is for the chief, but this program is {member.name}: "
+            "start it as the chief, and the workers by `stratagem worker`",
+            task=member.name,
+        )
+    if not member.cluster.as_dict().get("worker"):
+        raise InvalidArgumentError(
+            f"ClusterCoordinator needs workers, but {member.cluster} has none; add "
+            "the addresses of worker servers"
+        )
+
+
+def connector(strategy: ParameterServerStrategy, numbers: count[int]) -> Connect:
+    """Return what connects to the workers of a strategy's cluster.
+
+    It does not keep the strategy alive.
+
+    Args:
+        strategy: The strategy.
+        numbers: Gives numbers to what workers run.
+    """
+    extended = strategy.extended
+    assert isinstance(extended, ParameterServerExtended)
+    cluster = extended._membership.cluster
+    identity = extended._store.servers.identity
+
+    def connect(index: int) -> RemoteWorker:
+        address = cluster.task_address("worker", index)
+        link = WorkerLink(address, Task(job="worker", index=index), identity, _ATTEMPT)
+        link.connect()
+        return RemoteWorker(index, link, numbers)
+
+    return connect

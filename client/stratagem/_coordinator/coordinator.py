@@ -1,0 +1,260 @@
+"""The public face of functions that run on worker servers."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from stratagem._coordinator.call import Call
+from stratagem._coordinator.closure import Closure
+from stratagem._coordinator.connecting import connector, require_suited
+from stratagem._coordinator.dispatch import Dispatch
+from stratagem._coordinator.per_worker import PerWorkerDataset, per_worker_dataset
+from stratagem._coordinator.remote_value import RemoteValue
+from stratagem._coordinator.residents import Residents
+from stratagem._coordinator.settings import Settings
+from stratagem._coordinator.watchdog import Watchdog
+from stratagem._parameter_server.strategy import ParameterServerStrategy
+from stratagem._replicas.nests import map_leaves
+from stratagem._shipping.dumper import Dumper
+from stratagem_proto.errors import InvalidTypeError
+
+
+class ClusterCoordinator:
+    """Lets the workers of a cluster run functions that one program schedules.
+
+    The program makes variables, modules and optimizers in the scope of its strategy;
+    the workers are servers that wait for functions, see `stratagem worker`. A function
+    runs as a program of its own would, with the same strategy, on one worker, whichever
+    has time::
+
+        strategy = ParameterServerStrategy(resolver)
+        coordinator = ClusterCoordinator(strategy)
+        with strategy.scope():
+            model = Model()
+        optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters()))
+        batches = iter(coordinator.create_per_worker_dataset(make_dataset))
+
+        def step(batches):
+            return strategy.run(replica_step, args=(next(batches),))
+
+        for _ in range(steps):
+            coordinator.schedule(step, args=(batches,))
+        coordinator.join()
+
+    What a worker was running when it was lost runs on another one. An error that a
+    function raises is raised once, by the next `schedule`, `join` or `done`, which
+    cancels all other functions first; afterwards the coordinator can be used again.
+
+    There is one coordinator for each strategy: constructing it again returns the first.
+
+    Args:
+        strategy: Of a cluster with parameter servers and workers, whose updates are
+            asynchronous. Its task should be the chief.
+        queue_size: How many functions may wait for a worker before `schedule` waits.
+        start_delay: Seconds by which each worker starts after the one before it.
+        longest_start_delay: The most seconds that a worker starts after the first;
+            without it none is delayed.
+        watchdog_seconds: For how long no function may end, while some are scheduled,
+            until a warning with the state of all workers and threads is logged.
+
+    Raises:
+        InvalidArgumentError: `strategy` is of another class, has no cluster or no
+            workers, its task is another, or its workers wait for each other.
+
+    Spec: COO-1 to COO-19, ERR-1 to ERR-10, FLT-1 to FLT-15.
+    """
+
+    strategy: ParameterServerStrategy
+    """The strategy. Spec: COO-3."""
+
+    def __new__(
+        cls, strategy: ParameterServerStrategy, **settings: Any
+    ) -> ClusterCoordinator:
+        require_suited(strategy)
+        if strategy._coordinator is None:
+            strategy._coordinator = super().__new__(cls)
+        assert isinstance(strategy._coordinator, ClusterCoordinator)
+        return strategy._coordinator
+
+    def __init__(
+        self,
+        strategy: ParameterServerStrategy,
+        *,
+        queue_size: int = 262_144,
+        start_delay: float = 0.0,
+        longest_start_delay: float = 0.0,
+        watchdog_seconds: float | None = None,
+    ) -> None:
+        if hasattr(self, "strategy"):
+            return
+        settings = Settings(
+            queue_size, start_delay, longest_start_delay, watchdog_seconds
+        )
+        self.strategy = strategy
+        self._numbers = count(1)
+        self._residents = Residents(Dumper(strategy))
+        self._dispatch = _started(strategy, settings, self._numbers)
+        weakref.finalize(self, self._dispatch.close)
+        if watchdog_seconds is not None:
+            self._watch(watchdog_seconds)
+
+    def schedule(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> RemoteValue:
+        """Let some worker run a function, and return at once.
+
+        The function and its arguments travel as they are now. What was made in the
+        strategy's scope is the worker's own there; a `RemoteValue` becomes the value,
+        for which the function waits; a per-worker value becomes the worker's.
+
+        Waits only while the queue is full.
+
+        Args:
+            fn: The function.
+            args: Its positional arguments.
+            kwargs: Its arguments by name.
+
+        Returns:
+            What the function will have returned.
+
+        Raises:
+            InvalidTypeError: `fn` cannot be called, not with these arguments, or
+                something that it uses cannot be sent.
+            Exception: What an earlier function raised. `fn` is then cancelled too.
+
+        Spec: COO-4 to COO-8, ERR-4, ERR-5.
+        """
+        call = Call(fn, *_bound(fn, args, kwargs))
+        parcel = self._residents.dumper.dump(call)
+        number = next(self._numbers)
+        value = RemoteValue(self._residents, number)
+        self._release()
+        self._dispatch.schedule(Closure(number, _name(fn), parcel, weakref.ref(value)))
+        return value
+
+    def join(self) -> None:
+        """Wait until all functions have ended.
+
+        No thread can schedule another one meanwhile.
+
+        Raises:
+            Exception: What a function raised, the first one since the last error was
+                raised. All others have ended or are cancelled.
+
+        Spec: COO-9, ERR-4.
+        """
+        self._dispatch.join()
+        self._release()
+
+    def done(self) -> bool:
+        """Return whether all functions have ended.
+
+        Raises:
+            Exception: As `join`.
+
+        Spec: COO-10, ERR-4.
+        """
+        return self._dispatch.done()
+
+    def fetch(self, val: Any) -> Any:
+        """Wait for every `RemoteValue` of a nest, and put what it `fetch`es in place.
+
+        Args:
+            val: The nest; other leaves stay as they are.
+
+        Raises:
+            Exception: What one of the functions raised.
+
+        Spec: COO-11.
+        """
+        return map_leaves(_fetched, val)
+
+    def create_per_worker_dataset(self, dataset_fn: Any) -> PerWorkerDataset:
+        """Let each worker have a dataset.
+
+        Each worker has all of the data: nothing is divided among workers, unless
+        `dataset_fn` does so by `experimental_get_current_worker_index`. A worker makes
+        the dataset when a function first needs it, and anew after it was lost.
+
+        Args:
+            dataset_fn: A function without arguments that returns what
+                `experimental_distribute_dataset` takes, or a distributed dataset. Or a
+                dataset itself, of which each worker gets a copy.
+
+        Returns:
+            What to call `iter` on. The iterator is passed to scheduled functions.
+
+        Raises:
+            InvalidArgumentError: It is neither.
+            InvalidTypeError: It cannot be sent to workers.
+
+        Spec: COO-12 to COO-14.
+        """
+        return per_worker_dataset(self._residents, dataset_fn)
+
+    def _watch(self, seconds: float) -> None:
+        watchdog = Watchdog(seconds, self._dispatch.ended, self._dispatch.state)
+        watchdog.start()
+        weakref.finalize(self, watchdog.close)
+
+    def _release(self) -> None:
+        handles = self._residents.gone()
+        if handles:
+            self._dispatch.release(handles)
+
+
+def _started(
+    strategy: ParameterServerStrategy, settings: Settings, numbers: count[int]
+) -> Dispatch:
+    workers = strategy.cluster_resolver.cluster_spec().task_indices("worker")
+    connect = connector(strategy, numbers)
+    dispatch = Dispatch(workers, connect, settings.queue_size)
+    dispatch.start(map(settings.delay_of, workers))
+    return dispatch
+
+
+def _bound(
+    fn: Callable[..., Any],
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Checks that a function can be called so. Spec: COO-4."""
+    if not callable(fn):
+        raise InvalidTypeError(
+            f"schedule takes a function, not {type(fn).__name__}; pass the function "
+            "itself and its arguments by args=(...)"
+        )
+    if not isinstance(args, Sequence | None) or isinstance(args, str | bytes):
+        raise InvalidTypeError(
+            f"args must be a tuple or a list, not {type(args).__name__}; write "
+            "args=(value,) for one argument"
+        )
+    given = tuple(args or ()), dict(kwargs or {})
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        # Functions written in C may not tell.
+        return given
+    try:
+        signature.bind(*given[0], **given[1])
+    except TypeError as error:
+        raise InvalidTypeError(
+            f"{_name(fn)} cannot be called like this: {error}"
+        ) from None
+    return given
+
+
+def _name(fn: Callable[..., Any]) -> str:
+    # Not its repr: that of a variable's method would read the variable.
+    return getattr(fn, "__qualname__", type(fn).__name__)
+
+
+def _fetched(leaf: Any) -> Any:
+    return leaf.fetch() if isinstance(leaf, RemoteValue) else leaf

@@ -1,0 +1,95 @@
+"""How closures end, and what of it the user sees."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from stratagem._coordinator.closure import Closure
+from stratagem._coordinator.closure_failure import ClosureFailure, FailureKind
+from stratagem._coordinator.remote_worker import RemoteWorker
+from stratagem_proto.errors import (
+    CancelledError,
+    ClosureInputError,
+    PSUnavailableError,
+    UnavailableError,
+)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a worker ended a closure.
+
+    Attributes:
+        payload: The result, if it has one.
+        error: What is raised for it, if it failed.
+        gave_up: Whether the worker gave it up because it was asked to.
+        lost: Whether the worker was lost. Spec: FLT-1.
+    """
+
+    payload: bytes = b""
+    error: BaseException | None = None
+    gave_up: bool = False
+    lost: bool = False
+
+
+def ending_of(future: Future[bytes], worker: RemoteWorker, closure: Closure) -> Ending:
+    """Return what the answer of a worker means."""
+    failure = future.exception()
+    if failure is None:
+        return Ending(future.result())
+    if not isinstance(failure, ClosureFailure):
+        return Ending(lost=True)
+    if failure.kind is FailureKind.CANCELLED:
+        return Ending(gave_up=True)
+    error = _seen(failure, worker, closure)
+    error.__cause__ = RemoteTraceback(worker.name, closure.name, failure.traceback)
+    return Ending(error=error)
+
+
+def _seen(
+    failure: ClosureFailure, worker: RemoteWorker, closure: Closure
+) -> BaseException:
+    error = failure.exception
+    if failure.kind is FailureKind.INPUT:
+        cause = worker.failure_of_input(closure)
+        return input_failure(closure, error if cause is None else _original(cause))
+    if isinstance(error, UnavailableError) and "/job:ps" in (error.task or str(error)):
+        return PSUnavailableError(str(error), task=error.task)
+    return error
+
+
+def _original(error: BaseException) -> BaseException:
+    return error.exception if isinstance(error, ClosureFailure) else error
+
+
+def input_failure(closure: Closure, error: BaseException) -> ClosureInputError:
+    """Return the error of a closure that lacks something that it takes.
+
+    Args:
+        closure: The closure.
+        error: Why there is no such thing. Spec: ERR-9.
+    """
+    if isinstance(error, ClosureInputError):
+        return error
+    found = ClosureInputError(
+        f"{closure.name} was not run, because an input of it failed: "
+        f"{type(error).__name__}: {error}"
+    )
+    found.original_exception = error
+    return found
+
+
+def cancellation() -> CancelledError:
+    """Return what who waits for a cancelled closure gets. Spec: ERR-4."""
+    return CancelledError(
+        "The corresponding function is cancelled. Please reschedule the function: "
+        "another one failed before it ended"
+    )
+
+
+class RemoteTraceback(Exception):
+    """Where a function on a worker raised; printed above the error itself."""
+
+    def __init__(self, worker: str, closure: str, traceback: str) -> None:
+        super().__init__(f"\n\n{closure} on {worker}:\n\n{traceback}")

@@ -1,0 +1,152 @@
+"""Values of which each worker makes its own, above all datasets and their iterators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
+from typing import Any
+
+from stratagem._coordinator.call import Call
+from stratagem._coordinator.residents import Keeper, Residents, WorkerValue
+from stratagem._coordinator.worker_index import on_worker
+from stratagem._input.dataset import DistributedDataset
+from stratagem._input.reader import Reader, check_dataset, is_dataset
+from stratagem._input.specs import element_spec
+from stratagem._variables.creators import NextCreator, creator_scope
+from stratagem._variables.variable import Variable
+from stratagem_proto.errors import (
+    InvalidArgumentError,
+    OutOfRangeError,
+    UnimplementedError,
+)
+
+
+class PerWorkerValues(WorkerValue):
+    """One value for each worker.
+
+    A function that gets it as an argument, or has it in a closure, finds the value of
+    the worker that runs it. A worker makes its value when it first needs it, and anew
+    when it comes back after it was lost.
+
+    Spec: COO-5, COO-13.
+    """
+
+    def __init__(self, residents: Residents, build: Callable[[], Any]) -> None:
+        super().__init__(residents)
+        self._build = build
+        self._parcel = residents.dumper.dump(Call(build, (), {}), "a per-worker value")
+
+    def _provide(self, keeper: Keeper) -> None:
+        keeper.build(self._shipped_handle(), self._parcel)
+
+
+class PerWorkerIterator(PerWorkerValues):
+    """An iterator of each worker over a dataset of its own. Spec: COO-13, COO-14."""
+
+    def __init__(self, dataset: PerWorkerDataset) -> None:
+        super().__init__(dataset._residents, partial(_opened, dataset._build))
+        self._dataset = dataset
+
+    @property
+    def element_spec(self) -> Any:
+        """As of the dataset."""
+        return self._dataset.element_spec
+
+    def __iter__(self) -> PerWorkerIterator:
+        return self
+
+    def __next__(self) -> Any:
+        """Is for workers alone.
+
+        Raises:
+            UnimplementedError: Always.
+        """
+        raise UnimplementedError(
+            "Iterating over an iterator of the workers is not supported right now on "
+            "the coordinator; pass it to a function by coordinator.schedule(fn, "
+            "args=(iterator,)), and call next(iterator) there"
+        )
+
+
+class PerWorkerDataset(PerWorkerValues):
+    """A dataset of each worker.
+
+    `iter` gives a `PerWorkerIterator`, to be passed to scheduled functions. Passed
+    itself, it is the dataset that the worker made.
+
+    Spec: COO-12 to COO-14.
+    """
+
+    def __iter__(self) -> PerWorkerIterator:
+        """Return iterators that start at the beginning of new datasets."""
+        return PerWorkerIterator(self)
+
+    def build(self) -> PerWorkerValues:
+        """Return the datasets themselves, to be passed to scheduled functions."""
+        return PerWorkerValues(self._residents, self._build)
+
+    @cached_property
+    def element_spec(self) -> Any:
+        """Shapes and dtypes of the elements, as `DistributedDataset.element_spec`.
+
+        Makes the dataset of worker 0 on this machine, and reads its first element.
+
+        Raises:
+            OutOfRangeError: The dataset is empty.
+        """
+        with on_worker(0):
+            dataset = self._build()
+            if isinstance(dataset, DistributedDataset):
+                return dataset.element_spec
+            for element in Reader(dataset):
+                return element_spec(element)
+        raise OutOfRangeError(
+            "The dataset has no elements, so there is no element_spec to tell"
+        )
+
+
+def per_worker_dataset(residents: Residents, dataset_or_fn: Any) -> PerWorkerDataset:
+    """Return the datasets that workers make of a dataset or a function.
+
+    Raises:
+        InvalidArgumentError: It is neither.
+
+    Spec: COO-12.
+    """
+    if callable(dataset_or_fn):
+        return PerWorkerDataset(residents, partial(_made_by, dataset_or_fn))
+    if isinstance(dataset_or_fn, DistributedDataset) or is_dataset(dataset_or_fn):
+        return PerWorkerDataset(residents, partial(_same, dataset_or_fn))
+    raise InvalidArgumentError(
+        f"Unexpected dataset type {type(dataset_or_fn).__name__}: pass a DataLoader, a "
+        "Dataset, a list, a distributed dataset, or a function without arguments that "
+        "returns one"
+    )
+
+
+# What workers do. They know these functions by name.
+
+
+def _same(dataset: Any) -> Any:
+    return dataset
+
+
+def _made_by(dataset_fn: Callable[[], Any]) -> Any:
+    with creator_scope(_refuse_variable):
+        dataset = dataset_fn()
+    if not isinstance(dataset, DistributedDataset | Iterator):
+        check_dataset(dataset, "What dataset_fn returned")
+    return dataset
+
+
+def _opened(build: Callable[[], Any]) -> Any:
+    dataset = build()
+    return iter(dataset) if isinstance(dataset, DistributedDataset) else Reader(dataset)
+
+
+def _refuse_variable(next_creator: NextCreator, **kwargs: Any) -> Variable:
+    raise InvalidArgumentError(
+        "Creating variables in `dataset_fn` is not allowed: each worker would create "
+        f"another one, here {kwargs.get('name')!r}; create it in the strategy's scope "
+        "on the coordinator and use it in dataset_fn"
+    )

@@ -1,0 +1,105 @@
+"""One worker server, as the coordinator deals with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+from itertools import count
+
+from stratagem._coordinator.closure import Closure
+from stratagem._coordinator.link import WorkerLink
+from stratagem._coordinator.residents import WorkerValue
+from stratagem._shipping.parcel import Definition, Parcel
+
+
+class RemoteWorker:
+    """A connection to a worker, and what was sent over it.
+
+    A worker that comes back is another `RemoteWorker`: it has nothing of what the
+    earlier one had. Not thread-safe.
+
+    Args:
+        index: Its index in the job "worker".
+        link: The connection.
+        numbers: Gives numbers to what it runs besides closures.
+    """
+
+    def __init__(self, index: int, link: WorkerLink, numbers: count[int]) -> None:
+        self.index = index
+        self._link = link
+        self._numbers = numbers
+        self._revisions: dict[int, int] = {}
+        self._residents: set[int] = set()
+        self._failed: dict[int, BaseException] = {}
+
+    @property
+    def name(self) -> str:
+        """As in "/job:worker/task:1"."""
+        return self._link.task
+
+    def run(self, closure: Closure) -> Future[bytes]:
+        """Sends a closure, after what it names and the worker has not got yet."""
+        self._send_needs(closure.parcel)
+        return self._link.run(closure.number, closure.parcel.payload)
+
+    def cancel(self, closure: int, interrupt: bool) -> None:
+        """Asks it to give up a closure, even one that has begun if `interrupt`."""
+        self._link.cancel(closure, interrupt)
+
+    def release(self, handles: Iterable[int]) -> None:
+        """Lets it forget those of some objects that it has."""
+        known = [one for one in handles if self._forget(one)]
+        if known:
+            self._link.release(known)
+
+    def failure_of_input(self, closure: Closure) -> BaseException | None:
+        """Returns why it could not make something that a closure takes. Spec: ERR-9."""
+        failures = map(self._failed.get, closure.parcel.residents)
+        return next(filter(None, failures), None)
+
+    def close(self) -> None:
+        """Ends the session; what is under way fails."""
+        self._link.close()
+
+    # What it is to keep.
+
+    def define(self, definition: Definition) -> None:
+        """Lets it make an object when it is first needed."""
+        self._link.define(definition.handle, definition.encode())
+
+    def build(self, handle: int, call: Parcel) -> None:
+        """Lets it keep what a call returns, before it runs what is sent later."""
+        self._send_needs(call)
+        future = self._link.run(next(self._numbers), call.payload, keep_as=handle)
+        future.add_done_callback(partial(self._built, handle))
+
+    def _built(self, handle: int, future: Future[bytes]) -> None:
+        error = future.exception()
+        if error is not None:
+            self._failed[handle] = error
+
+    def _send_needs(self, parcel: Parcel) -> None:
+        for definition in parcel.missing(self._revisions):
+            self._revisions[definition.handle] = definition.revision
+            self.define(definition)
+        for resident in parcel.kept:
+            if isinstance(resident, WorkerValue):
+                self._send_resident(resident)
+
+    def _send_resident(self, resident: WorkerValue) -> None:
+        handle = resident._shipped_handle()
+        if handle not in self._residents:
+            self._residents.add(handle)
+            resident._provide(self)
+
+    def _forget(self, handle: int) -> bool:
+        known = handle in self._residents or handle in self._revisions
+        self._residents.discard(handle)
+        self._revisions.pop(handle, None)
+        self._failed.pop(handle, None)
+        return known
+
+
+Connect = Callable[[int], RemoteWorker]
+"""Connects to the worker of an index; raises what `WorkerLink.connect` raises."""

@@ -1,0 +1,63 @@
+"""What workers keep for a coordinator: results, and values of their own."""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections import deque
+from typing import Protocol
+
+from stratagem._shipping.dumper import Dumper
+from stratagem._shipping.parcel import Definition, Parcel
+from stratagem._shipping.resident import Resident
+
+
+class Keeper(Protocol):
+    """A worker that is given something to keep."""
+
+    def define(self, definition: Definition) -> None:
+        """Lets it make an object when it is first needed."""
+
+    def build(self, handle: int, call: Parcel) -> None:
+        """Lets it keep what a call returns, before it runs what is sent later."""
+
+
+class WorkerValue(Resident):
+    """Stands for what each worker keeps under a handle while this object lives."""
+
+    def __init__(self, residents: Residents) -> None:
+        self._residents = residents
+        self._handle: int | None = None
+
+    def _shipped_handle(self) -> int:
+        if self._handle is None:
+            self._handle = self._residents.admit(self)
+        return self._handle
+
+    @abstractmethod
+    def _provide(self, keeper: Keeper) -> None:
+        """Gives a worker what it has to keep."""
+
+
+class Residents:
+    """The handles of what the workers keep.
+
+    Args:
+        dumper: Gives handles, and takes calls apart that make what is kept.
+    """
+
+    def __init__(self, dumper: Dumper) -> None:
+        self.dumper = dumper
+        # Filled by the garbage collector, in any thread and with any lock held.
+        self._gone: deque[int] = deque()
+
+    def admit(self, owner: WorkerValue) -> int:
+        """Returns a handle that is valid while its owner lives."""
+        handle = self.dumper.new_handle()
+        weakref.finalize(owner, self._gone.append, handle).atexit = False
+        return handle
+
+    def gone(self) -> list[int]:
+        """Returns the handles that nothing names any more, since the last call."""
+        released = [self._gone.popleft() for _ in range(len(self._gone))]
+        return released + self.dumper.gone()

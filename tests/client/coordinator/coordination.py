@@ -1,0 +1,104 @@
+"""Clusters whose servers and workers serve in this process, and their coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from stratagem import ClusterSpec, ParameterServerStrategy
+from stratagem.cluster_resolver import SimpleClusterResolver
+from stratagem.coordinator import ClusterCoordinator
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from stratagem_worker.server import WorkerServer
+from stratagem_worker.settings import WorkerSettings
+from tests.client.clusters import TOKEN
+
+
+class Coordination:
+    """A program that coordinates workers.
+
+    Args:
+        num_servers: How many parameter servers there are.
+        num_workers: How many workers there are.
+
+    Attributes:
+        strategy: Its strategy.
+        coordinator: Its coordinator.
+    """
+
+    strategy: ParameterServerStrategy
+    coordinator: ClusterCoordinator
+
+    def __init__(self, num_servers: int, num_workers: int) -> None:
+        self._servers = [_server(index) for index in range(num_servers)]
+        servers = [server.address for server in self._servers]
+        self._workers = {index: _worker(index) for index in range(num_workers)}
+        addresses = [worker.address for worker in self._workers.values()]
+        self.cluster = ClusterSpec(
+            {"ps": servers, "worker": addresses, "chief": ["chief.test:1"]}
+        )
+
+    def new_strategy(self, **settings: Any) -> ParameterServerStrategy:
+        """A strategy of the program; close it at the end."""
+        resolver = SimpleClusterResolver(self.cluster, task_type="chief", task_id=0)
+        settings = {"token": TOKEN, "peer_seconds": 60, **settings}
+        return ParameterServerStrategy(resolver, **settings)
+
+    def stop(self, worker: int) -> None:
+        """Ends a worker, which gets no time to finish anything."""
+        self._workers.pop(worker).stop(grace=0)
+
+    def stop_server(self, server: int) -> None:
+        """Ends a parameter server, for good."""
+        self._servers[server].stop(grace=0)
+
+    def start(self, worker: int) -> None:
+        """Starts a worker that was stopped, where it was."""
+        address = self.cluster.task_address("worker", worker)
+        self._workers[worker] = _worker(worker, address)
+
+    def close(self) -> None:
+        """Ends all workers and servers."""
+        for worker in self._workers.values():
+            worker.stop(grace=0)
+        for server in self._servers:
+            server.stop(grace=0)
+
+
+def _worker(index: int, bind: str = "127.0.0.1:0") -> WorkerServer:
+    worker = WorkerServer(WorkerSettings(bind=bind, task=index, token=TOKEN))
+    worker.start()
+    return worker
+
+
+def _server(index: int) -> ParameterServer:
+    server = ParameterServer(ServerSettings(task=index, token=TOKEN))
+    server.start()
+    return server
+
+
+@contextmanager
+def coordinating(
+    num_workers: int = 2,
+    num_servers: int = 1,
+    connect_seconds: float = 60.0,
+    **settings: Any,
+) -> Iterator[Coordination]:
+    """A coordinator with fresh servers and workers.
+
+    Args:
+        num_workers: How many workers there are.
+        num_servers: How many parameter servers there are.
+        connect_seconds: For how long a server may be away.
+        settings: Of the coordinator.
+    """
+    coordination = Coordination(num_servers, num_workers)
+    try:
+        with coordination.new_strategy(connect_seconds=connect_seconds) as strategy:
+            coordination.strategy = strategy
+            coordination.coordinator = ClusterCoordinator(strategy, **settings)
+            yield coordination
+    finally:
+        coordination.close()

@@ -1,0 +1,100 @@
+"""What scheduled functions return."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+import stratagem
+from stratagem.coordinator import ClusterCoordinator, RemoteValueStatus
+from tests.client.connections import eventually
+from tests.client.coordinator.coordination import coordinating
+from tests.client.coordinator.here import Gate, Journal
+
+
+@pytest.mark.spec("RMV-1")
+def test_fetch_gives_arrays(coordinator: ClusterCoordinator) -> None:
+    value = coordinator.schedule(lambda: (torch.ones(2), {"a": torch.tensor(3)}, None))
+    array, nest, nothing = value.fetch()
+    assert type(array) is np.ndarray
+    assert array.tolist() == [1, 1]
+    assert type(nest["a"]) is np.int64
+    assert nest == {"a": 3}
+    assert nothing is None
+
+
+@pytest.mark.spec("RMV-1")
+def test_fetch_gives_one_value_bare(coordinator: ClusterCoordinator) -> None:
+    assert coordinator.schedule(lambda: None).fetch() is None
+    assert coordinator.schedule(lambda: torch.tensor(2.5)).fetch() == np.float32(2.5)
+
+
+@pytest.mark.spec("RMV-2")
+def test_get_gives_tensors(coordinator: ClusterCoordinator) -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    value = coordinator.schedule(lambda: [leaf * 2, "text"])
+    tensor, text = value.get()
+    assert tensor.tolist() == [2, 2]
+    assert not tensor.requires_grad
+    assert text == "text"
+
+
+@pytest.mark.spec("RMV-2")
+def test_values_of_replicas_come_as_tuples(coordinator: ClusterCoordinator) -> None:
+    parts = stratagem.PerReplica([torch.zeros(1), torch.ones(1)])
+    value = coordinator.schedule(lambda: parts)
+    assert [part.tolist() for part in value.get()] == [[0], [1]]
+    assert [part.tolist() for part in value.fetch()] == [[0], [1]]
+
+
+@pytest.mark.spec("RMV-3")
+def test_values_outlive_their_worker() -> None:
+    with coordinating(num_workers=1) as coordination:
+        value = coordination.coordinator.schedule(lambda: torch.ones(2))
+        coordination.coordinator.join()
+        coordination.stop(0)
+        assert value.fetch().tolist() == [1, 1]
+        assert value.get().tolist() == [1, 1]
+
+
+@pytest.mark.spec("RMV-4")
+def test_a_value_is_ready_when_its_function_has_ended(
+    coordinator: ClusterCoordinator,
+) -> None:
+    gate = Gate()
+    value = coordinator.schedule(gate.pass_through)
+    before = value.status
+    gate.open()
+    coordinator.join()
+    assert (before, value.status) == (
+        RemoteValueStatus.NOT_READY,
+        RemoteValueStatus.READY,
+    )
+
+
+@pytest.mark.spec("RMV-4")
+def test_a_value_is_aborted_with_its_coordinator() -> None:
+    gate = Gate()
+    with coordinating(num_workers=1) as coordination:
+        value = coordination.coordinator.schedule(gate.pass_through)
+        coordination.coordinator._dispatch.close()
+        eventually(lambda: value.status is RemoteValueStatus.ABORTED)
+        with pytest.raises(stratagem.CancelledError, match=r"aborted\. Please resched"):
+            value.fetch()
+        gate.open()
+
+
+@pytest.mark.spec("RMV-5")
+def test_a_function_runs_though_nobody_has_its_value(
+    coordinator: ClusterCoordinator,
+) -> None:
+    journal = Journal()
+    dropped = weakref.ref(coordinator.schedule(journal.write, args=("ran",)))
+    gc.collect()
+    assert dropped() is None
+    coordinator.join()
+    assert journal.entries == ["ran"]
