@@ -116,8 +116,9 @@ def test_of_an_exception_that_cannot_be_pickled_the_words_arrive(
 
     found = failure(link, 1, payload_of(fail))
     assert type(found.exception) is AbortedError
-    assert "OwnError" in str(found.exception)
-    assert "the words" in str(found.exception)
+    said = str(found.exception)
+    assert "OwnError, which could not be pickled there (TypeError: " in said
+    assert said.endswith("lock' object): the words")
 
 
 def test_a_result_that_cannot_be_pickled_is_an_error_of_the_function(

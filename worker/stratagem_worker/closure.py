@@ -52,20 +52,19 @@ def failed(
     lines = traceback.format_exception(type(error), error, frames)
     failure = pb.Failure(
         kind=kind,
-        exception=_pickled(error),
         class_name=type(error).__qualname__,
         message=str(error),
         traceback="".join(lines),
     )
+    try:
+        failure.exception = _pickled(error)
+    except Exception as reason:
+        failure.pickling_error = f"{type(reason).__name__}: {reason}"
     return pb.Finished(closure=closure, failure=failure)
 
 
 def _pickled(error: BaseException) -> bytes:
-    """Returns the pickle of an exception; nothing if it would not come back."""
-    try:
-        pickled: bytes = cloudpickle.dumps(error)
-        # Exceptions exist that are pickled well and cannot be read again.
-        pickle.loads(pickled)
-    except Exception:
-        return b""
+    pickled: bytes = cloudpickle.dumps(error)
+    # Exceptions exist that are pickled well and cannot be read again.
+    pickle.loads(pickled)
     return pickled

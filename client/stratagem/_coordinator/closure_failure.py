@@ -6,7 +6,7 @@ from enum import Enum
 
 import cloudpickle
 
-from stratagem_proto.errors import AbortedError
+from stratagem_proto.errors import AbortedError, InvalidTypeError
 from stratagem_proto.v1 import worker_pb2 as pb
 
 
@@ -27,7 +27,7 @@ class ClosureFailure(Exception):
     Attributes:
         kind: Why.
         exception: What was raised there, with its class; `AbortedError` with its words
-            where it cannot be pickled.
+            where it cannot be pickled there or loaded here, and why not.
         traceback: Where it was raised, as Python prints it.
     """
 
@@ -48,14 +48,25 @@ def failure_of(message: pb.Failure, task: str) -> ClosureFailure:
 
 
 def _exception_of(message: pb.Failure, task: str) -> BaseException:
+    if not message.exception:
+        why = f"could not be pickled there ({message.pickling_error})"
+        return _stand_in(message, task, why)
     try:
-        exception = cloudpickle.loads(message.exception)
-    except Exception:
-        exception = None
-    if isinstance(exception, BaseException):
-        return exception
+        return _loaded(message.exception)
+    except Exception as error:
+        why = f"cannot be loaded here ({type(error).__name__}: {error})"
+        return _stand_in(message, task, why)
+
+
+def _loaded(pickled: bytes) -> BaseException:
+    exception = cloudpickle.loads(pickled)
+    if not isinstance(exception, BaseException):
+        raise InvalidTypeError(f"its pickle holds a {type(exception).__name__}")
+    return exception
+
+
+def _stand_in(message: pb.Failure, task: str, why: str) -> AbortedError:
     return AbortedError(
-        f"{task} raised {message.class_name}, which cannot be pickled: "
-        f"{message.message}",
+        f"{task} raised {message.class_name}, which {why}: {message.message}",
         task=task,
     )

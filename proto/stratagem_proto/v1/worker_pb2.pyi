@@ -450,15 +450,20 @@ class Failure(google.protobuf.message.Message):
     CLASS_NAME_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     TRACEBACK_FIELD_NUMBER: builtins.int
+    PICKLING_ERROR_FIELD_NUMBER: builtins.int
     kind: global___FailureKind.ValueType
     exception: builtins.bytes
-    """The pickled exception; empty if it cannot be pickled and loaded again."""
+    """The pickled exception; empty if it cannot be pickled and loaded again there."""
     class_name: builtins.str
     """Class of the exception, for instance "ValueError"."""
     message: builtins.str
     """What the exception says."""
     traceback: builtins.str
     """As Python prints it, from the function on."""
+    pickling_error: builtins.str
+    """Why `exception` is empty, for instance "TypeError: cannot pickle '_thread.lock'
+    object"; empty otherwise.
+    """
     def __init__(
         self,
         *,
@@ -467,7 +472,8 @@ class Failure(google.protobuf.message.Message):
         class_name: builtins.str = ...,
         message: builtins.str = ...,
         traceback: builtins.str = ...,
+        pickling_error: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["class_name", b"class_name", "exception", b"exception", "kind", b"kind", "message", b"message", "traceback", b"traceback"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["class_name", b"class_name", "exception", b"exception", "kind", b"kind", "message", b"message", "pickling_error", b"pickling_error", "traceback", b"traceback"]) -> None: ...
 
 global___Failure = Failure

@@ -1,0 +1,49 @@
+"""What a coordinator makes of the failures that workers tell it."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from stratagem._coordinator.closure_failure import FailureKind, failure_of
+from stratagem_proto.errors import AbortedError
+from stratagem_proto.v1 import worker_pb2 as pb
+
+TASK = "/job:worker/task:1"
+
+# The pickle of a function that this process lacks.
+FROM_ELSEWHERE = b"cno_such_module\nOwnError\n."
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (
+            {"pickling_error": "TypeError: it holds a lock"},
+            "could not be pickled there (TypeError: it holds a lock)",
+        ),
+        (
+            {"exception": FROM_ELSEWHERE},
+            "cannot be loaded here (ModuleNotFoundError: No module named "
+            "'no_such_module')",
+        ),
+        (
+            {"exception": pickle.dumps("words")},
+            "cannot be loaded here (InvalidTypeError: its pickle holds a str)",
+        ),
+    ],
+    ids=["not pickled", "not loaded", "no exception"],
+)
+def test_an_exception_that_does_not_arrive_leaves_its_words_and_the_reason(
+    sent: dict[str, object], why: str
+) -> None:
+    message = pb.Failure(
+        kind=pb.FAILURE_KIND_FUNCTION, class_name="OwnError", message="the words"
+    )
+    for field, value in sent.items():
+        setattr(message, field, value)
+    failure = failure_of(message, TASK)
+    assert failure.kind is FailureKind.FUNCTION
+    assert type(failure.exception) is AbortedError
+    assert str(failure.exception) == f"{TASK} raised OwnError, which {why}: the words"
