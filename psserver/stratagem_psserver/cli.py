@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from stratagem_proto.serving import command_line as options
+from stratagem_proto.token_file import read_token
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings, half_of_memory
 
@@ -58,7 +59,7 @@ def serve(  # noqa: PLR0913  # one parameter for each option
             health_bind=health_bind,
             job=job,
             task=task,
-            token=options.read_token(token_file),
+            token=read_token(token_file),
             insecure=insecure,
             lease_seconds=lease_seconds,
             staged_bytes=staged_bytes or half_of_memory(),

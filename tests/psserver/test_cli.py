@@ -19,7 +19,7 @@ from stratagem_psserver.cli import app
         (["--bind", "0.0.0.0:0"], "--insecure"),
         (["--bind", "0.0.0.0:0", "--insecure"], "--token-file"),
         (["--job", "two words"], "job name 'two words'"),
-        (["--token-file", "no/such/file"], "check --token-file and STRATAGEM_TOKEN"),
+        (["--token-file", "no/such/file"], "check STRATAGEM_TOKEN_FILE, and --token"),
         (["--token-file", "empty"], "'empty' is empty; write a secret into it"),
         (["--ready-file", "no/such/folder"], "create its folder first"),
     ],

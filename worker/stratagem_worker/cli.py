@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from stratagem_proto.serving import command_line as options
+from stratagem_proto.token_file import read_token
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 
@@ -30,7 +31,7 @@ def serve(  # noqa: PLR0913  # one parameter for each option
             health_bind=health_bind,
             job=job,
             task=task,
-            token=options.read_token(token_file),
+            token=read_token(token_file),
             insecure=insecure,
             lease_seconds=lease_seconds,
             drain_seconds=drain_seconds,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from stratagem._cluster.membership import Membership
-from stratagem._cluster.token import token_from_environment
 from stratagem._devices import list_logical_devices
 from stratagem._parameter_server.consistencies import encoded
 from stratagem._parameter_server.pace import Pace
@@ -17,6 +16,7 @@ from stratagem.consistency import Async, Consistency
 from stratagem_proto.consistency import check_consistency
 from stratagem_proto.encodings import NARROW_DTYPES
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.token_file import token_from_environment
 
 
 def member_of(resolver: ClusterResolver) -> Membership:

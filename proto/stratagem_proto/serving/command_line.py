@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from stratagem_proto import token_file
 from stratagem_proto.errors import InvalidArgumentError, StratagemError
 from stratagem_proto.serving import log
 from stratagem_proto.serving.server import Server
@@ -29,7 +30,7 @@ Job = Annotated[str, typer.Option(help="Job name of this task.")]
 TaskIndex = Annotated[int, typer.Option(min=0, help="Index within the job.")]
 TokenFile = Annotated[
     Path | None,
-    typer.Option(envvar="STRATAGEM_TOKEN_FILE", help="File with the cluster's secret."),
+    typer.Option(envvar=token_file.VARIABLE, help="File with the cluster's secret."),
 ]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Serve other machines unencrypted.")
@@ -53,28 +54,6 @@ def explained(program: str) -> Iterator[None]:
     except (StratagemError, OSError) as error:
         typer.echo(f"{program}: {error}", err=True)
         raise typer.Exit(2) from error
-
-
-def read_token(path: Path | None) -> str:
-    """The secret in a file; "" without a file.
-
-    Raises:
-        InvalidArgumentError: The file cannot be read or is empty.
-    """
-    if path is None:
-        return ""
-    try:
-        token = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgumentError(
-            f"the token file {str(path)!r} cannot be read: {error}; check --token-file "
-            "and STRATAGEM_TOKEN_FILE"
-        ) from error
-    if not token:
-        raise InvalidArgumentError(
-            f"the token file {str(path)!r} is empty; write a secret into it"
-        )
-    return token
 
 
 def serve(server: Server, token_file: Path | None, ready_file: Path | None) -> None:

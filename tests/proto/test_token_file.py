@@ -1,0 +1,48 @@
+"""What a token file has to hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.token_file import VARIABLE, read_token, token_from_environment
+
+
+def test_a_token_is_without_the_space_around_it(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(" a secret\n")
+    assert read_token(path) == "a secret"
+
+
+def test_no_file_is_no_token() -> None:
+    assert read_token(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "cannot be read: No such file or directory; check STRATAGEM_TOKEN_FILE"),
+        (b" \n", "is empty; write a secret into it"),
+        (b"\xff\xfe", "is no text: 'utf-8' codec can't decode .*; write a secret in"),
+    ],
+    ids=["missing", "empty", "not text"],
+)
+def test_a_file_without_a_token_is_named_with_what_to_do(
+    content: bytes | None,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_bytes(content)
+    monkeypatch.setenv(VARIABLE, str(path))
+    with pytest.raises(InvalidArgumentError, match=f"the token file '{path}' {says}"):
+        token_from_environment()
+
+
+def test_a_folder_is_no_token_file(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="cannot be read: Is a directory"):
+        read_token(tmp_path)
