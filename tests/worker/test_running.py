@@ -12,8 +12,10 @@ import torch
 from stratagem._coordinator.closure_failure import ClosureFailure, FailureKind
 from stratagem._coordinator.link import WorkerLink
 from stratagem._coordinator.worker_index import experimental_get_current_worker_index
+from stratagem._servers.closure_identity import next_closure_key
 from stratagem._shipping.results import load_result
 from stratagem_proto.errors import AbortedError
+from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN
@@ -215,3 +217,16 @@ class _Calling:
 
     def __call__(self) -> Any:
         return self.function(*self.arguments)
+
+
+def test_a_function_knows_by_what_identity_servers_recognise_it(
+    link: WorkerLink,
+) -> None:
+    identity = ClosureIdentity(space=b"coordinator 1234", number=70)
+    payload = payload_of(lambda: next_closure_key("server"))
+    answers = [
+        load_result(link.run(number, payload, identity=which).result(PATIENCE))
+        for number, which in ((1, identity), (2, identity), (3, None))
+    ]
+    first = ClosureKey(identity=identity, ordinal=1)
+    assert answers == [first, first, None]

@@ -7,6 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from stratagem._coordinator.worker_index import on_worker
+from stratagem._servers.closure_identity import running
 from stratagem._shipping.loader import Loader
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.payloads import Pieces
@@ -127,7 +128,11 @@ class WorkSession:
     def _run(self, order: pb.Run, payload: bytes) -> None:
         closure, worker = order.closure, self._settings.label
         self.outbox.put(pb.WorkEvent(started=pb.Started(closure=closure)))
-        with captured(partial(self._write, closure)), on_worker(self._settings.task):
+        with (
+            captured(partial(self._write, closure)),
+            on_worker(self._settings.task),
+            running(order.identity if order.HasField("identity") else None),
+        ):
             end = self._interruptible.run(
                 Running(self, closure),
                 partial(self._finished, order, payload),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from stratagem._coordinator.remote_value import RemoteValue
 from stratagem._shipping.parcel import Parcel
+from stratagem_proto.v1.session_pb2 import ClosureIdentity
 
 
 @dataclass(frozen=True)
@@ -15,12 +16,14 @@ class Closure:
 
     Attributes:
         number: Its number among those of its coordinator.
+        identity: What servers know by it that they have been asked before.
         name: What errors call it.
         parcel: What is sent to the worker that runs it.
         value: What gets its result; nothing if nobody waits for it. Spec: RMV-5.
     """
 
     number: int
+    identity: ClosureIdentity
     name: str
     parcel: Parcel
     value: weakref.ref[RemoteValue]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import secrets
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
@@ -21,6 +22,8 @@ from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._replicas.nests import map_leaves
 from stratagem._shipping.dumper import Dumper
 from stratagem_proto.errors import InvalidTypeError
+from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.v1.session_pb2 import ClosureIdentity
 
 
 class ClusterCoordinator:
@@ -96,6 +99,7 @@ class ClusterCoordinator:
         )
         self.strategy = strategy
         self._numbers = count(1)
+        self._space = secrets.token_bytes(SESSION_ID_BYTES)
         self._residents = Residents(Dumper(strategy))
         self._dispatch = _started(strategy, settings, self._numbers)
         weakref.finalize(self, self._dispatch.close)
@@ -136,7 +140,10 @@ class ClusterCoordinator:
         number = next(self._numbers)
         value = RemoteValue(self._residents, number)
         self._release()
-        self._dispatch.schedule(Closure(number, _name(fn), parcel, weakref.ref(value)))
+        identity = ClosureIdentity(space=self._space, number=number)
+        self._dispatch.schedule(
+            Closure(number, identity, _name(fn), parcel, weakref.ref(value))
+        )
         return value
 
     def join(self) -> None:

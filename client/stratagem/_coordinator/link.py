@@ -17,7 +17,7 @@ from stratagem_proto.errors import CancelledError, StratagemError
 from stratagem_proto.payloads import split
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.v1.session_pb2 import Task
+from stratagem_proto.v1.session_pb2 import ClosureIdentity, Task
 
 
 class WorkerLink:
@@ -93,13 +93,21 @@ class WorkerLink:
         """Gives the worker an object to which later payloads refer, or changes one."""
         self._send(_define(handle, payload))
 
-    def run(self, closure: int, payload: bytes, keep_as: int = 0) -> Future[bytes]:
+    def run(
+        self,
+        closure: int,
+        payload: bytes,
+        keep_as: int = 0,
+        identity: ClosureIdentity | None = None,
+    ) -> Future[bytes]:
         """Lets the worker call what a payload loads to, without arguments.
 
         Args:
             closure: A number of this link's own.
             payload: The pickled function.
             keep_as: Handle under which the worker keeps the result; 0 to get it.
+            identity: By which servers know what the function asks them again; None for
+                what may be done as often as it runs.
 
         Returns:
             The pickled result to come, running once the function has begun. It fails
@@ -110,7 +118,8 @@ class WorkerLink:
             future: Future[bytes] = Future()
             future.set_exception(lost(self.peer, "it is not connected"))
             return future
-        return self._stream.run(closure, _run(closure, payload, keep_as))
+        order = pb.Run(closure=closure, keep_as=keep_as, identity=identity)
+        return self._stream.run(closure, _run(order, payload))
 
     def cancel(self, closure: int, interrupt: bool = True) -> None:
         """Gives a function up; its future then fails, unless it has ended before.
@@ -150,7 +159,7 @@ def _define(handle: int, payload: bytes) -> Iterator[pb.Instruction]:
     yield pb.Instruction(define=pb.Define(handle=handle, payload=last))
 
 
-def _run(closure: int, payload: bytes, keep_as: int) -> Iterator[pb.Instruction]:
-    pieces, last = split(payload)
+def _run(order: pb.Run, payload: bytes) -> Iterator[pb.Instruction]:
+    pieces, order.payload = split(payload)
     yield from (pb.Instruction(piece=piece) for piece in pieces)
-    yield pb.Instruction(run=pb.Run(closure=closure, payload=last, keep_as=keep_as))
+    yield pb.Instruction(run=order)

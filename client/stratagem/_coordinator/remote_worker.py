@@ -41,7 +41,8 @@ class RemoteWorker:
     def run(self, closure: Closure) -> Future[bytes]:
         """Sends a closure, after what it names and the worker has not got yet."""
         self._send_needs(closure.parcel)
-        return self._link.run(closure.number, closure.parcel.payload)
+        payload, identity = closure.parcel.payload, closure.identity
+        return self._link.run(closure.number, payload, identity=identity)
 
     def cancel(self, closure: int, interrupt: bool) -> None:
         """Asks it to give up a closure, even one that has begun if `interrupt`."""

@@ -38,7 +38,8 @@ class EarlyPush:
     ) -> None:
         self._servers = servers
         self._compressor = compressor
-        # Servers take a client's requests one after the other.
+        # Servers take a client's requests one after the other. What is sent from this
+        # thread belongs to no scheduled function: who runs one again, sends it again.
         self._sender = ThreadPoolExecutor(1, thread_name_prefix="early-push")
         self._backward = BackwardPass(optimizer=optimizer)
         self.discard()

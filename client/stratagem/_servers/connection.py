@@ -12,6 +12,7 @@ from typing import Protocol
 
 import grpc
 
+from stratagem._servers.closure_identity import next_closure_key
 from stratagem._servers.pending import Pending
 from stratagem._servers.request import Request, Result, sole
 from stratagem._servers.session import Identity, Session, opened, opening
@@ -117,7 +118,8 @@ class Connection:
         self._require_usable()
         self._mutating.acquire()
         try:
-            request.stamp(self.open().next_key(self._steps))
+            session, steps = self.open(), self._steps
+            request.stamp(session.next_key(steps, next_closure_key(self.peer)))
             return Pending(self, request, self.deadlines, self._mutating.release)
         except BaseException:
             self._mutating.release()

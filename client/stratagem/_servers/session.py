@@ -10,6 +10,7 @@ from stratagem._servers.step_count import StepCount
 from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
 from stratagem_proto.v1.session_pb2 import (
+    ClosureKey,
     OpenSessionRequest,
     OpenSessionResponse,
     RequestKey,
@@ -63,8 +64,14 @@ class Session:
         finished, report = steps.finished()
         return RequestKey(session_id=self.identifier, finished=finished, report=report)
 
-    def next_key(self, steps: StepCount) -> RequestKey:
+    def next_key(
+        self, steps: StepCount, closure: ClosureKey | None = None
+    ) -> RequestKey:
         """Numbers the next mutation.
+
+        Args:
+            steps: Of this process.
+            closure: Which of a scheduled function's mutations it is, if it is one.
 
         Mutations are sent one at a time, so all before are settled: answered, or
         given up and by this closed for ever.
@@ -78,6 +85,7 @@ class Session:
             step=steps.current,
             finished=finished,
             report=report,
+            closure=closure,
         )
 
     def goes_on(self, answer: OpenSessionResponse) -> bool:

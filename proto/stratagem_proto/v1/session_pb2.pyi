@@ -280,6 +280,7 @@ class RequestKey(google.protobuf.message.Message):
     STEP_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
+    CLOSURE_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     sequence: builtins.int
     """Number of this request."""
@@ -297,6 +298,12 @@ class RequestKey(google.protobuf.message.Message):
     """A WorkerReport as of that step, which servers keep for who saves a checkpoint and do
     not look into. Empty of clients that have nothing to report.
     """
+    @property
+    def closure(self) -> global___ClosureKey:
+        """The function of a coordinator that the request is a part of. Absent of requests
+        that are a part of none; these are applied once for each session.
+        """
+
     def __init__(
         self,
         *,
@@ -306,10 +313,67 @@ class RequestKey(google.protobuf.message.Message):
         step: builtins.int = ...,
         finished: builtins.int = ...,
         report: builtins.bytes = ...,
+        closure: global___ClosureKey | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged", b"acknowledged", "finished", b"finished", "report", b"report", "sequence", b"sequence", "session_id", b"session_id", "step", b"step"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["closure", b"closure"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged", b"acknowledged", "closure", b"closure", "finished", b"finished", "report", b"report", "sequence", b"sequence", "session_id", b"session_id", "step", b"step"]) -> None: ...
 
 global___RequestKey = RequestKey
+
+@typing.final
+class ClosureKey(google.protobuf.message.Message):
+    """Identifies a mutating request among those of a function that a coordinator has run
+    by its workers. A function whose worker was lost runs again on another one, in
+    another session; what the server has applied of it is not applied again, and is
+    answered as it was.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: builtins.int
+    ORDINAL_FIELD_NUMBER: builtins.int
+    ordinal: builtins.int
+    """Number of this request among those of the function to this server, from 1 without
+    gap. A function that runs again asks the same under the same numbers.
+    """
+    @property
+    def identity(self) -> global___ClosureIdentity:
+        """The function."""
+
+    def __init__(
+        self,
+        *,
+        identity: global___ClosureIdentity | None = ...,
+        ordinal: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["identity", b"identity"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["identity", b"identity", "ordinal", b"ordinal"]) -> None: ...
+
+global___ClosureKey = ClosureKey
+
+@typing.final
+class ClosureIdentity(google.protobuf.message.Message):
+    """Names a function that a coordinator has run by its workers, however often it runs."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SPACE_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    space: builtins.bytes
+    """Names the coordinator, 16 random bytes that it has drawn."""
+    number: builtins.int
+    """Number of the function among those of the coordinator, from 1; it may leave
+    numbers out.
+    """
+    def __init__(
+        self,
+        *,
+        space: builtins.bytes = ...,
+        number: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "space", b"space"]) -> None: ...
+
+global___ClosureIdentity = ClosureIdentity
 
 @typing.final
 class WorkerReport(google.protobuf.message.Message):

@@ -262,6 +262,7 @@ class Run(google.protobuf.message.Message):
     CLOSURE_FIELD_NUMBER: builtins.int
     PAYLOAD_FIELD_NUMBER: builtins.int
     KEEP_AS_FIELD_NUMBER: builtins.int
+    IDENTITY_FIELD_NUMBER: builtins.int
     closure: builtins.int
     """Chosen by the client; used once in a session."""
     payload: builtins.bytes
@@ -270,14 +271,22 @@ class Run(google.protobuf.message.Message):
     """Handle under which the result is kept on the worker instead of being sent; 0 to
     have it sent.
     """
+    @property
+    def identity(self) -> stratagem_proto.v1.session_pb2.ClosureIdentity:
+        """What all that the function changes on parameter servers is recognised by when it
+        runs again on another worker. Absent of what may be done as often as it runs.
+        """
+
     def __init__(
         self,
         *,
         closure: builtins.int = ...,
         payload: builtins.bytes = ...,
         keep_as: builtins.int = ...,
+        identity: stratagem_proto.v1.session_pb2.ClosureIdentity | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["closure", b"closure", "keep_as", b"keep_as", "payload", b"payload"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["identity", b"identity"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["closure", b"closure", "identity", b"identity", "keep_as", b"keep_as", "payload", b"payload"]) -> None: ...
 
 global___Run = Run
 
