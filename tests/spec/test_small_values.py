@@ -54,6 +54,12 @@ def test_an_input_function_serves_a_worker_or_a_replica() -> None:
     }
 
 
+@pytest.mark.spec("ENU-9")
+def test_a_remote_value_is_there_or_not_or_never() -> None:
+    statuses = values(stratagem.coordinator.RemoteValueStatus)
+    assert statuses == {name: name for name in ("NOT_READY", "ABORTED", "READY")}
+
+
 @pytest.mark.spec("ENU-7")
 def test_collective_communication_has_implementations() -> None:
     implementations = values(stratagem.CommunicationImplementation)

@@ -122,6 +122,7 @@ def test_a_worker_that_is_stopped_for_less_than_its_lease_keeps_its_functions(
         assert load_result(future.result(PATIENCE)) == "through"
 
 
+@pytest.mark.spec("PS2-9")
 def test_a_worker_that_is_stopped_for_longer_is_lost(token_file: Path) -> None:
     with (
         working(token_file, "--lease-seconds", "0.5") as process,

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 
+from stratagem._devices import list_logical_devices
 from stratagem._shipping.loader import Loader
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
@@ -27,6 +28,7 @@ class WorkerState:
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
         self._incarnation = os.urandom(SESSION_ID_BYTES)
+        self._gpus = len(list_logical_devices("GPU"))
         self._executor = Executor(settings.label)
         self._interruptible = Interruptible[Running]()
         self._sessions: set[WorkSession] = set()
@@ -57,7 +59,8 @@ class WorkerState:
                 incarnation=self._incarnation,
                 task=Task(job=self.settings.job, index=self.settings.task),
                 lease_seconds=self.settings.lease_seconds,
-            )
+            ),
+            gpus=self._gpus,
         )
 
     def end(self, session: WorkSession) -> None:

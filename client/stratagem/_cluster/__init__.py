@@ -1,1 +1,1 @@
-"""Clusters: their tasks, roles and filters."""
+"""Clusters: their tasks, roles, filters and secret."""

@@ -48,8 +48,9 @@ class Membership:
         validated(cluster, task_type, task_id)
         if "ps" not in cluster.jobs or not cluster.num_tasks("ps"):
             raise InvalidArgumentError(
-                f"ParameterServerStrategy needs to have `ps` jobs, but {cluster} has "
-                "none; add the addresses of parameter servers"
+                "ParameterServerStrategy needs to have `ps` jobs: there must be at "
+                f"least one ps, but {cluster} has none; add the addresses of parameter "
+                "servers"
             )
         return cls(cluster, task_type, task_id)
 
@@ -84,6 +85,13 @@ class Membership:
         """The device filters of the sessions of this task. Spec: PCF-2 to PCF-4."""
         own = [] if self.task_type == "ps" else [self.name]
         return [*own, "/job:ps"] if self.task_type in ("chief", "worker") else own
+
+    @property
+    def coordinated_filters(self) -> list[str]:
+        """The same under a coordinator, which sees all tasks. Spec: PS2-8."""
+        return (
+            [self.name, "/job:ps", "/job:chief"] if self.task_type == "worker" else []
+        )
 
     def require_creator(self, what: str) -> None:
         """Check that this task may set `what` without an optimizer.

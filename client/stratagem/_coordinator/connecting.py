@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
+from stratagem._coordinator.gpu_counts import GpuCounts
 from stratagem._coordinator.link import WorkerLink
 from stratagem._coordinator.remote_worker import Connect, RemoteWorker
 from stratagem._parameter_server.extended import ParameterServerExtended
@@ -33,8 +34,9 @@ def require_suited(strategy: object) -> None:
     extended = strategy.extended
     if not isinstance(extended, ParameterServerExtended):
         raise InvalidArgumentError(
-            "ClusterCoordinator needs a cluster with parameter servers and workers, "
-            "but the strategy has none; give it a cluster_resolver, or set TF_CONFIG"
+            "Cluster spec must be non-empty: ClusterCoordinator needs a cluster with "
+            "parameter servers and workers, but the strategy has none; give it a "
+            "cluster_resolver, or set TF_CONFIG"
         )
     _require_coordinating(extended)
     consistency = strategy._of_all_tasks["consistency"]
@@ -56,9 +58,16 @@ def _require_coordinating(extended: ParameterServerExtended) -> None:
         )
     if not member.cluster.as_dict().get("worker"):
         raise InvalidArgumentError(
-            f"ClusterCoordinator needs workers, but {member.cluster} has none; add "
-            "the addresses of worker servers"
+            "There must be at least one worker for a ClusterCoordinator, but "
+            f"{member.cluster} has none; add the addresses of worker servers"
         )
+
+
+def take_over(strategy: ParameterServerStrategy) -> None:
+    """Let a strategy know that its functions run on workers from now on."""
+    extended = strategy.extended
+    assert isinstance(extended, ParameterServerExtended)
+    extended.coordinate()
 
 
 def connector(strategy: ParameterServerStrategy, numbers: count[int]) -> Connect:
@@ -74,11 +83,19 @@ def connector(strategy: ParameterServerStrategy, numbers: count[int]) -> Connect
     assert isinstance(extended, ParameterServerExtended)
     cluster = extended._membership.cluster
     identity = extended._store.servers.identity
+    takes_all_gpus = strategy._of_all_tasks["num_replicas_per_worker"] is None
+    counts = GpuCounts()
 
     def connect(index: int) -> RemoteWorker:
         address = cluster.task_address("worker", index)
         link = WorkerLink(address, Task(job="worker", index=index), identity, _ATTEMPT)
         link.connect()
+        if takes_all_gpus:
+            try:
+                counts.admit(index, link.gpus)
+            except InvalidArgumentError:
+                link.close()
+                raise
         return RemoteWorker(index, link, numbers)
 
     return connect

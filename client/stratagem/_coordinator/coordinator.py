@@ -11,7 +11,7 @@ from typing import Any
 
 from stratagem._coordinator.call import Call
 from stratagem._coordinator.closure import Closure
-from stratagem._coordinator.connecting import connector, require_suited
+from stratagem._coordinator.connecting import connector, require_suited, take_over
 from stratagem._coordinator.dispatch import Dispatch
 from stratagem._coordinator.per_worker import PerWorkerDataset, per_worker_dataset
 from stratagem._coordinator.remote_value import RemoteValue
@@ -98,6 +98,7 @@ class ClusterCoordinator:
             queue_size, start_delay, longest_start_delay, watchdog_seconds
         )
         self.strategy = strategy
+        take_over(strategy)
         self._numbers = count(1)
         self._space = secrets.token_bytes(SESSION_ID_BYTES)
         self._residents = Residents(Dumper(strategy))

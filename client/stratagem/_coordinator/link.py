@@ -30,6 +30,7 @@ class WorkerLink:
         task: The worker, for instance "/job:worker/task:1".
         incarnation: Names what the worker has of this link; another value after
             `connect` means that everything is gone that was defined or kept.
+        gpus: How many GPUs the worker has.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class WorkerLink:
         """
         self.task = f"/job:{task.job}/task:{task.index}"
         self.incarnation = b""
+        self.gpus = 0
         self._address = address
         self._identity = identity
         self._deadlines = deadlines or Deadlines()
@@ -81,13 +83,14 @@ class WorkerLink:
         )
         stream = WorkStream(channel, self.peer, opening, self._show)
         try:
-            answer = stream.open(self._deadlines.connect)
-            check_answering(answer.task, self.peer)
+            opened = stream.open(self._deadlines.connect)
+            check_answering(opened.session.task, self.peer)
         except BaseException:
             stream.end(lost(self.peer, "it cannot be used"))
             channel.close()
             raise
         self._channel, self._stream, self.incarnation = channel, stream, session
+        self.gpus = opened.gpus
 
     def define(self, handle: int, payload: bytes) -> None:
         """Gives the worker an object to which later payloads refer, or changes one."""

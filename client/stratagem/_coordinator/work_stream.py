@@ -19,7 +19,6 @@ from stratagem_proto.errors import StratagemError, UnavailableError, WorkerLostE
 from stratagem_proto.payloads import Pieces, batches
 from stratagem_proto.status import translated
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.v1.session_pb2 import OpenSessionResponse
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
 
 _LOG = logging.getLogger("stratagem")
@@ -60,7 +59,7 @@ class WorkStream:
             self._requests(opening), wait_for_ready=True
         )
 
-    def open(self, seconds: float) -> OpenSessionResponse:
+    def open(self, seconds: float) -> pb.WorkerSessionOpened:
         """Waits for the answer to the handshake, and goes on from there.
 
         Args:
@@ -80,11 +79,12 @@ class WorkStream:
             raise self._unreached(error, seconds) from error
         finally:
             patience.cancel()
-        answer = response.opened.session
         self._take(response)
         self._start(self._read, "stratagem-work")
-        self._start(self._watch, "stratagem-heartbeat", answer.lease_seconds)
-        return answer
+        self._start(
+            self._watch, "stratagem-heartbeat", response.opened.session.lease_seconds
+        )
+        return response.opened
 
     def _unreached(self, error: StratagemError, seconds: float) -> StratagemError:
         self.end(error)

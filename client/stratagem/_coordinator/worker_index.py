@@ -32,6 +32,11 @@ def experimental_get_current_worker_index() -> int:
     return index
 
 
+def runs_on_a_worker() -> bool:
+    """Return whether a worker runs what asks."""
+    return _index.get() is not None
+
+
 @contextmanager
 def on_worker(index: int) -> Iterator[None]:
     """Let this thread run functions for a worker."""

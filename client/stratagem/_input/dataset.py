@@ -28,7 +28,11 @@ class DistributedDataset:
 
     def __init__(self, strategy: Strategy, pipeline: Pipeline) -> None:
         self._strategy = strategy
-        self._pipeline = pipeline
+        self._opened = pipeline
+
+    @property
+    def _pipeline(self) -> Pipeline:
+        return self._opened
 
     def __iter__(self) -> DistributedIterator:
         """Return an iterator that starts from the beginning. Spec: INP-40."""

@@ -10,6 +10,7 @@ import torch
 
 from stratagem._cluster.membership import Membership
 from stratagem._modules.adoption import Adoption
+from stratagem._parameter_server.coordinated import CoordinatedExtended
 from stratagem._parameter_server.creation import RemoteCreation
 from stratagem._parameter_server.partitioning import (
     Partitioning,
@@ -20,7 +21,6 @@ from stratagem._parameter_server.sharded_variable import ShardedVariable
 from stratagem._parameter_server.shards import Layout
 from stratagem._parameter_server.split_variable import SplitVariable
 from stratagem._parameter_server.variable import Owner, RemoteVariable, Shard
-from stratagem._parameter_server.worker_extended import WorkerExtended
 from stratagem._variables.creators import NextCreator
 from stratagem._variables.initial_values import require_dense
 from stratagem._variables.traits import VariableTraits
@@ -44,8 +44,8 @@ class Settings:
     partitioner: VariablePartitioner | None
 
 
-class PartitionedExtended(WorkerExtended):
-    """A `WorkerExtended` whose variables may be divided into shards.
+class PartitionedExtended(CoordinatedExtended):
+    """A `CoordinatedExtended` whose variables may be divided into shards.
 
     The `_create_variable` of a subclass takes `shard` as well, a `Shard`.
 

@@ -146,6 +146,11 @@ class ParameterServerStrategy(CheckpointedStrategy):
         self._passages: Counter[str] = Counter()
         self._coordinator: object | None = None
         self._resolver = resolver
+        self._of_this_task: dict[str, Any] = {
+            "variable_partitioner": variable_partitioner,
+            "placement": placement,
+            "token": token,
+        }
         self._of_all_tasks: dict[str, Any] = {
             "consistency": initial,
             "pull_dtype": pull_dtype,
@@ -296,6 +301,18 @@ class ParameterServerStrategy(CheckpointedStrategy):
         Done by itself at the end of the program or of a `with` block.
         """
         self.extended._close()
+
+    def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
+        """Return another strategy, without what was made under this one.
+
+        With a cluster it is as if it were constructed again: it has sessions of its
+        own, and no coordinator. Spec: PS2-17, CTX-41.
+        """
+        if isinstance(self.extended, LocalExtended):
+            return super().__deepcopy__(memo)
+        settings = self._of_this_task | self._of_all_tasks
+        memo[id(self)] = copied = type(self)(self._resolver, **settings)
+        return copied
 
     def __enter__(self: _Self) -> _Self:
         return self

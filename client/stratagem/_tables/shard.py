@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,18 +21,6 @@ if TYPE_CHECKING:
     from stratagem._parameter_server.store import RemoteStore
 
 
-class LazyRows(NamedTuple):
-    """Rows that a server makes itself, and stores once they were written.
-
-    Attributes:
-        initializer: How it makes them.
-        table: Which rows there may be.
-    """
-
-    initializer: Initializer
-    table: TableSpec
-
-
 class TableShard(RemoteVariable):
     """A variable on a server of which this process has no copy.
 
@@ -43,34 +31,38 @@ class TableShard(RemoteVariable):
         value: Its initial value, which is dropped once it is there; or a tensor
             without values, of its shape and dtype.
         owner: What it belongs to.
-        lazy: What the server is to make instead of being sent the value.
+        initializer: What the server is to make instead of being sent the value; it
+            then stores only those rows that were written.
+        table: Which rows it may have.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - as its base, and how servers make it
         self,
         store: RemoteStore,
         place: Place,
         traits: VariableTraits,
         value: torch.Tensor,
         owner: Owner,
-        lazy: LazyRows | None = None,
+        initializer: Initializer | None = None,
+        table: TableSpec | None = None,
     ) -> None:
         super().__init__(store, place, traits, value, owner)
         self._nothing = torch.empty((), dtype=value.dtype).expand(value.shape)
-        self._lazy = lazy
+        self._initializer = initializer
+        self._table = table
 
     @property
     def spec(self) -> VariableSpec:
         spec = super().spec
-        if self._lazy is not None:
-            spec.initializer.CopyFrom(self._lazy.initializer)
-            spec.table.CopyFrom(self._lazy.table)
+        if self._initializer is not None:
+            spec.initializer.CopyFrom(self._initializer)
+            spec.table.CopyFrom(self._table or TableSpec())
         return spec
 
     @property
     def is_dense(self) -> bool:
         """Whether the server stores all rows."""
-        return self._lazy is None
+        return self._initializer is None
 
     @property
     def has_copy(self) -> bool:

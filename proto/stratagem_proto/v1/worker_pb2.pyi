@@ -145,6 +145,11 @@ class WorkerSessionOpened(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: builtins.int
+    GPUS_FIELD_NUMBER: builtins.int
+    gpus: builtins.int
+    """How many GPUs the worker has: its replicas, where the client's strategy does not
+    say how many there are.
+    """
     @property
     def session(self) -> stratagem_proto.v1.session_pb2.OpenSessionResponse:
         """As of a parameter server; sequence numbers mean nothing here. Any request within
@@ -155,9 +160,10 @@ class WorkerSessionOpened(google.protobuf.message.Message):
         self,
         *,
         session: stratagem_proto.v1.session_pb2.OpenSessionResponse | None = ...,
+        gpus: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["session", b"session"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["session", b"session"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["gpus", b"gpus", "session", b"session"]) -> None: ...
 
 global___WorkerSessionOpened = WorkerSessionOpened
 
