@@ -123,6 +123,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
     __module__ = "stratagem"
 
     _extended_type: type[ParameterServerExtended] = ParameterServerExtended
+    _coordinator: object | None = None
 
     def __init__(  # noqa: PLR0913 - independent settings, all but the first by name
         self,
@@ -144,13 +145,9 @@ class ParameterServerStrategy(CheckpointedStrategy):
         resolver = cluster_resolver or TFConfigClusterResolver()
         devices = replica_devices(num_replicas_per_worker)
         self._passages: Counter[str] = Counter()
-        self._coordinator: object | None = None
         self._resolver = resolver
-        self._of_this_task: dict[str, Any] = {
-            "variable_partitioner": variable_partitioner,
-            "placement": placement,
-            "token": token,
-        }
+        self._of_this_task: dict[str, Any] = {"placement": placement, "token": token}
+        self._of_this_task["variable_partitioner"] = variable_partitioner
         self._of_all_tasks: dict[str, Any] = {
             "consistency": initial,
             "pull_dtype": pull_dtype,
