@@ -91,7 +91,7 @@ def gone_round(coordinator: ClusterCoordinator) -> bool:
 def test_workers_have_equally_many_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     with coordinating(num_workers=2) as coordination:
         coordinator = coordination.coordinator
-        eventually(lambda: len(coordinator._dispatch._connected) == 2)
+        eventually(lambda: len(coordinator._dispatch._roster.there) == 2)
         coordination.stop(1)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         coordination.start(1)

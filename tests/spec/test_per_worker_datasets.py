@@ -169,7 +169,7 @@ def test_workers_forget_iterators_that_are_dropped(
 ) -> None:
     iterator = iter(coordinator.create_per_worker_dataset(numbers))
     coordinator.schedule(next, args=(iterator,)).fetch()
-    workers = coordinator._dispatch._connected.values()
+    workers = coordinator._dispatch._roster.there.values()
     coordinator.join()
     handle = iterator._shipped_handle()
     assert any(handle in worker._residents for worker in workers)

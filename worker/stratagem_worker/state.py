@@ -44,7 +44,8 @@ class WorkerState:
         check_runtime(request.runtime, self.settings.label)
         if self._draining:
             raise self._shutting_down()
-        loader = Loader(self.settings.task, self.settings.token)
+        settings = self.settings
+        loader = Loader(settings.task, settings.token, request.address)
         session = WorkSession(
             self.settings, self._executor, self._interruptible, loader
         )

@@ -157,7 +157,9 @@ def _check_task(cluster: ClusterSpec, task_type: str, task_id: int | None) -> No
         if task_type == "evaluator":
             return
         raise InvalidArgumentError(f"`task_type` {task_type!r} not found in {cluster}")
-    if task_id is not None and task_id >= _count(cluster, task_type):
+    if task_id is None or task_id in cluster.task_indices(task_type):
+        return
+    if task_id >= _count(cluster, task_type):
         raise InvalidArgumentError(
             f"The `task_id` {task_id} exceeds the maximum id of {task_type!r} tasks "
             f"in {cluster}"

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from stratagem._coordinator.remote_worker import Connect, RemoteWorker
+from stratagem._coordinator.remote_worker import RemoteWorker
 from stratagem_proto.errors import StratagemError, UnavailableError
 
 _PAUSE_SECONDS = 0.1
@@ -22,12 +22,10 @@ class Events:
     Attributes:
         ready: Called with each new connection.
         refused: Called with the error of a worker that is there but cannot be used.
-        closed: Called at the end.
     """
 
-    ready: Callable[[RemoteWorker], None]
-    refused: Callable[[StratagemError], None]
-    closed: Callable[[], None]
+    ready: Callable[[Attendant, RemoteWorker], None]
+    refused: Callable[[Attendant, StratagemError], None]
 
 
 class Attendant:
@@ -37,10 +35,15 @@ class Attendant:
         index: The worker's.
         connect: Connects.
         events: What to call.
+
+    Attributes:
+        index: The worker's.
     """
 
-    def __init__(self, index: int, connect: Connect, events: Events) -> None:
-        self._index = index
+    def __init__(
+        self, index: int, connect: Callable[[], RemoteWorker], events: Events
+    ) -> None:
+        self.index = index
         self._connect = connect
         self._events = events
         self._closed = False
@@ -53,7 +56,7 @@ class Attendant:
         Args:
             delay: Seconds until it connects first.
         """
-        name = f"stratagem-worker-{self._index}"
+        name = f"stratagem-worker-{self.index}"
         threading.Thread(
             target=self._run, args=(delay,), name=name, daemon=True
         ).start()
@@ -69,20 +72,19 @@ class Attendant:
     def _run(self, delay: float) -> None:
         self._wait(delay)
         while worker := self._connected():
-            self._events.ready(worker)
+            self._events.ready(self, worker)
             self._wait()
             worker.close()
-        self._events.closed()
 
     def _connected(self) -> RemoteWorker | None:
         pause = _PAUSE_SECONDS
         while not self._closed:
             try:
-                return self._connect(self._index)
+                return self._connect()
             except UnavailableError:
                 pass
             except StratagemError as error:
-                self._events.refused(error)
+                self._events.refused(self, error)
             self._wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         return None

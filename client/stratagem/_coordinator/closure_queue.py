@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Iterator
 from stratagem._coordinator.orders import (
     Abandon,
     Cancel,
+    Dismiss,
     Order,
     Recall,
     Run,
@@ -47,6 +48,7 @@ class ClosureQueue:
         self._on_worker: dict[int, dict[int, None]] = {}
         self._worker_of: dict[int, int] = {}
         self._recalled: set[int] = set()
+        self._leaving: dict[int, dict[int, None]] = {}
 
     @property
     def full(self) -> bool:
@@ -73,9 +75,14 @@ class ClosureQueue:
         """The workers that are there."""
         return self._on_worker.keys()
 
+    @property
+    def leaving(self) -> Collection[int]:
+        """The workers that are to leave and have something yet."""
+        return self._leaving.keys()
+
     def closures_of(self, worker: int) -> Collection[int]:
         """Returns what a worker has, the one that it runs first."""
-        return self._on_worker.get(worker, {}).keys()
+        return self._load(worker).keys()
 
     # Closures come and end.
 
@@ -126,20 +133,35 @@ class ClosureQueue:
     # Workers come and go.
 
     def worker_ready(self, worker: int) -> list[Order]:
-        """Takes note that a worker is there. Spec: FLT-4."""
+        """Takes note that a worker is there, which is not about to leave.
+
+        Spec: FLT-4.
+        """
         self._on_worker.setdefault(worker, {})
         return [*self._assign()]
 
     def worker_lost(self, worker: int) -> list[Order]:
         """Takes back what a worker had; others run it. Spec: FLT-2."""
-        closures = self._on_worker.pop(worker, {})
+        closures = [*self._load(worker)]
         for closure in closures:
-            del self._worker_of[closure]
-        self._recalled -= closures.keys()
+            self._take_from_worker(closure)
+        self._on_worker.pop(worker, None)
         if self.error:
-            return [order for lost in closures for order in self._abandon(lost)]
+            abandoned = [order for lost in closures for order in self._abandon(lost)]
+            return [*abandoned, *self._assign()]
         self._queued.extend(closures)
         return [*self._assign()]
+
+    def worker_leaves(self, worker: int) -> list[Order]:
+        """Gives a worker nothing any more, and dismisses it once it has nothing.
+
+        What it runs ends there; what waits behind that is recalled.
+        """
+        load = self._leaving.setdefault(worker, self._on_worker.pop(worker, {}))
+        behind = [*load][1:]
+        recalled = [one for one in behind if one not in self._recalled]
+        self._recalled.update(recalled)
+        return [*(Recall(one, worker) for one in recalled), *self._assign()]
 
     @property
     def lopsided(self) -> bool:
@@ -186,6 +208,7 @@ class ClosureQueue:
         return error, [Abandon(closure) for closure in closures]
 
     def _assign(self) -> Iterator[Order]:
+        yield from self._dismiss()
         while self._queued and not self.reporting and self._on_worker:
             worker, closures = min(
                 self._on_worker.items(), key=lambda item: len(item[1])
@@ -197,8 +220,16 @@ class ClosureQueue:
             self._worker_of[closure] = worker
             yield Run(closure, worker)
 
+    def _dismiss(self) -> Iterator[Order]:
+        for worker in [one for one, load in self._leaving.items() if not load]:
+            del self._leaving[worker]
+            yield Dismiss(worker)
+
+    def _load(self, worker: int) -> dict[int, None]:
+        return self._on_worker.get(worker, self._leaving.get(worker, {}))
+
     def _take_from_worker(self, closure: int) -> None:
-        del self._on_worker[self._worker_of.pop(closure)][closure]
+        del self._load(self._worker_of.pop(closure))[closure]
         self._recalled.discard(closure)
 
     def _abandon(self, closure: int) -> Iterable[Order]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from itertools import count
 
 from stratagem._coordinator.gpu_counts import GpuCounts
-from stratagem._coordinator.link import WorkerLink
+from stratagem._coordinator.link import WorkerLink, task_at
 from stratagem._coordinator.remote_worker import Connect, RemoteWorker
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
+from stratagem._servers.session import Identity
 from stratagem.consistency import Async
 from stratagem_proto.channel import Deadlines
-from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.v1.session_pb2 import Task
 
 # Attempts follow each other for as long as it takes.
@@ -71,7 +72,7 @@ def take_over(strategy: ParameterServerStrategy) -> None:
 
 
 def connector(strategy: ParameterServerStrategy, numbers: count[int]) -> Connect:
-    """Return what connects to the workers of a strategy's cluster.
+    """Return what connects to workers for a strategy.
 
     It does not keep the strategy alive.
 
@@ -79,15 +80,11 @@ def connector(strategy: ParameterServerStrategy, numbers: count[int]) -> Connect
         strategy: The strategy.
         numbers: Gives numbers to what workers run.
     """
-    extended = strategy.extended
-    assert isinstance(extended, ParameterServerExtended)
-    cluster = extended._membership.cluster
-    identity = extended._store.servers.identity
+    identity = _identity_of(strategy)
     takes_all_gpus = strategy._of_all_tasks["num_replicas_per_worker"] is None
     counts = GpuCounts()
 
-    def connect(index: int) -> RemoteWorker:
-        address = cluster.task_address("worker", index)
+    def connect(index: int, address: str) -> RemoteWorker:
         link = WorkerLink(address, Task(job="worker", index=index), identity, _ATTEMPT)
         link.connect()
         if takes_all_gpus:
@@ -99,3 +96,24 @@ def connector(strategy: ParameterServerStrategy, numbers: count[int]) -> Connect
         return RemoteWorker(index, link, numbers)
 
     return connect
+
+
+def worker_at(address: str, strategy: ParameterServerStrategy) -> int:
+    """Return the index of the worker that serves at an address.
+
+    Raises:
+        StratagemError: As of `WorkerLink.connect`, or it is of another job.
+    """
+    task = task_at(address, _identity_of(strategy), _ATTEMPT)
+    if task.job != "worker":
+        raise FailedPreconditionError(
+            f"/job:{task.job}/task:{task.index} answers at {address}, and only tasks "
+            "of the job worker join a coordinator; start the server with --job worker"
+        )
+    return task.index
+
+
+def _identity_of(strategy: ParameterServerStrategy) -> Identity:
+    extended = strategy.extended
+    assert isinstance(extended, ParameterServerExtended)
+    return extended._store.servers.identity

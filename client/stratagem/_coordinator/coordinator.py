@@ -11,11 +11,17 @@ from typing import Any
 
 from stratagem._coordinator.call import Call
 from stratagem._coordinator.closure import Closure
-from stratagem._coordinator.connecting import connector, require_suited, take_over
+from stratagem._coordinator.connecting import (
+    connector,
+    require_suited,
+    take_over,
+    worker_at,
+)
 from stratagem._coordinator.dispatch import Dispatch
 from stratagem._coordinator.per_worker import PerWorkerDataset, per_worker_dataset
 from stratagem._coordinator.remote_value import RemoteValue
 from stratagem._coordinator.residents import Residents
+from stratagem._coordinator.resolver_watch import ResolverWatch, workers_of
 from stratagem._coordinator.settings import Settings
 from stratagem._coordinator.watchdog import Watchdog
 from stratagem._parameter_server.strategy import ParameterServerStrategy
@@ -52,6 +58,10 @@ class ClusterCoordinator:
     function raises is raised once, by the next `schedule`, `join` or `done`, which
     cancels all other functions first; afterwards the coordinator can be used again.
 
+    Workers may join and leave at any time: see `add_worker`, `remove_worker` and
+    `resolver_seconds`. A worker that is lost is sought until it is back; who comes and
+    goes is told to the logger "stratagem".
+
     There is one coordinator for each strategy: constructing it again returns the first.
 
     Args:
@@ -63,6 +73,10 @@ class ClusterCoordinator:
             without it none is delayed.
         watchdog_seconds: For how long no function may end, while some are scheduled,
             until a warning with the state of all workers and threads is logged.
+        resolver_seconds: Seconds between looks at the strategy's `cluster_resolver`:
+            workers that it knows since then join, and those that it knows no more
+            leave, as by `add_worker` and `remove_worker`. By default it is not looked
+            at again. What it says of other jobs does not count.
 
     Raises:
         InvalidArgumentError: `strategy` is of another class, has no cluster or no
@@ -91,21 +105,26 @@ class ClusterCoordinator:
         start_delay: float = 0.0,
         longest_start_delay: float = 0.0,
         watchdog_seconds: float | None = None,
+        resolver_seconds: float | None = None,
     ) -> None:
         if hasattr(self, "strategy"):
             return
         settings = Settings(
-            queue_size, start_delay, longest_start_delay, watchdog_seconds
+            queue_size,
+            start_delay,
+            longest_start_delay,
+            watchdog_seconds,
+            resolver_seconds,
         )
         self.strategy = strategy
         take_over(strategy)
         self._numbers = count(1)
         self._space = secrets.token_bytes(SESSION_ID_BYTES)
         self._residents = Residents(Dumper(strategy))
-        self._dispatch = _started(strategy, settings, self._numbers)
+        connect = connector(strategy, self._numbers)
+        self._dispatch = Dispatch(connect, settings.queue_size)
         weakref.finalize(self, self._dispatch.close)
-        if watchdog_seconds is not None:
-            self._watch(watchdog_seconds)
+        self._start(settings)
 
     def schedule(
         self,
@@ -207,25 +226,71 @@ class ClusterCoordinator:
         """
         return per_worker_dataset(self._residents, dataset_fn)
 
-    def _watch(self, seconds: float) -> None:
-        watchdog = Watchdog(seconds, self._dispatch.ended, self._dispatch.state)
-        watchdog.start()
-        weakref.finalize(self, watchdog.close)
+    @property
+    def workers(self) -> list[int]:
+        """The indices of the workers that are there now."""
+        return self._dispatch.workers()
+
+    def add_worker(self, address: str) -> int:
+        """Let a worker server join while functions run.
+
+        It takes part under the index that it was started with, which no other worker
+        may have: `stratagem worker --task 5`. Indices may have gaps, and those of
+        workers that have left may be used again.
+
+        Args:
+            address: Its "host:port".
+
+        Returns:
+            The index.
+
+        Raises:
+            AlreadyExistsError: There is a worker of that index.
+            UnavailableError: The worker cannot be reached.
+            UnauthenticatedError: It has another cluster token.
+            FailedPreconditionError: It runs other versions of Python, PyTorch,
+                cloudpickle or Stratagem, or is no worker.
+        """
+        index = worker_at(address, self.strategy)
+        self._dispatch.add(index, address, late=True)
+        return index
+
+    def remove_worker(self, index: int) -> None:
+        """Let a worker leave: it gets nothing more to run.
+
+        Waits until what it is running has ended. What waits there goes to others, or
+        for one if there is none. The worker server itself stays, and may be added
+        again.
+
+        Args:
+            index: Its index.
+
+        Raises:
+            InvalidArgumentError: There is no such worker.
+        """
+        self._dispatch.remove(index)
+        self._dispatch.await_removal(index)
+
+    def _start(self, settings: Settings) -> None:
+        resolver, dispatch = self.strategy.cluster_resolver, self._dispatch
+        workers = workers_of(resolver)
+        for index, address in workers.items():
+            dispatch.add(index, address, delay=settings.delay_of(index))
+        if settings.resolver_seconds is not None:
+            seconds = settings.resolver_seconds
+            self._attach(ResolverWatch(resolver, seconds, dispatch, workers))
+        if settings.watchdog_seconds is not None:
+            seconds = settings.watchdog_seconds
+            self._attach(Watchdog(seconds, dispatch.ended, dispatch.state))
+
+    def _attach(self, watch: ResolverWatch | Watchdog) -> None:
+        watch.start()
+        weakref.finalize(self, watch.close)
 
     def _release(self) -> None:
         handles = self._residents.gone()
         if handles:
             self._dispatch.release(handles)
-
-
-def _started(
-    strategy: ParameterServerStrategy, settings: Settings, numbers: count[int]
-) -> Dispatch:
-    workers = strategy.cluster_resolver.cluster_spec().task_indices("worker")
-    connect = connector(strategy, numbers)
-    dispatch = Dispatch(workers, connect, settings.queue_size)
-    dispatch.start(map(settings.delay_of, workers))
-    return dispatch
 
 
 def _bound(

@@ -19,6 +19,7 @@ from stratagem._coordinator.endings import (
 from stratagem._coordinator.orders import (
     Abandon,
     Cancel,
+    Dismiss,
     Order,
     Recall,
     Run,
@@ -26,7 +27,12 @@ from stratagem._coordinator.orders import (
 )
 from stratagem._coordinator.rebalancing import Rebalancing
 from stratagem._coordinator.remote_worker import Connect, RemoteWorker
-from stratagem_proto.errors import CancelledError, StratagemError
+from stratagem._coordinator.roster import Roster
+from stratagem_proto.errors import (
+    AlreadyExistsError,
+    CancelledError,
+    StratagemError,
+)
 
 # How many closures a worker has, so that it need not wait for the next one.
 DEPTH = 2
@@ -39,37 +45,65 @@ class Dispatch:
     program for what it schedules, a connection's for what its worker answers.
 
     Args:
-        workers: The indices of the workers.
-        connect: Connects to one.
+        connect: Connects to a worker.
         capacity: How many closures may wait.
     """
 
-    def __init__(self, workers: Iterable[int], connect: Connect, capacity: int) -> None:
+    def __init__(self, connect: Connect, capacity: int) -> None:
         self._queue = ClosureQueue(capacity, DEPTH)
         self._closures: dict[int, Closure] = {}
-        self._connected: dict[int, RemoteWorker] = {}
-        self._refused: set[int] = set()
         self._ended = 0
         self._changed = threading.Condition()
         self._entry = threading.Lock()
         self._closed = False
         self._rebalances = False
-        self._rebalancing = Rebalancing(self._rebalance)
-        self._attendants = {
-            index: Attendant(
-                index,
-                connect,
-                Events(self._welcome, partial(self._refuse, index), self._give_up),
-            )
-            for index in workers
-        }
-
-    def start(self, delays: Iterable[float]) -> None:
-        """Connects to the workers, after so many seconds each. Spec: FLT-12."""
-        pairs = zip(self._attendants.values(), delays, strict=True)
-        for attendant, delay in pairs:
-            attendant.start(delay)
+        self._roster = Roster(connect, Events(self._welcome, self._refuse))
+        self._rebalancing = Rebalancing(self._rebalance, self._give_up)
         self._rebalancing.start()
+
+    def add(
+        self, index: int, address: str, delay: float = 0.0, late: bool = False
+    ) -> None:
+        """Lets a worker join.
+
+        Args:
+            index: Its index.
+            address: Its "host:port".
+            delay: Seconds until it is connected to. Spec: FLT-12.
+            late: Whether others were there before, so that it is no error if it is
+                there but cannot be used.
+
+        Raises:
+            AlreadyExistsError: There is a worker of that index.
+        """
+        with self._changed:
+            self._require_open()
+            if index in self._roster.indices:
+                raise AlreadyExistsError(
+                    f"the coordinator has a worker {index} already; start the worker "
+                    f"server with --task {max(self._roster.indices) + 1}"
+                )
+            self._roster.add(index, address, delay, late)
+
+    def remove(self, index: int) -> None:
+        """Lets a worker leave once it has nothing to run; does not wait for that.
+
+        Raises:
+            InvalidArgumentError: There is none of that index.
+        """
+        with self._changed:
+            self._roster.require(index)
+            self._obey(self._queue.worker_leaves(index))
+
+    def await_removal(self, index: int) -> None:
+        """Waits until a worker has left that is to leave."""
+        with self._changed:
+            self._wait(lambda: index not in self._queue.leaving)
+
+    def workers(self) -> list[int]:
+        """Returns the indices of the workers that are there."""
+        with self._changed:
+            return sorted(self._roster.there)
 
     def schedule(self, closure: Closure) -> None:
         """Takes a closure; waits while the queue is full. Spec: COO-6, ERR-4, ERR-5."""
@@ -94,7 +128,7 @@ class Dispatch:
     def release(self, handles: Sequence[int]) -> None:
         """Lets workers forget what nothing names any more."""
         with self._changed:
-            for worker in self._connected.values():
+            for worker in self._roster.there.values():
                 worker.release(handles)
 
     def ended(self) -> int | None:
@@ -105,19 +139,20 @@ class Dispatch:
     def state(self) -> str:
         """Returns where everything stands, for a person. Spec: FLT-13."""
         with self._changed:
-            lines = map(self._state_of, self._attendants)
+            lines = map(self._state_of, self._roster.indices)
             return f"{self._queue.queued} functions wait; " + "; ".join(lines)
 
     def close(self) -> None:
         """Gives up everything, soon. May be called anywhere, and again."""
-        for attendant in self._attendants.values():
-            attendant.close()
         self._rebalancing.close()
 
     # What the program waits for. All that follows is done under the lock.
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         self._changed.wait_for(lambda: self._closed or condition())
+        self._require_open()
+
+    def _require_open(self) -> None:
         if self._closed:
             raise CancelledError(
                 "the coordinator is closed, because the program ends; schedule "
@@ -139,6 +174,7 @@ class Dispatch:
         queue = self._queue
         if not queue.error:
             return
+        self._require_open()
         if not queue.reporting:
             self._obey(queue.begin_report())
         # Another thread may come first.
@@ -157,6 +193,8 @@ class Dispatch:
             elif isinstance(order, Starve):
                 closure = self._end(order.closure)
                 closure.fail(input_failure(closure, order.error))
+            elif isinstance(order, Dismiss):
+                self._roster.dismiss(order.worker)
             # A connection that broke meanwhile has taken some closures back.
             elif order.closure in self._queue.closures_of(order.worker):
                 self._instruct(order)
@@ -171,7 +209,7 @@ class Dispatch:
             self._obey(self._queue.rebalance())
 
     def _instruct(self, order: Run | Recall | Cancel) -> None:
-        worker = self._connected[order.worker]
+        worker = self._roster.there[order.worker]
         if not isinstance(order, Run):
             worker.cancel(order.closure, interrupt=isinstance(order, Cancel))
             return
@@ -185,33 +223,35 @@ class Dispatch:
 
     # What workers and connections tell. In the threads of these.
 
-    def _welcome(self, worker: RemoteWorker) -> None:
+    def _welcome(self, attendant: Attendant, worker: RemoteWorker) -> None:
         with self._changed:
-            self._connected[worker.index] = worker
-            self._refused.discard(worker.index)
-            self._obey(self._queue.worker_ready(worker.index))
+            if self._roster.welcome(attendant, worker):
+                self._obey(self._queue.worker_ready(worker.index))
+        worker.when_ended(partial(self._lose, worker))
 
-    def _refuse(self, index: int, error: StratagemError) -> None:
-        """Reports a worker that cannot be used: once, or while there is no other."""
+    def _refuse(self, attendant: Attendant, error: StratagemError) -> None:
         with self._changed:
-            if index not in self._refused or not self._connected:
+            if self._roster.refuse(attendant, error):
                 self._queue.fault(error)
-            self._refused.add(index)
-            self._changed.notify_all()
+                self._changed.notify_all()
+
+    def _lose(self, worker: RemoteWorker, why: StratagemError) -> None:
+        with self._changed:
+            if self._roster.lose(worker, why):
+                self._obey(self._queue.worker_lost(worker.index))
 
     def _take_note(
         self, worker: RemoteWorker, closure: Closure, future: Future[bytes]
     ) -> None:
         with self._changed:
-            # Another worker may have it by now.
-            if self._connected.get(worker.index) is worker:
-                self._settle(worker, closure, ending_of(future, worker, closure))
+            ending = ending_of(future, worker, closure)
+            # Another worker may have it by now, or gets it when the loss is told.
+            if self._roster.there.get(worker.index) is worker and not ending.lost:
+                self._settle(closure, ending)
 
-    def _settle(self, worker: RemoteWorker, closure: Closure, ending: Ending) -> None:
+    def _settle(self, closure: Closure, ending: Ending) -> None:
         queue, number = self._queue, closure.number
-        if ending.lost:
-            self._lose(worker)
-        elif ending.gave_up:
+        if ending.gave_up:
             self._obey(queue.put_back(number))
         elif ending.error is not None:
             self._end(number).fail(ending.error)
@@ -220,20 +260,16 @@ class Dispatch:
             self._end(number).succeed(ending.payload)
             self._obey(queue.finished(number))
 
-    def _lose(self, worker: RemoteWorker) -> None:
-        del self._connected[worker.index]
-        self._attendants[worker.index].reconnect()
-        self._obey(self._queue.worker_lost(worker.index))
-
     def _give_up(self) -> None:
         with self._changed:
             self._closed = True
+            self._roster.close()
             for closure in self._closures.values():
                 closure.abort()
             self._closures.clear()
             self._changed.notify_all()
 
     def _state_of(self, index: int) -> str:
-        there = "" if index in self._connected else "is not there and "
+        there = "" if index in self._roster.there else "is not there and "
         names = [self._closures[one].name for one in self._queue.closures_of(index)]
         return f"/job:worker/task:{index} {there}has {', '.join(names) or 'none'}"

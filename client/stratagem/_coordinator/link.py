@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 import grpc
@@ -78,9 +78,7 @@ class WorkerLink:
         self.close()
         channel = open_channel(self._address, PATIENT_CHANNEL_OPTIONS)
         session = secrets.token_bytes(SESSION_ID_BYTES)
-        opening = pb.OpenWorkerSession(
-            session=handshake(self._identity, session), runtime=this_runtime()
-        )
+        opening = _opening(self._identity, session, self._address)
         stream = WorkStream(channel, self.peer, opening, self._show)
         try:
             opened = stream.open(self._deadlines.connect)
@@ -91,6 +89,15 @@ class WorkerLink:
             raise
         self._channel, self._stream, self.incarnation = channel, stream, session
         self.gpus = opened.gpus
+
+    def when_ended(self, tell: Callable[[StratagemError], None]) -> None:
+        """Lets a function know when the session that there is ends, and why.
+
+        Args:
+            tell: Called once, from any thread; at once if the session has ended.
+        """
+        assert self._stream is not None, "the link is not connected"
+        self._stream.ending.add_done_callback(lambda ending: tell(ending.result()))
 
     def define(self, handle: int, payload: bytes) -> None:
         """Gives the worker an object to which later payloads refer, or changes one."""
@@ -150,6 +157,34 @@ class WorkerLink:
     def _send(self, instructions: Instructions) -> None:
         if self._stream is not None:
             self._stream.send(instructions)
+
+
+def task_at(address: str, identity: Identity, deadlines: Deadlines) -> Task:
+    """Return the task of the worker server at an address.
+
+    Args:
+        address: Its "host:port".
+        identity: What to tell it about this process.
+        deadlines: How long it may take to answer.
+
+    Raises:
+        StratagemError: As of `WorkerLink.connect`.
+    """
+    peer = f"the worker at {address}"
+    session = secrets.token_bytes(SESSION_ID_BYTES)
+    with open_channel(address, PATIENT_CHANNEL_OPTIONS) as channel:
+        opening = _opening(identity, session, address)
+        stream = WorkStream(channel, peer, opening, labelled(peer))
+        try:
+            return stream.open(deadlines.connect).session.task
+        finally:
+            stream.end(_closed(peer))
+
+
+def _opening(identity: Identity, session: bytes, address: str) -> pb.OpenWorkerSession:
+    return pb.OpenWorkerSession(
+        session=handshake(identity, session), runtime=this_runtime(), address=address
+    )
 
 
 def _closed(peer: str) -> StratagemError:

@@ -45,4 +45,11 @@ class Starve:
     error: BaseException
 
 
-Order: TypeAlias = Run | Recall | Cancel | Abandon | Starve
+@dataclass(frozen=True)
+class Dismiss:
+    """Let a worker go that was to leave: it has nothing any more."""
+
+    worker: int
+
+
+Order: TypeAlias = Run | Recall | Cancel | Abandon | Starve | Dismiss

@@ -16,10 +16,14 @@ class Rebalancing:
 
     Args:
         rebalance: The function.
+        at_end: Called once, after `close`.
     """
 
-    def __init__(self, rebalance: Callable[[], None]) -> None:
+    def __init__(
+        self, rebalance: Callable[[], None], at_end: Callable[[], None]
+    ) -> None:
         self._rebalance = rebalance
+        self._at_end = at_end
         self._wishes: SimpleQueue[bool] = SimpleQueue()
 
     def start(self) -> None:
@@ -40,3 +44,4 @@ class Rebalancing:
         while self._wishes.get():
             time.sleep(_PATIENCE_SECONDS)
             self._rebalance()
+        self._at_end()

@@ -11,6 +11,7 @@ from stratagem._coordinator.closure import Closure
 from stratagem._coordinator.link import WorkerLink
 from stratagem._coordinator.residents import WorkerValue
 from stratagem._shipping.parcel import Definition, Parcel
+from stratagem_proto.errors import StratagemError
 
 
 class RemoteWorker:
@@ -59,6 +60,10 @@ class RemoteWorker:
         failures = map(self._failed.get, closure.parcel.residents)
         return next(filter(None, failures), None)
 
+    def when_ended(self, tell: Callable[[StratagemError], None]) -> None:
+        """Lets a function know when the connection ends, and why."""
+        self._link.when_ended(tell)
+
     def close(self) -> None:
         """Ends the session; what is under way fails."""
         self._link.close()
@@ -102,5 +107,5 @@ class RemoteWorker:
         return known
 
 
-Connect = Callable[[int], RemoteWorker]
-"""Connects to the worker of an index; raises what `WorkerLink.connect` raises."""
+Connect = Callable[[int, str], RemoteWorker]
+"""Connects to a worker by index and address; raises as `WorkerLink.connect`."""

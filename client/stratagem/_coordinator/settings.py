@@ -16,12 +16,14 @@ class Settings:
         start_delay: Seconds by which each worker starts after the one before it.
         longest_start_delay: The most seconds that a worker starts after the first.
         watchdog_seconds: How long nothing may end until that is logged; None for ever.
+        resolver_seconds: Time between looks at the resolver; None for one look.
     """
 
     queue_size: int
     start_delay: float
     longest_start_delay: float
     watchdog_seconds: float | None
+    resolver_seconds: float | None
 
     def __post_init__(self) -> None:
         """Checks them.
@@ -42,6 +44,11 @@ class Settings:
             raise InvalidArgumentError(
                 f"watchdog_seconds is {self.watchdog_seconds}; it must be positive, or "
                 "None for no watchdog"
+            )
+        if self.resolver_seconds is not None and self.resolver_seconds <= 0:
+            raise InvalidArgumentError(
+                f"resolver_seconds is {self.resolver_seconds}; it must be positive, or "
+                "None for workers that join by add_worker alone"
             )
 
     def delay_of(self, worker: int) -> float:

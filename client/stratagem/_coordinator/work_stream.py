@@ -37,6 +37,9 @@ class WorkStream:
         peer: What errors call it.
         opening: The handshake.
         show: Shows what functions write.
+
+    Attributes:
+        ending: Why the session ended, once it has.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class WorkStream:
         self._pending: dict[int, Future[bytes]] = {}
         self._pieces = Pieces()
         self._changing = threading.Lock()
+        self.ending: Future[StratagemError] = Future()
         self._loss: StratagemError | None = None
         self._ended = threading.Event()
         self._heard = time.monotonic()
@@ -128,6 +132,7 @@ class WorkStream:
         self._call.cancel()
         for future in pending.values():
             future.set_exception(loss)
+        self.ending.set_result(loss)
 
     # What goes there.
 

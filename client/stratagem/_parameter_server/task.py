@@ -92,4 +92,6 @@ def _pace_of(member: Membership, servers: ServerGroup, initial: Consistency) -> 
     check_consistency(declared, member.num_workers)
     # Who may not call the first server cannot be held together with the others.
     hidden = servers.used[0] not in servers.called and initial == Async()
-    return Pace(declared, None if hidden else member.number, member.num_workers)
+    # Workers that join a coordinator may leave gaps between their indices.
+    places = max(member.num_workers, member.number + 1)
+    return Pace(declared, None if hidden else member.number, places)

@@ -18,10 +18,13 @@ class WorkerTask:
         index: Its index in the job "worker".
         token: The secret of the cluster, which does not travel with objects; None for
             that of the environment.
+        address: Where the coordinator reaches it, "host:port"; "" for the address that
+            the cluster has for it.
     """
 
     index: int
     token: str | None = None
+    address: str = ""
 
 
 class Change(NamedTuple):

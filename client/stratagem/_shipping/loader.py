@@ -28,6 +28,7 @@ class Loader:
         worker_index: Index of the worker in the job "worker" of the cluster.
         token: The secret of the cluster; None for that of the environment. It does not
             travel with strategies.
+        address: Where the coordinator reaches it, if that may be news to the cluster.
 
     Attributes:
         task: The worker.
@@ -35,8 +36,10 @@ class Loader:
         held: What there is, by handle.
     """
 
-    def __init__(self, worker_index: int, token: str | None = None) -> None:
-        self.task = WorkerTask(worker_index, token)
+    def __init__(
+        self, worker_index: int, token: str | None = None, address: str = ""
+    ) -> None:
+        self.task = WorkerTask(worker_index, token, address)
         self.waiting = WaitingDefinitions()
         self.held: dict[int, _Held] = {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stratagem._cluster.spec import ClusterSpec
+from stratagem._cluster.spec import ClusterSpec, Tasks
 from stratagem._parameter_server.attached import AttachedStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
@@ -38,7 +38,9 @@ class StrategyKind(Kind):
     def make(self, essence: Any, task: WorkerTask) -> AttachedStrategy:
         cluster, settings = essence
         resolver = SimpleClusterResolver(
-            ClusterSpec(cluster), task_type="worker", task_id=task.index
+            _joined_by(ClusterSpec(cluster), task),
+            task_type="worker",
+            task_id=task.index,
         )
         return AttachedStrategy(resolver, token=task.token, **settings)
 
@@ -91,6 +93,16 @@ class ResolverKind(Kind):
     def make(self, essence: Any, task: WorkerTask) -> ClusterResolver:
         resolver: ClusterResolver = essence.cluster_resolver
         return resolver
+
+
+def _joined_by(cluster: ClusterSpec, task: WorkerTask) -> ClusterSpec:
+    """Return a cluster with a worker that may have joined it since."""
+    if not task.address:
+        return cluster
+    workers = dict(enumerate(cluster.job_tasks("worker")))
+    known = {index: address for index, address in workers.items() if address}
+    tasks: dict[str, Tasks] = {**cluster.as_dict()}
+    return ClusterSpec({**tasks, "worker": {**known, task.index: task.address}})
 
 
 def require_own(what: str, found: Any, own: ParameterServerStrategy) -> object:

@@ -25,49 +25,49 @@ _sym_db = _symbol_database.Default()
 from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_session__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fstratagem_proto/v1/worker.proto\x12\x12stratagem_proto.v1\x1a stratagem_proto/v1/session.proto\"y\n\x0bWorkRequest\x12\x33\n\x04open\x18\x01 \x01(\x0b\x32%.stratagem_proto.v1.OpenWorkerSession\x12\x35\n\x0cinstructions\x18\x02 \x03(\x0b\x32\x1f.stratagem_proto.v1.Instruction\"v\n\x0cWorkResponse\x12\x37\n\x06opened\x18\x01 \x01(\x0b\x32\'.stratagem_proto.v1.WorkerSessionOpened\x12-\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.WorkEvent\"z\n\x11OpenWorkerSession\x12\x37\n\x07session\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12,\n\x07runtime\x18\x02 \x01(\x0b\x32\x1b.stratagem_proto.v1.Runtime\"]\n\x13WorkerSessionOpened\x12\x38\n\x07session\x18\x01 \x01(\x0b\x32\'.stratagem_proto.v1.OpenSessionResponse\x12\x0c\n\x04gpus\x18\x02 \x01(\r\"P\n\x07Runtime\x12\x0e\n\x06python\x18\x01 \x01(\t\x12\r\n\x05torch\x18\x02 \x01(\t\x12\x13\n\x0b\x63loudpickle\x18\x03 \x01(\t\x12\x11\n\tstratagem\x18\x04 \x01(\t\"\x84\x02\n\x0bInstruction\x12\x0f\n\x05piece\x18\x01 \x01(\x0cH\x00\x12,\n\x06\x64\x65\x66ine\x18\x02 \x01(\x0b\x32\x1a.stratagem_proto.v1.DefineH\x00\x12&\n\x03run\x18\x03 \x01(\x0b\x32\x17.stratagem_proto.v1.RunH\x00\x12,\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x1a.stratagem_proto.v1.CancelH\x00\x12.\n\x07release\x18\x05 \x01(\x0b\x32\x1b.stratagem_proto.v1.ReleaseH\x00\x12(\n\x04\x62\x65\x61t\x18\x06 \x01(\x0b\x32\x18.stratagem_proto.v1.BeatH\x00\x42\x06\n\x04kind\")\n\x06\x44\x65\x66ine\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"o\n\x03Run\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x0f\n\x07keep_as\x18\x03 \x01(\x04\x12\x35\n\x08identity\x18\x04 \x01(\x0b\x32#.stratagem_proto.v1.ClosureIdentity\",\n\x06\x43\x61ncel\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\x12\x11\n\tinterrupt\x18\x02 \x01(\x08\"\x1a\n\x07Release\x12\x0f\n\x07handles\x18\x01 \x03(\x04\"\x06\n\x04\x42\x65\x61t\"\xde\x01\n\tWorkEvent\x12\x0f\n\x05piece\x18\x01 \x01(\x0cH\x00\x12.\n\x07started\x18\x02 \x01(\x0b\x32\x1b.stratagem_proto.v1.StartedH\x00\x12,\n\x06output\x18\x03 \x01(\x0b\x32\x1a.stratagem_proto.v1.OutputH\x00\x12\x30\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1c.stratagem_proto.v1.FinishedH\x00\x12(\n\x04\x62\x65\x61t\x18\x05 \x01(\x0b\x32\x18.stratagem_proto.v1.BeatH\x00\x42\x06\n\x04kind\"\x1a\n\x07Started\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\"h\n\x06Output\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\x12\x30\n\x06stream\x18\x02 \x01(\x0e\x32 .stratagem_proto.v1.OutputStream\x12\r\n\x05level\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\"Z\n\x08\x46inished\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12,\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1b.stratagem_proto.v1.Failure\"\x9b\x01\n\x07\x46\x61ilure\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.stratagem_proto.v1.FailureKind\x12\x11\n\texception\x18\x02 \x01(\x0c\x12\x12\n\nclass_name\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x11\n\ttraceback\x18\x05 \x01(\t\x12\x16\n\x0epickling_error\x18\x06 \x01(\t*x\n\x0cOutputStream\x12\x1d\n\x19OUTPUT_STREAM_UNSPECIFIED\x10\x00\x12\x18\n\x14OUTPUT_STREAM_STDOUT\x10\x01\x12\x18\n\x14OUTPUT_STREAM_STDERR\x10\x02\x12\x15\n\x11OUTPUT_STREAM_LOG\x10\x03*z\n\x0b\x46\x61ilureKind\x12\x1c\n\x18\x46\x41ILURE_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46\x41ILURE_KIND_FUNCTION\x10\x01\x12\x16\n\x12\x46\x41ILURE_KIND_INPUT\x10\x02\x12\x1a\n\x16\x46\x41ILURE_KIND_CANCELLED\x10\x03\x32^\n\rWorkerService\x12M\n\x04Work\x12\x1f.stratagem_proto.v1.WorkRequest\x1a .stratagem_proto.v1.WorkResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fstratagem_proto/v1/worker.proto\x12\x12stratagem_proto.v1\x1a stratagem_proto/v1/session.proto\"y\n\x0bWorkRequest\x12\x33\n\x04open\x18\x01 \x01(\x0b\x32%.stratagem_proto.v1.OpenWorkerSession\x12\x35\n\x0cinstructions\x18\x02 \x03(\x0b\x32\x1f.stratagem_proto.v1.Instruction\"v\n\x0cWorkResponse\x12\x37\n\x06opened\x18\x01 \x01(\x0b\x32\'.stratagem_proto.v1.WorkerSessionOpened\x12-\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.WorkEvent\"\x8b\x01\n\x11OpenWorkerSession\x12\x37\n\x07session\x18\x01 \x01(\x0b\x32&.stratagem_proto.v1.OpenSessionRequest\x12,\n\x07runtime\x18\x02 \x01(\x0b\x32\x1b.stratagem_proto.v1.Runtime\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"]\n\x13WorkerSessionOpened\x12\x38\n\x07session\x18\x01 \x01(\x0b\x32\'.stratagem_proto.v1.OpenSessionResponse\x12\x0c\n\x04gpus\x18\x02 \x01(\r\"P\n\x07Runtime\x12\x0e\n\x06python\x18\x01 \x01(\t\x12\r\n\x05torch\x18\x02 \x01(\t\x12\x13\n\x0b\x63loudpickle\x18\x03 \x01(\t\x12\x11\n\tstratagem\x18\x04 \x01(\t\"\x84\x02\n\x0bInstruction\x12\x0f\n\x05piece\x18\x01 \x01(\x0cH\x00\x12,\n\x06\x64\x65\x66ine\x18\x02 \x01(\x0b\x32\x1a.stratagem_proto.v1.DefineH\x00\x12&\n\x03run\x18\x03 \x01(\x0b\x32\x17.stratagem_proto.v1.RunH\x00\x12,\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x1a.stratagem_proto.v1.CancelH\x00\x12.\n\x07release\x18\x05 \x01(\x0b\x32\x1b.stratagem_proto.v1.ReleaseH\x00\x12(\n\x04\x62\x65\x61t\x18\x06 \x01(\x0b\x32\x18.stratagem_proto.v1.BeatH\x00\x42\x06\n\x04kind\")\n\x06\x44\x65\x66ine\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"o\n\x03Run\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x0f\n\x07keep_as\x18\x03 \x01(\x04\x12\x35\n\x08identity\x18\x04 \x01(\x0b\x32#.stratagem_proto.v1.ClosureIdentity\",\n\x06\x43\x61ncel\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\x12\x11\n\tinterrupt\x18\x02 \x01(\x08\"\x1a\n\x07Release\x12\x0f\n\x07handles\x18\x01 \x03(\x04\"\x06\n\x04\x42\x65\x61t\"\xde\x01\n\tWorkEvent\x12\x0f\n\x05piece\x18\x01 \x01(\x0cH\x00\x12.\n\x07started\x18\x02 \x01(\x0b\x32\x1b.stratagem_proto.v1.StartedH\x00\x12,\n\x06output\x18\x03 \x01(\x0b\x32\x1a.stratagem_proto.v1.OutputH\x00\x12\x30\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1c.stratagem_proto.v1.FinishedH\x00\x12(\n\x04\x62\x65\x61t\x18\x05 \x01(\x0b\x32\x18.stratagem_proto.v1.BeatH\x00\x42\x06\n\x04kind\"\x1a\n\x07Started\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\"h\n\x06Output\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\x12\x30\n\x06stream\x18\x02 \x01(\x0e\x32 .stratagem_proto.v1.OutputStream\x12\r\n\x05level\x18\x03 \x01(\r\x12\x0c\n\x04text\x18\x04 \x01(\t\"Z\n\x08\x46inished\x12\x0f\n\x07\x63losure\x18\x01 \x01(\x04\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12,\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x1b.stratagem_proto.v1.Failure\"\x9b\x01\n\x07\x46\x61ilure\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.stratagem_proto.v1.FailureKind\x12\x11\n\texception\x18\x02 \x01(\x0c\x12\x12\n\nclass_name\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x11\n\ttraceback\x18\x05 \x01(\t\x12\x16\n\x0epickling_error\x18\x06 \x01(\t*x\n\x0cOutputStream\x12\x1d\n\x19OUTPUT_STREAM_UNSPECIFIED\x10\x00\x12\x18\n\x14OUTPUT_STREAM_STDOUT\x10\x01\x12\x18\n\x14OUTPUT_STREAM_STDERR\x10\x02\x12\x15\n\x11OUTPUT_STREAM_LOG\x10\x03*z\n\x0b\x46\x61ilureKind\x12\x1c\n\x18\x46\x41ILURE_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46\x41ILURE_KIND_FUNCTION\x10\x01\x12\x16\n\x12\x46\x41ILURE_KIND_INPUT\x10\x02\x12\x1a\n\x16\x46\x41ILURE_KIND_CANCELLED\x10\x03\x32^\n\rWorkerService\x12M\n\x04Work\x12\x1f.stratagem_proto.v1.WorkRequest\x1a .stratagem_proto.v1.WorkResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stratagem_proto.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTPUTSTREAM']._serialized_start=1743
-  _globals['_OUTPUTSTREAM']._serialized_end=1863
-  _globals['_FAILUREKIND']._serialized_start=1865
-  _globals['_FAILUREKIND']._serialized_end=1987
+  _globals['_OUTPUTSTREAM']._serialized_start=1761
+  _globals['_OUTPUTSTREAM']._serialized_end=1881
+  _globals['_FAILUREKIND']._serialized_start=1883
+  _globals['_FAILUREKIND']._serialized_end=2005
   _globals['_WORKREQUEST']._serialized_start=89
   _globals['_WORKREQUEST']._serialized_end=210
   _globals['_WORKRESPONSE']._serialized_start=212
   _globals['_WORKRESPONSE']._serialized_end=330
-  _globals['_OPENWORKERSESSION']._serialized_start=332
-  _globals['_OPENWORKERSESSION']._serialized_end=454
-  _globals['_WORKERSESSIONOPENED']._serialized_start=456
-  _globals['_WORKERSESSIONOPENED']._serialized_end=549
-  _globals['_RUNTIME']._serialized_start=551
-  _globals['_RUNTIME']._serialized_end=631
-  _globals['_INSTRUCTION']._serialized_start=634
-  _globals['_INSTRUCTION']._serialized_end=894
-  _globals['_DEFINE']._serialized_start=896
-  _globals['_DEFINE']._serialized_end=937
-  _globals['_RUN']._serialized_start=939
-  _globals['_RUN']._serialized_end=1050
-  _globals['_CANCEL']._serialized_start=1052
-  _globals['_CANCEL']._serialized_end=1096
-  _globals['_RELEASE']._serialized_start=1098
-  _globals['_RELEASE']._serialized_end=1124
-  _globals['_BEAT']._serialized_start=1126
-  _globals['_BEAT']._serialized_end=1132
-  _globals['_WORKEVENT']._serialized_start=1135
-  _globals['_WORKEVENT']._serialized_end=1357
-  _globals['_STARTED']._serialized_start=1359
-  _globals['_STARTED']._serialized_end=1385
-  _globals['_OUTPUT']._serialized_start=1387
-  _globals['_OUTPUT']._serialized_end=1491
-  _globals['_FINISHED']._serialized_start=1493
-  _globals['_FINISHED']._serialized_end=1583
-  _globals['_FAILURE']._serialized_start=1586
-  _globals['_FAILURE']._serialized_end=1741
-  _globals['_WORKERSERVICE']._serialized_start=1989
-  _globals['_WORKERSERVICE']._serialized_end=2083
+  _globals['_OPENWORKERSESSION']._serialized_start=333
+  _globals['_OPENWORKERSESSION']._serialized_end=472
+  _globals['_WORKERSESSIONOPENED']._serialized_start=474
+  _globals['_WORKERSESSIONOPENED']._serialized_end=567
+  _globals['_RUNTIME']._serialized_start=569
+  _globals['_RUNTIME']._serialized_end=649
+  _globals['_INSTRUCTION']._serialized_start=652
+  _globals['_INSTRUCTION']._serialized_end=912
+  _globals['_DEFINE']._serialized_start=914
+  _globals['_DEFINE']._serialized_end=955
+  _globals['_RUN']._serialized_start=957
+  _globals['_RUN']._serialized_end=1068
+  _globals['_CANCEL']._serialized_start=1070
+  _globals['_CANCEL']._serialized_end=1114
+  _globals['_RELEASE']._serialized_start=1116
+  _globals['_RELEASE']._serialized_end=1142
+  _globals['_BEAT']._serialized_start=1144
+  _globals['_BEAT']._serialized_end=1150
+  _globals['_WORKEVENT']._serialized_start=1153
+  _globals['_WORKEVENT']._serialized_end=1375
+  _globals['_STARTED']._serialized_start=1377
+  _globals['_STARTED']._serialized_end=1403
+  _globals['_OUTPUT']._serialized_start=1405
+  _globals['_OUTPUT']._serialized_end=1509
+  _globals['_FINISHED']._serialized_start=1511
+  _globals['_FINISHED']._serialized_end=1601
+  _globals['_FAILURE']._serialized_start=1604
+  _globals['_FAILURE']._serialized_end=1759
+  _globals['_WORKERSERVICE']._serialized_start=2007
+  _globals['_WORKERSERVICE']._serialized_end=2101
 # @@protoc_insertion_point(module_scope)

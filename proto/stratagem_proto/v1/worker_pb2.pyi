@@ -117,6 +117,11 @@ class OpenWorkerSession(google.protobuf.message.Message):
 
     SESSION_FIELD_NUMBER: builtins.int
     RUNTIME_FIELD_NUMBER: builtins.int
+    ADDRESS_FIELD_NUMBER: builtins.int
+    address: builtins.str
+    """Where the client reaches the worker, "host:port": its address in the cluster that
+    the client's strategy has there, which need not have known of it before.
+    """
     @property
     def session(self) -> stratagem_proto.v1.session_pb2.OpenSessionRequest:
         """As for a parameter server. A worker has no function run for a client that did not
@@ -134,9 +139,10 @@ class OpenWorkerSession(google.protobuf.message.Message):
         *,
         session: stratagem_proto.v1.session_pb2.OpenSessionRequest | None = ...,
         runtime: global___Runtime | None = ...,
+        address: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["runtime", b"runtime", "session", b"session"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["runtime", b"runtime", "session", b"session"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "runtime", b"runtime", "session", b"session"]) -> None: ...
 
 global___OpenWorkerSession = OpenWorkerSession
 

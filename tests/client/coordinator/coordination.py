@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from stratagem import ClusterSpec, ParameterServerStrategy
-from stratagem.cluster_resolver import SimpleClusterResolver
+from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from stratagem.coordinator import ClusterCoordinator
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.client.clusters import TOKEN
+
+NewResolver = Callable[[ClusterSpec], ClusterResolver]
+
+
+def new_resolver(cluster: ClusterSpec) -> ClusterResolver:
+    """What the program sees of a cluster."""
+    return SimpleClusterResolver(cluster, task_type="chief", task_id=0)
 
 
 class Coordination:
@@ -40,11 +47,12 @@ class Coordination:
             {"ps": servers, "worker": addresses, "chief": ["chief.test:1"]}
         )
 
-    def new_strategy(self, **settings: Any) -> ParameterServerStrategy:
+    def new_strategy(
+        self, resolver: NewResolver = new_resolver, **settings: Any
+    ) -> ParameterServerStrategy:
         """A strategy of the program; close it at the end."""
-        resolver = SimpleClusterResolver(self.cluster, task_type="chief", task_id=0)
         settings = {"token": TOKEN, "peer_seconds": 60, **settings}
-        return ParameterServerStrategy(resolver, **settings)
+        return ParameterServerStrategy(resolver(self.cluster), **settings)
 
     def stop(self, worker: int) -> None:
         """Ends a worker, which gets no time to finish anything."""
@@ -58,6 +66,11 @@ class Coordination:
         """Starts a worker that was stopped, where it was."""
         address = self.cluster.task_address("worker", worker)
         self._workers[worker] = _worker(worker, address)
+
+    def start_new(self, worker: int) -> str:
+        """Starts a worker that the cluster does not know; returns its address."""
+        self._workers[worker] = _worker(worker)
+        return self._workers[worker].address
 
     def close(self) -> None:
         """Ends all workers and servers."""
@@ -84,6 +97,7 @@ def coordinating(
     num_workers: int = 2,
     num_servers: int = 1,
     connect_seconds: float = 60.0,
+    resolver: NewResolver = new_resolver,
     **settings: Any,
 ) -> Iterator[Coordination]:
     """A coordinator with fresh servers and workers.
@@ -92,11 +106,14 @@ def coordinating(
         num_workers: How many workers there are.
         num_servers: How many parameter servers there are.
         connect_seconds: For how long a server may be away.
+        resolver: Makes what the program sees of the cluster.
         settings: Of the coordinator.
     """
     coordination = Coordination(num_servers, num_workers)
     try:
-        with coordination.new_strategy(connect_seconds=connect_seconds) as strategy:
+        with coordination.new_strategy(
+            resolver, connect_seconds=connect_seconds
+        ) as strategy:
             coordination.strategy = strategy
             coordination.coordinator = ClusterCoordinator(strategy, **settings)
             yield coordination

@@ -10,6 +10,7 @@ from stratagem._coordinator.closure_queue import ClosureQueue
 from stratagem._coordinator.orders import (
     Abandon,
     Cancel,
+    Dismiss,
     Order,
     Recall,
     Run,
@@ -46,11 +47,12 @@ class QueueSchedule:
         self._random = Random(self.seed)
         self._inputs: dict[int, set[int]] = {}
         self._on: dict[int, deque[int]] = {}
+        self._leaving: set[int] = set()
         self._first_error: BaseException | None = None
 
     def run(self, events: int) -> None:
         choices = [self._put] * 6 + [self._end] * 6 + [self._come, self._go] * 2
-        choices += [self._fail, self._report, self._rebalance]
+        choices += [self._fail, self._report, self._rebalance, self._leave]
         for _ in range(events):
             self._random.choice(choices)()
             self._check()
@@ -89,13 +91,19 @@ class QueueSchedule:
 
     def _come(self) -> None:
         worker = self._random.randrange(WORKERS)
-        self._on.setdefault(worker, deque())
-        self._obey(self.queue.worker_ready(worker))
+        if worker not in self._leaving:
+            self._on.setdefault(worker, deque())
+            self._obey(self.queue.worker_ready(worker))
 
     def _go(self) -> None:
         worker = self._random.randrange(WORKERS)
         self._on.pop(worker, None)
         self._obey(self.queue.worker_lost(worker))
+
+    def _leave(self) -> None:
+        worker = self._random.randrange(WORKERS)
+        self._leaving.add(worker)
+        self._obey(self.queue.worker_leaves(worker))
 
     def _report(self) -> None:
         if not self.queue.error or self.queue.reporting:
@@ -107,7 +115,8 @@ class QueueSchedule:
 
     def _finish_report(self) -> None:
         while self.queue.in_flight:
-            self._random.choice([self._end, self._fail, self._come, self._go])()
+            events = [self._end, self._fail, self._come, self._go, self._leave]
+            self._random.choice(events)()
             self._check()
         error, orders = self.queue.end_report()
         self._obey(orders)
@@ -123,7 +132,9 @@ class QueueSchedule:
     def _wind_up(self) -> None:
         """Lets all closures end with workers that stay."""
         self._report()
-        self._come()
+        while not self._on.keys() - self._leaving:
+            self._come()
+            self._end()
         while not self.queue.idle:
             self._end()
             self._check()
@@ -144,11 +155,15 @@ class QueueSchedule:
                 case Starve(closure, Raised() as error):
                     assert self.ended[error.args[0]] == "failed"
                     self._leaves(closure, "starved")
+                case Dismiss(worker):
+                    assert not self._on.pop(worker, None), "it has something to run"
+                    self._leaving.remove(worker)
                 case Cancel():
                     raise AssertionError("no report is under way")
 
     def _runs(self, closure: int, worker: int) -> None:
         assert not any(closure in closures for closures in self._on.values())
+        assert worker not in self._leaving
         assert all(self.ended[i] == "finished" for i in self._inputs[closure])
         self._on[worker].append(closure)
 
@@ -176,13 +191,16 @@ class QueueSchedule:
             assert list(queue.closures_of(worker)) == list(closures)
             assert len(closures) <= DEPTH
         live = len(self._inputs) - len(self.ended)
+        assert queue.leaving == self._leaving
         assert live == queue.in_flight + queue.queued
         assert queue.idle == (live == 0)
         assert queue.error is self._first_error
         self._check_that_nobody_rests()
 
     def _check_that_nobody_rests(self) -> None:
-        loads = [len(closures) for closures in self._on.values()]
+        staying = self._on.keys() - self._leaving
+        loads = [len(self._on[worker]) for worker in staying]
+        in_flight = sum(map(len, self._on.values()))
         ready = [
             closure
             for closure, inputs in self._inputs.items()
@@ -190,4 +208,4 @@ class QueueSchedule:
             and all(self.ended.get(i) == "finished" for i in inputs)
         ]
         if loads and min(loads) < DEPTH and not self.queue.reporting:
-            assert len(ready) == sum(loads), "a worker could run more"
+            assert len(ready) == in_flight, "a worker could run more"

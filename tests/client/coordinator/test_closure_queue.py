@@ -10,6 +10,7 @@ from stratagem._coordinator.closure_queue import ClosureQueue
 from stratagem._coordinator.orders import (
     Abandon,
     Cancel,
+    Dismiss,
     Recall,
     Run,
     Starve,
@@ -90,6 +91,30 @@ def test_what_a_lost_worker_had_is_cancelled_if_there_is_an_error_to_report() ->
     queue.failed(2, ValueError())
     assert queue.worker_lost(0) == [Abandon(1), Abandon(3)]
     assert queue.idle
+
+
+def test_a_worker_that_leaves_ends_what_it_runs_and_gives_the_rest_back() -> None:
+    queue = queue_with(0, depth=3)
+    for closure in 1, 2, 3:
+        queue.put(closure)
+    assert queue.worker_leaves(0) == [Recall(2, 0), Recall(3, 0)]
+    assert queue.put(4) == [], "it gets nothing more"
+    assert queue.put_back(3) == queue.put_back(2) == []
+    assert queue.finished(1) == [Dismiss(0)]
+    assert queue.worker_ready(1) == [Run(2, 1), Run(3, 1), Run(4, 1)]
+
+
+def test_a_worker_that_has_nothing_leaves_at_once() -> None:
+    queue = queue_with(0)
+    assert queue.worker_leaves(0) == [Dismiss(0)]
+    assert queue.worker_leaves(7) == [Dismiss(7)], "also one that is not there"
+
+
+def test_a_worker_that_is_lost_while_it_leaves_has_left() -> None:
+    queue = queue_with(0, 1, depth=2)
+    queue.put(1)
+    assert queue.worker_leaves(0) == []
+    assert queue.worker_lost(0) == [Dismiss(0), Run(1, 1)]
 
 
 def test_a_closure_runs_once_it_has_its_inputs() -> None:

@@ -1,0 +1,148 @@
+"""The workers of a coordinator: who belongs to it, and who is there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import partial
+
+from stratagem._coordinator.attendant import Attendant, Events
+from stratagem._coordinator.remote_worker import Connect, RemoteWorker
+from stratagem_proto.errors import InvalidArgumentError, StratagemError
+
+_LOG = logging.getLogger("stratagem")
+
+
+@dataclass
+class _Member:
+    """A worker that belongs to the coordinator.
+
+    Attributes:
+        attendant: Sees to its connection.
+        late: Whether the others were there before.
+        refused: Whether it was there but could not be used.
+    """
+
+    attendant: Attendant
+    late: bool
+    refused: bool = False
+
+
+class Roster:
+    """Keeps an attendant for each worker, and logs who comes and goes.
+
+    Not thread-safe: its methods are called under the lock of who has it, which the
+    events take too.
+
+    Args:
+        connect: Connects to a worker.
+        events: What attendants call.
+
+    Attributes:
+        there: The connections, by index of the worker.
+    """
+
+    def __init__(self, connect: Connect, events: Events) -> None:
+        self.there: dict[int, RemoteWorker] = {}
+        self._connect = connect
+        self._events = events
+        self._members: dict[int, _Member] = {}
+
+    @property
+    def indices(self) -> Collection[int]:
+        """The indices of all workers."""
+        return self._members.keys()
+
+    def add(self, index: int, address: str, delay: float, late: bool) -> None:
+        """Lets a worker join.
+
+        Args:
+            index: Its index, which no worker has.
+            address: Its "host:port".
+            delay: Seconds until it is connected to.
+            late: Whether the others were there before.
+        """
+        connect = partial(self._connect, index, address)
+        attendant = Attendant(index, connect, self._events)
+        self._members[index] = _Member(attendant, late)
+        attendant.start(delay)
+
+    def has(self, attendant: Attendant) -> bool:
+        """Returns whether an attendant's worker belongs here."""
+        member = self._members.get(attendant.index)
+        return member is not None and member.attendant is attendant
+
+    def require(self, index: int) -> Attendant:
+        """Returns the attendant of a worker.
+
+        Raises:
+            InvalidArgumentError: No worker has that index.
+        """
+        if index not in self._members:
+            raise InvalidArgumentError(
+                f"the coordinator has no worker {index!r}; its workers are "
+                f"{sorted(self._members) or 'none'}"
+            )
+        return self._members[index].attendant
+
+    def dismiss(self, index: int) -> None:
+        """Lets a worker leave, and ends its connection."""
+        self._members.pop(index).attendant.close()
+        self.there.pop(index, None)
+        _LOG.info("%s has left", _name(index), extra=_facts(index, "left"))
+
+    def close(self) -> None:
+        """Ends all connections."""
+        for member in self._members.values():
+            member.attendant.close()
+        self._members.clear()
+        self.there.clear()
+
+    # What attendants and connections tell.
+
+    def welcome(self, attendant: Attendant, worker: RemoteWorker) -> bool:
+        """Takes a connection in; returns whether the worker still belongs here."""
+        if not self.has(attendant):
+            return False
+        index = worker.index
+        self.there[index] = worker
+        self._members[index].refused = False
+        _LOG.info("%s has joined", _name(index), extra=_facts(index, "joined"))
+        return True
+
+    def lose(self, worker: RemoteWorker, why: StratagemError) -> bool:
+        """Lets a worker be sought again; returns whether it was there until now."""
+        index = worker.index
+        if self.there.get(index) is not worker:
+            return False
+        del self.there[index]
+        self._members[index].attendant.reconnect()
+        _LOG.warning("%s", why.message, extra=_facts(index, "lost"))
+        return True
+
+    def refuse(self, attendant: Attendant, error: StratagemError) -> bool:
+        """Takes note that a worker cannot be used.
+
+        Returns:
+            Whether the program is to hear of it: once, unless others can do its work;
+            always while there is none.
+        """
+        if not self.has(attendant):
+            return False
+        member = self._members[attendant.index]
+        first, member.refused = not member.refused, True
+        if first and member.late:
+            facts = _facts(attendant.index, "refused")
+            _LOG.warning(
+                "%s cannot join: %s", _name(attendant.index), error, extra=facts
+            )
+        return (first and not member.late) or not self.there
+
+
+def _facts(index: int, event: str) -> dict[str, str]:
+    return {"worker": _name(index), "event": event}
+
+
+def _name(index: int) -> str:
+    return f"/job:worker/task:{index}"

@@ -1,0 +1,359 @@
+"""Workers that join, leave and are lost while a program coordinates them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stratagem
+from stratagem import ClusterSpec, DistributedOptimizer
+from stratagem._coordinator.resolver_watch import workers_of
+from stratagem.cluster_resolver import SimpleClusterResolver
+from stratagem.coordinator import experimental_get_current_worker_index
+from stratagem_proto.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from stratagem_worker.server import WorkerServer
+from stratagem_worker.settings import WorkerSettings
+from tests.client.clusters import TOKEN
+from tests.client.connections import eventually
+from tests.client.coordinator.coordination import Coordination, coordinating
+from tests.client.coordinator.here import Gate, Journal
+
+
+def where() -> int:
+    return experimental_get_current_worker_index()
+
+
+def gone_through(gate: Gate) -> int:
+    gate.pass_through()
+    return where()
+
+
+def ran_on_each(coordination: Coordination, count: int) -> set[int]:
+    """The workers on which functions run that need as many at the same time."""
+    gate = Gate()
+    coordinator = coordination.coordinator
+    values = [coordinator.schedule(gone_through, args=(gate,)) for _ in range(count)]
+    gate.wait_for(count)
+    gate.open()
+    return set(coordinator.fetch(values))
+
+
+class Directory(SimpleClusterResolver):
+    """A resolver whose workers change."""
+
+    def __init__(self, cluster: ClusterSpec) -> None:
+        super().__init__(cluster, task_type="chief", task_id=0)
+        self.workers = workers_of(SimpleClusterResolver(cluster))
+        self.fails = False
+
+    def cluster_spec(self) -> ClusterSpec:
+        if self.fails:
+            raise UnavailableError("the directory is closed")
+        jobs: dict[str, Any] = self._cluster_spec.as_dict()
+        return ClusterSpec({**jobs, "worker": dict(self.workers)})
+
+
+# Losses.
+
+
+def test_a_worker_that_ends_while_it_has_nothing_to_do_is_missed_at_once() -> None:
+    with coordinating(num_workers=2) as coordination:
+        coordinator = coordination.coordinator
+        eventually(lambda: coordinator.workers == [0, 1])
+        coordination.stop(1)
+        eventually(lambda: coordinator.workers == [0], seconds=2)
+        coordination.start(1)
+        eventually(lambda: coordinator.workers == [0, 1])
+
+
+def test_who_comes_and_goes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "stratagem")
+    with coordinating(num_workers=1) as coordination:
+        coordinator = coordination.coordinator
+        eventually(lambda: coordinator.workers == [0])
+        coordination.stop(0)
+        eventually(lambda: coordinator.workers == [])
+        coordination.start(0)
+        eventually(lambda: coordinator.workers == [0])
+        coordinator.remove_worker(0)
+    events = [getattr(record, "event", None) for record in caplog.records]
+    assert events == ["joined", "lost", "joined", "left"]
+    assert {getattr(each, "worker", None) for each in caplog.records} == {
+        "/job:worker/task:0"
+    }
+    lost = caplog.records[1]
+    assert lost.levelname == "WARNING"
+    assert "/job:worker/task:0 at 127.0.0.1:" in lost.message
+
+
+# By the program.
+
+
+def test_a_worker_joins_under_the_index_that_it_was_started_with() -> None:
+    with coordinating(num_workers=1) as coordination:
+        address = coordination.start_new(5)
+        assert coordination.coordinator.add_worker(address) == 5
+        assert ran_on_each(coordination, 2) == {0, 5}
+
+
+def test_a_worker_that_joins_late_trains_as_the_others() -> None:
+    with coordinating(num_workers=1) as coordination:
+        coordinator, strategy = coordination.coordinator, coordination.strategy
+        with strategy.scope():
+            model = nn.Linear(1, 1)
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+
+        def step() -> tuple[str, str, int]:
+            def replica_step() -> None:
+                optimizer.zero_grad()
+                model(torch.ones(1, 1)).sum().backward()
+                optimizer.step()
+
+            strategy.run(replica_step)
+            assert isinstance(strategy, stratagem.ParameterServerStrategy)
+            cluster = strategy.cluster_resolver.cluster_spec()
+            address = cluster.task_address("worker", where())
+            return address, strategy.extended.worker_devices[0], where()
+
+        before = model.bias.item()
+        coordinator.schedule(step).fetch()
+        address = coordination.start_new(7)
+        coordinator.add_worker(address)
+        coordinator.remove_worker(0)
+        device = "/job:worker/replica:0/task:7/device:CPU:0"
+        assert coordinator.schedule(step).fetch() == (address, device, 7)
+        strategy.refresh()
+        assert model.bias.item() == before - 2
+
+
+def test_a_worker_that_joins_makes_datasets_of_its_own() -> None:
+    def numbers() -> list[int]:
+        return [10 * where(), 10 * where() + 1]
+
+    with coordinating(num_workers=1) as coordination:
+        coordinator = coordination.coordinator
+        iterator = iter(coordinator.create_per_worker_dataset(numbers))
+        assert coordinator.schedule(next, args=(iterator,)).fetch() == 0
+        coordinator.add_worker(coordination.start_new(3))
+        coordinator.remove_worker(0)
+        values = [coordinator.schedule(next, args=(iterator,)) for _ in range(2)]
+        assert coordinator.fetch(values) == [30, 31]
+
+
+def test_a_worker_reads_all_of_a_dataset_whoever_else_is_there() -> None:
+    with coordinating(num_workers=1) as coordination:
+        coordinator, strategy = coordination.coordinator, coordination.strategy
+
+        def dataset_fn(context: stratagem.InputContext) -> list[torch.Tensor]:
+            pipelines = context.num_input_pipelines, context.input_pipeline_id
+            return [torch.tensor(pipelines)]
+
+        def distributed() -> Any:
+            return strategy.distribute_datasets_from_function(dataset_fn)
+
+        coordinator.add_worker(coordination.start_new(4))
+        coordinator.remove_worker(0)
+        iterator = iter(coordinator.create_per_worker_dataset(distributed))
+        value = coordinator.schedule(next, args=(iterator,))
+        assert value.fetch().tolist() == [1, 0]
+
+
+def test_what_a_leaving_worker_runs_ends_there_and_what_waits_goes_elsewhere() -> None:
+    gate, journal = Gate(), Journal()
+
+    def noted(number: int) -> int:
+        journal.write(number)
+        return where()
+
+    with coordinating(num_workers=1) as coordination:
+        coordinator = coordination.coordinator
+        first = coordinator.schedule(gone_through, args=(gate,))
+        gate.wait_for()
+        others = [coordinator.schedule(noted, args=(n,)) for n in range(3)]
+        coordinator.add_worker(coordination.start_new(1))
+        coordinator._dispatch.remove(0)
+        assert coordinator.fetch(others) == [1, 1, 1]
+        gate.open()
+        assert first.fetch() == 0
+        eventually(lambda: coordinator.workers == [1])
+    assert sorted(journal.entries) == [0, 1, 2], "each ran once"
+
+
+def test_a_worker_may_be_lost_while_it_leaves() -> None:
+    gate = Gate()
+    with coordinating(num_workers=2) as coordination:
+        coordinator = coordination.coordinator
+        values = [coordinator.schedule(gone_through, args=(gate,)) for _ in range(2)]
+        gate.wait_for(2)
+        coordinator._dispatch.remove(0)
+        coordination.stop(0)
+        eventually(lambda: coordinator.workers == [1])
+        gate.open()
+        assert coordinator.fetch(values) == [1, 1]
+        with pytest.raises(InvalidArgumentError, match=r"no worker 0.*\[1\]"):
+            coordinator.remove_worker(0)
+
+
+def test_a_worker_that_is_away_can_leave() -> None:
+    with coordinating(num_workers=2) as coordination:
+        coordinator = coordination.coordinator
+        coordination.stop(0)
+        eventually(lambda: coordinator.workers == [1])
+        coordinator.remove_worker(0)
+        coordination.start(0)
+        assert ran_on_each(coordination, 1) == {1}
+        address = coordination.cluster.task_address("worker", 0)
+        assert coordinator.add_worker(address) == 0
+        assert ran_on_each(coordination, 2) == {0, 1}
+
+
+def test_functions_wait_while_all_workers_have_left() -> None:
+    with coordinating(num_workers=1) as coordination:
+        coordinator = coordination.coordinator
+        coordinator.remove_worker(0)
+        value = coordinator.schedule(where)
+        coordinator.add_worker(coordination.start_new(2))
+        assert value.fetch() == 2
+
+
+def test_an_index_is_one_worker_s() -> None:
+    with coordinating(num_workers=2) as coordination:
+        address = coordination.cluster.task_address("worker", 1)
+        with pytest.raises(AlreadyExistsError, match="--task 2"):
+            coordination.coordinator.add_worker(address)
+
+
+def test_a_worker_that_cannot_be_used_does_not_join() -> None:
+    settings = WorkerSettings(task=1, token="another secret")
+    with coordinating(num_workers=1) as coordination:
+        coordinator = coordination.coordinator
+        with (
+            WorkerServer(settings) as stranger,
+            pytest.raises(UnauthenticatedError, match="token"),
+        ):
+            coordinator.add_worker(stranger.address)
+        server = coordination.cluster.task_address("ps", 0)
+        with pytest.raises(stratagem.StratagemError):
+            coordinator.add_worker(server)
+        assert ran_on_each(coordination, 1) == {0}
+
+
+def test_a_server_of_another_job_is_no_worker() -> None:
+    settings = WorkerSettings(job="helper", task=1, token=TOKEN)
+    with (
+        coordinating(num_workers=1) as coordination,
+        WorkerServer(settings) as helper,
+        pytest.raises(FailedPreconditionError, match="--job worker"),
+    ):
+        coordination.coordinator.add_worker(helper.address)
+
+
+# By the resolver.
+
+
+def test_workers_join_and_leave_as_the_resolver_says() -> None:
+    with coordinating(
+        num_workers=2, resolver=Directory, resolver_seconds=0.01
+    ) as coordination:
+        coordinator = coordination.coordinator
+        directory = coordination.strategy.cluster_resolver
+        assert isinstance(directory, Directory)
+        eventually(lambda: coordinator.workers == [0, 1])
+        directory.workers[4] = coordination.start_new(4)
+        eventually(lambda: coordinator.workers == [0, 1, 4])
+        del directory.workers[0]
+        eventually(lambda: coordinator.workers == [1, 4])
+        assert ran_on_each(coordination, 2) == {1, 4}
+
+
+def test_a_worker_that_moves_leaves_and_joins() -> None:
+    with coordinating(
+        num_workers=1, resolver=Directory, resolver_seconds=0.01
+    ) as coordination:
+        coordinator = coordination.coordinator
+        directory = coordination.strategy.cluster_resolver
+        assert isinstance(directory, Directory)
+        gate = Gate()
+        value = coordinator.schedule(gone_through, args=(gate,))
+        gate.wait_for()
+        elsewhere = WorkerServer(WorkerSettings(task=0, token=TOKEN))
+        with elsewhere:
+            directory.workers[0] = elsewhere.address
+            eventually(lambda: 0 in coordinator._dispatch._queue.leaving)
+            gate.open()
+            assert value.fetch() == 0
+            coordination.stop(0)
+            assert ran_on_each(coordination, 1) == {0}
+
+
+def test_what_the_program_decides_stands_until_the_resolver_changes() -> None:
+    with coordinating(
+        num_workers=2, resolver=Directory, resolver_seconds=0.01
+    ) as coordination:
+        coordinator = coordination.coordinator
+        directory = coordination.strategy.cluster_resolver
+        assert isinstance(directory, Directory)
+        coordinator.remove_worker(0)
+        coordinator.add_worker(coordination.start_new(5))
+        directory.workers[6] = coordination.start_new(6)
+        eventually(lambda: coordinator.workers == [1, 5, 6])
+        directory.workers[5] = "elsewhere.test:1"
+        del directory.workers[0]
+        del directory.workers[6]
+        eventually(lambda: coordinator.workers == [1, 5])
+
+
+def test_a_resolver_that_fails_changes_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with coordinating(
+        num_workers=1, resolver=Directory, resolver_seconds=0.01
+    ) as coordination:
+        coordinator = coordination.coordinator
+        directory = coordination.strategy.cluster_resolver
+        assert isinstance(directory, Directory)
+        directory.fails = True
+        eventually(lambda: "the directory is closed" in caplog.text)
+        directory.workers[1] = coordination.start_new(1)
+        directory.fails = False
+        eventually(lambda: coordinator.workers == [0, 1])
+    warnings = [one for one in caplog.messages if "directory is closed" in one]
+    assert len(warnings) == 1
+
+
+def test_a_late_worker_that_cannot_be_used_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stranger = WorkerServer(WorkerSettings(task=1, token="another secret"))
+    with (
+        stranger,
+        coordinating(
+            num_workers=1, resolver=Directory, resolver_seconds=0.01
+        ) as coordination,
+    ):
+        coordinator = coordination.coordinator
+        directory = coordination.strategy.cluster_resolver
+        assert isinstance(directory, Directory)
+        eventually(lambda: coordinator.workers == [0])
+        directory.workers[1] = stranger.address
+        eventually(lambda: "/job:worker/task:1 cannot join" in caplog.text)
+        assert ran_on_each(coordination, 1) == {0}
+        coordinator.join()
+
+
+def test_a_time_between_looks_is_positive() -> None:
+    with (
+        pytest.raises(InvalidArgumentError, match="resolver_seconds is 0"),
+        coordinating(num_workers=1, resolver_seconds=0),
+    ):
+        pass
