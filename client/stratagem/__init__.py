@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from stratagem._cluster.device_filters import ClusterDeviceFilters
     from stratagem._cluster.server import Server
     from stratagem._cluster.spec import ClusterSpec
+    from stratagem._hosts.strategy import TPUStrategy
     from stratagem._input.dataset import DistributedDataset
     from stratagem._input.iterator import DistributedIterator, InputIterator
     from stratagem._optimizers.optimizer import DistributedOptimizer
@@ -175,6 +176,7 @@ __all__ = [
     "StratagemError",
     "Strategy",
     "StrategyExtended",
+    "TPUStrategy",
     "Traffic",
     "UnauthenticatedError",
     "UnavailableError",
@@ -236,6 +238,7 @@ _LATE = {
     "Server": "stratagem._cluster.server",
     "ServerDef": "stratagem_proto.v1.cluster_pb2",
     "ShardedVariable": "stratagem._parameter_server.sharded_variable",
+    "TPUStrategy": "stratagem._hosts.strategy",
     "Traffic": "stratagem._servers.traffic",
     "VariablePlacement": "stratagem._parameter_server.variable_placement",
     "cluster_resolver": "stratagem.cluster_resolver",

@@ -25,6 +25,7 @@ class MultiStepContext:
 
     def __init__(self) -> None:
         self._last_step_outputs: dict[str, Any] = {}
+        self._reduced: set[str] = set()
         self._non_tensor_outputs: dict[str, Any] = {}
 
     @property
@@ -67,10 +68,18 @@ class MultiStepContext:
                 (output,),
             )
         elif reduce_op is None:
-            self._last_step_outputs[name] = output
+            self._set_output(name, output, reduced=False)
         else:
-            reduced = get_strategy().reduce(reduce_op, output, axis=None)
-            self._last_step_outputs[name] = reduced
+            total = get_strategy().reduce(reduce_op, output, axis=None)
+            self._set_output(name, total, reduced=True)
+
+    def _set_output(self, name: str, output: Any, reduced: bool) -> None:
+        self._last_step_outputs[name] = output
+        (self._reduced.add if reduced else self._reduced.discard)(name)
+
+    def _is_reduced(self, name: str) -> bool:
+        """Return whether an output is one for all replicas."""
+        return name in self._reduced
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
         """Set an output of any kind.

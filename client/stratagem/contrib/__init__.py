@@ -27,6 +27,7 @@ from stratagem.contrib._towers import (
     in_cross_tower_context,
     increment_var,
 )
+from stratagem.contrib._tpu import TPUStrategy
 
 __all__ = [
     "DistributionStrategy",
@@ -35,6 +36,7 @@ __all__ = [
     "MultiStepContext",
     "OneDeviceStrategy",
     "ParameterServerStrategy",
+    "TPUStrategy",
     "TowerContext",
     "VariableAggregation",
     "get_cross_replica_context",

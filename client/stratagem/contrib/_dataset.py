@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from stratagem._deprecation import old_spelling
 from stratagem._input.input_function import input_function_pipeline
 from stratagem._input.iterator import InputIterator
 from stratagem._input.options import InputReplicationMode
+from stratagem._input.reader import Reader
 from stratagem._strategies.strategy import Strategy
 
 
@@ -43,3 +44,11 @@ class PerDeviceDataset:
     def make_initializable_iterator(self) -> InputIterator:
         """Return an iterator that starts from the beginning, again if told to."""
         return InputIterator(self._strategy, self._pipeline)
+
+
+class UndistributedDataset(PerDeviceDataset):
+    """A dataset as it is, until an iterator is made of it. Spec: TPU-8."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator over the elements of the dataset."""
+        return Reader(self._pipeline.datasets[0])

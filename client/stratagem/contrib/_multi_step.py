@@ -8,11 +8,15 @@ from typing import Any
 from stratagem._contexts.context import get_replica_context, get_strategy
 from stratagem._deprecation import old_spelling
 from stratagem._enums import VariableAggregation
+from stratagem._replicas.regroup import select_replica
 from stratagem._strategies import multi_step
 from stratagem._strategies.strategy import Strategy
 from stratagem.contrib._reduction import reduced
 
 _HOST = "/device:CPU:0"
+
+Step = Callable[[multi_step.MultiStepContext, Any], Any]
+"""A step of a loop of today."""
 
 
 class MultiStepContext:
@@ -33,6 +37,9 @@ class MultiStepContext:
     @property
     def last_step_outputs(self) -> dict[str, Any]:
         """What the last step has set, by name."""
+        return self._outputs()
+
+    def _outputs(self) -> dict[str, Any]:
         return self._context.last_step_outputs
 
     @property
@@ -67,7 +74,7 @@ class MultiStepContext:
 
         def set_reduced(strategy: Strategy, merged: Any) -> None:
             total = reduced(strategy, aggregation, merged, _HOST)
-            self._context.set_last_step_output(name, total)
+            self._context._set_output(name, total, reduced=True)
 
         if replica is None:
             set_reduced(get_strategy(), output)
@@ -89,9 +96,30 @@ class MultiStepContext:
         replica.merge_call(set_all, (output,))
 
 
-def unpacking(
-    fn: Callable[..., Any],
-) -> Callable[[multi_step.MultiStepContext, Any], Any]:
+class CoresContext(MultiStepContext):
+    """What a loop on accelerators has returned.
+
+    Args:
+        context: What its steps have reported to.
+        cores: How many there are.
+    """
+
+    def __init__(self, context: multi_step.MultiStepContext, cores: int) -> None:
+        super().__init__(context)
+        self._cores = cores
+
+    def _outputs(self) -> dict[str, Any]:
+        """Return lists of what each core has, where it was not reduced. Spec: MSC-8."""
+        outputs = self._context.last_step_outputs.items()
+        return {name: self._listed(name, value) for name, value in outputs}
+
+    def _listed(self, name: str, value: Any) -> Any:
+        if self._context._is_reduced(name):
+            return value
+        return [select_replica(core, value) for core in range(self._cores)]
+
+
+def unpacking(fn: Callable[..., Any]) -> Step:
     """Return a step of today that calls one of then: `fn(context, *inputs)`.
 
     Of a list, too, the elements are arguments: a `DataLoader` makes lists of the

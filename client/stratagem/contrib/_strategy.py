@@ -22,7 +22,7 @@ from stratagem._replicas.values import PerReplica
 from stratagem._strategies.strategy import Strategy
 from stratagem.contrib._dataset import PerDeviceDataset
 from stratagem.contrib._map_output import mapped
-from stratagem.contrib._multi_step import MultiStepContext, unpacking
+from stratagem.contrib._multi_step import MultiStepContext, Step, unpacking
 from stratagem.contrib._properties import StrategyProperties, as_places
 from stratagem.contrib._reduction import reduced, spread
 from stratagem.contrib._wording import in_tower_words
@@ -90,7 +90,16 @@ class DistributionStrategy(StrategyProperties):
         self._require_cross_tower("call_for_each_tower")
         options = RunOptions(run_concurrently=kwargs.pop("run_concurrently", False))
         with in_tower_words():
-            return self._strategy.run(fn, args, kwargs, options)
+            return self._run_towers(fn, args, kwargs, options)
+
+    def _run_towers(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: RunOptions,
+    ) -> Any:
+        return self._strategy.run(fn, args, kwargs, options)
 
     @old_spelling("Strategy.reduce, or extended.reduce_to,")
     def reduce(
@@ -183,6 +192,9 @@ class DistributionStrategy(StrategyProperties):
     @old_spelling("experimental_local_results")
     def unwrap(self, value: Any) -> list[Any]:
         """Return the components of `value`. Spec: TWR-14."""
+        return self._unwrapped(value)
+
+    def _unwrapped(self, value: Any) -> list[Any]:
         return _components(value)
 
     @old_spelling("Strategy.group")
@@ -203,6 +215,9 @@ class DistributionStrategy(StrategyProperties):
         Raises:
             InvalidArgumentError: `dataset_fn` returns no dataset. Spec: TWR-16.
         """
+        return self._distributed_dataset(dataset_fn)
+
+    def _distributed_dataset(self, dataset_fn: Callable[[], Any]) -> Any:
         return PerDeviceDataset(self._strategy, dataset_fn)
 
     @old_spelling("extended.experimental_run_steps_on_iterator")
@@ -218,9 +233,17 @@ class DistributionStrategy(StrategyProperties):
         Spec: MSC-1.
         """
         self._require_cross_tower("run_steps_on_dataset")
+        return self._run_steps(unpacking(fn), iterator, iterations, initial_loop_values)
+
+    def _run_steps(
+        self,
+        step: Step,
+        iterator: InputIterator,
+        iterations: int,
+        initial_loop_values: Any,
+    ) -> MultiStepContext:
         run = self._strategy.extended.experimental_run_steps_on_iterator
-        context = run(unpacking(fn), iterator, iterations, initial_loop_values)
-        return MultiStepContext(context)
+        return MultiStepContext(run(step, iterator, iterations, initial_loop_values))
 
     @old_spelling("a loop")
     def map(

@@ -1,0 +1,1 @@
+"""Accelerators of several hosts, driven by one program: `TPUStrategy`."""

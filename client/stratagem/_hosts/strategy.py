@@ -1,0 +1,92 @@
+"""A replica with a full copy of all variables on each core of accelerator hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stratagem._hosts.cores import CoresExtended
+from stratagem._hosts.topology import Topology
+from stratagem._replicas.cross_device_ops import default_cross_device_ops
+from stratagem._strategies.mirrored import MirroredExtended
+from stratagem._strategies.strategy import Strategy
+from stratagem.cluster_resolver import ClusterResolver
+from stratagem_proto.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    UnimplementedError,
+)
+
+
+class TPUStrategy(Strategy):
+    """Synchronous training on the cores of accelerator hosts.
+
+    Cores are GPUs, or where there are none logical CPUs. Each variable, and each
+    parameter of a module built in scope, has a copy on every core.
+
+    Args:
+        tpu_cluster_resolver: Describes the hosts; where it has none, this process is
+            the only one.
+        steps_per_run: How many steps a loop is to have, for those who write loops.
+        num_cores: How many cores to use, the first ones; by default all.
+
+    Raises:
+        InvalidArgumentError: There are not as many cores, or `steps_per_run` is less
+            than 1.
+        InvalidTypeError: An argument is of another type.
+
+    Spec: TPU-1 to TPU-25.
+    """
+
+    __module__ = "stratagem"
+
+    def __init__(
+        self,
+        tpu_cluster_resolver: ClusterResolver,
+        steps_per_run: int,
+        num_cores: int | None = None,
+    ) -> None:
+        if not isinstance(tpu_cluster_resolver, ClusterResolver):
+            raise InvalidTypeError(
+                "tpu_cluster_resolver must be a ClusterResolver, not "
+                f"{tpu_cluster_resolver!r}; TPUClusterResolver('local') stands for "
+                "this process"
+            )
+        if steps_per_run < 1:
+            raise InvalidArgumentError(
+                f"steps_per_run is {steps_per_run}; a loop has at least 1 step"
+            )
+        if tpu_cluster_resolver.cluster_spec():
+            raise UnimplementedError(
+                "The hosts of a TPUStrategy cannot be other processes yet; use "
+                "TPUClusterResolver('local')"
+            )
+        topology = Topology.of_this_process(num_cores)
+        extended = _LocalCoresExtended(self, topology)
+        extended._cluster_resolver = tpu_cluster_resolver
+        extended._steps_per_run = steps_per_run
+        super().__init__(extended)
+
+    @property
+    def extended(self) -> CoresExtended:
+        """Methods for libraries and for authors of strategies. Spec: STR-2, TPU-25."""
+        assert isinstance(self._extended, CoresExtended)
+        return self._extended
+
+    @property
+    def steps_per_run(self) -> int:
+        """How many steps a loop is to have. Spec: TPU-1."""
+        return self.extended.steps_per_run
+
+
+class _LocalCoresExtended(CoresExtended, MirroredExtended):
+    """Cores of this process."""
+
+    def __init__(self, container_strategy: Any, topology: Topology) -> None:
+        devices = topology.devices
+        ops = default_cross_device_ops(devices)
+        super().__init__(container_strategy, devices, ops)
+        self._hosts = topology
+
+    @property
+    def _topology(self) -> Topology:
+        return self._hosts
