@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import chain
 from types import TracebackType
 from typing import Any
@@ -83,7 +84,7 @@ class LocalCluster:
         self._screen = Screen(sys.stderr) if show_output else None
         self._addresses: dict[str, list[ReservedAddress]] = {}
         self._running = False
-        self._tasks = Tasks({}, ())
+        self._tasks: Tasks | None = None
 
     def __enter__(self) -> LocalCluster:
         with ExitStack() as resources:
@@ -91,9 +92,9 @@ class LocalCluster:
                 job: [self._reserved(resources) for _ in range(count)]
                 for job, count in {**self._plan.counts, "chief": 1}.items()
             }
-            self._tasks = self._created(resources)
-            self._team = Team(self._tasks.workers)
-            servers = [*chain.from_iterable(self._tasks.servers.values())]
+            self._tasks = tasks = self._created(resources)
+            self._team = Team(tasks.workers)
+            servers = [*chain.from_iterable(tasks.servers.values())]
             resources.enter_context(serving(servers, self._start_timeout))
             self._resources = resources.pop_all()
         self._running = True
@@ -106,7 +107,7 @@ class LocalCluster:
         traceback: TracebackType | None,
     ) -> None:
         self._running = False
-        self._tasks = Tasks({}, ())
+        self._tasks = None
         self._resources.close()
 
     @property
@@ -186,6 +187,33 @@ class LocalCluster:
         """
         self._task(job, index).restart(self._start_timeout)
 
+    def add_worker_server(self) -> str:
+        """Starts one more worker that serves a coordinator.
+
+            coordinator.add_worker(cluster.add_worker_server())
+
+        It has the next index. `kill`, `stop` and `restart` know it, and so do resolvers
+        that are asked for from then on.
+
+        Returns:
+            Its address, "host:port".
+
+        Raises:
+            InvalidArgumentError: The cluster has workers of the other kind.
+            UnavailableError: It ended instead of serving.
+            DeadlineExceededError: It needed more than `start_timeout` seconds.
+            FailedPreconditionError: The cluster does not run.
+        """
+        tasks = self._running_tasks()
+        plan = replace(self._plan, worker_servers=self._plan.worker_servers + 1)
+        address = self._reserved(self._resources)
+        server = tasks.new_server("worker", self._plan.worker_servers, str(address))
+        self._resources.enter_context(serving([server], self._start_timeout))
+        self._plan = plan
+        self._addresses["worker"].append(address)
+        tasks.servers["worker"].append(server)
+        return str(address)
+
     def _reserved(self, resources: ExitStack) -> ReservedAddress:
         address = ReservedAddress()
         resources.callback(address.close)
@@ -213,9 +241,9 @@ class LocalCluster:
 
     def _task(self, job: str, index: int) -> Server | Worker:
         self._check(job, index)
-        self._check_running()
-        servers = self._tasks.servers[job]
-        return servers[index] if servers else self._tasks.workers[index]
+        tasks = self._running_tasks()
+        servers = tasks.servers[job]
+        return servers[index] if servers else tasks.workers[index]
 
     def _check(self, job: str, index: int) -> None:
         counts = self._plan.counts
@@ -224,6 +252,11 @@ class LocalCluster:
                 f"the cluster has no task {job}:{index}; it has {counts['ps']} "
                 f"tasks of ps and {counts['worker']} of worker, from index 0"
             )
+
+    def _running_tasks(self) -> Tasks:
+        self._check_running()
+        assert self._tasks
+        return self._tasks
 
     def _check_running(self) -> None:
         if not self._running:

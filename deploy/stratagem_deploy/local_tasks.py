@@ -76,6 +76,10 @@ class Plan:
         return {"ps": self.ps, "worker": self.worker_servers}
 
 
+NewServer = Callable[[str, int, str], Server]
+"""Makes a server of a job, with its index in it and its address; starts nothing."""
+
+
 @dataclass(frozen=True)
 class Tasks:
     """What a local cluster is made of.
@@ -83,10 +87,12 @@ class Tasks:
     Attributes:
         servers: Its servers by job; their order is that of their indices.
         workers: Workers that make calls.
+        new_server: Makes one more server.
     """
 
-    servers: Mapping[str, Sequence[Server]]
+    servers: Mapping[str, list[Server]]
     workers: Sequence[Worker]
+    new_server: NewServer
 
 
 def threads(plan: Plan, addresses: Mapping[str, Sequence[object]]) -> Tasks:
@@ -96,15 +102,23 @@ def threads(plan: Plan, addresses: Mapping[str, Sequence[object]]) -> Tasks:
         plan: Which.
         addresses: Where they listen, by job and index.
     """
-    servers = {
+
+    def new_server(job: str, index: int, address: str) -> Server:
+        return ServerThread(partial(_server, plan, job, index, address))
+
+    workers = [ThreadWorker(f"worker:{index}") for index in range(plan.workers)]
+    return Tasks(_all_servers(plan, addresses, new_server), workers, new_server)
+
+
+def _all_servers(
+    plan: Plan, addresses: Mapping[str, Sequence[object]], new_server: NewServer
+) -> Mapping[str, list[Server]]:
+    return {
         job: [
-            ServerThread(partial(_server, plan, job, index, str(addresses[job][index])))
-            for index in range(count)
+            new_server(job, index, str(addresses[job][index])) for index in range(count)
         ]
         for job, count in plan.served.items()
     }
-    workers = [ThreadWorker(f"worker:{index}") for index in range(plan.workers)]
-    return Tasks(servers, workers)
 
 
 def _server(
@@ -134,23 +148,16 @@ def processes(
     """
     token_file = directory.write_secret("token", plan.token)
     options = _options(plan)
-    servers = {
-        job: [
-            ServerProcess(
-                ServerCommand(
-                    job, index, str(addresses[job][index]), token_file, options[job]
-                ),
-                show=show(job, index),
-            )
-            for index in range(count)
-        ]
-        for job, count in plan.served.items()
-    }
+
+    def new_server(job: str, index: int, address: str) -> Server:
+        command = ServerCommand(job, index, address, token_file, options[job])
+        return ServerProcess(command, show=show(job, index))
+
     workers = [
         ProcessWorker(f"worker:{index}", directory.path, show("worker", index))
         for index in range(plan.workers)
     ]
-    return Tasks(servers, workers)
+    return Tasks(_all_servers(plan, addresses, new_server), workers, new_server)
 
 
 def _options(plan: Plan) -> Mapping[str, tuple[str, ...]]:

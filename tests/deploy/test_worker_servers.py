@@ -44,6 +44,25 @@ def test_a_worker_in_this_process_can_be_stopped_and_started_again() -> None:
         assert run_on(cluster, 0) == os.getpid()
 
 
+def test_a_worker_can_be_added_while_the_cluster_runs() -> None:
+    with LocalCluster(ps=1, worker_servers=1) as cluster:
+        address = cluster.add_worker_server()
+        spec = cluster.cluster_resolver.cluster_spec()
+        assert spec.task_address("worker", 1) == address
+        assert run_on(cluster, 1) == os.getpid()
+        cluster.kill("worker", 1)
+        cluster.restart("worker", 1)
+        assert run_on(cluster, 1) == os.getpid()
+
+
+def test_a_worker_is_added_to_others_that_serve_alone() -> None:
+    with (
+        LocalCluster(ps=0, workers=1) as cluster,
+        pytest.raises(InvalidArgumentError, match="not for both"),
+    ):
+        cluster.add_worker_server()
+
+
 @pytest.mark.cluster
 def test_workers_serve_in_processes_and_come_back_after_a_kill(
     capfd: pytest.CaptureFixture[str],
@@ -57,6 +76,8 @@ def test_workers_serve_in_processes_and_come_back_after_a_kill(
             os.kill(second, signal.SIGCONT)
         cluster.restart("worker", 1)
         assert run_on(cluster, 1) not in (first, second)
+        cluster.add_worker_server()
+        assert run_on(cluster, 2) not in (first, second, run_on(cluster, 1))
     shown = capfd.readouterr().err
     assert "worker:1 | " in shown
 
