@@ -90,6 +90,16 @@ class ClusterResolver(ABC):
         """Free text about where the cluster runs."""
         return self._environment
 
+    def _own_master(
+        self, task_type: str | None, task_id: int | None, rpc_layer: str | None
+    ) -> str:
+        """Return the address of a task, by default of this one; "" if not known."""
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            return ""
+        return self._formatted(self._address(task_type, task_id), rpc_layer)
+
     def _formatted(self, address: str, rpc_layer: str | None = None) -> str:
         layer = rpc_layer or self.rpc_layer
         return f"{layer}://{address}" if layer else address

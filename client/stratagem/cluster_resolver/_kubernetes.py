@@ -114,11 +114,7 @@ class KubernetesClusterResolver(ClusterResolver):
 
         Spec: RES-13.
         """
-        task_type = self.task_type if task_type is None else task_type
-        task_id = self.task_id if task_id is None else task_id
-        if task_type is None or task_id is None:
-            return ""
-        return self._formatted(self._address(task_type, task_id), rpc_layer)
+        return self._own_master(task_type, task_id, rpc_layer)
 
     @property
     def task_type(self) -> str | None:

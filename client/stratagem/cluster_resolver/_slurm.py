@@ -149,11 +149,7 @@ class SlurmClusterResolver(ClusterResolver):
 
         Spec: RES-17.
         """
-        task_type = self.task_type if task_type is None else task_type
-        task_id = self.task_id if task_id is None else task_id
-        if task_type is None or task_id is None:
-            return ""
-        return self._formatted(self._address(task_type, task_id), rpc_layer)
+        return self._own_master(task_type, task_id, rpc_layer)
 
     def num_accelerators(
         self,
