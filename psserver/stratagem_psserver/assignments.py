@@ -128,7 +128,11 @@ def _prepare_one(
 def tensor_at(
     tensors: Sequence[torch.Tensor], index: int, variable: Variable
 ) -> torch.Tensor:
-    """A tensor of a request by the index that the request gives for a variable."""
+    """A tensor of a request by the index that the request gives for a variable.
+
+    Raises:
+        InvalidArgumentError: The request has no tensor of that index.
+    """
     if index >= len(tensors):
         raise InvalidArgumentError(
             f"the request for {variable.name!r} names tensor {index} of {len(tensors)}",

@@ -17,6 +17,11 @@ _NORMS = {False: "of one server", True: "of all servers"}
 
 
 def check_numbers(part: Part) -> None:
+    """Checks what a contribution says of itself.
+
+    Raises:
+        InvalidArgumentError: Its numbers contradict each other.
+    """
     contribution = part.contribution
     check_name(contribution.step.group, "group")
     if not contribution.step.step:
@@ -44,6 +49,11 @@ def check_numbers(part: Part) -> None:
 
 
 def check_replaceable(previous: Part, part: Part) -> None:
+    """Checks that a contribution may take the place of another of its worker.
+
+    Raises:
+        FailedPreconditionError: That one is of another task, or is committed.
+    """
     if previous.orphaned:
         return
     if previous.session_id != part.session_id:

@@ -102,6 +102,11 @@ class StepGroup:
             part.reservation.release()
 
     def require_open(self, mark: StepMark, task: str) -> None:
+        """Checks that a step still takes contributions.
+
+        Raises:
+            FailedPreconditionError: It is complete.
+        """
         if mark.step <= self.closed:
             raise FailedPreconditionError(
                 f"{task} comes too late for step {mark.step} of {mark.group!r}: step "

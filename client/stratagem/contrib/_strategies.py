@@ -213,16 +213,28 @@ class ParameterServerStrategy(DistributionStrategy):
 
     @property
     def is_single_tower(self) -> bool:
-        """Not told by this class. Spec: PS1-13."""
+        """Not told by this class. Spec: PS1-13.
+
+        Raises:
+            UnimplementedError: Always; `num_towers == 1` says it.
+        """
         raise _left_out("is_single_tower", "num_towers == 1")
 
     @property
     def worker_device_index(self) -> Any:
-        """Not told by this class. Spec: PS1-13."""
+        """Not told by this class. Spec: PS1-13.
+
+        Raises:
+            UnimplementedError: Always; the `tower_id` of the tower context says it.
+        """
         raise _left_out("worker_device_index", "the tower_id of the tower context")
 
     def run_steps_on_dataset(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not done by this class. Spec: PS1-13."""
+        """Not done by this class. Spec: PS1-13.
+
+        Raises:
+            UnimplementedError: Always; loop around `call_for_each_tower`.
+        """
         raise _left_out("run_steps_on_dataset", "a loop around call_for_each_tower")
 
 

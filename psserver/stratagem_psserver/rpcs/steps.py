@@ -54,7 +54,12 @@ async def run_graph(
     bindings: Sequence[pb.InputBinding],
     staged: Staged,
 ) -> list[int]:
-    """Runs a graph program; returns the versions of the variables that it wrote."""
+    """Runs a graph program; returns the versions of the variables that it wrote.
+
+    Raises:
+        InvalidArgumentError: It needs more bytes than the budget for requests has.
+        ResourceExhaustedError: The budget is in use.
+    """
     written = _written(state.store, graph, bindings)
     values = [_bound(state.store, binding, staged) for binding in bindings]
     nodes = len(graph.steps) * _NODE_BYTES
