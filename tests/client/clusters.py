@@ -11,8 +11,7 @@ from stratagem import ClusterSpec, ParameterServerStrategy, Variable
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-
-TOKEN = "the cluster's secret"
+from tests.conftest import TOKEN
 
 _Result = TypeVar("_Result")
 

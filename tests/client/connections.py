@@ -19,8 +19,8 @@ from stratagem_proto.v1.parameter_server_pb2 import (
 )
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
+from tests.conftest import TOKEN
 
-TOKEN = "the cluster's secret"
 IDENTITY = Identity(ROLE_CHIEF, "worker", 0, TOKEN)
 
 

@@ -13,7 +13,8 @@ from stratagem import ClusterSpec, ParameterServerStrategy
 from stratagem._shipping.dumper import Dumper
 from stratagem._shipping.loader import Loader
 from stratagem.cluster_resolver import SimpleClusterResolver
-from tests.client.clusters import TOKEN, running
+from tests.client.clusters import running
+from tests.conftest import TOKEN
 
 
 class Coordination:

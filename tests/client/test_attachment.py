@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from torch import nn
 
 import stratagem
 from stratagem import AttachmentError, ParameterServerStrategy, Variable
 from stratagem.cluster_resolver import SimpleClusterResolver
-from tests.client.clusters import TOKEN, Cluster, running
+from tests.client.clusters import Cluster
 from tests.client.networks import equal, network
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with running(num_servers=2, num_workers=2) as cluster:
-        yield cluster
+from tests.conftest import TOKEN
 
 
 def test_a_worker_attaches_to_what_the_chief_created(cluster: Cluster) -> None:

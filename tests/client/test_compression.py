@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,12 +28,6 @@ from tests.faults import CutAt, FaultyProxy, Verdict
 
 STEPS = 20
 SIZE = 1000
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with running(num_servers=2, num_workers=2) as running_cluster:
-        yield running_cluster
 
 
 class Target(nn.Module):

@@ -35,13 +35,13 @@ from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.connections import (
     IDENTITY,
-    TOKEN,
     add,
     connected,
     eventually,
     make,
     value_of,
 )
+from tests.conftest import TOKEN
 from tests.faults import CutAt, Direction, FaultyProxy, Passing, Verdict
 
 CUTS = [Verdict.CUT_BEFORE, Verdict.CUT_AFTER, Verdict.CUT_WITHIN]

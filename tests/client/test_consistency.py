@@ -22,7 +22,8 @@ from stratagem import (
 from stratagem.consistency import Async, Bounded, Consistency, Sync
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from tests.client.clusters import TOKEN, Cluster, running
+from tests.client.clusters import Cluster, running
+from tests.conftest import TOKEN
 
 STEPS = 20
 

@@ -27,13 +27,13 @@ from stratagem_proto.v1.parameter_server_pb2_grpc import ParameterServerServiceS
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.connections import (
-    TOKEN,
     add,
     connected,
     eventually,
     make,
     value_of,
 )
+from tests.conftest import TOKEN
 from tests.faults import FaultyProxy
 
 SMALL_BUDGET = ServerSettings(token=TOKEN, staged_bytes=1000)

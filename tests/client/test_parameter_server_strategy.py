@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,20 +23,9 @@ from stratagem import (
     config,
 )
 from stratagem.cluster_resolver import SimpleClusterResolver
-from tests.client.clusters import TOKEN, Cluster, running
+from tests.client.clusters import Cluster
 from tests.client.networks import equal, loss_of, network, training_step
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with running(num_servers=2, num_workers=2) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def strategy(cluster: Cluster) -> Iterator[ParameterServerStrategy]:
-    with cluster.strategy() as strategy:
-        yield strategy
+from tests.conftest import TOKEN
 
 
 def test_construction_connects_to_nothing() -> None:

@@ -64,12 +64,6 @@ def locally(step: Callable[..., Any], args: tuple[Tensor, ...]) -> None:
     step(*args)
 
 
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with running(num_servers=2, num_workers=2) as cluster:
-        yield cluster
-
-
 def dividing(cluster: Cluster, shards: int, worker: int = 0, **settings: Any) -> Any:
     partitioner = FixedShardsPartitioner(shards)
     return cluster.strategy(worker, variable_partitioner=partitioner, **settings)

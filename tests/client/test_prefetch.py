@@ -32,12 +32,6 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def strategy(cluster: Cluster) -> Iterator[ParameterServerStrategy]:
-    with cluster.strategy() as strategy:
-        yield strategy
-
-
-@pytest.fixture
 def model(strategy: ParameterServerStrategy) -> Model:
     with strategy.scope():
         return Model()

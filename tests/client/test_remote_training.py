@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import nn
@@ -20,23 +18,12 @@ from stratagem import (
 )
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from tests.client.clusters import TOKEN, Cluster, running
+from tests.client.clusters import Cluster
 from tests.client.networks import equal, loss_of, network, training_step
+from tests.conftest import TOKEN
 from tests.faults import Direction, FaultyProxy, Passing, Verdict
 
 HEADERS = 1  # the type of the HTTP/2 frame that opens a call
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with running(num_servers=2, num_workers=2) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def strategy(cluster: Cluster) -> Iterator[ParameterServerStrategy]:
-    with cluster.strategy() as strategy:
-        yield strategy
 
 
 def test_a_state_dict_loaded_by_the_chief_reaches_the_other_workers(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -13,19 +11,7 @@ from stratagem import (
     UpdateFunctionError,
     Variable,
 )
-from tests.client.clusters import Cluster, running
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with running(num_servers=2, num_workers=2) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def strategy(cluster: Cluster) -> Iterator[ParameterServerStrategy]:
-    with cluster.strategy() as strategy:
-        yield strategy
+from tests.client.clusters import Cluster
 
 
 def test_an_update_function_runs_on_the_server(

@@ -16,13 +16,7 @@ from stratagem import (
     VariableAggregation,
     config,
 )
-from tests.client.clusters import Cluster, running
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with running(num_servers=2, num_workers=2) as cluster:
-        yield cluster
+from tests.client.clusters import Cluster
 
 
 @pytest.fixture

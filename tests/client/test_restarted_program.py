@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
@@ -19,12 +18,6 @@ from stratagem import (
 )
 from tests.client.clusters import Cluster, running
 from tests.client.networks import equal, loss_of, network, training_step
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with running(num_servers=2, num_workers=2) as cluster:
-        yield cluster
 
 
 def trained(strategy: ParameterServerStrategy, steps: int) -> nn.Sequential:

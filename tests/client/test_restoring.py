@@ -13,8 +13,9 @@ from stratagem._parameter_server.restoration import Restoration
 from stratagem._servers.group import ServerGroup
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from tests.client.clusters import TOKEN, Cluster, running
+from tests.client.clusters import Cluster, running
 from tests.client.test_cluster_checkpoints import Training, sharding
+from tests.conftest import TOKEN
 from tests.nests import same_bytes
 
 

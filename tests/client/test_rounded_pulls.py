@@ -28,7 +28,7 @@ from stratagem_proto.v1.tensor_pb2 import (
     ENCODING_KIND_QUANTIZED,
     Encoding,
 )
-from tests.client.clusters import Cluster, running
+from tests.client.clusters import Cluster
 
 ROWS = torch.arange(50)
 
@@ -41,12 +41,6 @@ class Model(nn.Module):
         self.matrix = nn.Parameter(torch.randn(40, 30))
         self.table = nn.Embedding(len(ROWS), 20, sparse=True)
         self.frozen = nn.Parameter(torch.randn(3), requires_grad=False)
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with running(num_servers=2, num_workers=2) as running_cluster:
-        yield running_cluster
 
 
 class Pair:

@@ -23,8 +23,9 @@ from stratagem._shipping.loader import Loader
 from stratagem._shipping.parcel import Definition
 from stratagem._shipping.results import dump_result, load_result
 from stratagem.partitioners import FixedShardsPartitioner
-from tests.client.clusters import TOKEN, running
+from tests.client.clusters import running
 from tests.client.shipping import Coordination, coordinating
+from tests.conftest import TOKEN
 
 
 @pytest.fixture(scope="module")

@@ -24,10 +24,11 @@ from stratagem_proto.errors import (
     FailedPreconditionError,
     VariableNotFoundError,
 )
-from tests.client.clusters import TOKEN, Cluster, running
+from tests.client.clusters import Cluster, running
 from tests.client.connections import eventually
 from tests.client.counters import SERVERS, count_until, counters
 from tests.client.networks import loss_of, network, training_step
+from tests.conftest import TOKEN
 
 SNAPSHOTS = 10
 WORKERS = 2

@@ -32,18 +32,6 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    with running(num_servers=2, num_workers=2) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def strategy(cluster: Cluster) -> Iterator[ParameterServerStrategy]:
-    with cluster.strategy() as strategy:
-        yield strategy
-
-
 def divided(cluster: Cluster, shards: int) -> ParameterServerStrategy:
     partitioner = partitioners.FixedShardsPartitioner(shards)
     return cluster.strategy(variable_partitioner=partitioner)

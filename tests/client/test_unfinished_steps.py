@@ -17,8 +17,9 @@ from stratagem._servers.connection import Connection
 from stratagem._servers.pending import Pending
 from stratagem._servers.request import Request
 from stratagem.cluster_resolver import SimpleClusterResolver
-from tests.client.clusters import TOKEN, Cluster, running
+from tests.client.clusters import Cluster, running
 from tests.client.pairs import Pair, after, pairs
+from tests.conftest import TOKEN
 
 pytestmark = pytest.mark.cluster
 

@@ -24,8 +24,9 @@ from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_deploy.checkpoints.resharding import reshard
 from stratagem_proto.checkpoint.folder import open_checkpoint
 from tests.checkpoints import load_from
-from tests.client.clusters import TOKEN, running
+from tests.client.clusters import running
 from tests.client.connections import eventually
+from tests.conftest import TOKEN
 
 CHECKPOINTS = 40
 Program = Callable[[ParameterServerStrategy, int], Any]

@@ -13,7 +13,8 @@ import torch
 import stratagem
 from stratagem import ParameterServerStrategy, Variable
 from tests.checkpoints import load_from
-from tests.client.clusters import TOKEN, Cluster
+from tests.client.clusters import Cluster
+from tests.conftest import TOKEN
 from tests.psserver.process import ServerProcess, serving
 
 pytestmark = pytest.mark.cluster

@@ -9,17 +9,16 @@ import pytest
 import torch
 
 import stratagem
-from stratagem import PerReplica, ReduceOp, Variable, VariableAggregation, contrib
+from stratagem import ReduceOp, Variable, VariableAggregation, contrib
 from tests.client.batches import batches, pairs, shares
 from tests.client.two_replicas import TwoReplicas
 from tests.deprecations import warns_to_use
+from tests.spec.towers import CPU, numbers, per_tower, tower
 
 pytestmark = [
     pytest.mark.usefixtures("four_cpus"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-
-CPU = "/job:localhost/replica:0/task:0/device:CPU:"
 
 
 @pytest.fixture
@@ -31,20 +30,6 @@ def strategy() -> contrib.MirroredStrategy:
 def in_scope(strategy: contrib.MirroredStrategy) -> Iterator[None]:
     with strategy.scope():
         yield
-
-
-def tower() -> contrib.TowerContext:
-    found = contrib.get_tower_context()
-    assert found is not None
-    return found
-
-
-def per_tower(*values: float) -> PerReplica:
-    return PerReplica([torch.tensor(value) for value in values])
-
-
-def numbers(values: Any) -> list[Any]:
-    return [value.tolist() for value in values]
 
 
 SUM, MEAN = VariableAggregation.SUM, VariableAggregation.MEAN

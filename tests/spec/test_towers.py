@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from stratagem import PerReplica, Variable, VariableAggregation, contrib
+from stratagem import Variable, VariableAggregation, contrib
+from tests.spec.towers import CPU, numbers, per_tower, tower
 
 pytestmark = [
     pytest.mark.usefixtures("four_cpus"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-
-CPU = "/job:localhost/replica:0/task:0/device:CPU:"
 
 
 @pytest.fixture
@@ -27,20 +26,6 @@ def strategy() -> contrib.MirroredStrategy:
 def in_scope(strategy: contrib.MirroredStrategy) -> Iterator[None]:
     with strategy.scope():
         yield
-
-
-def tower() -> contrib.TowerContext:
-    found = contrib.get_tower_context()
-    assert found is not None
-    return found
-
-
-def per_tower(*values: float) -> PerReplica:
-    return PerReplica([torch.tensor(value) for value in values])
-
-
-def numbers(values: Any) -> list[Any]:
-    return [value.tolist() for value in values]
 
 
 @pytest.mark.spec("TWR-1")

@@ -13,7 +13,7 @@ from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
-from tests.client.clusters import TOKEN
+from tests.conftest import TOKEN
 
 NewResolver = Callable[[ClusterSpec], ClusterResolver]
 
