@@ -19,9 +19,9 @@ from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
-from tests.client.clusters import TOKEN
 from tests.client.connections import eventually
 from tests.client.coordinator.coordination import Coordination, coordinating
+from tests.conftest import TOKEN
 from tests.spec.test_parameter_servers import strategy_of
 
 CHIEF = {"chief": ["chief.test:1"]}

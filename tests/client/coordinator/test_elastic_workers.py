@@ -23,10 +23,10 @@ from stratagem_proto.errors import (
 )
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
-from tests.client.clusters import TOKEN
 from tests.client.connections import eventually
 from tests.client.coordinator.coordination import Coordination, coordinating
 from tests.client.coordinator.here import Gate, Journal
+from tests.conftest import TOKEN
 
 
 def where() -> int:
