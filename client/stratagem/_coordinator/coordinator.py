@@ -6,6 +6,7 @@ import inspect
 import secrets
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -19,6 +20,7 @@ from stratagem._coordinator.connecting import (
 )
 from stratagem._coordinator.dispatch import Dispatch
 from stratagem._coordinator.per_worker import PerWorkerDataset, per_worker_dataset
+from stratagem._coordinator.per_worker_variable import PerWorkerVariable
 from stratagem._coordinator.remote_value import RemoteValue
 from stratagem._coordinator.residents import Residents
 from stratagem._coordinator.resolver_watch import ResolverWatch, workers_of
@@ -117,12 +119,13 @@ class ClusterCoordinator:
             resolver_seconds,
         )
         self.strategy = strategy
-        take_over(strategy)
         self._numbers = count(1)
         self._space = secrets.token_bytes(SESSION_ID_BYTES)
         self._residents = Residents(Dumper(strategy))
         connect = connector(strategy, self._numbers)
         self._dispatch = Dispatch(connect, settings.queue_size)
+        make = partial(PerWorkerVariable, self._residents, self._dispatch.ask_all)
+        take_over(strategy, make)
         weakref.finalize(self, self._dispatch.close)
         self._start(settings)
 
