@@ -27,19 +27,36 @@ class _Gathering:
     arrived: dict[str, tuple[bytes, int]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Passage:
+    """How far a session has come at a barrier.
+
+    Attributes:
+        generation: How often it had passed before.
+        number: How often those had who passed with it and have been there longest.
+    """
+
+    generation: int
+    number: int
+
+
 class Barriers:
     """The barriers of a server.
 
     Call `arrive` for each request, then look at `is_passed`. To arrive again, after a
     reply was lost, changes nothing. As nobody passes without all others, those who
     wait at a barrier wait for the same passage, however often each has passed before:
-    a program that is started again alone meets the others where they are.
+    a program that is started again alone meets the others where they wait. Where none
+    of them waits it goes through the passages that are behind them all, since they will
+    not come there again.
     """
 
     def __init__(self) -> None:
         self._gatherings: dict[str, _Gathering] = {}
-        # The latest generation that each session has passed, by barrier.
-        self._passed: OrderedDict[tuple[str, bytes], int] = OrderedDict()
+        # The latest passage of each session, by barrier.
+        self._passed: OrderedDict[tuple[str, bytes], _Passage] = OrderedDict()
+        # The sessions in which tasks came last, while they are open.
+        self._sessions: dict[str, bytes] = {}
 
     def arrive(
         self, name: str, generation: int, num_tasks: int, task: str, session_id: bytes
@@ -70,7 +87,8 @@ class Barriers:
                 "same program on all"
             )
         gathering.arrived[task] = session_id, generation
-        if len(gathering.arrived) == num_tasks:
+        self._sessions[task] = session_id
+        if len(gathering.arrived) == num_tasks or self._is_behind(name, task):
             del self._gatherings[name]
             self._let_pass(name, gathering)
 
@@ -86,9 +104,24 @@ class Barriers:
             self._gatherings[name] = gathering
         return gathering
 
+    def _is_behind(self, name: str, task: str) -> bool:
+        """Whether a task waits alone where all others have been."""
+        gathering = self._gatherings[name]
+        number = self._number(name, *gathering.arrived[task])
+        others = (one for key, one in self._sessions.items() if key != task)
+        passages = (self._passed.get((name, one)) for one in others)
+        ahead = sum(one is not None and one.number >= number for one in passages)
+        return len(gathering.arrived) == 1 and ahead >= gathering.num_tasks - 1
+
+    def _number(self, name: str, session_id: bytes, generation: int) -> int:
+        last = self._passed.get((name, session_id), _Passage(0, 0))
+        return generation + last.number - last.generation
+
     def _let_pass(self, name: str, gathering: _Gathering) -> None:
-        for session_id, generation in gathering.arrived.values():
-            self._passed[name, session_id] = generation
+        arrivals = gathering.arrived.values()
+        number = max(self._number(name, *arrival) for arrival in arrivals)
+        for session_id, generation in arrivals:
+            self._passed[name, session_id] = _Passage(generation, number)
             self._passed.move_to_end((name, session_id))
         # A program may give each passage a name of its own.
         while len(self._passed) > MAX_PASSED:
@@ -96,7 +129,8 @@ class Barriers:
 
     def is_passed(self, name: str, generation: int, session_id: bytes) -> bool | None:
         """True once the passage of that session is complete, else None."""
-        return self._passed.get((name, session_id), -1) >= generation or None
+        last = self._passed.get((name, session_id))
+        return (last is not None and last.generation >= generation) or None
 
     def arrived(self, name: str) -> list[str]:
         """The tasks that wait."""
@@ -105,6 +139,8 @@ class Barriers:
 
     def session_ended(self, session_id: bytes) -> None:
         """Takes back where a session waits. What it has passed stays passed."""
+        for task in [key for key, one in self._sessions.items() if one == session_id]:
+            del self._sessions[task]
         for name, gathering in list(self._gatherings.items()):
             gathering.arrived = {
                 task: arrival

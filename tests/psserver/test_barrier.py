@@ -15,7 +15,9 @@ FIRST, SECOND, LATER = b"first", b"second", b"later"
 
 
 def arrive(barriers: Barriers, session: bytes, generation: int = 0) -> None:
-    barriers.arrive("b", generation, 2, f"/job:worker/task:{session!r}", session)
+    """Lets the task 0 come, in its first session or a later one, or task 1."""
+    task = int(session == SECOND)
+    barriers.arrive("b", generation, 2, f"/job:worker/task:{task}", session)
 
 
 def test_the_last_task_opens_the_barrier_for_all() -> None:
@@ -48,8 +50,26 @@ def test_another_run_of_the_program_must_gather_again() -> None:
     barriers = Barriers()
     arrive(barriers, FIRST)
     arrive(barriers, SECOND)
+    barriers.session_ended(SECOND)
     arrive(barriers, LATER)
     assert barriers.is_passed("b", 0, LATER) is None
+
+
+def test_a_program_that_is_started_again_alone_goes_through_what_others_passed() -> (
+    None
+):
+    """At a barrier at the start of a program, where nobody will come again."""
+    barriers = Barriers()
+    for generation in range(2):
+        arrive(barriers, FIRST, generation)
+        arrive(barriers, SECOND, generation)
+    arrive(barriers, LATER, 0)
+    arrive(barriers, LATER, 1)
+    assert barriers.is_passed("b", 1, LATER)
+    arrive(barriers, LATER, 2)
+    assert barriers.is_passed("b", 2, LATER) is None
+    arrive(barriers, SECOND, 2)
+    assert barriers.is_passed("b", 2, LATER) and barriers.is_passed("b", 2, SECOND)
 
 
 def test_a_task_that_started_again_takes_its_own_place() -> None:
@@ -65,13 +85,14 @@ def test_a_program_that_is_started_again_alone_meets_the_others() -> None:
     for generation in range(3):
         arrive(barriers, FIRST, generation)
         arrive(barriers, SECOND, generation)
-    barriers.session_ended(SECOND)
-    arrive(barriers, FIRST, 3)
+    barriers.session_ended(FIRST)
+    arrive(barriers, SECOND, 3)
     arrive(barriers, LATER, 0)
-    assert barriers.is_passed("b", 3, FIRST) and barriers.is_passed("b", 0, LATER)
+    assert barriers.is_passed("b", 3, SECOND) and barriers.is_passed("b", 0, LATER)
     arrive(barriers, LATER, 1)
-    arrive(barriers, FIRST, 4)
-    assert barriers.is_passed("b", 4, FIRST) and barriers.is_passed("b", 1, LATER)
+    assert barriers.is_passed("b", 1, LATER) is None
+    arrive(barriers, SECOND, 4)
+    assert barriers.is_passed("b", 4, SECOND) and barriers.is_passed("b", 1, LATER)
 
 
 def test_a_session_that_ends_waits_no_longer_but_has_passed_what_it_passed() -> None:

@@ -226,7 +226,8 @@ class ParameterServerStrategy(CheckpointedStrategy):
 
         Afterwards parameters are fresh: the chief can evaluate what all have
         trained. An evaluator, for which nobody waits, waits for nobody. A worker that
-        is started again alone meets the others at the barrier where they wait.
+        is started again alone meets the others at the barrier where they wait, and
+        does not wait where all others have been, since they will not come again.
 
         Args:
             name: Which barrier. Workers pass barriers of one name in turn.
