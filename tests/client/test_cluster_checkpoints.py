@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,21 @@ def trained(root: Path, servers: int, shards: int = 1) -> list[torch.Tensor]:
         return training.train(2, seed=2)
 
 
+Saved = Callable[[int], tuple[Path, list[torch.Tensor]]]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """What `trained` makes on a number of servers with as many shards, made once."""
+
+    @cache
+    def save(servers: int) -> tuple[Path, list[torch.Tensor]]:
+        root = tmp_path_factory.mktemp("checkpoints") / "run"
+        return root, trained(root, servers, shards=servers)
+
+    return save
+
+
 SHOWN = pytest.mark.spec("CKP-3", "CKP-5", "SHV-30", "VCK-10")
 
 
@@ -120,25 +137,25 @@ SHOWN = pytest.mark.spec("CKP-3", "CKP-5", "SHV-30", "VCK-10")
     ],
 )
 def test_training_goes_on_from_a_checkpoint(
-    before: int, after: int, tmp_path: Path
+    before: int, after: int, saved: Saved
 ) -> None:
     """With other shards on other servers, with the bytes that it would have had."""
-    expected = trained(tmp_path / "run", before, shards=before)
-    index = open_checkpoint(tmp_path / "run").index
+    root, expected = saved(before)
+    index = open_checkpoint(root).index
     assert (f"0.weight/part_{before - 1}" in index.tensors) == (before > 1)
     with running(after) as cluster, sharding(cluster, after) as strategy:
         training = Training(strategy)
-        restoration = strategy.restore(tmp_path / "run")
+        restoration = strategy.restore(root)
         restoration.assert_consumed()
         assert restoration.extra == {"epoch": 3}
         assert all(map(torch.equal, training.train(2, seed=2), expected))
 
 
 @pytest.mark.spec("CKP-2")
-def test_what_is_made_later_starts_with_its_value(tmp_path: Path) -> None:
-    expected = trained(tmp_path / "run", 2, shards=2)
+def test_what_is_made_later_starts_with_its_value(saved: Saved) -> None:
+    root, expected = saved(2)
     with running(3) as cluster, sharding(cluster, 3) as strategy:
-        restoration = strategy.restore(tmp_path / "run")
+        restoration = strategy.restore(root)
         assert "0.weight" in restoration.unused
         with pytest.raises(stratagem.FailedPreconditionError, match=r"'0\.weight'"):
             restoration.assert_consumed()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from functools import cache
 from types import ModuleType
 
 import pytest
@@ -92,36 +91,7 @@ def printed_by(program: str) -> list[str]:
     return run.stdout.split()
 
 
-@cache
-def modules_after(program: str) -> frozenset[str]:
-    """The modules that a fresh interpreter has loaded afterwards."""
-    return frozenset(printed_by(f"{program}\nimport sys; print(*sys.modules)"))
-
-
-def loaded_by(statement: str) -> set[str]:
-    """The top-level modules that a fresh interpreter has afterwards."""
-    return {name.partition(".")[0] for name in modules_after(statement)}
-
-
-def test_importing_loads_nothing_heavy_that_torch_does_not() -> None:
-    added = loaded_by("import stratagem") - loaded_by("import torch")
-    assert "stratagem_proto" in added
-    assert not added & HEAVY
-
-
-def test_what_needs_grpc_is_loaded_when_it_is_asked_for() -> None:
-    assert "grpc" in loaded_by("from stratagem import ParameterServerStrategy")
-    assert "grpc" in loaded_by("from stratagem import *")
-
-
-def test_importing_loads_nothing_that_only_some_programs_use() -> None:
-    unasked = (*OF_SERVERS, "stratagem._input.pipeline", "stratagem._checkpoints")
-    loaded = modules_after("import stratagem")
-    assert {name for name in loaded if name.startswith(unasked)} == set()
-
-
 TRAINING = """
-import stratagem, torch
 strategy = stratagem.MirroredStrategy(["CPU:0"])
 with strategy.scope():
     model = torch.nn.Linear(2, 1)
@@ -134,11 +104,52 @@ for batch in strategy.experimental_distribute_dataset([torch.ones(4, 2)]):
 strategy.state_dict()
 """
 
+STAGES = {
+    "torch": "import torch",
+    "stratagem": "import stratagem",
+    "training": TRAINING,
+    "servers": "from stratagem import ParameterServerStrategy",
+}
 
-def test_training_in_one_process_loads_nothing_of_servers() -> None:
-    loaded = modules_after(TRAINING)
-    assert "stratagem._input.pipeline" in loaded
-    assert {name for name in loaded if name.startswith(OF_SERVERS)} == set()
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, set[str]]:
+    """The modules that a fresh interpreter has after each of the stages."""
+    program = "import sys\n" + "".join(
+        f"{statements}\nprint(*sys.modules, ';')\n" for statements in STAGES.values()
+    )
+    *lists, _ = " ".join(printed_by(program)).split(";")
+    return {
+        stage: set(names.split()) for stage, names in zip(STAGES, lists, strict=True)
+    }
+
+
+def test_importing_loads_nothing_heavy_that_torch_does_not(
+    loaded: dict[str, set[str]],
+) -> None:
+    added = {name.partition(".")[0] for name in loaded["stratagem"] - loaded["torch"]}
+    assert "stratagem_proto" in added
+    assert not added & HEAVY
+
+
+def test_importing_loads_nothing_that_only_some_programs_use(
+    loaded: dict[str, set[str]],
+) -> None:
+    unasked = (*OF_SERVERS, "stratagem._input.pipeline", "stratagem._checkpoints")
+    assert {name for name in loaded["stratagem"] if name.startswith(unasked)} == set()
+
+
+def test_training_in_one_process_loads_nothing_of_servers(
+    loaded: dict[str, set[str]],
+) -> None:
+    assert "stratagem._input.pipeline" in loaded["training"]
+    assert {name for name in loaded["training"] if name.startswith(OF_SERVERS)} == set()
+
+
+def test_what_needs_grpc_is_loaded_when_it_is_asked_for(
+    loaded: dict[str, set[str]],
+) -> None:
+    assert "grpc" in loaded["servers"]
 
 
 def test_what_is_loaded_late_is_listed_and_found_by_its_public_name() -> None:
@@ -148,9 +159,16 @@ import stratagem, pickle
 print(set(stratagem.__all__) <= set(dir(stratagem)))
 print(stratagem.cluster_resolver.SimpleClusterResolver.__qualname__)
 print(pickle.loads({stored!r}).__qualname__)
+from stratagem import *
+print(ParameterServerStrategy.__qualname__)
 """
     assert b"_strategies" not in stored
-    assert printed_by(program) == ["True", "SimpleClusterResolver", "MirroredStrategy"]
+    assert printed_by(program) == [
+        "True",
+        "SimpleClusterResolver",
+        "MirroredStrategy",
+        "ParameterServerStrategy",
+    ]
 
 
 def test_classes_met_before_they_are_asked_for_show_their_public_name() -> None:

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from stratagem._cluster.visibility import VisibleServers
 from stratagem._servers.connection import Connection
+from stratagem._servers.heartbeat import Heartbeat
 from stratagem._servers.pending import Pending
-from stratagem._servers.pulse import Pulse
 from stratagem._servers.request import Request, Result
 from stratagem._servers.session import Identity
 from stratagem._servers.step_count import StepCount
@@ -57,8 +57,8 @@ class ServerGroup:
             for task, address in enumerate(addresses)
         )
         self._connections = connections
-        self._pulse = Pulse(connections, self.steps)
-        self._finalizer = weakref.finalize(self, _close, connections, self._pulse)
+        self._heartbeat = Heartbeat(connections, self.steps)
+        self._finalizer = weakref.finalize(self, _close, connections, self._heartbeat)
 
     def __deepcopy__(self, memo: object) -> ServerGroup:
         # A copy talks to the same servers, in sessions of its own.
@@ -124,7 +124,7 @@ class ServerGroup:
     def start(self, task: int, request: Request[Result]) -> Pending[Result]:
         """Sends a request that changes nothing to one server; raises as `call`."""
         self.require_visible(task)
-        self._pulse.start()
+        self._heartbeat.start()
         return self._connections[task].start(request)
 
     def together(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
@@ -142,7 +142,7 @@ class ServerGroup:
         """
         for task in requests:
             self.require_visible(task)
-        self._pulse.start()
+        self._heartbeat.start()
         if any(request.mutates for request in requests.values()):
             self._require_present()
             with self.steps.taking():
@@ -193,7 +193,7 @@ def _results(pending: Mapping[int, Pending[Result]]) -> dict[int, Result]:
     return results
 
 
-def _close(connections: Sequence[Connection], pulse: Pulse) -> None:
-    pulse.stop()
+def _close(connections: Sequence[Connection], heartbeat: Heartbeat) -> None:
+    heartbeat.stop()
     for connection in connections:
         connection.close()

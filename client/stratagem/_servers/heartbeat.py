@@ -19,7 +19,7 @@ _EARLY_SECONDS = 0.2
 _IDLE_SECONDS = 0.025
 
 
-class Pulse:
+class Heartbeat:
     """The thread that renews the leases of a group's sessions.
 
     It also tells a server which step was the last when nothing else is sent, so that a
