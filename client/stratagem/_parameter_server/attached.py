@@ -25,7 +25,7 @@ from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._parameter_server.variable import Owner, RemoteVariable, Shard
 from stratagem._tables.dynamic import DynamicTable, KeyLayout
 from stratagem._tables.parameter import TableParameter
-from stratagem._tables.shard import TableShard
+from stratagem._tables.shard import LazyRows, TableShard
 from stratagem._tables.variable import Reach, TableVariable
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.creators import NextCreator
@@ -179,8 +179,9 @@ class AttachedExtended(ParameterServerExtended):
             _traits(spec),
             nothing.expand(tuple(spec.tensor.shape)),
             _owner(spec),
-            spec.initializer if spec.HasField("initializer") else None,
-            spec.table if spec.HasField("table") else None,
+            LazyRows(spec.initializer, spec.table)
+            if spec.HasField("initializer")
+            else None,
         )
 
     def attach_module(self, module: nn.Module) -> None:

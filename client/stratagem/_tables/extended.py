@@ -27,7 +27,7 @@ from stratagem._tables.hosting import HostedTable
 from stratagem._tables.initial_rows import InitialRows
 from stratagem._tables.parameter import TableParameter
 from stratagem._tables.recording import AllocationRecorder, current_recorder
-from stratagem._tables.shard import TableShard
+from stratagem._tables.shard import LazyRows, TableShard
 from stratagem._tables.variable import Reach, TableVariable
 from stratagem._variables.traits import VariableTraits
 from stratagem_proto.v1.variable_pb2 import TableSpec
@@ -213,7 +213,7 @@ def _placed_shard(
     initial = cast(TableParameter, adoption.parameter).initial
     make: Callable[..., TableShard] = TableShard
     if isinstance(initial, InitialRows):
-        make = partial(make, initializer=initial.initializer(), table=spec)
+        make = partial(make, lazy=LazyRows(initial.initializer(), spec or TableSpec()))
     traits = _traits(adoption)
     return creation.made(
         make,

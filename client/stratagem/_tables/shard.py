@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -21,6 +21,18 @@ if TYPE_CHECKING:
     from stratagem._parameter_server.store import RemoteStore
 
 
+class LazyRows(NamedTuple):
+    """Rows that a server makes itself, and stores once they were written.
+
+    Attributes:
+        initializer: How it makes them.
+        table: Which rows there may be.
+    """
+
+    initializer: Initializer
+    table: TableSpec
+
+
 class TableShard(RemoteVariable):
     """A variable on a server of which this process has no copy.
 
@@ -31,38 +43,34 @@ class TableShard(RemoteVariable):
         value: Its initial value, which is dropped once it is there; or a tensor
             without values, of its shape and dtype.
         owner: What it belongs to.
-        initializer: What the server is to make instead of being sent the value; it
-            then stores only those rows that were written.
-        table: Which rows it may have.
+        lazy: What the server is to make instead of being sent the value.
     """
 
-    def __init__(  # noqa: PLR0913 - as its base, and how servers make it
+    def __init__(
         self,
         store: RemoteStore,
         place: Place,
         traits: VariableTraits,
         value: torch.Tensor,
         owner: Owner,
-        initializer: Initializer | None = None,
-        table: TableSpec | None = None,
+        lazy: LazyRows | None = None,
     ) -> None:
         super().__init__(store, place, traits, value, owner)
         self._nothing = torch.empty((), dtype=value.dtype).expand(value.shape)
-        self._initializer = initializer
-        self._table = table
+        self._lazy = lazy
 
     @property
     def spec(self) -> VariableSpec:
         spec = super().spec
-        if self._initializer is not None:
-            spec.initializer.CopyFrom(self._initializer)
-            spec.table.CopyFrom(self._table or TableSpec())
+        if self._lazy is not None:
+            spec.initializer.CopyFrom(self._lazy.initializer)
+            spec.table.CopyFrom(self._lazy.table)
         return spec
 
     @property
     def is_dense(self) -> bool:
         """Whether the server stores all rows."""
-        return self._initializer is None
+        return self._lazy is None
 
     @property
     def has_copy(self) -> bool:
