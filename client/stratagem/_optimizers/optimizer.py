@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -15,20 +14,19 @@ from stratagem._contexts.context import (
     get_replica_context,
     get_strategy,
     has_strategy,
-    require_cross_replica_or_default,
     updating,
 )
 from stratagem._enums import ReduceOp, reduce_op_from
-from stratagem._modules.extended import HostingExtended
 from stratagem._optimizers.compressor import compressor_for
+from stratagem._optimizers.contributions import Contribution, group_steps
 from stratagem._optimizers.limiter import Limiter
 from stratagem._optimizers.overlap import Overlap
-from stratagem._optimizers.step import GroupStep, OptimizerStep, VariableGradients
-from stratagem._optimizers.trained import LeafList, Trained, TrainedTensors
-from stratagem._optimizers.wrapped import OptimizerAround, require_fresh, rule_of
-from stratagem._replicas.without_rows import has_no_rows
+from stratagem._optimizers.slots import OptimizerWithSlots
+from stratagem._optimizers.step import OptimizerStep
+from stratagem._optimizers.trained import LeafList, TrainedTensors
+from stratagem._optimizers.wrapped import require_fresh, rule_of
 from stratagem.consistency import Consistency, consistency_from
-from stratagem_proto.errors import ContextError, InvalidTypeError
+from stratagem_proto.errors import ContextError
 from stratagem_proto.gradient_limits import GradientLimits
 from stratagem_proto.optimizers import require_honoured, values_of
 
@@ -37,20 +35,8 @@ if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
     from stratagem.compression import Compression
 
-_Gradients = list[list[torch.Tensor | None]]
 
-
-@dataclass(frozen=True, eq=False)
-class _Contribution:
-    """What one replica brings to a step: gradients by group and parameter."""
-
-    gradients: _Gradients
-
-    def __bool__(self) -> bool:
-        return any(g is not None for group in self.gradients for g in group)
-
-
-class DistributedOptimizer(OptimizerAround):
+class DistributedOptimizer(OptimizerWithSlots):
     """Wraps an optimizer of `torch.optim`, and has the strategy make its steps.
 
     It is an `Optimizer` itself: schedulers, clipping, gradient accumulation and
@@ -192,16 +178,6 @@ class DistributedOptimizer(OptimizerAround):
                 self._overlap.watch(number, group["params"])
 
     @property
-    def _plain(self) -> bool:
-        return self._tensors.plain
-
-    @property
-    def _extended(self) -> HostingExtended:
-        extended = self._strategy.extended
-        assert isinstance(extended, HostingExtended)
-        return extended
-
-    @property
     def rejected_steps(self) -> int:
         """How many steps were dropped by `on_nonfinite="reject"`.
 
@@ -247,11 +223,10 @@ class DistributedOptimizer(OptimizerAround):
             return loss
         if self._overlap is not None:
             self._overlap.refuse_scaling(self)
-        contribution = _Contribution(self._gradients())
+        contribution = Contribution.of_this_replica(self.param_groups)
         with self._overlap or nullcontext():
             replica.merge_call(self._meet, args=(contribution,))
-        # Undeclared by torch; schedulers on the wrapped optimizer ask for it.
-        self._inner._opt_called = True  # type: ignore[attr-defined]
+        self._show_schedulers_a_step()
         return loss
 
     def _replica(self) -> ReplicaContext:
@@ -269,40 +244,19 @@ class DistributedOptimizer(OptimizerAround):
             "replica; call it in the function that you give to strategy.run()"
         )
 
-    def _gradients(self) -> _Gradients:
-        groups = [group["params"] for group in self.param_groups]
-        if has_no_rows():
-            return [[None] * len(params) for params in groups]
-        return [[p.grad for p in params] for params in groups]
-
     def _meet(self, strategy: Strategy, contributions: Any) -> None:
         present = [c for c in self._extended._local_results(contributions) if c]
-        groups = tuple(
-            GroupStep(_hyperparameters(group), tuple(self._updates(number, present)))
-            for number, group in enumerate(self.param_groups)
-        )
         self._extended._apply_gradients(
             OptimizerStep(
                 self._name,
                 type(self._inner).__name__,
-                groups,
+                group_steps(self.param_groups, present),
                 self._reduce_op,
                 len(present),
                 self._compressor,
                 self._limiter,
             )
         )
-
-    def _updates(
-        self, number: int, contributions: list[_Contribution]
-    ) -> Iterator[VariableGradients]:
-        trained = self.param_groups[number]["params"].trained()
-        columns = zip(*(c.gradients[number] for c in contributions), strict=True)
-        # Without contributions there are no columns.
-        for one, column in zip(trained, columns, strict=False):
-            gradients = tuple(g for g in column if g is not None)
-            if one is not None and gradients:
-                yield VariableGradients(one.variable, gradients)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients of this replica; outside of replicas, of all."""
@@ -314,70 +268,3 @@ class DistributedOptimizer(OptimizerAround):
         for replica in range(self._extended._num_local_replicas):
             with updating(self._strategy, replica):
                 super().zero_grad(set_to_none)
-
-    # State.
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as the wrapped optimizer would have it locally.
-
-        Raises:
-            ContextError: A replica is running, of another strategy than the default.
-        """
-        if self._plain:
-            return super().state_dict()
-        self._require_no_replica("state_dict")
-        pairs = list(self._pairs())
-        variables = [trained.variable for _, trained in pairs]
-        found = self._extended._slots(self._name, variables)
-        for (parameter, _), slots in zip(pairs, found, strict=True):
-            state = dict(slots) or self._initial_state.get(parameter)
-            if state:
-                self._inner.state[parameter] = state
-        try:
-            return super().state_dict()
-        finally:
-            self._inner.state.clear()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replace hyperparameters and state by those of a torch state dict.
-
-        Raises:
-            ContextError: A replica is running, of another strategy than the default.
-        """
-        if self._plain:
-            super().load_state_dict(state_dict)
-            return
-        self._require_no_replica("load_state_dict")
-        super().load_state_dict(state_dict)
-        try:
-            state = self._inner.state
-            slots = {one.variable: state.get(p, {}) for p, one in self._pairs()}
-            self._extended._set_slots(self._name, slots)
-        finally:
-            self._inner.state.clear()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # The last thing that load_state_dict does; classes fill in what older
-        # checkpoints lack.
-        self._inner.__setstate__(state)
-
-    def __reduce__(self) -> Any:
-        raise InvalidTypeError(
-            f"DistributedOptimizer {self._name!r} cannot be copied or pickled, because "
-            "its state lives with its strategy's variables; keep its state_dict()"
-        )
-
-    def _pairs(self) -> Iterator[tuple[torch.Tensor, Trained]]:
-        for group in self.param_groups:
-            trained = group["params"].trained()
-            for parameter, one in zip(group["params"], trained, strict=True):
-                if one is not None:
-                    yield parameter, one
-
-    def _require_no_replica(self, method: str) -> None:
-        name = f"DistributedOptimizer.{method}"
-        require_cross_replica_or_default(self._extended, name)
-
-
-def _hyperparameters(group: Mapping[str, Any]) -> dict[str, object]:
-    return {key: value for key, value in group.items() if key != "params"}

@@ -88,3 +88,8 @@ class OptimizerAround(Optimizer):
     @defaults.setter
     def defaults(self, defaults: dict[str, Any]) -> None:
         self._inner.defaults = defaults
+
+    def _show_schedulers_a_step(self) -> None:
+        """Tell schedulers on either optimizer that a step was made, elsewhere."""
+        for optimizer in self, self._inner:
+            optimizer._opt_called = True  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from stratagem._modules.hosting import HostedParameter
+from stratagem._optimizers.contributions import hyperparameters_of
 from stratagem._optimizers.optimizer import DistributedOptimizer
 from stratagem._optimizers.trained import Trained
 from stratagem._parameter_server.attached import AttachedStrategy
@@ -37,9 +38,7 @@ class OptimizerKind(ChangingKind):
         self, value: DistributedOptimizer, strategy: ParameterServerStrategy
     ) -> object | None:
         require_own(f"DistributedOptimizer {value.name!r}", value._strategy, strategy)
-        # It steps, if elsewhere: schedulers ask for this.
-        for one in value, value._inner:
-            one._opt_called = True  # type: ignore[attr-defined]
+        value._show_schedulers_a_step()  # it steps, if elsewhere
         return value
 
     def label(self, subject: DistributedOptimizer) -> str:
@@ -81,7 +80,7 @@ class OptimizerKind(ChangingKind):
 def _groups(optimizer: DistributedOptimizer) -> list[Group]:
     return [
         (
-            {key: value for key, value in group.items() if key != "params"},
+            hyperparameters_of(group),
             [_travelling(one) for one in group["params"].trained()],
         )
         for group in optimizer.param_groups
