@@ -1,1 +1,1 @@
-"""Clusters: their tasks, roles, filters and secret."""
+"""Clusters: their tasks, roles and filters."""

@@ -24,7 +24,7 @@ from stratagem_proto.errors import (
 )
 
 if TYPE_CHECKING:
-    from stratagem._strategies.hooks import StrategyHooks
+    from stratagem._strategies.hooks.strategy import StrategyHooks
 
 
 class ShardedVariable(Assignable, Operators):

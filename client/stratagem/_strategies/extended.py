@@ -23,7 +23,7 @@ from stratagem._replicas.without_rows import (
     replicas_without_rows,
     running_without_rows,
 )
-from stratagem._strategies.hooks import StrategyHooks
+from stratagem._strategies.hooks.strategy import StrategyHooks
 from stratagem._variables.creators import NextCreator, creator_scope
 from stratagem._variables.names import UniqueNames
 from stratagem._variables.traits import VariableTraits

@@ -1,0 +1,1 @@
+"""The protected half of `StrategyExtended`, which strategies override."""
