@@ -18,51 +18,39 @@ from stratagem._cluster.membership import Membership
 from stratagem._contexts.scope import entered
 from stratagem._devices import DeviceName, torch_device
 from stratagem._modules.adoption import Adoption
-from stratagem._optimizers.compressor import Compressor
-from stratagem._optimizers.early import Early
-from stratagem._optimizers.step import OptimizerStep
-from stratagem._parameter_server import slots as _remote_slots
-from stratagem._parameter_server import steps as _remote_steps
 from stratagem._parameter_server import updates as _remote_updates
 from stratagem._parameter_server.checkpoints import ClusterCheckpoints
-from stratagem._parameter_server.consistencies import decoded, encoded
 from stratagem._parameter_server.creation import RemoteCreation
-from stratagem._parameter_server.early_push import EarlyPush
 from stratagem._parameter_server.local_writes import (
     carry_local_writes,
     refuse_writes_in_replicas,
 )
 from stratagem._parameter_server.partitioned_extended import Settings
 from stratagem._parameter_server.placement import placement_named, server_named
-from stratagem._parameter_server.remote_values import RemoteValues
+from stratagem._parameter_server.remote_optimizers import RemoteOptimizers
 from stratagem._parameter_server.sharded_variable import ShardedVariable
 from stratagem._parameter_server.snapshot import snapshot_of
 from stratagem._parameter_server.split_variable import (
-    divided_slots,
-    joined_slots,
     parts_of,
 )
 from stratagem._parameter_server.store import RemoteStore
 from stratagem._parameter_server.variable import Owner, RemoteVariable
 from stratagem._parameter_server.variable_placement import VariablePlacement, placements
 from stratagem._servers.barriers import barrier
-from stratagem._servers.consistency import change, describe
 from stratagem._servers.traffic import Traffic
-from stratagem._tables.variable import require_whole_state
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.creators import NextCreator
 from stratagem._variables.initial_values import initial_tensor
 from stratagem._variables.traits import VariableTraits
 from stratagem._variables.updating import smallest_by_name
 from stratagem._variables.variable import Variable
-from stratagem.consistency import Consistency, ConsistencyReport
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
 
 
-class ParameterServerExtended(RemoteValues):
+class ParameterServerExtended(RemoteOptimizers):
     """The `extended` of a `ParameterServerStrategy` with a cluster.
 
     Args:
@@ -90,7 +78,6 @@ class ParameterServerExtended(RemoteValues):
         # Kept alive, since what was created on a server keeps its name there.
         self._variables: list[RemoteVariable] = []
         self._shared: list[AggregatingVariable] = []
-        self._early: dict[str, EarlyPush] = {}
         self._checkpoints = ClusterCheckpoints(
             membership, store, self._variables, self._adopter.buffers
         )
@@ -226,35 +213,7 @@ class ParameterServerExtended(RemoteValues):
         self._checkpoints.close()
         self._store.servers.close()
 
-    # Consistency.
-
-    def _name_optimizer(
-        self, class_name: str, consistency: Consistency | None = None
-    ) -> str:
-        name = super()._name_optimizer(class_name)
-        declared = None if consistency is None else encoded(consistency)
-        if declared is not None:
-            self._store.servers.require_visible(self._store.first)
-        self._store.pace.add(name, declared)
-        return name
-
-    def _set_consistency(self, consistency: Consistency, optimizer: str | None) -> None:
-        pace = self._store.pace
-        if optimizer is not None:
-            pace.require(optimizer)
-        if not self._membership.creates:
-            return
-        for name in pace.optimizers if optimizer is None else [optimizer]:
-            self._store.announce(name)
-            self._store.servers.call(
-                self._store.first, change(name, encoded(consistency))
-            )
-
-    def _consistency_report(self) -> dict[str, ConsistencyReport]:
-        groups = self._store.ask_first(describe())
-        return {group.group: decoded(group) for group in groups}
-
-    # Steps.
+    # Runs.
 
     def _before_replicas(self, training: bool = False) -> None:
         super()._before_replicas()
@@ -274,38 +233,6 @@ class ParameterServerExtended(RemoteValues):
             self._checkpoints.states.ran()
         refuse_writes_in_replicas(self._parameters)
         return result
-
-    def _apply_gradients(self, step: OptimizerStep) -> None:
-        self._membership.require_trainer()
-        _remote_steps.take(self._store, step, self._early.get(step.optimizer))
-
-    def _early_push(self, optimizer: str, compressor: Compressor) -> Early:
-        self._require_one_replica("overlap=True")
-        self._early[optimizer] = EarlyPush(self._store.servers, optimizer, compressor)
-        return self._early[optimizer]
-
-    def _rejected_steps(self, optimizer: str) -> int:
-        return self._store.rejected.get(optimizer, 0)
-
-    def _slots(
-        self, optimizer: str, variables: Sequence[Variable]
-    ) -> Sequence[Mapping[str, torch.Tensor]]:
-        require_whole_state(variables)
-        parts = [part for one in variables for part in self._own_parts(one)]
-        found = _remote_slots.read_slots(self._store, optimizer, parts)
-        by_part = dict(zip(parts, found, strict=True))
-        return [joined_slots(variable, by_part) for variable in variables]
-
-    def _set_slots(
-        self, optimizer: str, slots: Mapping[Variable, Mapping[str, torch.Tensor]]
-    ) -> None:
-        self._membership.require_creator(f"the state of optimizer {optimizer!r}")
-        require_whole_state(slots)
-        shares: dict[RemoteVariable, Mapping[str, torch.Tensor]] = {}
-        for variable, state in slots.items():
-            divided = divided_slots(variable, state)
-            shares |= zip(self._own_parts(variable), divided, strict=True)
-        _remote_slots.replace_slots(self._store, optimizer, shares)
 
     # Functions run where variables are.
 

@@ -1,0 +1,89 @@
+"""The part of a strategy whose optimizers step on servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from stratagem._optimizers.compressor import Compressor
+from stratagem._optimizers.early import Early
+from stratagem._optimizers.step import OptimizerStep
+from stratagem._parameter_server import slots as _remote_slots
+from stratagem._parameter_server import steps as _remote_steps
+from stratagem._parameter_server.consistencies import decoded, encoded
+from stratagem._parameter_server.early_push import EarlyPush
+from stratagem._parameter_server.remote_values import RemoteValues
+from stratagem._parameter_server.split_variable import divided_slots, joined_slots
+from stratagem._parameter_server.variable import RemoteVariable
+from stratagem._servers.consistency import change, describe
+from stratagem._tables.variable import require_whole_state
+from stratagem._variables.variable import Variable
+from stratagem.consistency import Consistency, ConsistencyReport
+
+
+class RemoteOptimizers(RemoteValues):
+    """Steps of optimizers, their state, and what holds workers together in them."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._early: dict[str, EarlyPush] = {}
+
+    def _name_optimizer(
+        self, class_name: str, consistency: Consistency | None = None
+    ) -> str:
+        name = super()._name_optimizer(class_name)
+        declared = None if consistency is None else encoded(consistency)
+        if declared is not None:
+            self._store.servers.require_visible(self._store.first)
+        self._store.pace.add(name, declared)
+        return name
+
+    def _set_consistency(self, consistency: Consistency, optimizer: str | None) -> None:
+        pace = self._store.pace
+        if optimizer is not None:
+            pace.require(optimizer)
+        if not self._membership.creates:
+            return
+        for name in pace.optimizers if optimizer is None else [optimizer]:
+            self._store.announce(name)
+            self._store.servers.call(
+                self._store.first, change(name, encoded(consistency))
+            )
+
+    def _consistency_report(self) -> dict[str, ConsistencyReport]:
+        groups = self._store.ask_first(describe())
+        return {group.group: decoded(group) for group in groups}
+
+    def _apply_gradients(self, step: OptimizerStep) -> None:
+        self._membership.require_trainer()
+        _remote_steps.take(self._store, step, self._early.get(step.optimizer))
+
+    def _early_push(self, optimizer: str, compressor: Compressor) -> Early:
+        self._require_one_replica("overlap=True")
+        self._early[optimizer] = EarlyPush(self._store.servers, optimizer, compressor)
+        return self._early[optimizer]
+
+    def _rejected_steps(self, optimizer: str) -> int:
+        return self._store.rejected.get(optimizer, 0)
+
+    def _slots(
+        self, optimizer: str, variables: Sequence[Variable]
+    ) -> Sequence[Mapping[str, torch.Tensor]]:
+        require_whole_state(variables)
+        parts = [part for one in variables for part in self._own_parts(one)]
+        found = _remote_slots.read_slots(self._store, optimizer, parts)
+        by_part = dict(zip(parts, found, strict=True))
+        return [joined_slots(variable, by_part) for variable in variables]
+
+    def _set_slots(
+        self, optimizer: str, slots: Mapping[Variable, Mapping[str, torch.Tensor]]
+    ) -> None:
+        self._membership.require_creator(f"the state of optimizer {optimizer!r}")
+        require_whole_state(slots)
+        shares: dict[RemoteVariable, Mapping[str, torch.Tensor]] = {}
+        for variable, state in slots.items():
+            divided = divided_slots(variable, state)
+            shares |= zip(self._own_parts(variable), divided, strict=True)
+        _remote_slots.replace_slots(self._store, optimizer, shares)
