@@ -15,6 +15,7 @@ from stratagem_proto.errors import FailedPreconditionError, NotFoundError
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_psserver.ledger import Numbering, Session
+from stratagem_psserver.recorded_closures import dump_closures, restore_closures
 from stratagem_psserver.tables.reading import read_table
 
 if TYPE_CHECKING:
@@ -26,12 +27,13 @@ _VERSION_JUMP = 1 << 40
 
 
 def dump(state: ServerState) -> str:
-    """The sessions, what was applied of them, optimizers, steps and clocks, as JSON."""
+    """The sessions, what was applied, optimizers, steps and clocks, as JSON."""
     facts = {
         "sessions": [_session_to_json(one) for one in state.ledger.sessions()],
         "optimizers": state.optimizers.classes(),
         "groups": state.rounds.applied(),
         "clocks": state.clocks.facts(),
+        "closures": dump_closures(state.closures),
     }
     return json.dumps(facts)
 
@@ -97,6 +99,7 @@ def resume(state: ServerState, path: str) -> bool:
     state.rounds.restore(facts["groups"])
     # Checkpoints of earlier releases have none.
     state.clocks.restore(facts.get("clocks", {}))
+    restore_closures(state.closures, facts.get("closures", []))
     return True
 
 

@@ -15,23 +15,21 @@ from google.protobuf.message import Message
 
 from stratagem_proto.codec import Assembler
 from stratagem_proto.errors import (
-    CancelledError,
-    DeadlineExceededError,
     InvalidArgumentError,
-    MalformedStreamError,
     ResourceExhaustedError,
     StratagemError,
     UnavailableError,
 )
 from stratagem_proto.frames import ChunkView
 from stratagem_proto.protocol import MAX_TENSORS
-from stratagem_proto.status import from_record, to_record
 from stratagem_proto.tensors import total_nbytes
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_psserver.budget import Budget, Reservation
+from stratagem_psserver.closure_turns import ClosureTurns
 from stratagem_psserver.cut import STEPS, StepGate
+from stratagem_psserver.intents import Mutation
 from stratagem_psserver.ledger import (
     Admission,
     Refused,
@@ -40,17 +38,8 @@ from stratagem_psserver.ledger import (
     SessionLedger,
     WaitForEarlier,
 )
+from stratagem_psserver.settling import PASSING, Work, answer, settled
 from stratagem_psserver.waits import Waits
-
-# A repetition may fare better, so a request that ends so is not settled. A stream
-# that was cut can look like one that its client ended too early.
-_PASSING = (
-    CancelledError,
-    DeadlineExceededError,
-    MalformedStreamError,
-    ResourceExhaustedError,
-    UnavailableError,
-)
 
 # Requests of a session overtake each other by no more than the network's delays.
 _TURN_SECONDS = 20.0
@@ -66,28 +55,33 @@ class Staged:
 
 
 Chunks = AsyncIterator[Sequence[ChunkView]]
-Work = Callable[[], Awaitable[Message]]
 
 
 class Mutations:
     """Applies each request of each session once."""
 
     def __init__(
-        self, ledger: SessionLedger, budget: Budget, waits: Waits, gate: StepGate
+        self,
+        ledger: SessionLedger,
+        closures: ClosureTurns,
+        budget: Budget,
+        waits: Waits,
+        gate: StepGate,
     ) -> None:
-        self._ledger, self._budget, self._waits = ledger, budget, waits
-        self._gate = gate
+        self._ledger, self._closures = ledger, closures
+        self._budget, self._waits, self._gate = budget, waits, gate
 
     async def once(
-        self, key: RequestKey, apply: Callable[[Session], Awaitable[Message]]
+        self, request: Mutation, apply: Callable[[Session], Awaitable[Message]]
     ) -> bytes:
         """Applies a request without tensors, or repeats its reply."""
-        session = self._ledger.session(key.session_id, time.monotonic())
-        return await self._in_step(session, key, partial(apply, session))
+        session = self._ledger.session(request.key.session_id, time.monotonic())
+        work = partial(_serialised, partial(apply, session))
+        return await self._in_step(session, request, work)
 
     async def once_staged(
         self,
-        key: RequestKey,
+        header: Mutation,
         specs: Sequence[TensorSpec],
         chunks: Chunks,
         apply: Callable[[Staged], Awaitable[Message]],
@@ -96,7 +90,7 @@ class Mutations:
         """Receives a request's tensors and applies it, or repeats its reply.
 
         Args:
-            key: Which request it is.
+            header: What is asked.
             specs: Descriptions of its tensors.
             chunks: Their bytes as they arrive.
             apply: Checks the request, then changes variables. Once begun it runs to
@@ -106,16 +100,17 @@ class Mutations:
         Returns:
             The serialised response.
         """
+        key = header.key
         session = self._ledger.session(key.session_id, time.monotonic())
         if known := session.numbering.outcome(key):
-            return _answer(known)
+            return answer(known)
         with ExitStack() as held:
             try:
                 nbytes = _size(specs) + total_nbytes(derived)
                 purpose = f"request {key.sequence} of {session.label}"
                 reservation = held.enter_context(self._budget.reserve(nbytes, purpose))
                 assembler = await _receive(specs, chunks)
-            except _PASSING:
+            except PASSING:
                 raise
             except StratagemError as error:
                 # What can never succeed uses up its number like anything else.
@@ -124,12 +119,13 @@ class Mutations:
                 # A cut connection looks like the end of the stream. The request may
                 # come again whole, so one that is cut short leaves its number unused.
                 tensors = assembler.finish()
-                work = partial(apply, Staged(session, tensors, reservation))
-            return await self._in_step(session, key, work)
+                staged = Staged(session, tensors, reservation)
+                work = partial(_serialised, partial(apply, staged))
+            return await self._in_step(session, header, work)
 
-    async def _in_step(self, session: Session, key: RequestKey, work: Work) -> bytes:
+    async def _in_step(self, session: Session, request: Mutation, work: Work) -> bytes:
         """Lets no step begin while a checkpoint is marked, which takes a moment."""
-        gate = self._gate
+        gate, key = self._gate, request.key
         gate.finish(session.client, session.label, key.finished, key.report)
 
         def admitted() -> bool | None:
@@ -141,7 +137,7 @@ class Mutations:
         ):
             continue
         try:
-            return await self._in_turn(session, key, work)
+            return await self._in_turn(session, key, self._of_function(request, work))
         finally:
             gate.settled()
             self._waits.changed(STEPS)
@@ -160,23 +156,21 @@ class Mutations:
                 f"that has not come in {_TURN_SECONDS:g} s; send that one again first"
             )
         if isinstance(decided, (Replay, Refused)):
-            return _answer(decided)
+            return answer(decided)
         return await _to_its_end(self._settle(session, key, work))
 
     async def _settle(self, session: Session, key: RequestKey, work: Work) -> bytes:
-        reply: RecordedReply | None = None
-        try:
-            response = (await work()).SerializeToString()
-            reply = RecordedReply(sequence=key.sequence, response=response)
-            return response
-        except _PASSING:
-            raise
-        except Exception as error:
-            reply = RecordedReply(sequence=key.sequence, status=to_record(error))
-            raise
-        finally:
+        def settle(reply: RecordedReply | None) -> None:
             session.numbering.settle(reply)
             self._waits.changed(session.id)
+
+        return await settled(key.sequence, work, PASSING, settle)
+
+    def _of_function(self, request: Mutation, work: Work) -> Work:
+        """The work, done once if it is of a function that may run again."""
+        if not request.key.HasField("closure"):
+            return work
+        return partial(self._closures.once, request, work)
 
 
 def _size(specs: Sequence[TensorSpec]) -> int:
@@ -212,12 +206,8 @@ async def _refuse(error: StratagemError) -> NoReturn:
     raise error
 
 
-def _answer(known: Replay | Refused) -> bytes:
-    if isinstance(known, Refused):
-        raise known.error
-    if known.reply.status.code:
-        raise from_record(known.reply.status)
-    return known.reply.response
+async def _serialised(apply: Callable[[], Awaitable[Message]]) -> bytes:
+    return (await apply()).SerializeToString()
 
 
 async def _to_its_end(work: Awaitable[bytes]) -> bytes:

@@ -12,7 +12,12 @@ from stratagem_proto.errors import UnavailableError
 from stratagem_proto.serving.server import Server
 from stratagem_psserver.continuation import resume
 from stratagem_psserver.saving import Saves
-from stratagem_psserver.servicer import SERVICE, checkpoint_handler, service_handler
+from stratagem_psserver.servicer import (
+    SERVICE,
+    checkpoint_handler,
+    closure_handler,
+    service_handler,
+)
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 
@@ -38,8 +43,10 @@ class ParameterServer(Server):
         self._saves = Saves(self._state)
         if self.settings.restore:
             self._resume(self.settings.restore)
-        return service_handler(self._state), checkpoint_handler(
-            self._state, self._saves
+        return (
+            service_handler(self._state),
+            checkpoint_handler(self._state, self._saves),
+            closure_handler(self._state),
         )
 
     def _resume(self, path: str) -> None:

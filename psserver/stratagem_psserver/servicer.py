@@ -19,6 +19,7 @@ from stratagem_proto.serving.border import Border, Context
 from stratagem_proto.v1 import (
     checkpoint_pb2,
     closed_step_pb2,
+    closure_pb2,
     consistency_pb2,
     session_pb2,
 )
@@ -27,6 +28,7 @@ from stratagem_proto.v1.keys_pb2 import ListKeysRequest
 from stratagem_psserver.mutations import Chunks
 from stratagem_psserver.rpcs.barriers import BarrierRpcs
 from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
+from stratagem_psserver.rpcs.closures import ClosureRpcs
 from stratagem_psserver.rpcs.consistency import ConsistencyRpcs
 from stratagem_psserver.rpcs.contributions import ContributionRpcs
 from stratagem_psserver.rpcs.keys import KeyRpcs
@@ -39,6 +41,7 @@ from stratagem_psserver.state import ServerState
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerService"].full_name
 _CHECKPOINTS = checkpoint_pb2.DESCRIPTOR.services_by_name["CheckpointService"].full_name
+_CLOSURES = closure_pb2.DESCRIPTOR.services_by_name["ClosureService"].full_name
 
 Request = TypeVar("Request", bound=Message)
 Response = Message | bytes
@@ -76,6 +79,13 @@ def checkpoint_handler(state: ServerState, saves: Saves) -> grpc.GenericRpcHandl
         "ListRestored": unary(messages.ListRestoredRequest, rpcs.list_restored),
     }
     return grpc.method_handlers_generic_handler(_CHECKPOINTS, handlers)
+
+
+def closure_handler(state: ServerState) -> grpc.GenericRpcHandler:
+    """The closure service over some state."""
+    unary, rpcs = Methods(Border(state.settings.label)).unary, ClosureRpcs(state)
+    handlers = {"EndClosures": unary(closure_pb2.EndClosuresRequest, rpcs.end)}
+    return grpc.method_handlers_generic_handler(_CLOSURES, handlers)
 
 
 def _session_methods(methods: Methods, rpcs: SessionRpcs) -> Handlers:

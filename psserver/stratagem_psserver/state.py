@@ -13,6 +13,8 @@ from stratagem_proto.v1.session_pb2 import Role, Task
 from stratagem_psserver.barrier import Barriers
 from stratagem_psserver.budget import Budget
 from stratagem_psserver.clocks import Clocks
+from stratagem_psserver.closure_turns import ClosureTurns
+from stratagem_psserver.closures import ClosureLedger
 from stratagem_psserver.compute import Compute
 from stratagem_psserver.cut import STEPS, StepGate
 from stratagem_psserver.graphs import GraphCache
@@ -57,7 +59,11 @@ class ServerState:
         self.snapshots = Snapshots()
         self.held = HeldSnapshots(self.snapshots)
         self.staging = Staging(settings.label)
-        self.mutations = Mutations(self.ledger, self.budget, self.waits, self.gate)
+        self.closures = ClosureLedger()
+        turns = ClosureTurns(self.closures, self.waits)
+        self.mutations = Mutations(
+            self.ledger, turns, self.budget, self.waits, self.gate
+        )
         self.resumed = False
         self.restored: list[str] = []
 

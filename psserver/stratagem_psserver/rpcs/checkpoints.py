@@ -115,7 +115,7 @@ class CheckpointRpcs:
 
     async def restore(self, request: pb.RestoreVariablesRequest) -> bytes:
         return await self._state.mutations.once(
-            request.key, partial(self._restore, request)
+            request, partial(self._restore, request)
         )
 
     async def _restore(

@@ -49,9 +49,7 @@ class ConsistencyRpcs:
         return granted
 
     async def change(self, request: pb.SetConsistencyRequest) -> bytes:
-        return await self._state.mutations.once(
-            request.key, partial(self._change, request)
-        )
+        return await self._state.mutations.once(request, partial(self._change, request))
 
     async def _change(
         self, request: pb.SetConsistencyRequest, session: Session

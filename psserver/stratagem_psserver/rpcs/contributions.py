@@ -52,7 +52,7 @@ class ContributionRpcs:
 
     async def commit(self, request: pb.CommitContributionRequest) -> bytes:
         return await self._state.mutations.once(
-            request.key, partial(self._commit, request.step)
+            request, partial(self._commit, request.step)
         )
 
     async def _commit(
@@ -81,9 +81,7 @@ class ContributionRpcs:
         return closed_step_pb2.ListClosedStepsResponse(steps=shares)
 
     async def finish(self, request: closed_step_pb2.FinishStepRequest) -> bytes:
-        return await self._state.mutations.once(
-            request.key, partial(self._finish, request)
-        )
+        return await self._state.mutations.once(request, partial(self._finish, request))
 
     async def _finish(
         self, request: closed_step_pb2.FinishStepRequest, session: Session

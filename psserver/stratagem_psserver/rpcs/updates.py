@@ -29,7 +29,7 @@ class UpdateRpcs:
 
     async def update(self, header: pb.UpdateHeader, chunks: Chunks) -> bytes:
         return await self._state.mutations.once_staged(
-            header.key,
+            header,
             header.tensors,
             chunks,
             partial(self._update, header),
@@ -93,7 +93,7 @@ class UpdateRpcs:
 
     async def update_non_slot(self, header: pb.UpdateHeader, chunks: Chunks) -> bytes:
         return await self._state.mutations.once_staged(
-            header.key, header.tensors, chunks, partial(self._update_non_slot, header)
+            header, header.tensors, chunks, partial(self._update_non_slot, header)
         )
 
     async def _update_non_slot(

@@ -58,7 +58,7 @@ class ValueRpcs:
 
     async def assign(self, header: pb.AssignHeader, chunks: Chunks) -> bytes:
         return await self._state.mutations.once_staged(
-            header.key, header.tensors, chunks, partial(self._assign, header)
+            header, header.tensors, chunks, partial(self._assign, header)
         )
 
     async def _assign(

@@ -20,7 +20,7 @@ class VariableRpcs:
     async def create(self, header: pb.CreateVariablesHeader, chunks: Chunks) -> bytes:
         sent = sent_tensors(header.variables)
         return await self._state.mutations.once_staged(
-            header.key, sent, chunks, partial(self._create, header)
+            header, sent, chunks, partial(self._create, header)
         )
 
     async def _create(
@@ -50,9 +50,7 @@ class VariableRpcs:
         return pb.ListVariablesResponse(variables=listed)
 
     async def delete(self, request: pb.DeleteVariablesRequest) -> bytes:
-        return await self._state.mutations.once(
-            request.key, partial(self._delete, request)
-        )
+        return await self._state.mutations.once(request, partial(self._delete, request))
 
     async def _delete(
         self, request: pb.DeleteVariablesRequest, session: Session

@@ -1,0 +1,74 @@
+"""What requests change, by which those of a function that runs again are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain
+from typing import Any, Protocol
+
+from stratagem_proto.v1 import checkpoint_pb2, closed_step_pb2, consistency_pb2
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.session_pb2 import RequestKey
+
+# Of larger requests a message names this many variables.
+_NAMED = 3
+
+
+class Mutation(Protocol):
+    """A request that changes something, or its header."""
+
+    @property
+    def key(self) -> RequestKey:
+        """Which request it is."""
+
+
+@dataclass(frozen=True)
+class Intent:
+    """What a mutation does to which variables; not with which values.
+
+    Attributes:
+        summary: For a person, for instance "Assign of 'counter'".
+        digest: The same for the same intent alone.
+    """
+
+    summary: str
+    digest: bytes
+
+
+def intent_of(request: Mutation) -> Intent:
+    """Returns what a mutation does."""
+    kind = type(request)
+    # In one order, since sets of names have another one in each process.
+    names = sorted(_NAMES[kind](request))
+    method = kind.__name__.removesuffix("Header").removesuffix("Request")
+    digest = blake2b("\0".join([method, *names]).encode(), digest_size=16).digest()
+    return Intent(_summary(method, names), digest)
+
+
+def _summary(method: str, names: list[str]) -> str:
+    if not names:
+        return method
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{method} of {', '.join(map(repr, names[:_NAMED]))}{more}"
+
+
+def _written(header: pb.UpdateHeader) -> Iterable[str]:
+    return chain(
+        (each.variable for each in header.gradients),
+        (each.variable for each in header.bindings if each.variable),
+    )
+
+
+_NAMES: Mapping[type, Callable[[Any], Iterable[str]]] = {
+    pb.CreateVariablesHeader: lambda header: (one.name for one in header.variables),
+    pb.DeleteVariablesRequest: lambda request: request.names,
+    pb.AssignHeader: lambda header: (one.variable for one in header.assignments),
+    pb.UpdateHeader: _written,
+    pb.CommitContributionRequest: lambda request: [request.step.group],
+    closed_step_pb2.FinishStepRequest: lambda request: [request.group],
+    consistency_pb2.SetConsistencyRequest: lambda request: [request.group],
+    checkpoint_pb2.RestoreVariablesRequest: lambda request: [],
+}
+"""The names that the requests are about."""

@@ -1,0 +1,20 @@
+"""Learning which scheduled functions have ended."""
+
+from __future__ import annotations
+
+from stratagem_proto.v1 import closure_pb2 as pb
+from stratagem_psserver.ended_closures import EndedClosures
+from stratagem_psserver.state import ServerState
+
+
+class ClosureRpcs:
+    """The ClosureService."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def end(self, request: pb.EndClosuresRequest) -> pb.EndClosuresResponse:
+        self._state.session(request.session_id)
+        ended = EndedClosures(request.through, frozenset(request.unended))
+        self._state.closures.end(request.space, ended)
+        return pb.EndClosuresResponse()
