@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import secrets
 from itertools import count
 
+from stratagem._coordinator.acknowledging import Acknowledging
 from stratagem._coordinator.gpu_counts import GpuCounts
 from stratagem._coordinator.link import WorkerLink, task_at
 from stratagem._coordinator.remote_worker import Connect, RemoteWorker
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._servers.session import Identity
-from stratagem._variables.variable import Variable
 from stratagem.consistency import Async
 from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
+from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1.session_pb2 import Task
 
 # Attempts follow each other for as long as it takes.
@@ -66,18 +67,11 @@ def _require_coordinating(extended: ParameterServerExtended) -> None:
         )
 
 
-def take_over(
-    strategy: ParameterServerStrategy, make_per_worker: Callable[..., Variable]
-) -> None:
-    """Let a strategy know that its functions run on workers from now on.
-
-    Args:
-        strategy: The strategy.
-        make_per_worker: As of `CoordinatedExtended.coordinate`.
-    """
+def take_over(strategy: ParameterServerStrategy) -> None:
+    """Let a strategy know that its functions run on workers from now on."""
     extended = strategy.extended
     assert isinstance(extended, ParameterServerExtended)
-    extended.coordinate(make_per_worker)
+    extended.coordinate()
 
 
 def connector(strategy: ParameterServerStrategy, numbers: count[int]) -> Connect:
@@ -126,3 +120,18 @@ def _identity_of(strategy: ParameterServerStrategy) -> Identity:
     extended = strategy.extended
     assert isinstance(extended, ParameterServerExtended)
     return extended._store.servers.identity
+
+
+def acknowledging(
+    strategy: ParameterServerStrategy, numbers: count[int]
+) -> Acknowledging:
+    """Return what tells a strategy's servers which closures have ended.
+
+    Args:
+        strategy: The strategy.
+        numbers: Gives numbers to closures.
+    """
+    extended = strategy.extended
+    assert isinstance(extended, ParameterServerExtended)
+    space = secrets.token_bytes(SESSION_ID_BYTES)
+    return Acknowledging(extended._store.servers, space, numbers)

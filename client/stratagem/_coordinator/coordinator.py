@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import secrets
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import count
 from typing import Any
 
+from stratagem._coordinator.acknowledging import Acknowledging
 from stratagem._coordinator.call import Call
 from stratagem._coordinator.closure import Closure
 from stratagem._coordinator.connecting import (
+    acknowledging,
     connector,
     require_suited,
     take_over,
@@ -20,7 +20,6 @@ from stratagem._coordinator.connecting import (
 )
 from stratagem._coordinator.dispatch import Dispatch
 from stratagem._coordinator.per_worker import PerWorkerDataset, per_worker_dataset
-from stratagem._coordinator.per_worker_variable import PerWorkerVariable
 from stratagem._coordinator.remote_value import RemoteValue
 from stratagem._coordinator.residents import Residents
 from stratagem._coordinator.resolver_watch import ResolverWatch, workers_of
@@ -30,8 +29,6 @@ from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._replicas.nests import map_leaves
 from stratagem._shipping.dumper import Dumper
 from stratagem_proto.errors import InvalidTypeError
-from stratagem_proto.protocol import SESSION_ID_BYTES
-from stratagem_proto.v1.session_pb2 import ClosureIdentity
 
 
 class ClusterCoordinator:
@@ -56,7 +53,9 @@ class ClusterCoordinator:
             coordinator.schedule(step, args=(batches,))
         coordinator.join()
 
-    What a worker was running when it was lost runs on another one. An error that a
+    What a worker was running when it was lost runs on another one, and changes nothing
+    twice, as long as a function writes the same variables in the same order whenever it
+    runs. An error that a
     function raises is raised once, by the next `schedule`, `join` or `done`, which
     cancels all other functions first; afterwards the coordinator can be used again.
 
@@ -119,13 +118,12 @@ class ClusterCoordinator:
             resolver_seconds,
         )
         self.strategy = strategy
-        self._numbers = count(1)
-        self._space = secrets.token_bytes(SESSION_ID_BYTES)
+        take_over(strategy)
+        numbers = count(1)
         self._residents = Residents(Dumper(strategy))
-        connect = connector(strategy, self._numbers)
-        self._dispatch = Dispatch(connect, settings.queue_size)
-        make = partial(PerWorkerVariable, self._residents, self._dispatch.ask_all)
-        take_over(strategy, make)
+        self._acknowledging = acknowledging(strategy, numbers)
+        connect, ended = connector(strategy, numbers), self._acknowledging.end
+        self._dispatch = Dispatch(connect, settings.queue_size, ended)
         weakref.finalize(self, self._dispatch.close)
         self._start(settings)
 
@@ -160,10 +158,10 @@ class ClusterCoordinator:
         """
         call = Call(fn, *_bound(fn, args, kwargs))
         parcel = self._residents.dumper.dump(call)
-        number = next(self._numbers)
+        identity = self._acknowledging.begin()
+        number = identity.number
         value = RemoteValue(self._residents, number)
         self._release()
-        identity = ClosureIdentity(space=self._space, number=number)
         self._dispatch.schedule(
             Closure(number, identity, _name(fn), parcel, weakref.ref(value))
         )
@@ -275,6 +273,7 @@ class ClusterCoordinator:
         self._dispatch.await_removal(index)
 
     def _start(self, settings: Settings) -> None:
+        self._attach(self._acknowledging)
         resolver, dispatch = self.strategy.cluster_resolver, self._dispatch
         workers = workers_of(resolver)
         for index, address in workers.items():
@@ -286,7 +285,7 @@ class ClusterCoordinator:
             seconds = settings.watchdog_seconds
             self._attach(Watchdog(seconds, dispatch.ended, dispatch.state))
 
-    def _attach(self, watch: ResolverWatch | Watchdog) -> None:
+    def _attach(self, watch: Acknowledging | ResolverWatch | Watchdog) -> None:
         watch.start()
         weakref.finalize(self, watch.close)
 

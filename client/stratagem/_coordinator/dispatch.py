@@ -15,7 +15,6 @@ from stratagem._coordinator.endings import (
     cancellation,
     ending_of,
     input_failure,
-    result_of,
 )
 from stratagem._coordinator.orders import (
     Abandon,
@@ -29,7 +28,6 @@ from stratagem._coordinator.orders import (
 from stratagem._coordinator.rebalancing import Rebalancing
 from stratagem._coordinator.remote_worker import Connect, RemoteWorker
 from stratagem._coordinator.roster import Roster
-from stratagem._shipping.parcel import Parcel
 from stratagem_proto.errors import (
     AlreadyExistsError,
     CancelledError,
@@ -49,12 +47,16 @@ class Dispatch:
     Args:
         connect: Connects to a worker.
         capacity: How many closures may wait.
+        on_end: Called with the number of each closure that ends.
     """
 
-    def __init__(self, connect: Connect, capacity: int) -> None:
+    def __init__(
+        self, connect: Connect, capacity: int, on_end: Callable[[int], None]
+    ) -> None:
         self._queue = ClosureQueue(capacity, DEPTH)
         self._closures: dict[int, Closure] = {}
         self._ended = 0
+        self._on_end = on_end
         self._changed = threading.Condition()
         self._entry = threading.Lock()
         self._closed = False
@@ -126,24 +128,6 @@ class Dispatch:
         with self._changed:
             self._report_error()
             return self._queue.idle
-
-    def ask_all(self, call: Parcel) -> list[bytes]:
-        """Lets each worker run a call, after what it has; waits for all of them.
-
-        Returns:
-            The results, in the order of the workers.
-
-        Raises:
-            WorkerLostError: A worker was lost before it answered.
-            Exception: What the call raised on a worker.
-        """
-        with self._changed:
-            there = self._roster.there
-            self._wait(lambda: there.keys() == self._roster.indices)
-            workers = [there[index] for index in sorted(there)]
-            futures = [worker.call(call) for worker in workers]
-        pairs = zip(futures, workers, strict=True)
-        return [result_of(future, worker, call) for future, worker in pairs]
 
     def release(self, handles: Sequence[int]) -> None:
         """Lets workers forget what nothing names any more."""
@@ -239,6 +223,7 @@ class Dispatch:
 
     def _end(self, number: int) -> Closure:
         self._ended += 1
+        self._on_end(number)
         return self._closures.pop(number)
 
     # What workers and connections tell. In the threads of these.

@@ -1,0 +1,46 @@
+"""Which closures of a coordinator have ended, as servers are told."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import NamedTuple
+
+
+class Ended(NamedTuple):
+    """Closures that have ended.
+
+    Attributes:
+        through: All up to this number,
+        unended: but for these.
+    """
+
+    through: int
+    unended: tuple[int, ...]
+
+
+class Unended:
+    """The closures that have not ended.
+
+    Pure. Closures begin in the order of their numbers, some of which may be left out,
+    and end about in this order: what is told of them is short.
+    """
+
+    def __init__(self) -> None:
+        # In the order of their numbers.
+        self._unended: dict[int, None] = {}
+        self._through = 0
+
+    def begin(self, number: int) -> None:
+        """Adds a closure, whose number is larger than those before."""
+        self._unended[number] = None
+
+    def end(self, number: int) -> None:
+        """Takes note that a closure has ended, however it did."""
+        del self._unended[number]
+        self._through = max(self._through, number)
+
+    @property
+    def ended(self) -> Ended:
+        """What to tell: once told, a closure of it cannot be taken back."""
+        through = self._through
+        return Ended(through, (*takewhile(lambda one: one < through, self._unended),))
