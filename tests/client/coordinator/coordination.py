@@ -31,6 +31,7 @@ class Coordination:
         num_workers: How many workers there are.
 
     Attributes:
+        servers: The parameter servers.
         strategy: Its strategy.
         coordinator: Its coordinator.
     """
@@ -39,8 +40,8 @@ class Coordination:
     coordinator: ClusterCoordinator
 
     def __init__(self, num_servers: int, num_workers: int) -> None:
-        self._servers = [_server(index) for index in range(num_servers)]
-        servers = [server.address for server in self._servers]
+        self.servers = [_server(index) for index in range(num_servers)]
+        servers = [server.address for server in self.servers]
         self._workers = {index: _worker(index) for index in range(num_workers)}
         addresses = [worker.address for worker in self._workers.values()]
         self.cluster = ClusterSpec(
@@ -60,7 +61,7 @@ class Coordination:
 
     def stop_server(self, server: int) -> None:
         """Ends a parameter server, for good."""
-        self._servers[server].stop(grace=0)
+        self.servers[server].stop(grace=0)
 
     def start(self, worker: int) -> None:
         """Starts a worker that was stopped, where it was."""
@@ -76,7 +77,7 @@ class Coordination:
         """Ends all workers and servers."""
         for worker in self._workers.values():
             worker.stop(grace=0)
-        for server in self._servers:
+        for server in self.servers:
             server.stop(grace=0)
 
 

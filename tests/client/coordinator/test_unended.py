@@ -1,0 +1,37 @@
+"""What servers are told of closures that have ended."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stratagem._coordinator.unended import Ended, Unended
+
+BEGUN = range(1, 40)
+
+
+@given(st.sets(st.sampled_from(BEGUN)), st.lists(st.sampled_from(BEGUN), unique=True))
+def test_all_that_has_ended_is_told_and_nothing_else(
+    left_out: set[int], ending: list[int]
+) -> None:
+    """Numbers that were left out, for what is no closure, may count as ended."""
+    unended, ended = Unended(), set[int]()
+    for number in BEGUN:
+        if number not in left_out:
+            unended.begin(number)
+    for number in ending:
+        if number not in left_out:
+            unended.end(number)
+            ended.add(number)
+        told = unended.ended
+        found = {one for one in BEGUN if one <= told.through} - {*told.unended}
+        assert found - left_out == ended
+
+
+def test_what_has_ended_in_order_takes_a_single_number() -> None:
+    unended = Unended()
+    for number in range(1, 1000):
+        unended.begin(number)
+    for number in range(1, 900):
+        unended.end(number)
+    assert unended.ended == Ended(899, ())
