@@ -66,6 +66,8 @@ class _Work:
             error = InvalidArgumentError("the request is no WorkRequest")
         except StratagemError as refusal:
             error = refusal
+        except grpc.aio.AbortError:
+            return  # the call has ended meanwhile, for another reason
         session.outbox.close(error)
 
     async def _request(self, messages: AsyncIterator[bytes]) -> pb.WorkRequest | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from itertools import count
 
 from stratagem._coordinator.acknowledging import Acknowledging
@@ -12,6 +13,7 @@ from stratagem._coordinator.remote_worker import Connect, RemoteWorker
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._servers.session import Identity
+from stratagem._variables.variable import Variable
 from stratagem.consistency import Async
 from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
@@ -67,11 +69,18 @@ def _require_coordinating(extended: ParameterServerExtended) -> None:
         )
 
 
-def take_over(strategy: ParameterServerStrategy) -> None:
-    """Let a strategy know that its functions run on workers from now on."""
+def take_over(
+    strategy: ParameterServerStrategy, make_per_worker: Callable[..., Variable]
+) -> None:
+    """Let a strategy know that its functions run on workers from now on.
+
+    Args:
+        strategy: The strategy.
+        make_per_worker: As of `CoordinatedExtended.coordinate`.
+    """
     extended = strategy.extended
     assert isinstance(extended, ParameterServerExtended)
-    extended.coordinate()
+    extended.coordinate(make_per_worker)
 
 
 def connector(strategy: ParameterServerStrategy, numbers: count[int]) -> Connect:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -20,6 +21,7 @@ from stratagem._coordinator.connecting import (
 )
 from stratagem._coordinator.dispatch import Dispatch
 from stratagem._coordinator.per_worker import PerWorkerDataset, per_worker_dataset
+from stratagem._coordinator.per_worker_variable import PerWorkerVariable
 from stratagem._coordinator.remote_value import RemoteValue
 from stratagem._coordinator.residents import Residents
 from stratagem._coordinator.resolver_watch import ResolverWatch, workers_of
@@ -118,12 +120,13 @@ class ClusterCoordinator:
             resolver_seconds,
         )
         self.strategy = strategy
-        take_over(strategy)
         numbers = count(1)
         self._residents = Residents(Dumper(strategy))
         self._acknowledging = acknowledging(strategy, numbers)
         connect, ended = connector(strategy, numbers), self._acknowledging.end
         self._dispatch = Dispatch(connect, settings.queue_size, ended)
+        make = partial(PerWorkerVariable, self._residents, self._dispatch.ask_all)
+        take_over(strategy, make)
         weakref.finalize(self, self._dispatch.close)
         self._start(settings)
 

@@ -15,6 +15,7 @@ from stratagem._coordinator.endings import (
     cancellation,
     ending_of,
     input_failure,
+    result_of,
 )
 from stratagem._coordinator.orders import (
     Abandon,
@@ -28,6 +29,7 @@ from stratagem._coordinator.orders import (
 from stratagem._coordinator.rebalancing import Rebalancing
 from stratagem._coordinator.remote_worker import Connect, RemoteWorker
 from stratagem._coordinator.roster import Roster
+from stratagem._shipping.parcel import Parcel
 from stratagem_proto.errors import (
     AlreadyExistsError,
     CancelledError,
@@ -128,6 +130,24 @@ class Dispatch:
         with self._changed:
             self._report_error()
             return self._queue.idle
+
+    def ask_all(self, call: Parcel) -> list[bytes]:
+        """Lets each worker run a call, after what it has; waits for all of them.
+
+        Returns:
+            The results, in the order of the workers.
+
+        Raises:
+            WorkerLostError: A worker was lost before it answered.
+            Exception: What the call raised on a worker.
+        """
+        with self._changed:
+            there = self._roster.there
+            self._wait(lambda: there.keys() == self._roster.indices)
+            workers = [there[index] for index in sorted(there)]
+            futures = [worker.call(call) for worker in workers]
+        pairs = zip(futures, workers, strict=True)
+        return [result_of(future, worker, call) for future, worker in pairs]
 
     def release(self, handles: Sequence[int]) -> None:
         """Lets workers forget what nothing names any more."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from stratagem._coordinator.closure import Closure
 from stratagem._coordinator.closure_failure import ClosureFailure, FailureKind
 from stratagem._coordinator.remote_worker import RemoteWorker
+from stratagem._shipping.parcel import Parcel
 from stratagem_proto.errors import (
     CancelledError,
     ClosureInputError,
@@ -47,12 +48,25 @@ def ending_of(future: Future[bytes], worker: RemoteWorker, closure: Closure) -> 
     return Ending(error=error)
 
 
+def result_of(future: Future[bytes], worker: RemoteWorker, call: Parcel) -> bytes:
+    """Wait for what is no closure, and return its result.
+
+    Raises:
+        WorkerLostError: The worker was lost.
+        Exception: What was raised there, or kept it from making what the call takes.
+    """
+    try:
+        return future.result()
+    except ClosureFailure as failure:
+        raise _original(worker.failure_of_input(call) or failure) from failure
+
+
 def _seen(
     failure: ClosureFailure, worker: RemoteWorker, closure: Closure
 ) -> BaseException:
     error = failure.exception
     if failure.kind is FailureKind.INPUT:
-        cause = worker.failure_of_input(closure)
+        cause = worker.failure_of_input(closure.parcel)
         return input_failure(closure, error if cause is None else _original(cause))
     if isinstance(error, UnavailableError) and "/job:ps" in (error.task or str(error)):
         return PSUnavailableError(str(error), task=error.task)

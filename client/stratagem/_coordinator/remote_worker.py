@@ -45,6 +45,11 @@ class RemoteWorker:
         payload, identity = closure.parcel.payload, closure.identity
         return self._link.run(closure.number, payload, identity=identity)
 
+    def call(self, call: Parcel) -> Future[bytes]:
+        """Sends a call that is no closure; returns its result to come."""
+        self._send_needs(call)
+        return self._link.run(next(self._numbers), call.payload)
+
     def cancel(self, closure: int, interrupt: bool) -> None:
         """Asks it to give up a closure, even one that has begun if `interrupt`."""
         self._link.cancel(closure, interrupt)
@@ -55,9 +60,9 @@ class RemoteWorker:
         if known:
             self._link.release(known)
 
-    def failure_of_input(self, closure: Closure) -> BaseException | None:
-        """Returns why it could not make something that a closure takes. Spec: ERR-9."""
-        failures = map(self._failed.get, closure.parcel.residents)
+    def failure_of_input(self, parcel: Parcel) -> BaseException | None:
+        """Returns why it could not make something that a call takes. Spec: ERR-9."""
+        failures = map(self._failed.get, parcel.residents)
         return next(filter(None, failures), None)
 
     def when_ended(self, tell: Callable[[StratagemError], None]) -> None:

@@ -13,6 +13,9 @@ from stratagem._input.options import AutoShardPolicy, InputOptions
 from stratagem._options import InputContext
 from stratagem._parameter_server.worker_extended import WorkerExtended
 from stratagem._replicas.reduction import Axis
+from stratagem._variables.creators import NextCreator
+from stratagem._variables.variable import Variable
+from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 _LOG = logging.getLogger("stratagem")
@@ -28,10 +31,28 @@ class CoordinatedExtended(WorkerExtended):
     """
 
     _coordinated = False
+    _make_per_worker: Callable[..., Variable] | None = None
 
-    def coordinate(self) -> None:
-        """Note that there is a coordinator from now on."""
+    def coordinate(self, make_per_worker: Callable[..., Variable]) -> None:
+        """Note that there is a coordinator from now on.
+
+        Args:
+            make_per_worker: Makes a variable of which each worker has its own; takes
+                the arguments of `Variable`.
+        """
         self._coordinated = True
+        self._make_per_worker = make_per_worker
+
+    def _create_per_worker(
+        self, next_creator: NextCreator, given: dict[str, Any]
+    ) -> Variable:
+        if self._make_per_worker is None:
+            raise InvalidArgumentError(
+                f"variable {given['name']!r} is to be a per_worker_variable, but there "
+                "are no workers that functions are scheduled on; construct a "
+                "ClusterCoordinator with this strategy first"
+            )
+        return next_creator(**given, make=self._make_per_worker)
 
     @property
     def _is_off_workers(self) -> bool:

@@ -109,6 +109,8 @@ class ParameterServerExtended(RemoteOptimizers):
         )
 
     def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
+        if kwargs.get("per_worker_variable"):
+            return self._create_per_worker(next_creator, kwargs)
         # Device scopes around the strategy's do not count. Spec: PSV-2, PSV-3.
         with _devices.device(self._membership.name):
             variable = next_creator(**kwargs, make=self._create_remote)

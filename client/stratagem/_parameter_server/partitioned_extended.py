@@ -68,7 +68,8 @@ class PartitionedExtended(CoordinatedExtended):
         self._sharded: list[ShardedVariable] = []
 
     def _create_in_scope(self, next_creator: NextCreator, **kwargs: Any) -> Any:
-        if not self._partitioning.divides or "colocate_with" in kwargs:
+        whole = "colocate_with" in kwargs or kwargs.get("per_worker_variable")
+        if whole or not self._partitioning.divides:
             return super()._create_in_scope(next_creator, **kwargs)
         values = self._partitioning.initial_values(
             kwargs["initial_value"], kwargs.get("dtype"), kwargs.get("shape")

@@ -10,6 +10,7 @@ from itertools import chain
 
 import torch
 
+from stratagem._parameter_server.cached_reads import note_read, unread
 from stratagem._parameter_server.global_norm import finish
 from stratagem._parameter_server.pace import Pace
 from stratagem._parameter_server.variable import RemoteVariable
@@ -100,7 +101,7 @@ class RemoteStore:
             training: Whether they are only for a training step, and may be rounded.
         """
         bring = partial(self._bring, training=training)
-        groups = by_server(one for one in variables if one.has_copy)
+        groups = by_server(unread(one for one in variables if one.has_copy))
         begins = [] if self.servers.snapshot else self.pace.begins()
         if not begins:
             bring(groups)
@@ -135,6 +136,7 @@ class RemoteStore:
             for variable, version in zip(group, versions[server], strict=True):
                 is_rounded = self._pulled_as(variable, training) is not None
                 variable.settle(version, is_rounded)
+            note_read(group)
 
     def _pulled_as(
         self, variable: RemoteVariable, training: bool

@@ -56,6 +56,8 @@ class Variable(Assignable, Operators, metaclass=VariableType):
         shape: Shape that the initial value must have.
         synchronization: When copies are brought together.
         aggregation: How assignments of several replicas are combined.
+        per_worker_variable: Whether each worker of a `ClusterCoordinator` is to have
+            one of its own, in its memory. Without workers it makes no difference.
 
     Raises:
         InvalidArgumentError: A mode is not a member of its enumeration, or the
@@ -79,6 +81,7 @@ class Variable(Assignable, Operators, metaclass=VariableType):
         shape: Sequence[int] | None = None,
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = VariableAggregation.NONE,
+        per_worker_variable: bool = False,
     ) -> None:
         raise self._missing("__init__")
 
@@ -266,6 +269,7 @@ def _make(**kwargs: Any) -> Any:
     # The plain variable is a subclass of this module's class.
     from stratagem._variables.local import LocalVariable
 
+    kwargs.pop("per_worker_variable", None)
     return kwargs.pop("make", LocalVariable)(**kwargs)
 
 
