@@ -86,6 +86,32 @@ class Program:
             optimizer.step()
 
 
+class Overlapping:
+    """A layer of which a worker sends gradients while their backward pass goes on."""
+
+    def __init__(self, strategy: ParameterServerStrategy) -> None:
+        self._strategy = strategy
+        with strategy.scope():
+            # As large as what is sent at a time.
+            self._layer = nn.Linear(1, 1 << 18, bias=False)
+            nn.init.zeros_(self._layer.weight)
+        sgd = torch.optim.SGD(self._layer.parameters(), lr=1.0)
+        self._optimizer = DistributedOptimizer(sgd, overlap=True)
+
+    @property
+    def weights(self) -> list[float]:
+        self._strategy.refresh()
+        return [float(one) for one in self._layer.weight.detach().unique()]
+
+    def step(self) -> None:
+        self._strategy.run(self._train)
+
+    def _train(self) -> None:
+        self._optimizer.zero_grad()
+        self._layer(torch.ones(1, 1)).sum().backward()
+        self._optimizer.step()
+
+
 class Run:
     """One run of function 1 by a worker, step by step."""
 

@@ -21,7 +21,9 @@ from stratagem_psserver.settings import ServerSettings
 from tests.client.clusters import Cluster, running
 from tests.client.connections import add, connected, make, value_of
 from tests.client.repeated_runs import (
+    ROWS,
     SPACE,
+    Overlapping,
     Program,
     Run,
     State,
@@ -31,7 +33,7 @@ from tests.client.repeated_runs import (
 )
 from tests.conftest import TOKEN
 
-WORKERS = 3
+WORKERS = 2
 STEPS = 7
 LARGE = 300_000
 
@@ -71,6 +73,37 @@ def test_a_function_goes_on_where_a_lost_worker_has_come_to(
     assert state_of(cluster) == undisturbed
     lost.finish()
     assert state_of(cluster) == undisturbed
+
+
+@pytest.mark.spec("COO-8")
+def test_a_step_that_has_come_to_one_server_comes_to_the_other(
+    programs: list[Program],
+) -> None:
+    """A write of two shards, which the first run is lost in the midst of."""
+    lost, again = programs[0].divided, programs[1].divided
+    before = lost.numpy()
+    with running_closure(identity()):
+        lost.variables[0].assign_add(torch.ones(ROWS // 2, 2))
+    for _ in range(2):
+        with running_closure(identity()):
+            again.assign_add(torch.ones(ROWS, 2))
+    assert (lost.numpy() == before + 1).all()
+
+
+def test_gradients_that_come_before_their_step_belong_to_no_run(
+    cluster: Cluster,
+) -> None:
+    """They are kept for the session that sends them, and each run sends them again."""
+    with ExitStack() as stack:
+        overlapping = [
+            Overlapping(stack.enter_context(cluster.strategy(worker)))
+            for worker in range(WORKERS)
+        ]
+        for number, expected in ((1, -1.0), (2, -2.0)):
+            for worker in overlapping:
+                with running_closure(identity(number)):
+                    worker.step()
+            assert set(overlapping[0].weights) == {expected}
 
 
 @pytest.mark.spec("COO-8")
@@ -142,7 +175,7 @@ def test_a_function_that_does_something_else_the_next_time_is_refused(
         FailedPreconditionError, match=r"was Assign of 'here'.*all"
     )
     with running_closure(identity()), different:
-        programs[1].divided.assign_add(torch.ones(8, 2))
+        programs[1].divided.assign_add(torch.ones(ROWS, 2))
     with running_closure(identity()):
         programs[1].here.assign_add(1.0)
     assert programs[0].here.numpy() == 2

@@ -27,7 +27,7 @@ from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_deploy import LocalCluster
 from tests.psserver.process import until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.spec("COO-8", "FLT-2", "FLT-3")]
+pytestmark = [pytest.mark.cluster, pytest.mark.spec("COO-8")]
 
 WORKERS = 3
 KILLS = 4

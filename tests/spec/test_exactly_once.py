@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from contextlib import nullcontext
 
 import pytest
@@ -85,3 +87,15 @@ def test_a_server_forgets_though_another_one_is_away() -> None:
             coordinator.schedule(here.assign_add, args=(1.0,)).fetch()
             eventually(lambda: not recorded(coordination.servers[0]))
         assert here.numpy() == 2
+
+
+def test_the_threads_that_tell_servers_end_with_their_coordinator() -> None:
+    def threads() -> set[threading.Thread]:
+        return {one for one in threading.enumerate() if "acknowledging" in one.name}
+
+    before = threads()
+    with coordinating(num_workers=1, num_servers=2):
+        mine = threads() - before
+        assert len(mine) == 2
+    gc.collect()
+    eventually(lambda: not mine & threads())
