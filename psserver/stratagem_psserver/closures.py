@@ -125,13 +125,14 @@ class ClosureLedger:
         if reply is not None and number not in space.ended:
             self._keep(space, number, Record(intent, reply))
 
-    def end(self, name: bytes, ended: EndedClosures) -> None:
-        """Takes note of which functions of a coordinator have ended."""
+    def end(self, name: bytes, ended: EndedClosures) -> EndedClosures:
+        """Takes note of functions of a coordinator; returns all that have ended."""
         _check_space(name)
         space = self._space(name)
         space.ended = space.ended.united(ended)
         for number in [one for one in space.unended if one in space.ended]:
             self._forget(space.unended.pop(number))
+        return space.ended
 
     def spaces(self) -> Iterator[tuple[bytes, Space]]:
         """All that is known, by the names of coordinators."""

@@ -27,13 +27,14 @@ _VERSION_JUMP = 1 << 40
 
 
 def dump(state: ServerState) -> str:
-    """The sessions, what was applied, optimizers, steps and clocks, as JSON."""
+    """All that there is besides variables, as JSON."""
     facts = {
         "sessions": [_session_to_json(one) for one in state.ledger.sessions()],
         "optimizers": state.optimizers.classes(),
         "groups": state.rounds.applied(),
         "clocks": state.clocks.facts(),
         "closures": dump_closures(state.closures),
+        "data": state.data.facts(),
     }
     return json.dumps(facts)
 
@@ -97,9 +98,10 @@ def resume(state: ServerState, path: str) -> bool:
     state.ledger.restore(_session_from_json(one) for one in facts["sessions"])
     state.optimizers.restore(facts["optimizers"])
     state.rounds.restore(facts["groups"])
-    # Checkpoints of earlier releases have none.
+    # Checkpoints of earlier releases do not have all of these.
     state.clocks.restore(facts.get("clocks", {}))
     restore_closures(state.closures, facts.get("closures", []))
+    state.data.restore(facts.get("data", {}))
     return True
 
 

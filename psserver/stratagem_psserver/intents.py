@@ -8,7 +8,12 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Any, Protocol
 
-from stratagem_proto.v1 import checkpoint_pb2, closed_step_pb2, consistency_pb2
+from stratagem_proto.v1 import (
+    checkpoint_pb2,
+    closed_step_pb2,
+    consistency_pb2,
+    draws_pb2,
+)
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.session_pb2 import RequestKey
 
@@ -70,5 +75,7 @@ _NAMES: Mapping[type, Callable[[Any], Iterable[str]]] = {
     closed_step_pb2.FinishStepRequest: lambda request: [request.group],
     consistency_pb2.SetConsistencyRequest: lambda request: [request.group],
     checkpoint_pb2.RestoreVariablesRequest: lambda request: [],
+    draws_pb2.OpenPassRequest: lambda request: [request.ledger],
+    draws_pb2.DrawBatchRequest: lambda request: [request.ledger],
 }
 """The names that the requests are about."""

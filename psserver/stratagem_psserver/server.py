@@ -16,6 +16,7 @@ from stratagem_psserver.servicer import (
     SERVICE,
     checkpoint_handler,
     closure_handler,
+    data_handler,
     service_handler,
 )
 from stratagem_psserver.settings import ServerSettings
@@ -47,6 +48,7 @@ class ParameterServer(Server):
             service_handler(self._state),
             checkpoint_handler(self._state, self._saves),
             closure_handler(self._state),
+            data_handler(self._state),
         )
 
     def _resume(self, path: str) -> None:

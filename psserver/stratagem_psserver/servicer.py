@@ -21,6 +21,7 @@ from stratagem_proto.v1 import (
     closed_step_pb2,
     closure_pb2,
     consistency_pb2,
+    draws_pb2,
     session_pb2,
 )
 from stratagem_proto.v1 import parameter_server_pb2 as pb
@@ -31,6 +32,7 @@ from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
 from stratagem_psserver.rpcs.closures import ClosureRpcs
 from stratagem_psserver.rpcs.consistency import ConsistencyRpcs
 from stratagem_psserver.rpcs.contributions import ContributionRpcs
+from stratagem_psserver.rpcs.draws import DrawRpcs
 from stratagem_psserver.rpcs.keys import KeyRpcs
 from stratagem_psserver.rpcs.sessions import SessionRpcs
 from stratagem_psserver.rpcs.updates import UpdateRpcs
@@ -42,6 +44,7 @@ from stratagem_psserver.state import ServerState
 SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerService"].full_name
 _CHECKPOINTS = checkpoint_pb2.DESCRIPTOR.services_by_name["CheckpointService"].full_name
 _CLOSURES = closure_pb2.DESCRIPTOR.services_by_name["ClosureService"].full_name
+_DATA = draws_pb2.DESCRIPTOR.services_by_name["DataService"].full_name
 
 Request = TypeVar("Request", bound=Message)
 Response = Message | bytes
@@ -86,6 +89,16 @@ def closure_handler(state: ServerState) -> grpc.GenericRpcHandler:
     unary, rpcs = Methods(Border(state.settings.label)).unary, ClosureRpcs(state)
     handlers = {"EndClosures": unary(closure_pb2.EndClosuresRequest, rpcs.end)}
     return grpc.method_handlers_generic_handler(_CLOSURES, handlers)
+
+
+def data_handler(state: ServerState) -> grpc.GenericRpcHandler:
+    """The data service over some state."""
+    unary, rpcs = Methods(Border(state.settings.label)).unary, DrawRpcs(state)
+    handlers = {
+        "OpenPass": unary(draws_pb2.OpenPassRequest, rpcs.open),
+        "DrawBatch": unary(draws_pb2.DrawBatchRequest, rpcs.draw),
+    }
+    return grpc.method_handlers_generic_handler(_DATA, handlers)
 
 
 def _session_methods(methods: Methods, rpcs: SessionRpcs) -> Handlers:

@@ -17,6 +17,7 @@ from stratagem_psserver.closure_turns import ClosureTurns
 from stratagem_psserver.closures import ClosureLedger
 from stratagem_psserver.compute import Compute
 from stratagem_psserver.cut import STEPS, StepGate
+from stratagem_psserver.data_ledgers import DataLedgers
 from stratagem_psserver.graphs import GraphCache
 from stratagem_psserver.held_snapshots import HeldSnapshot, HeldSnapshots
 from stratagem_psserver.kept_gradients import KeptGradients
@@ -49,6 +50,7 @@ class ServerState:
         self.rounds = Rounds()
         self.kept = KeptGradients()
         self.clocks = Clocks()
+        self.data = DataLedgers()
         self.barriers = Barriers()
         self.optimizers = Optimizers(self.store)
         self.graphs = GraphCache()

@@ -89,9 +89,10 @@ class RawClient:
         request: Message,
         response_type: type[Response],
         seconds: float = SECONDS,
+        service: str = SERVICE,
     ) -> Response:
         call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
-        call = self.channel.unary_unary(f"/{SERVICE}/{method}")
+        call = self.channel.unary_unary(f"/{service}/{method}")
         with translated("the server", method):
             data = call(request.SerializeToString(), timeout=seconds)
         return response_type.FromString(data)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Collection, Mapping
 from itertools import count
 from queue import SimpleQueue
 
-from stratagem._coordinator.unended import Ended, Unended
+from stratagem._coordinator.unended import Ended, Inherited, Unended
 from stratagem._servers.closures import end_closures
 from stratagem._servers.group import ServerGroup
 from stratagem_proto.errors import StratagemError
@@ -28,13 +29,17 @@ class Acknowledging:
         servers: The servers.
         space: Names the coordinator.
         numbers: Gives numbers to closures, and to what else workers run.
+
+    Attributes:
+        space: As above.
     """
 
     def __init__(self, servers: ServerGroup, space: bytes, numbers: count[int]) -> None:
+        self.space = space
         self._servers = servers
-        self._space = space
         self._numbers = numbers
         self._unended = Unended()
+        self._inherited: dict[bytes, Inherited] = {}
         self._changing = threading.Lock()
         # Of this kind because the garbage collector may call `close` anywhere.
         self._news: dict[int, SimpleQueue[bool]] = {
@@ -51,18 +56,56 @@ class Acknowledging:
                 target=self._run, args=(server, news), name=name, daemon=True
             ).start()
 
-    def begin(self) -> ClosureIdentity:
-        """Returns the identity of a new closure."""
+    def begin(
+        self, inherited: ClosureIdentity | None = None
+    ) -> tuple[int, ClosureIdentity]:
+        """Returns the number of a new closure here, and its identity.
+
+        Args:
+            inherited: That of a closure with which it goes on.
+        """
         with self._changing:
             number = next(self._numbers)
+            if inherited is not None:
+                return number, inherited
             self._unended.begin(number)
-        return ClosureIdentity(space=self._space, number=number)
+        return number, ClosureIdentity(space=self.space, number=number)
 
-    def end(self, number: int) -> None:
+    def inherit(self, space: bytes, numbers: Collection[int]) -> set[int]:
+        """Takes the place of a coordinator that was lost.
+
+        From then on servers refuse what still comes of it.
+
+        Args:
+            space: Its name.
+            numbers: Those of its closures that some server takes for unfinished.
+
+        Returns:
+            The numbers of those that are.
+
+        Raises:
+            StratagemError: A server cannot be reached.
+        """
+        probe = Inherited(numbers).ended
+        replies = self._servers.on_all(lambda: end_closures(space, *probe))
+        ended = {number for reply in replies.values() for number in reply.ended}
+        with self._changing:
+            inherited = self._inherited.setdefault(space, Inherited(numbers))
+            for number in ended:
+                inherited.end(number)
+            self._tell()
+        return {*numbers} - ended
+
+    def end(self, identity: ClosureIdentity) -> None:
         """Takes note that a closure has ended; does not wait."""
         with self._changing:
-            self._unended.end(number)
-            waiting, self._idle = self._idle, set()
+            own = identity.space == self.space
+            unended = self._unended if own else self._inherited[identity.space]
+            unended.end(identity.number)
+            self._tell()
+
+    def _tell(self) -> None:
+        waiting, self._idle = self._idle, set()
         for server in waiting:
             self._news[server].put(True)
 
@@ -74,17 +117,19 @@ class Acknowledging:
     def _run(self, server: int, news: SimpleQueue[bool]) -> None:
         while news.get() and not self._servers.closed:
             time.sleep(_BATCH_SECONDS)
-            request = end_closures(self._space, *self._all_for(server))
             try:
-                self._servers.start(server, request).result()
+                for space, ended in self._all_for(server).items():
+                    request = end_closures(space, *ended)
+                    self._servers.start(server, request).result()
             except StratagemError:
                 time.sleep(_PAUSE_SECONDS)
                 self._tell_again(server)
 
-    def _all_for(self, server: int) -> Ended:
+    def _all_for(self, server: int) -> Mapping[bytes, Ended]:
         with self._changing:
             self._idle.add(server)
-            return self._unended.ended
+            all_ended = {name: one.ended for name, one in self._inherited.items()}
+            return {self.space: self._unended.ended, **all_ended}
 
     def _tell_again(self, server: int) -> None:
         with self._changing:

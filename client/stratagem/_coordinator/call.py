@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stratagem_proto.errors import OutOfRangeError
+from stratagem_proto.errors import InvalidTypeError, OutOfRangeError
 
 
 @dataclass(frozen=True)
@@ -37,3 +38,46 @@ class Call:
                 "End of sequence: the dataset has no further elements; make a new "
                 "iterator to start again"
             ) from end
+
+
+def bound(
+    fn: Callable[..., Any],
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return arguments of a function as `Call` has them.
+
+    Raises:
+        InvalidTypeError: It cannot be called so.
+
+    Spec: COO-4.
+    """
+    if not callable(fn):
+        raise InvalidTypeError(
+            f"schedule takes a function, not {type(fn).__name__}; pass the function "
+            "itself and its arguments by args=(...)"
+        )
+    if not isinstance(args, Sequence | None) or isinstance(args, str | bytes):
+        raise InvalidTypeError(
+            f"args must be a tuple or a list, not {type(args).__name__}; write "
+            "args=(value,) for one argument"
+        )
+    given = tuple(args or ()), dict(kwargs or {})
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        # Functions written in C may not tell.
+        return given
+    try:
+        signature.bind(*given[0], **given[1])
+    except TypeError as error:
+        raise InvalidTypeError(
+            f"{name_of(fn)} cannot be called like this: {error}"
+        ) from None
+    return given
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    """Return what errors call a function."""
+    # Not its repr: that of a variable's method would read the variable.
+    return getattr(fn, "__qualname__", type(fn).__name__)

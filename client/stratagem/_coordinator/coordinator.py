@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Literal, overload
 
 from stratagem._coordinator.acknowledging import Acknowledging
-from stratagem._coordinator.call import Call
+from stratagem._coordinator.call import Call, bound, name_of
 from stratagem._coordinator.closure import Closure
 from stratagem._coordinator.connecting import (
     acknowledging,
@@ -20,17 +19,22 @@ from stratagem._coordinator.connecting import (
     worker_at,
 )
 from stratagem._coordinator.dispatch import Dispatch
-from stratagem._coordinator.per_worker import PerWorkerDataset, per_worker_dataset
+from stratagem._coordinator.per_worker import PerWorkerDataset, build_of
 from stratagem._coordinator.per_worker_variable import PerWorkerVariable
 from stratagem._coordinator.remote_value import RemoteValue
 from stratagem._coordinator.residents import Residents
 from stratagem._coordinator.resolver_watch import ResolverWatch, workers_of
 from stratagem._coordinator.settings import Settings
+from stratagem._coordinator.shared_dataset import (
+    SharedDataset,
+    SharedDatasets,
+    inherited_identity,
+)
 from stratagem._coordinator.watchdog import Watchdog
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._replicas.nests import map_leaves
 from stratagem._shipping.dumper import Dumper
-from stratagem_proto.errors import InvalidTypeError
+from stratagem_proto.errors import InvalidArgumentError
 
 
 class ClusterCoordinator:
@@ -123,6 +127,7 @@ class ClusterCoordinator:
         numbers = count(1)
         self._residents = Residents(Dumper(strategy))
         self._acknowledging = acknowledging(strategy, numbers)
+        self._shared = SharedDatasets(self._residents, strategy, self._acknowledging)
         connect, ended = connector(strategy, numbers), self._acknowledging.end
         self._dispatch = Dispatch(connect, settings.queue_size, ended)
         make = partial(PerWorkerVariable, self._residents, self._dispatch.ask_all)
@@ -159,14 +164,14 @@ class ClusterCoordinator:
 
         Spec: COO-4 to COO-8, ERR-4, ERR-5.
         """
-        call = Call(fn, *_bound(fn, args, kwargs))
+        call = Call(fn, *bound(fn, args, kwargs))
         parcel = self._residents.dumper.dump(call)
-        identity = self._acknowledging.begin()
-        number = identity.number
+        left = inherited_identity(parcel.kept)
+        number, identity = self._acknowledging.begin(left)
         value = RemoteValue(self._residents, number)
         self._release()
         self._dispatch.schedule(
-            Closure(number, identity, _name(fn), parcel, weakref.ref(value))
+            Closure(number, identity, name_of(fn), parcel, weakref.ref(value))
         )
         return value
 
@@ -207,28 +212,64 @@ class ClusterCoordinator:
         """
         return map_leaves(_fetched, val)
 
-    def create_per_worker_dataset(self, dataset_fn: Any) -> PerWorkerDataset:
+    @overload
+    def create_per_worker_dataset(
+        self, dataset_fn: Any, exactly_once: Literal[True], name: str | None = None
+    ) -> SharedDataset: ...
+
+    @overload
+    def create_per_worker_dataset(
+        self, dataset_fn: Any, exactly_once: bool = False, name: str | None = None
+    ) -> PerWorkerDataset: ...
+
+    def create_per_worker_dataset(
+        self, dataset_fn: Any, exactly_once: bool = False, name: str | None = None
+    ) -> PerWorkerDataset:
         """Let each worker have a dataset.
 
         Each worker has all of the data: nothing is divided among workers, unless
         `dataset_fn` does so by `experimental_get_current_worker_index`. A worker makes
         the dataset when a function first needs it, and anew after it was lost.
 
+        With `exactly_once` the workers share each pass over the data: what `iter`
+        returns hands each batch to one function, whichever draws first. A function that
+        runs again, because its worker was lost, gets the batches that it got before. A
+        parameter server keeps account of that, and checkpoints have it.
+
         Args:
             dataset_fn: A function without arguments that returns what
                 `experimental_distribute_dataset` takes, or a distributed dataset. Or a
                 dataset itself, of which each worker gets a copy.
+            exactly_once: Whether workers share the batches. The dataset then is a
+                DataLoader over a map-style dataset, such a dataset, or a list of
+                batches. Its loader draws the samples and makes batches of them, in the
+                functions' own time: `num_workers` means nothing. Where it has no
+                generator, it shuffles by a seed drawn from that of PyTorch.
+            name: By which a program that is started again finds out how far the data
+                were read; by default "dataset", "dataset_1" and so on. Only with
+                `exactly_once`.
 
         Returns:
-            What to call `iter` on. The iterator is passed to scheduled functions.
+            What to call `iter` on. The iterator is passed to scheduled functions. With
+            `exactly_once` it is a `SharedDataset`.
 
         Raises:
-            InvalidArgumentError: It is neither.
+            InvalidArgumentError: It is neither, it cannot be read exactly once, or
+                there is a name without `exactly_once`.
+            AlreadyExistsError: This coordinator has a dataset of that name.
             InvalidTypeError: It cannot be sent to workers.
 
         Spec: COO-12 to COO-14.
         """
-        return per_worker_dataset(self._residents, dataset_fn)
+        build = build_of(dataset_fn)
+        if exactly_once:
+            return self._shared.create(build, name)
+        if name is not None:
+            raise InvalidArgumentError(
+                f"the name {name!r} is for datasets of which workers share the "
+                "batches; pass exactly_once=True, or no name"
+            )
+        return PerWorkerDataset(self._residents, build)
 
     @property
     def workers(self) -> list[int]:
@@ -296,42 +337,6 @@ class ClusterCoordinator:
         handles = self._residents.gone()
         if handles:
             self._dispatch.release(handles)
-
-
-def _bound(
-    fn: Callable[..., Any],
-    args: Sequence[Any] | None,
-    kwargs: Mapping[str, Any] | None,
-) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Checks that a function can be called so. Spec: COO-4."""
-    if not callable(fn):
-        raise InvalidTypeError(
-            f"schedule takes a function, not {type(fn).__name__}; pass the function "
-            "itself and its arguments by args=(...)"
-        )
-    if not isinstance(args, Sequence | None) or isinstance(args, str | bytes):
-        raise InvalidTypeError(
-            f"args must be a tuple or a list, not {type(args).__name__}; write "
-            "args=(value,) for one argument"
-        )
-    given = tuple(args or ()), dict(kwargs or {})
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):
-        # Functions written in C may not tell.
-        return given
-    try:
-        signature.bind(*given[0], **given[1])
-    except TypeError as error:
-        raise InvalidTypeError(
-            f"{_name(fn)} cannot be called like this: {error}"
-        ) from None
-    return given
-
-
-def _name(fn: Callable[..., Any]) -> str:
-    # Not its repr: that of a variable's method would read the variable.
-    return getattr(fn, "__qualname__", type(fn).__name__)
 
 
 def _fetched(leaf: Any) -> Any:

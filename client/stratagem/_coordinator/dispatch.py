@@ -35,6 +35,7 @@ from stratagem_proto.errors import (
     CancelledError,
     StratagemError,
 )
+from stratagem_proto.v1.session_pb2 import ClosureIdentity
 
 # How many closures a worker has, so that it need not wait for the next one.
 DEPTH = 2
@@ -49,11 +50,14 @@ class Dispatch:
     Args:
         connect: Connects to a worker.
         capacity: How many closures may wait.
-        on_end: Called with the number of each closure that ends.
+        on_end: Called with the identity of each closure that ends.
     """
 
     def __init__(
-        self, connect: Connect, capacity: int, on_end: Callable[[int], None]
+        self,
+        connect: Connect,
+        capacity: int,
+        on_end: Callable[[ClosureIdentity], None],
     ) -> None:
         self._queue = ClosureQueue(capacity, DEPTH)
         self._closures: dict[int, Closure] = {}
@@ -243,8 +247,9 @@ class Dispatch:
 
     def _end(self, number: int) -> Closure:
         self._ended += 1
-        self._on_end(number)
-        return self._closures.pop(number)
+        closure = self._closures.pop(number)
+        self._on_end(closure.identity)
+        return closure
 
     # What workers and connections tell. In the threads of these.
 

@@ -41,10 +41,15 @@ class PerWorkerValues(WorkerValue):
 
 
 class PerWorkerIterator(PerWorkerValues):
-    """An iterator of each worker over a dataset of its own. Spec: COO-13, COO-14."""
+    """An iterator of each worker over a dataset. Spec: COO-13, COO-14.
 
-    def __init__(self, dataset: PerWorkerDataset) -> None:
-        super().__init__(dataset._residents, partial(_opened, dataset._build))
+    Args:
+        dataset: The dataset.
+        build: Makes the iterator, on a worker.
+    """
+
+    def __init__(self, dataset: PerWorkerDataset, build: Callable[[], Any]) -> None:
+        super().__init__(dataset._residents, build)
         self._dataset = dataset
 
     @property
@@ -79,7 +84,7 @@ class PerWorkerDataset(PerWorkerValues):
 
     def __iter__(self) -> PerWorkerIterator:
         """Return iterators that start at the beginning of new datasets."""
-        return PerWorkerIterator(self)
+        return PerWorkerIterator(self, partial(_opened, self._build))
 
     def build(self) -> PerWorkerValues:
         """Return the datasets themselves, to be passed to scheduled functions."""
@@ -105,8 +110,8 @@ class PerWorkerDataset(PerWorkerValues):
         )
 
 
-def per_worker_dataset(residents: Residents, dataset_or_fn: Any) -> PerWorkerDataset:
-    """Return the datasets that workers make of a dataset or a function.
+def build_of(dataset_or_fn: Any) -> Callable[[], Any]:
+    """Return by what workers make a dataset, of a dataset or a function.
 
     Raises:
         InvalidArgumentError: It is neither.
@@ -114,9 +119,9 @@ def per_worker_dataset(residents: Residents, dataset_or_fn: Any) -> PerWorkerDat
     Spec: COO-12.
     """
     if callable(dataset_or_fn):
-        return PerWorkerDataset(residents, partial(_made_by, dataset_or_fn))
+        return partial(_made_by, dataset_or_fn)
     if isinstance(dataset_or_fn, DistributedDataset) or is_dataset(dataset_or_fn):
-        return PerWorkerDataset(residents, partial(_same, dataset_or_fn))
+        return partial(_same, dataset_or_fn)
     raise InvalidArgumentError(
         f"Unexpected dataset type {type(dataset_or_fn).__name__}: pass a DataLoader, a "
         "Dataset, a list, a distributed dataset, or a function without arguments that "

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import takewhile
 from typing import NamedTuple
+
+# The largest number that servers understand.
+_ALL = 2**64 - 1
 
 
 class Ended(NamedTuple):
@@ -44,3 +48,25 @@ class Unended:
         """What to tell: once told, a closure of it cannot be taken back."""
         through = self._through
         return Ended(through, (*takewhile(lambda one: one < through, self._unended),))
+
+
+class Inherited:
+    """Closures of a coordinator that was lost, with which another one goes on.
+
+    All others of it count as ended.
+
+    Args:
+        numbers: They.
+    """
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self._unended = set(numbers)
+
+    def end(self, number: int) -> None:
+        """Takes note that a closure has ended; again does nothing."""
+        self._unended.discard(number)
+
+    @property
+    def ended(self) -> Ended:
+        """What to tell."""
+        return Ended(_ALL, (*sorted(self._unended),))

@@ -92,12 +92,16 @@ class _OwnIndices:
 class _Rows(Dataset[Any]):
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._many = getattr(dataset, "__getitems__", None)
 
     def __getitems__(self, indices: _Indices) -> tuple[int, list[Any]]:
-        if self._many is not None:
-            return indices.chunk_rows, self._many(list(indices))
-        return indices.chunk_rows, [self._dataset[index] for index in indices]
+        return indices.chunk_rows, samples(self._dataset, list(indices))
+
+
+def samples(dataset: Any, indices: list[Any]) -> list[Any]:
+    """Return the samples of a map-style dataset at some indices."""
+    many = getattr(dataset, "__getitems__", None)
+    found: list[Any] = many(indices) if many else [dataset[one] for one in indices]
+    return found
 
 
 @dataclass(frozen=True)

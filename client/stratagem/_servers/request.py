@@ -14,13 +14,18 @@ from stratagem_proto.codec import split
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.frames import encode_frame
 from stratagem_proto.protocol import CHUNK_BYTES
-from stratagem_proto.v1 import checkpoint_pb2, closure_pb2, parameter_server_pb2
+from stratagem_proto.v1 import (
+    checkpoint_pb2,
+    closure_pb2,
+    draws_pb2,
+    parameter_server_pb2,
+)
 from stratagem_proto.v1.session_pb2 import RequestKey
 
 # By name; the services have no method in common.
 _METHODS: Mapping[str, MethodDescriptor] = {
     name: method
-    for file in (parameter_server_pb2, checkpoint_pb2, closure_pb2)
+    for file in (parameter_server_pb2, checkpoint_pb2, closure_pb2, draws_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for name, method in service.methods_by_name.items()
 }

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n stratagem_proto/v1/closure.proto\x12\x12stratagem_proto.v1\"Y\n\x12\x45ndClosuresRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05space\x18\x02 \x01(\x0c\x12\x0f\n\x07through\x18\x03 \x01(\x04\x12\x0f\n\x07unended\x18\x04 \x03(\x04\"\x15\n\x13\x45ndClosuresResponse2p\n\x0e\x43losureService\x12^\n\x0b\x45ndClosures\x12&.stratagem_proto.v1.EndClosuresRequest\x1a\'.stratagem_proto.v1.EndClosuresResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n stratagem_proto/v1/closure.proto\x12\x12stratagem_proto.v1\"Y\n\x12\x45ndClosuresRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05space\x18\x02 \x01(\x0c\x12\x0f\n\x07through\x18\x03 \x01(\x04\x12\x0f\n\x07unended\x18\x04 \x03(\x04\"$\n\x13\x45ndClosuresResponse\x12\r\n\x05\x65nded\x18\x01 \x03(\x04\x32p\n\x0e\x43losureService\x12^\n\x0b\x45ndClosures\x12&.stratagem_proto.v1.EndClosuresRequest\x1a\'.stratagem_proto.v1.EndClosuresResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENDCLOSURESREQUEST']._serialized_start=56
   _globals['_ENDCLOSURESREQUEST']._serialized_end=145
   _globals['_ENDCLOSURESRESPONSE']._serialized_start=147
-  _globals['_ENDCLOSURESRESPONSE']._serialized_end=168
-  _globals['_CLOSURESERVICE']._serialized_start=170
-  _globals['_CLOSURESERVICE']._serialized_end=282
+  _globals['_ENDCLOSURESRESPONSE']._serialized_end=183
+  _globals['_CLOSURESERVICE']._serialized_start=185
+  _globals['_CLOSURESERVICE']._serialized_end=297
 # @@protoc_insertion_point(module_scope)

@@ -48,8 +48,16 @@ global___EndClosuresRequest = EndClosuresRequest
 class EndClosuresResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    ENDED_FIELD_NUMBER: builtins.int
+    @property
+    def ended(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Those of `unended` that have ended all the same, as of an earlier request."""
+
     def __init__(
         self,
+        *,
+        ended: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ended", b"ended"]) -> None: ...
 
 global___EndClosuresResponse = EndClosuresResponse

@@ -14,7 +14,11 @@ class ClosureRpcs:
         self._state = state
 
     async def end(self, request: pb.EndClosuresRequest) -> pb.EndClosuresResponse:
-        self._state.session(request.session_id)
+        state = self._state
+        state.session(request.session_id)
         ended = EndedClosures(request.through, frozenset(request.unended))
-        self._state.closures.end(request.space, ended)
-        return pb.EndClosuresResponse()
+        known = state.closures.end(request.space, ended)
+        state.data.settle(
+            lambda one: one.space == request.space and one.number in known
+        )
+        return pb.EndClosuresResponse(ended=sorted(ended.unended - known.unended))

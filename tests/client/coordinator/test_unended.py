@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem._coordinator.unended import Ended, Unended
+from stratagem._coordinator.unended import Ended, Inherited, Unended
 
 BEGUN = range(1, 40)
 
@@ -35,3 +35,11 @@ def test_what_has_ended_in_order_takes_a_single_number() -> None:
     for number in range(1, 900):
         unended.end(number)
     assert unended.ended == Ended(899, ())
+
+
+def test_of_a_coordinator_that_was_lost_all_but_what_was_inherited_has_ended() -> None:
+    inherited = Inherited([7, 3])
+    assert inherited.ended == Ended(2**64 - 1, (3, 7))
+    inherited.end(3)
+    inherited.end(3)
+    assert inherited.ended.unended == (7,)

@@ -1,0 +1,150 @@
+"""Datasets of which the workers share the batches, each to one function."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from stratagem._coordinator.acknowledging import Acknowledging
+from stratagem._coordinator.data_account import DataAccount, OpenedPass
+from stratagem._coordinator.per_worker import PerWorkerDataset, PerWorkerIterator
+from stratagem._coordinator.residents import Residents
+from stratagem._coordinator.shared_reader import SharedReader
+from stratagem._coordinator.worker_index import on_worker
+from stratagem._input.numbered_batches import require_numbered, seed_of
+from stratagem._parameter_server.strategy import ParameterServerStrategy
+from stratagem._variables.names import UniqueNames
+from stratagem_proto.errors import AlreadyExistsError
+from stratagem_proto.v1.session_pb2 import ClosureIdentity
+
+
+class SharedIterator(PerWorkerIterator):
+    """One pass over a dataset of which workers share the batches.
+
+    Passed to scheduled functions, `next` gives them one batch after the other, each
+    once. When there is none left, a function that calls `next` fails with
+    `OutOfRangeError`.
+
+    Attributes:
+        pass_number: Which pass over the data this is, from 0.
+        remaining: How many batches functions have to draw yet, as of the beginning:
+            all, unless a program that was lost has begun the pass.
+
+    Spec: COO-13, COO-15.
+    """
+
+    def __init__(
+        self, dataset: SharedDataset, build: Callable[[], Any], opened: OpenedPass
+    ) -> None:
+        super().__init__(dataset, build)
+        self.pass_number = opened.data.number
+        self.remaining = opened.remaining
+        self._inherited = deque(opened.inherited)
+
+
+class SharedDataset(PerWorkerDataset):
+    """A dataset of which workers share the batches.
+
+    `len` is the number of batches in a pass, and `iter` begins one: as many functions
+    as there are batches read all of it, if each calls `next` once.
+
+    A program that is started again in place of one that was lost goes on with the last
+    pass by its first `iter`, unless that pass is over.
+
+    Args:
+        residents: What workers keep.
+        build: Makes the data, here and on each worker.
+        account: Of what is read.
+
+    Raises:
+        InvalidArgumentError: Batches of the data cannot be read by their numbers.
+
+    Spec: COO-12 to COO-15.
+    """
+
+    def __init__(
+        self, residents: Residents, build: Callable[[], Any], account: DataAccount
+    ) -> None:
+        super().__init__(residents, build)
+        with on_worker(0):
+            dataset = build()
+        require_numbered(dataset)
+        self._account = account
+        self._num_batches = len(dataset)
+        self._seed = seed_of(dataset)
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def __iter__(self) -> SharedIterator:
+        """Begin a pass, or go on with that of a program that was lost."""
+        opened = self._account.open(len(self), self._seed)
+        build = partial(SharedReader, self._account.strategy, self, opened.data)
+        return SharedIterator(self, build, opened)
+
+
+class SharedDatasets:
+    """The shared datasets of one coordinator.
+
+    Args:
+        residents: What workers keep.
+        strategy: The coordinator's.
+        acknowledging: Tells servers which functions have ended.
+    """
+
+    def __init__(
+        self,
+        residents: Residents,
+        strategy: ParameterServerStrategy,
+        acknowledging: Acknowledging,
+    ) -> None:
+        self._residents = residents
+        self._strategy = strategy
+        self._acknowledging = acknowledging
+        self._names = UniqueNames()
+
+    def create(self, build: Callable[[], Any], name: str | None) -> SharedDataset:
+        """Return the dataset that a function makes on each worker.
+
+        Args:
+            build: The function.
+            name: The dataset's; None for one that is free.
+
+        Raises:
+            AlreadyExistsError: There was one of this name.
+            InvalidArgumentError: Batches of the data cannot be read by their numbers.
+        """
+        chosen = self._names.choose("dataset" if name is None else name)
+        if name not in (None, chosen):
+            raise AlreadyExistsError(
+                f"this coordinator has made a dataset {name!r} before; take another "
+                "iterator of that one, or give other data another name"
+            )
+        account = DataAccount(self._strategy, self._acknowledging, chosen)
+        dataset = SharedDataset(self._residents, build, account)
+        self._names.record(chosen, dataset)
+        return dataset
+
+
+def inherited_identity(kept: Iterable[object]) -> ClosureIdentity | None:
+    """Return the identity of an unfinished function that a new one goes on with.
+
+    Args:
+        kept: What the new one uses.
+
+    Returns:
+        One of those that have drawn from an iterator in `kept` when the program was
+        lost that had scheduled them, each once; None if there is none left.
+    """
+    iterators = [one for one in kept if isinstance(one, SharedIterator)]
+    for iterator in iterators:
+        with suppress(IndexError):
+            inherited = iterator._inherited.popleft()
+            for other in iterators:
+                with suppress(ValueError):
+                    other._inherited.remove(inherited)
+            return inherited
+    return None

@@ -1,0 +1,63 @@
+"""Reading data that workers share, each batch once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.v1 import draws_pb2 as pb
+from stratagem_psserver.data_ledger import Function
+from stratagem_psserver.ledger import Session
+from stratagem_psserver.state import ServerState
+
+
+class DrawRpcs:
+    """OpenPass and DrawBatch."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def open(self, request: pb.OpenPassRequest) -> bytes:
+        return await self._state.mutations.once(request, partial(self._open, request))
+
+    async def _open(
+        self, request: pb.OpenPassRequest, session: Session
+    ) -> pb.OpenPassResponse:
+        ledger, number, left = self._state.data.open(
+            request.ledger, request.num_batches, request.seed, request.coordinator
+        )
+        return pb.OpenPassResponse(
+            number=number,
+            seed=ledger.seed,
+            drawn=ledger.passes[number].drawn,
+            earlier=[_left(space, functions) for space, functions in left.items()],
+        )
+
+    async def draw(self, request: pb.DrawBatchRequest) -> bytes:
+        return await self._state.mutations.once(request, partial(self._draw, request))
+
+    async def _draw(
+        self, request: pb.DrawBatchRequest, session: Session
+    ) -> pb.DrawBatchResponse:
+        if not request.key.HasField("closure"):
+            raise InvalidArgumentError(
+                f"a batch of {request.ledger!r} is for a function that a coordinator "
+                "has scheduled; read it there"
+            )
+        identity = request.key.closure.identity
+        batch = self._state.data.draw(
+            request.ledger,
+            request.number,
+            request.num_batches,
+            Function(identity.space, identity.number),
+        )
+        return pb.DrawBatchResponse(batch=batch)
+
+
+def _left(space: bytes, functions: Mapping[int, int]) -> pb.EarlierCoordinator:
+    unfinished = [
+        pb.UnfinishedFunction(number=number, batches=batches)
+        for number, batches in functions.items()
+    ]
+    return pb.EarlierCoordinator(space=space, unfinished=unfinished)
