@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from typer.testing import CliRunner
 
@@ -16,6 +16,7 @@ from stratagem import DistributedOptimizer, ParameterServerStrategy
 from stratagem.nn import DynamicEmbedding, Embedding
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_deploy.cli import app
+from stratagem_proto.checkpoint.folder import open_checkpoint
 from stratagem_proto.checkpoint.parts import Content
 from tests.checkpoints import are_equal, load_from, save, stored, stored_table
 from tests.client.clusters import running
@@ -120,10 +121,51 @@ def test_stored_rows_are_exported_with_their_keys(
         "users.weight/Adagrad/step",
         "words.weight/Adagrad/step",
     }
-    said = call("import", file, tmp_path / "again", code=2)
-    assert "not what the others are" in said
     dcp = "--format", "dcp", "--stored-rows"
     assert "--stored-rows is for" in call("export", trained, file, *dcp, code=2)
+
+
+def test_exported_rows_come_back_by_import(trained: Path, tmp_path: Path) -> None:
+    file = tmp_path / "rows.safetensors"
+    call("export", trained, file, "--stored-rows")
+    path = answer("import", file, tmp_path / "again", "--servers", 3)["path"]
+    differences = answer("diff", trained, path, code=1)["differences"]
+    assert differences == {"words.weight": "rows were idle for other times"}
+    with running(2) as cluster, cluster.strategy() as strategy:
+        module = tables(strategy)
+        strategy.restore(path).assert_consumed()
+        strategy.save(tmp_path / "restored")
+        assert len(module) == 2
+    assert stored(tmp_path / "restored") == stored(trained)
+    (limits,) = (
+        entry.spec.table.dynamic
+        for entry in open_checkpoint(tmp_path / "restored").index.tensors.values()
+        if entry.name == "words.weight/part_1"
+    )
+    assert (limits.part, limits.parts, limits.max_bytes) == (1, 2, 50_000)
+
+
+def test_rows_that_another_program_wrote_are_no_table(
+    trained: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.safetensors"
+    call("export", trained, file, "--stored-rows")
+    save_file(load_file(file), file)
+    said = call("import", file, tmp_path / "again", code=2)
+    assert "not what the others are" in said
+    assert "import the file that was written by that" in said
+
+
+def test_a_table_of_another_size_than_its_file_says_is_damage(
+    trained: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.safetensors"
+    call("export", trained, file, "--stored-rows")
+    data = file.read_bytes()
+    count = rb"\"count\": 8"
+    assert data.count(count) == 2
+    file.write_bytes(data.replace(count, rb"\"count\": 9", 1))
+    assert "is not what it has" in call("inspect", file, code=1)
 
 
 def test_a_table_becomes_a_file_with_all_its_rows_and_back(tmp_path: Path) -> None:

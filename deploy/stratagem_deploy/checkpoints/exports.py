@@ -11,8 +11,9 @@ import torch
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.parts import Content, write_part
-from stratagem_proto.checkpoint.tables import KEYS, WholeTable, beside
+from stratagem_proto.checkpoint.tables import KEYS, WholeTable, beside, undivided
 from stratagem_proto.checkpoint.whole import Whole
+from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 
@@ -27,7 +28,8 @@ def export(checkpoint: Checkpoint, path: Path, stored_rows: bool = False) -> int
         checkpoint: Where the values are.
         path: The new file.
         stored_rows: Whether tables are written as the rows that are stored, with a
-            tensor `<name>[keys]` of their keys; else with all their rows.
+            tensor `<name>[keys]` of their keys; else with all their rows. How long rows
+            were idle, and keys that have no row yet, is left out.
 
     Returns:
         How many tensors it has.
@@ -44,7 +46,8 @@ def export(checkpoint: Checkpoint, path: Path, stored_rows: bool = False) -> int
     ]
     try:
         values = (run for _, read in tensors for run in read())
-        write_part(path, [content for content, _ in tensors], values)
+        contents = [content for content, _ in tensors]
+        write_part(path, contents, values, has_index=False)
     except FileExistsError:
         raise
     except BaseException:
@@ -57,9 +60,8 @@ def _tensors(
     checkpoint: Checkpoint, whole: Whole, stored_rows: bool
 ) -> Iterator[_Tensor]:
     if stored_rows and isinstance(whole, WholeTable):
-        shape = (whole.count, *whole.shape[1:])
-        tensor = TensorSpec(dtype=whole.tensor.dtype, shape=shape)
-        yield _content(whole.name, tensor), partial(whole.runs, checkpoint)
+        rows = StoredRows(count=whole.count)
+        yield Content(undivided(whole), rows=rows), partial(whole.runs, checkpoint)
         keys = Content(beside(whole.name, KEYS, whole.count))
         yield keys, partial(whole.keys, checkpoint)
     else:

@@ -126,8 +126,9 @@ def _require_variables(wholes: Iterable[Whole]) -> None:
         if whole.name.endswith(KEYS):
             raise InvalidArgumentError(
                 f"{whole.name!r} says which rows of a table the file has, but not what "
-                "the others are; `stratagem checkpoint reshard` takes the checkpoint "
-                "that they were exported from",
+                "the others are: it was not written by `stratagem checkpoint export "
+                "--stored-rows`, or anew by another program since; import the file "
+                "that was written by that",
                 variable=whole.name,
             )
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from stratagem_proto.checkpoint.blocks import BLOCK_BYTES, FileEntry, write_file
 from stratagem_proto.checkpoint.index import Part, TensorEntry, stored_tensor
@@ -37,6 +39,8 @@ DTYPE_NAMES = {
 }
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
+_NOTES = "stratagem_tables"
+
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
 _MOST_HEADER_BYTES = 100_000_000  # as safetensors
@@ -63,7 +67,10 @@ class Content:
 
 
 def write_part(
-    path: Path, contents: Sequence[Content], values: Iterable[torch.Tensor]
+    path: Path,
+    contents: Sequence[Content],
+    values: Iterable[torch.Tensor],
+    has_index: bool = True,
 ) -> Part:
     """Writes tensors to a new file.
 
@@ -72,12 +79,14 @@ def write_part(
         contents: What to write.
         values: The values in the same order, each whole or as runs of its rows, each
             taken when its turn comes.
+        has_index: Whether an index says what there is. Else the file says itself, where
+            other programs do not look, which of it are the stored rows of tables.
 
     Raises:
         InvalidArgumentError: safetensors has no name for a dtype.
         OSError: The file cannot be written.
     """
-    header, begins = _header(contents)
+    header, begins = _header(contents, {} if has_index else _notes(contents))
     file = write_file(path, _runs(header, values))
     tensors = [
         TensorEntry(content.spec, path.name, begin, content.version, content.rows)
@@ -94,9 +103,24 @@ def _runs(header: bytes, values: Iterable[torch.Tensor]) -> Iterator[memoryview]
             yield data[start : start + BLOCK_BYTES]
 
 
-def _header(contents: Sequence[Content]) -> tuple[bytes, list[int]]:
+def _notes(contents: Sequence[Content]) -> dict[str, str]:
+    """What a file says of the tables whose stored rows it has."""
+    tables = {
+        content.spec.name: {
+            "spec": MessageToDict(content.spec, preserving_proto_field_name=True),
+            "count": content.rows.count,
+        }
+        for content in contents
+        if content.rows is not None
+    }
+    return {_NOTES: json.dumps(tables)} if tables else {}
+
+
+def _header(
+    contents: Sequence[Content], notes: Mapping[str, str]
+) -> tuple[bytes, list[int]]:
     """The beginning of a file, and where in the file each tensor begins."""
-    described: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    described: dict[str, object] = {"__metadata__": {"format": "pt", **notes}}
     offset, offsets = 0, []
     for content in contents:
         end = offset + nbytes_of(content.tensor)
@@ -141,13 +165,15 @@ def read_plain(path: Path) -> tuple[FileEntry, list[TensorEntry]]:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             text = file.read(min(length, _MOST_HEADER_BYTES))
         described = json.loads(text)
-        described.pop("__metadata__", None)
+        metadata = described.pop("__metadata__", {})
+        tables = json.loads(metadata.get(_NOTES, "{}"))
         begin = _LENGTH_BYTES + length
         entries = [
-            _plain_entry(path.name, begin, name, one) for name, one in described.items()
+            _noted(_plain_entry(path.name, begin, name, one), tables.get(name))
+            for name, one in described.items()
         ]
         ends = [begin, *(entry.begin + entry.nbytes for entry in entries)]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ParseError) as error:
         raise _no_safetensors(path, str(error)) from error
     if max(ends) != size:
         raise _no_safetensors(path, f"{size} bytes instead of {max(ends)}")
@@ -161,6 +187,17 @@ def _plain_entry(
     spec.tensor.dtype = encode_dtype(_DTYPES[str(described["dtype"])])
     spec.tensor.shape.extend(described["shape"])
     return TensorEntry(spec, file, begin + described["data_offsets"][0])
+
+
+def _noted(entry: TensorEntry, note: dict[str, Any] | None) -> TensorEntry:
+    """What an entry is by what its file says of it."""
+    if note is None:
+        return entry
+    spec = ParseDict(note["spec"], VariableSpec())
+    noted = replace(entry, spec=spec, rows=StoredRows(count=note["count"]))
+    if (noted.name, noted.tensor) != (entry.name, entry.tensor):
+        raise ValueError(f"what it says of table {entry.name!r} is not what it has")
+    return noted
 
 
 def _no_safetensors(path: Path, why: str) -> DataLossError:

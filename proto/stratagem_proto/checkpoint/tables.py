@@ -191,6 +191,19 @@ class WholeTable(Whole):
             )
 
 
+def undivided(table: WholeTable) -> VariableSpec:
+    """The description of a table, or of a state of one, with all its rows together."""
+    spec = VariableSpec()
+    spec.CopyFrom(table.spec)
+    spec.slot_of = table.slot_of
+    if spec.table.HasField("dynamic"):
+        keys, parts = spec.table.dynamic, len(table.parts)
+        keys.part, keys.parts = 0, 1
+        keys.max_rows *= parts
+        keys.max_bytes *= parts
+    return spec
+
+
 def table_of(name: str, slot_of: str, parts: Sequence[TablePart]) -> WholeTable:
     """Puts the parts of a table, or of a state of it, together.
 
