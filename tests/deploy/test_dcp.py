@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as save_by_torch
 
+from stratagem import DistributedOptimizer
 from tests.checkpoints import (
     are_equal,
     load_from,
@@ -97,6 +99,44 @@ def test_a_cluster_restores_what_a_plain_program_saved(tmp_path: Path) -> None:
             hosted = network()
         strategy.restore(target).assert_consumed()
         assert are_equal(hosted.state_dict(), plain.state_dict())
+
+
+def test_the_state_of_an_optimizer_comes_with_its_model(tmp_path: Path) -> None:
+    plain = network()
+    adam = torch.optim.Adam(plain.parameters(), amsgrad=True)
+    for parameter in plain.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    adam.step()
+    state = get_optimizer_state_dict(plain, adam)
+    torch_saves(tmp_path / "dcp", {"model": plain.state_dict(), "optim": state})
+    chosen = "--prefix", "model", "--optimizer", "optim=Adam"
+    answer(*IMPORT, tmp_path / "dcp", tmp_path / "run", *chosen, "--servers", 2)
+    with running(2) as cluster, cluster.strategy() as strategy:
+        with strategy.scope():
+            hosted = network()
+        mine = torch.optim.Adam(hosted.parameters(), amsgrad=True)
+        optimizer = DistributedOptimizer(mine)
+        strategy.restore(tmp_path / "run").assert_consumed()
+        restored = optimizer.state_dict()["state"]
+    for number, slots in adam.state_dict()["state"].items():
+        assert are_equal(restored[number], slots)
+
+
+def test_state_without_names_of_parameters_is_refused(tmp_path: Path) -> None:
+    plain = network()
+    adam = torch.optim.Adam(plain.parameters())
+    plain(torch.randn(2, 3)).sum().backward()
+    adam.step()
+    state = {"model": plain.state_dict(), "optim": adam.state_dict()}
+    torch_saves(tmp_path / "dcp", state)
+    source, target = tmp_path / "dcp", tmp_path / "run"
+    chosen = "--prefix", "model", "--optimizer", "optim=Adam"
+    said = call(*IMPORT, source, target, *chosen, code=2)
+    assert "get_optimizer_state_dict" in said
+    assert "no optimizer is called" in call(
+        *IMPORT, source, target, "--optimizer", "optim=Best", code=2
+    )
+    assert "KEY=NAME" in call(*IMPORT, source, target, "--optimizer", "Adam", code=2)
 
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:

@@ -130,30 +130,49 @@ def import_file(  # noqa: PLR0913  # one parameter for each option
         str,
         typer.Option(help="Of dcp: take what is under this key, such as model."),
     ] = "",
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            metavar="KEY=NAME",
+            help="Of dcp: take the state under KEY for the optimizer NAME, as in "
+            "optim=Adam.",
+        ),
+    ] = "",
     servers: Servers = 1,
     keep: Keep = 1,
     as_json: AsJson = False,
 ) -> None:
     """Make a checkpoint of a state_dict that another program saved.
 
-    torch reads a folder of dcp by pickle, which runs what its author put there: import
-    only what you trust. What are no tensors is left out, and named.
+    The state of an optimizer must bear the names of its parameters, as
+    torch.distributed.checkpoint.state_dict.get_optimizer_state_dict gives it. torch
+    reads a folder of dcp by pickle, which runs what its author put there: import only
+    what you trust. What are no tensors is left out, and named.
     """
+    key, given, name = optimizer.partition("=")
+    if optimizer and not (key and given):
+        raise typer.BadParameter("--optimizer is KEY=NAME, as in optim=Adam")
     if form is Format.dcp:
-        _import_dcp(source, prefix, target, servers, keep, as_json)
-    elif prefix:
-        raise typer.BadParameter("--prefix is for --format dcp")
+        _import_dcp(source, (prefix, key, name), target, servers, keep, as_json)
+    elif prefix or optimizer:
+        raise typer.BadParameter("--prefix and --optimizer are for --format dcp")
     else:
         _write_anew(source, target, servers, keep, as_json)
 
 
 def _import_dcp(
-    source: Path, prefix: str, target: Path, servers: int, keep: int, as_json: bool
+    source: Path,
+    names: tuple[str, str, str],
+    target: Path,
+    servers: int,
+    keep: int,
+    as_json: bool,
 ) -> None:
     from stratagem_deploy.checkpoints.dcp import SavedByTorch, import_dcp
+    from stratagem_deploy.checkpoints.torch_names import TorchNames
 
     with _answering():
-        saved = SavedByTorch(source, prefix)
+        saved = SavedByTorch(source, TorchNames(*names))
         path = import_dcp(saved, target, servers, keep)
     for name in () if as_json else saved.left_out:
         typer.echo(f"stratagem: {name} is left out", err=True)

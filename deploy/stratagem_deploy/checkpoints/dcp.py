@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from stratagem_deploy.checkpoints.resharding import reshard
+from stratagem_deploy.checkpoints.torch_names import TorchNames
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
 from stratagem_proto.checkpoint.parts import Content, write_part
@@ -116,40 +117,43 @@ class SavedByTorch:
 
     Args:
         path: Its folder.
-        prefix: What the names of the tensors to read begin with, and a point, as in
-            "model" of {"model": module.state_dict()}; "" reads all.
+        names: Which tensors to read, and what they are called here.
 
     Attributes:
         left_out: The names of what is not read: other tensors, and what are none,
             such as the hyperparameters of optimizers.
 
     Raises:
-        NotFoundError: There is none, or no tensor in it begins with `prefix`.
+        NotFoundError: There is none, or no tensor in it is to be read.
+        InvalidArgumentError: State of an optimizer belongs to no tensor that is read.
         DataLossError: It is damaged.
     """
 
-    def __init__(self, path: Path, prefix: str = "") -> None:
+    def __init__(self, path: Path, names: TorchNames | None = None) -> None:
         self._path = path
-        self._start = f"{prefix}." if prefix else ""
+        names = names or TorchNames()
         entries = _description(path).state_dict_metadata
-        self._tensors = {
+        tensors = {
             name: entry
             for name, entry in entries.items()
-            if isinstance(entry, TensorStorageMetadata) and name.startswith(self._start)
+            if isinstance(entry, TensorStorageMetadata)
         }
+        self._names = names.chosen(tensors)
+        self._tensors = {name: tensors[name] for name in self._names}
         self.left_out = sorted(entries.keys() - self._tensors.keys())
         if not self._tensors:
             raise NotFoundError(
-                f"{str(path)!r} has no tensor whose name begins with {self._start!r}; "
+                f"{str(path)!r} has no tensor whose name begins with "
+                f"{names.prefix + '.'!r}; "
                 f"it has {', '.join(map(repr, self.left_out[:10])) or 'nothing'}"
             )
 
     def contents(self) -> list[Content]:
-        """What is there, under the names without the prefix."""
+        """What is there, under the names here."""
         found = []
         for name, entry in self._tensors.items():
             tensor = spec_of(_empty(entry, device="meta"))
-            spec = VariableSpec(name=name.removeprefix(self._start), tensor=tensor)
+            spec = VariableSpec(name=self._names[name], tensor=tensor)
             found.append(Content(spec))
         return found
 
