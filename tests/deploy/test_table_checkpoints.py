@@ -45,6 +45,15 @@ def tables(strategy: ParameterServerStrategy) -> nn.ModuleDict:
         )
 
 
+def save_restored(path: Path, root: Path) -> None:
+    """Saves what a checkpoint becomes on two servers."""
+    with running(2) as cluster, cluster.strategy() as strategy:
+        module = tables(strategy)
+        strategy.restore(path).assert_consumed()
+        strategy.save(root)
+        assert len(module) == 2
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of two servers: one after three steps and one after four."""
@@ -79,11 +88,7 @@ def test_rows_go_to_other_servers(servers: int, trained: Path, tmp_path: Path) -
     assert facts["users.weight"]["rows"] == 8
     back = answer("reshard", path, tmp_path / "back", "--servers", 2)["path"]
     assert answer("diff", trained, back) == {"differences": {}}
-    with running(2) as cluster, cluster.strategy() as strategy:
-        module = tables(strategy)
-        strategy.restore(path).assert_consumed()
-        strategy.save(tmp_path / "restored")
-        assert len(module) == 2
+    save_restored(path, tmp_path / "restored")
     assert stored(tmp_path / "restored") == stored(trained)
     assert answer("diff", trained, tmp_path / "restored") == {"differences": {}}
 
@@ -131,11 +136,7 @@ def test_exported_rows_come_back_by_import(trained: Path, tmp_path: Path) -> Non
     path = answer("import", file, tmp_path / "again", "--servers", 3)["path"]
     differences = answer("diff", trained, path, code=1)["differences"]
     assert differences == {"words.weight": "rows were idle for other times"}
-    with running(2) as cluster, cluster.strategy() as strategy:
-        module = tables(strategy)
-        strategy.restore(path).assert_consumed()
-        strategy.save(tmp_path / "restored")
-        assert len(module) == 2
+    save_restored(path, tmp_path / "restored")
     assert stored(tmp_path / "restored") == stored(trained)
     (limits,) = (
         entry.spec.table.dynamic
