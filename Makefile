@@ -43,8 +43,10 @@ answers: $(TENSORFLOW_PYTHON) ## Record what TensorFlow answers to the scenarios
 coverage-table: $(INSTALLED) ## Write which tests show what of the API.
 	$(BIN)/python -m tests.spec.coverage
 
-bench: $(INSTALLED) ## Measure transfers beside a raw socket and a memcpy.
+bench: $(INSTALLED) $(TENSORFLOW_PYTHON) ## Measure beside physical limits and peers.
 	$(BIN)/python -m benchmarks transfer
+	$(BIN)/python -m benchmarks scheduling --peers tensorflow \
+		--tensorflow-python $(TENSORFLOW_PYTHON)
 
 format: $(INSTALLED) ## Format the code and fix what the linter can.
 	$(BIN)/ruff check --fix

@@ -1,56 +1,81 @@
-"""`python -m benchmarks transfer`: measures, prints a table, keeps the figures."""
+"""`python -m benchmarks NAME`: measures, prints a table, keeps the figures."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from dataclasses import asdict
+import sys
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.markdown import Markdown
 
-from benchmarks import transfer
-from benchmarks.ratios import machine
+from benchmarks.harness.report import Report
+from benchmarks.measurements import scheduling, transfer
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 console = Console()
 
+Rounds = Annotated[int, typer.Option(min=3, help="Alternated runs of each.")]
+Out = Annotated[Path, typer.Option(help="Folder for the figures.")]
+_OUT = Path("runs/benchmarks")
+
+
+class CoordinatorPeer(str, Enum):
+    """Coordinators to be measured beside ours."""
+
+    TENSORFLOW = "tensorflow"
+
 
 @app.callback()
 def benchmarks() -> None:
-    """Measurements beside physical limits, as ratios of one run."""
+    """Measurements beside physical limits and peers, as ratios of one run."""
 
 
 @app.command("transfer")
-def run_transfer(
-    rounds: Annotated[int, typer.Option(min=3, help="Alternated runs of each.")] = 9,
-    out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path(
-        "runs/benchmarks"
-    ),
-) -> None:
+def run_transfer(rounds: Rounds = 9, out: Out = _OUT) -> None:
     """Push + SGD and pull at 0.1 to 100 MB beside a raw TCP socket and a memcpy."""
     with console.status("starting") as status:
         rows = transfer.measure(
             transfer.SIZES, rounds, lambda what: status.update(f"measuring {what}")
         )
-    measured_on = machine()
-    record = {"machine": measured_on, "rounds": rounds, "rows": list(map(asdict, rows))}
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "transfer.json").write_text(json.dumps(record, indent=2) + "\n")
-    console.print(_table(rows))
-    console.print(", ".join(f"{key} {value}" for key, value in measured_on.items()))
+    _keep(Report("transfer", rounds, rows, transfer.table(rows)), out)
 
 
-def _table(rows: Iterable[transfer.Row]) -> Table:
-    table = Table("", "MB", "GB/s", "spread", "of a socket", "of a memcpy")
-    for row in rows:
-        figures = (row.gb_per_second, row.spread, row.of_socket, row.of_memcpy)
-        cells = (f"{figure:.2f}" for figure in figures)
-        table.add_row(row.direction, f"{row.nbytes / 1e6:g}", *cells)
-    return table
+@app.command("scheduling")
+def run_scheduling(
+    peers: Annotated[
+        list[CoordinatorPeer] | None,
+        typer.Option(help="Whose coordinators to measure beside ours."),
+    ] = None,
+    workers: Annotated[
+        list[int] | None, typer.Option(min=1, help="Numbers of worker servers.")
+    ] = None,
+    rounds: Rounds = 7,
+    tensorflow_python: Annotated[
+        Path,
+        typer.Option(
+            envvar="TENSORFLOW_PYTHON", help="Interpreter that has TensorFlow."
+        ),
+    ] = Path(".venv-tensorflow/bin/python"),
+    out: Out = _OUT,
+) -> None:
+    """Closures per second, and the round trip of one, on 1, 2 and 4 worker servers."""
+    extent = scheduling.Extent(workers or (1, 2, 4), rounds)
+    pythons = {scheduling.OURS: Path(sys.executable)}
+    if CoordinatorPeer.TENSORFLOW in (peers or ()):
+        # Not resolved: a link's own place tells which environment it is of.
+        pythons["tensorflow"] = tensorflow_python.absolute()
+    with console.status("starting") as status:
+        rows = scheduling.measure(
+            extent, pythons, lambda what: status.update(f"measuring {what}")
+        )
+    _keep(Report("scheduling", rounds, rows, scheduling.table(rows)), out)
+
+
+def _keep(report: Report, folder: Path) -> None:
+    console.print(Markdown(report.write(folder)))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from benchmarks import transfer
-from benchmarks.ratios import Timing, alternate
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.report import Report
+from benchmarks.harness.turns import Sample, alternate, timed
+from benchmarks.measurements import scheduling, transfer
 
 
 def test_both_directions_are_measured_beside_the_limits() -> None:
@@ -22,16 +30,46 @@ def test_both_directions_are_measured_beside_the_limits() -> None:
         assert row.of_socket > 0
 
 
+@pytest.mark.cluster
+def test_closures_are_measured_on_real_workers(tmp_path: Path) -> None:
+    extent = scheduling.Extent(workers=[2], rounds=3, seconds=0.05)
+    reported: list[str] = []
+    pythons = {scheduling.OURS: Path(sys.executable)}
+    rows = scheduling.measure(extent, pythons, reported.append)
+    assert reported == ["2 workers"]
+    assert [row.closure for row in rows] == ["nothing", "update"]
+    for row in rows:
+        assert row.rate > 0
+        assert 0 < row.trip < 10
+        assert (row.rate_ratio, row.trip_ratio) == (1, 1)
+
+
+def test_a_peer_that_cannot_start_says_why() -> None:
+    pythons = {scheduling.OURS: Path("/bin/false")}
+    with pytest.raises(RuntimeError, match="does not answer"):
+        scheduling.measure(scheduling.Extent([1]), pythons, lambda _: None)
+
+
+def test_a_report_keeps_the_figures_and_their_table(tmp_path: Path) -> None:
+    rows = [transfer.Row("pull", 1_000_000, 1.0, 0.5, 0.25, 0.125)]
+    text = Report("transfer", 3, rows, transfer.table(rows)).write(tmp_path)
+    assert "| pull | 1 | 1.00 | 0.50 | 0.25 | 0.12 |" in text.splitlines()
+    assert (tmp_path / "transfer.md").read_text() == text
+    record = json.loads((tmp_path / "transfer.json").read_text())
+    assert record["rounds"] == 3
+    assert record["rows"][0]["of_socket"] == 0.25
+
+
 def test_contestants_take_turns_and_the_first_round_does_not_count() -> None:
     turns: list[str] = []
-    timings = alternate(
-        {"a": lambda: turns.append("a"), "b": lambda: turns.append("b")}, rounds=3
+    samples = alternate(
+        {name: timed(partial(turns.append, name)) for name in "ab"}, rounds=3
     )
     assert "".join(turns) == "abababab"
-    assert [len(timing.seconds) for timing in timings.values()] == [3, 3]
+    assert [len(sample.figures) for sample in samples.values()] == [3, 3]
 
 
-def test_a_timing_is_summed_up_by_median_and_relative_spread() -> None:
-    timing = Timing((1.0, 2.0, 3.0, 4.0, 10.0))
-    assert timing.median == 3.0
-    assert timing.spread == (7.0 - 1.5) / 3.0
+def test_a_sample_is_summed_up_by_median_and_relative_spread() -> None:
+    sample = Sample((1.0, 2.0, 3.0, 4.0, 10.0))
+    assert sample.median == 3.0
+    assert sample.spread == (7.0 - 1.5) / 3.0

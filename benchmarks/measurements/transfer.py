@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks import limits
-from benchmarks.ratios import Timing, alternate
+from benchmarks.harness.report import Table
+from benchmarks.harness.turns import Sample, alternate, timed
+from benchmarks.peers import limits
 from stratagem._servers import reads, updates, writes
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.session import Identity
@@ -109,6 +110,18 @@ def measure(
     return rows
 
 
+def table(rows: Sequence[Row]) -> Table:
+    """The figures as people read them."""
+    columns = ("", "MB", "GB/s", "spread", "of a socket", "of a memcpy")
+    return Table(columns, [*map(_cells, rows)])
+
+
+def _cells(row: Row) -> Sequence[str]:
+    figures = (row.gb_per_second, row.spread, row.of_socket, row.of_memcpy)
+    cells = (f"{figure:.2f}" for figure in figures)
+    return row.direction, f"{row.nbytes / 1e6:g}", *cells
+
+
 @contextmanager
 def _server() -> Iterator[ServerGroup]:
     with LocalCluster(ps=1, workers=1, processes=True) as cluster:
@@ -126,11 +139,11 @@ def _measure_size(
     client = Client(servers, nbytes)
     timings = alternate(
         {
-            "push + SGD": client.push,
-            "socket push": lambda: raw.push(nbytes),
-            "pull": client.pull,
-            "socket pull": lambda: raw.pull(nbytes),
-            "memcpy": lambda: limits.memcpy(nbytes),
+            "push + SGD": timed(client.push),
+            "socket push": timed(lambda: raw.push(nbytes)),
+            "pull": timed(client.pull),
+            "socket pull": timed(lambda: raw.pull(nbytes)),
+            "memcpy": timed(lambda: limits.memcpy(nbytes)),
         },
         rounds,
     )
@@ -144,7 +157,7 @@ def _measure_size(
     ]
 
 
-def _row(direction: str, nbytes: int, ours: Timing, raw: Timing, memcpy: Timing) -> Row:
+def _row(direction: str, nbytes: int, ours: Sample, raw: Sample, memcpy: Sample) -> Row:
     return Row(
         direction,
         nbytes,

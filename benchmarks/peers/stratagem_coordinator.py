@@ -1,0 +1,35 @@
+"""Our coordinator with worker servers: `... stratagem_coordinator FD WORKERS`."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from benchmarks.peers.coordination import measures
+from benchmarks.peers.process import serve
+from stratagem import ParameterServerStrategy, Variable
+from stratagem.coordinator import ClusterCoordinator
+from stratagem_deploy import LocalCluster
+
+
+def main(workers: int) -> None:
+    """Starts a cluster and measures what it is asked for."""
+    torch.set_num_threads(1)
+    with LocalCluster(ps=1, worker_servers=workers, processes=True) as cluster:
+        strategy = ParameterServerStrategy(cluster.cluster_resolver)
+        with strategy.scope():
+            variable = Variable(torch.zeros(10))
+
+        def nothing() -> None:
+            pass
+
+        def update() -> None:
+            variable.assign_add(torch.ones(10))
+
+        closures = {"nothing": nothing, "update": update}
+        serve(measures(ClusterCoordinator(strategy), closures))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[2]))
