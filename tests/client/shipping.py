@@ -17,6 +17,12 @@ from tests.client.clusters import running
 from tests.conftest import TOKEN
 
 
+def by_value(function: Callable[..., Any]) -> Any:
+    """The function as if it were one of the main program."""
+    function.__module__ = "__main__"
+    return function
+
+
 class Coordination:
     """A coordinator, and workers that load what it dumps.
 

@@ -6,7 +6,7 @@ import gc
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -19,12 +19,13 @@ from torch import Tensor
 
 import stratagem
 from stratagem import DistributedOptimizer, ShardedVariable, Variable
+from stratagem._shipping.call import Call
 from stratagem._shipping.loader import Loader
 from stratagem._shipping.parcel import Definition
 from stratagem._shipping.results import dump_result, load_result
 from stratagem.partitioners import FixedShardsPartitioner
 from tests.client.clusters import running
-from tests.client.shipping import Coordination, coordinating
+from tests.client.shipping import Coordination, by_value, coordinating
 from tests.conftest import TOKEN
 
 
@@ -42,16 +43,32 @@ def twice(value: Any) -> Any:
     return 2 * value
 
 
-def by_value(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as if it were one of the main program."""
-    function.__module__ = "__main__"
-    return function
-
-
 def test_a_function_of_a_module_is_named(coordination: Coordination) -> None:
     parcel = coordination.dumper.dump(twice)
     assert len(parcel.payload) < 150
     assert coordination.load(parcel) is twice
+
+
+def test_a_function_travels_as_it_is_each_time(coordination: Coordination) -> None:
+    amount = 1
+    function = by_value(lambda: amount)
+    call = Call(function, (), {})
+    assert coordination.ship(call)() == 1
+    assert (
+        coordination.dumper.dump(call).payload == coordination.dumper.dump(call).payload
+    )
+    amount = 2
+    assert coordination.ship(call)() == 2
+
+
+def test_a_call_that_travels_again_names_what_it_named(
+    coordination: Coordination,
+) -> None:
+    v = variable_of(coordination, 1.0)
+    call = Call(by_value(lambda: v.assign_add(1)), (), {})
+    first, again = (coordination.dumper.dump(call) for _ in range(2))
+    assert (first.payload, first.definitions) == (again.payload, again.definitions)
+    assert coordination.load(again, worker=1)().numpy() == 2
 
 
 def test_a_function_of_the_main_program_is_contained(

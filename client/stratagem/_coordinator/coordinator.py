@@ -9,7 +9,6 @@ from itertools import count
 from typing import Any, Literal, overload
 
 from stratagem._coordinator.acknowledging import Acknowledging
-from stratagem._coordinator.call import Call, bound, name_of
 from stratagem._coordinator.closure import Closure
 from stratagem._coordinator.connecting import (
     acknowledging,
@@ -33,6 +32,7 @@ from stratagem._coordinator.shared_dataset import (
 from stratagem._coordinator.watchdog import Watchdog
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._replicas.nests import map_leaves
+from stratagem._shipping.call import Call, bound, name_of
 from stratagem._shipping.dumper import Dumper
 from stratagem_proto.errors import InvalidArgumentError
 

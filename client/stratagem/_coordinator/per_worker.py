@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from typing import Any
 
-from stratagem._coordinator.call import Call
 from stratagem._coordinator.residents import Keeper, Residents, WorkerValue
 from stratagem._coordinator.worker_index import on_worker
 from stratagem._input.dataset import DistributedDataset
 from stratagem._input.reader import Reader, check_dataset, is_dataset
 from stratagem._input.specs import element_spec
+from stratagem._shipping.call import Call
 from stratagem._variables.creators import NextCreator, creator_scope
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import (

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from stratagem._coordinator.call import Call
 from stratagem._coordinator.per_worker import PerWorkerValues
 from stratagem._coordinator.residents import Residents
 from stratagem._coordinator.worker_index import (
     experimental_get_current_worker_index,
     on_worker,
 )
+from stratagem._shipping.call import Call
 from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.results import load_result
 from stratagem._variables.local import LocalVariable

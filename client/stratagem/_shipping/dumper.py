@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pickle
 import threading
+from functools import cached_property
 from typing import Any
 
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.local_writes import carry_local_writes
 from stratagem._parameter_server.strategy import ParameterServerStrategy
+from stratagem._shipping.call import Call
+from stratagem._shipping.call_marks import mark_of_call
 from stratagem._shipping.handles import HandleTable, Tracked
 from stratagem._shipping.kinds import Kind
 from stratagem._shipping.marks import mark_of
 from stratagem._shipping.parcel import Parcel
+from stratagem._shipping.pickled_calls import PickledCalls
 from stratagem._shipping.pickling import Pickler
 from stratagem._shipping.refusal import refusing
 from stratagem._shipping.registered import KIND_OF
@@ -35,6 +39,7 @@ class Dumper:
         self._strategy = strategy
         self._table = HandleTable()
         self._lock = threading.Lock()
+        self._pickled = PickledCalls()
 
     def dump(self, value: object, what: str = "the closure") -> Parcel:
         """Return a value as it is now, so that workers can load it.
@@ -78,13 +83,23 @@ class _Dump:
     def __init__(self, dumper: Dumper) -> None:
         self._strategy = dumper._strategy
         self._table = dumper._table
-        self._pickler = Pickler(self._name)
+        self._pickled = dumper._pickled
+        self._forget()
+
+    @cached_property
+    def _pickler(self) -> Pickler:
+        return Pickler(self._name)
+
+    def _forget(self) -> None:
+        """Begin to take note of what is met."""
         self._named: set[Tracked] = set()
         self._residents: set[int] = set()
         self._kept: list[object] = []
 
     def parcel(self, value: object) -> Parcel:
-        body, needs = self.write(value)
+        body, needs = (
+            self._call(value) if isinstance(value, Call) else self.write(value)
+        )
         found = self._with_all_needs(needs)
         definitions = tuple(one.definition for one in found if one.definition)
         revisions = {
@@ -93,6 +108,17 @@ class _Dump:
         payload = pickle.dumps((revisions, body), protocol=5)
         residents = frozenset(self._residents)
         return Parcel(payload, definitions, residents, tuple(self._kept))
+
+    def _call(self, call: Call) -> tuple[bytes, frozenset[Tracked]]:
+        """As `write`, which is spared if the call is as an earlier one was."""
+        mark = mark_of_call(call, self._name)
+        body = self._pickled.find(mark)
+        if body is not None:
+            return body, frozenset(self._named)
+        self._forget()
+        body, needs = self.write(call)
+        self._pickled.keep(mark, body)
+        return body, needs
 
     def write(self, value: object) -> tuple[bytes, frozenset[Tracked]]:
         """Pickle a value; returns with it what it names."""

@@ -9,11 +9,11 @@ from typing import Any
 from stratagem._shipping import tensors
 from stratagem_proto.tensors import as_bytes
 
-_ATOMS = {bool, int, float, str, bytes, type(None)}
-_MAPPINGS = {dict, OrderedDict}
-_SEQUENCES = {list, tuple}
+ATOMS = {bool, int, str, bytes, type(None)}
+MAPPINGS = {dict, OrderedDict}
+SEQUENCES = {list, tuple}
 
-_DEEPEST = 4
+DEEPEST = 4
 _LARGEST_TENSOR = 1 << 16
 """Bytes; a larger one is pickled instead of being kept twice."""
 
@@ -27,23 +27,31 @@ def mark_of(value: Any, name: Callable[[Any], int | None], depth: int = 0) -> ob
         depth: How many containers it is in.
     """
     cls = type(value)
-    if cls in _ATOMS:
+    if cls in ATOMS:
         return cls, value
-    if depth > _DEEPEST:
+    if cls is float:
+        return mark_of_float(value)
+    if depth > DEEPEST:
         return None  # maybe it contains itself
-    if cls in _MAPPINGS:
+    if cls in MAPPINGS:
         items = [mark_of(item, name, depth + 1) for item in value.items()]
         return None if None in items else (cls, *items)
-    if cls in _SEQUENCES:
+    if cls in SEQUENCES:
         items = [mark_of(item, name, depth + 1) for item in value]
         return None if None in items else (cls, *items)
     if tensors.is_plain(value):
-        return _mark_of_tensor(value)
+        return mark_of_tensor(value)
     handle = name(value)
     return None if handle is None else ("handle", handle)
 
 
-def _mark_of_tensor(value: Any) -> object:
+def mark_of_float(value: float) -> tuple[type, str]:
+    """As `mark_of`. Zeros of either sign are equal, but not the same."""
+    return float, value.hex()
+
+
+def mark_of_tensor(value: Any) -> object:
+    """As `mark_of`, for a plain tensor."""
     if value.nbytes > _LARGEST_TENSOR:
         return None
     about = value.dtype, tuple(value.shape), value.requires_grad, value.device.type
