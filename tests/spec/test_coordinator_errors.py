@@ -145,6 +145,7 @@ def test_afterwards_the_coordinator_is_usable(coordinator: ClusterCoordinator) -
 def test_iterators_survive_a_report(coordinator: ClusterCoordinator) -> None:
     numbers = iter(coordinator.create_per_worker_dataset(list(range(100))))
     seen = [coordinator.schedule(next, args=(numbers,)) for _ in range(4)]
+    coordinator.join()
     coordinator.schedule(fail)
     with pytest.raises(ValueError, match="broken"):
         coordinator.join()

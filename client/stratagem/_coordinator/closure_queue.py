@@ -5,8 +5,9 @@ what is to be done about it, in this order. There is no thread, socket or clock:
 calls does so under a lock, and waits for what the properties say.
 
 A closure waits for its inputs, then in the queue, then on a worker: in flight. A worker
-has up to `depth` of them, of which it runs the first, so that it need not wait for the
-next one to travel. It ends by `finished` or `failed`, or by an order that tells so.
+has some of them, up to its depth, of which it runs the first, so that it need not wait
+for the next ones to travel. A closure ends by `finished` or `failed`, or by an order
+that tells so.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class ClosureQueue:
 
     Args:
         capacity: How many closures may be on no worker before it is full.
-        depth: How many closures a worker may have.
+        depth: How many closures a worker may have, until `deepen` says otherwise.
 
     Spec: COO-6 to COO-10, ERR-1 to ERR-7, FLT-2 to FLT-4, FLT-14.
     """
@@ -49,6 +50,7 @@ class ClosureQueue:
         self._worker_of: dict[int, int] = {}
         self._recalled: set[int] = set()
         self._leaving: dict[int, dict[int, None]] = {}
+        self._depths: dict[int, int] = {}
 
     @property
     def full(self) -> bool:
@@ -146,11 +148,16 @@ class ClosureQueue:
         for closure in closures:
             self._take_from_worker(closure)
         self._on_worker.pop(worker, None)
+        self._depths.pop(worker, None)
         if self.error:
             abandoned = [order for lost in closures for order in self._abandon(lost)]
             return [*abandoned, *self._assign()]
         self._queued.extend(closures)
         return [*self._assign()]
+
+    def deepen(self, worker: int, depth: int) -> None:
+        """Changes how many closures a worker may have, from the next event on."""
+        self._depths[worker] = depth
 
     def worker_leaves(self, worker: int) -> list[Order]:
         """Gives a worker nothing any more, and dismisses it once it has nothing.
@@ -177,10 +184,13 @@ class ClosureQueue:
     def _recallable(self) -> list[int]:
         if self._queued or self.reporting:
             return []
-        loads = self._on_worker.values()
-        idle = sum(not closures for closures in loads) - len(self._recalled)
-        behind = (next(reversed(closures)) for closures in loads if len(closures) > 1)
-        return [one for one in behind if one not in self._recalled][: max(idle, 0)]
+        asked = {self._worker_of[closure] for closure in self._recalled}
+        idle = sum(not load for load in self._on_worker.values()) - len(asked)
+        if idle <= 0:
+            return []
+        loads = [load for one, load in self._on_worker.items() if one not in asked]
+        loads.sort(key=len, reverse=True)
+        return [one for load in loads[:idle] for one in [*load][(len(load) + 1) // 2 :]]
 
     # An error is reported.
 
@@ -209,16 +219,23 @@ class ClosureQueue:
 
     def _assign(self) -> Iterator[Order]:
         yield from self._dismiss()
-        while self._queued and not self.reporting and self._on_worker:
-            worker, closures = min(
-                self._on_worker.items(), key=lambda item: len(item[1])
-            )
-            if len(closures) >= self._depth:
+        while self._queued and not self.reporting:
+            worker = self._least_loaded()
+            if worker is None:
                 return
             closure = self._queued.popleft()
-            closures[closure] = None
+            self._on_worker[worker][closure] = None
             self._worker_of[closure] = worker
             yield Run(closure, worker)
+
+    def _least_loaded(self) -> int | None:
+        """The worker that gets the next closure; None if no worker may have more."""
+        counts = {
+            worker: len(closures)
+            for worker, closures in self._on_worker.items()
+            if len(closures) < self._depths.get(worker, self._depth)
+        }
+        return min(counts, key=counts.__getitem__, default=None)
 
     def _dismiss(self) -> Iterator[Order]:
         for worker in [one for one, load in self._leaving.items() if not load]:

@@ -26,6 +26,7 @@ from stratagem._coordinator.orders import (
     Run,
     Starve,
 )
+from stratagem._coordinator.pace import SHALLOWEST
 from stratagem._coordinator.rebalancing import Rebalancing
 from stratagem._coordinator.remote_worker import Connect, RemoteWorker
 from stratagem._coordinator.roster import Roster
@@ -36,9 +37,6 @@ from stratagem_proto.errors import (
     StratagemError,
 )
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
-
-# How many closures a worker has, so that it need not wait for the next one.
-DEPTH = 2
 
 
 class Dispatch:
@@ -59,11 +57,12 @@ class Dispatch:
         capacity: int,
         on_end: Callable[[ClosureIdentity], None],
     ) -> None:
-        self._queue = ClosureQueue(capacity, DEPTH)
+        self._queue = ClosureQueue(capacity, SHALLOWEST)
         self._closures: dict[int, Closure] = {}
         self._ended = 0
         self._on_end = on_end
         self._changed = threading.Condition()
+        self._awaited: list[Callable[[], bool]] = []
         self._entry = threading.Lock()
         self._closed = False
         self._rebalances = False
@@ -177,8 +176,21 @@ class Dispatch:
     # What the program waits for. All that follows is done under the lock.
 
     def _wait(self, condition: Callable[[], bool]) -> None:
-        self._changed.wait_for(lambda: self._closed or condition())
+        def holds() -> bool:
+            return self._closed or condition()
+
+        self._awaited.append(holds)
+        try:
+            self._changed.wait_for(holds)
+        finally:
+            self._awaited.remove(holds)
         self._require_open()
+
+    def _wake(self) -> None:
+        """Lets threads go on whose condition holds."""
+        # To wake a thread for nothing takes longer than all else that a closure needs.
+        if any(holds() for holds in self._awaited):
+            self._changed.notify_all()
 
     def _require_open(self) -> None:
         if self._closed:
@@ -226,7 +238,7 @@ class Dispatch:
             # A connection that broke meanwhile has taken some closures back.
             elif order.closure in self._queue.closures_of(order.worker):
                 self._instruct(order)
-        self._changed.notify_all()
+        self._wake()
         if self._queue.lopsided and not self._rebalances:
             self._rebalances = True
             self._rebalancing.ask()
@@ -263,7 +275,7 @@ class Dispatch:
         with self._changed:
             if self._roster.refuse(attendant, error):
                 self._queue.fault(error)
-                self._changed.notify_all()
+                self._wake()
 
     def _lose(self, worker: RemoteWorker, why: StratagemError) -> None:
         with self._changed:
@@ -277,6 +289,7 @@ class Dispatch:
             ending = ending_of(future, worker, closure)
             # Another worker may have it by now, or gets it when the loss is told.
             if self._roster.there.get(worker.index) is worker and not ending.lost:
+                self._queue.deepen(worker.index, worker.ended())
                 self._settle(closure, ending)
 
     def _settle(self, closure: Closure, ending: Ending) -> None:
@@ -297,7 +310,7 @@ class Dispatch:
             for closure in self._closures.values():
                 closure.abort()
             self._closures.clear()
-            self._changed.notify_all()
+            self._wake()
 
     def _state_of(self, index: int) -> str:
         there = "" if index in self._roster.there else "is not there and "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
@@ -9,6 +10,7 @@ from itertools import count
 
 from stratagem._coordinator.closure import Closure
 from stratagem._coordinator.link import WorkerLink
+from stratagem._coordinator.pace import Pace
 from stratagem._coordinator.residents import WorkerValue
 from stratagem._shipping.parcel import Definition, Parcel
 from stratagem_proto.errors import StratagemError
@@ -33,6 +35,7 @@ class RemoteWorker:
         self._revisions: dict[int, int] = {}
         self._residents: set[int] = set()
         self._failed: dict[int, BaseException] = {}
+        self._pace = Pace()
 
     @property
     def name(self) -> str:
@@ -42,8 +45,14 @@ class RemoteWorker:
     def run(self, closure: Closure) -> Future[bytes]:
         """Sends a closure, after what it names and the worker has not got yet."""
         self._send_needs(closure.parcel)
+        self._pace.gave(time.monotonic())
         payload, identity = closure.parcel.payload, closure.identity
         return self._link.run(closure.number, payload, identity=identity)
+
+    def ended(self) -> int:
+        """Takes note that a closure has ended; returns how many it should have."""
+        self._pace.ended(time.monotonic())
+        return self._pace.depth
 
     def call(self, call: Parcel) -> Future[bytes]:
         """Sends a call that is no closure; returns its result to come."""

@@ -20,6 +20,7 @@ from stratagem._coordinator.orders import (
 WORKERS = 3
 CAPACITY = 6
 DEPTH = 2
+DEEPEST = 4
 
 
 class Raised(Exception):
@@ -48,11 +49,13 @@ class QueueSchedule:
         self._inputs: dict[int, set[int]] = {}
         self._on: dict[int, deque[int]] = {}
         self._leaving: set[int] = set()
+        self._depths: dict[int, int] = {}
         self._first_error: BaseException | None = None
 
     def run(self, events: int) -> None:
         choices = [self._put] * 6 + [self._end] * 6 + [self._come, self._go] * 2
         choices += [self._fail, self._report, self._rebalance, self._leave]
+        choices += [self._deepen]
         for _ in range(events):
             self._random.choice(choices)()
             self._check()
@@ -95,9 +98,18 @@ class QueueSchedule:
             self._on.setdefault(worker, deque())
             self._obey(self.queue.worker_ready(worker))
 
+    def _deepen(self) -> None:
+        worker = self._random.choice([*self._on] or [None])
+        if worker is None or worker in self._leaving:
+            return
+        self._depths[worker] = self._random.randint(1, DEEPEST)
+        self.queue.deepen(worker, self._depths[worker])
+        self._obey(self.queue.worker_ready(worker))
+
     def _go(self) -> None:
         worker = self._random.randrange(WORKERS)
         self._on.pop(worker, None)
+        self._depths.pop(worker, None)
         self._obey(self.queue.worker_lost(worker))
 
     def _leave(self) -> None:
@@ -147,8 +159,7 @@ class QueueSchedule:
                 case Run(closure, worker):
                     self._runs(closure, worker)
                 case Recall(closure, worker):
-                    assert self._on[worker][-1] == closure
-                    assert len(self._on[worker]) > 1
+                    assert closure in [*self._on[worker]][1:]
                     self._give_back(closure, worker)
                 case Abandon(closure):
                     self._leaves(closure, "abandoned")
@@ -189,7 +200,7 @@ class QueueSchedule:
         queue = self.queue
         for worker, closures in self._on.items():
             assert list(queue.closures_of(worker)) == list(closures)
-            assert len(closures) <= DEPTH
+            assert len(closures) <= DEEPEST
         live = len(self._inputs) - len(self.ended)
         assert queue.leaving == self._leaving
         assert live == queue.in_flight + queue.queued
@@ -199,7 +210,9 @@ class QueueSchedule:
 
     def _check_that_nobody_rests(self) -> None:
         staying = self._on.keys() - self._leaving
-        loads = [len(self._on[worker]) for worker in staying]
+        has_room = any(
+            len(self._on[one]) < self._depths.get(one, DEPTH) for one in staying
+        )
         in_flight = sum(map(len, self._on.values()))
         ready = [
             closure
@@ -207,5 +220,5 @@ class QueueSchedule:
             if closure not in self.ended
             and all(self.ended.get(i) == "finished" for i in inputs)
         ]
-        if loads and min(loads) < DEPTH and not self.queue.reporting:
+        if has_room and not self.queue.reporting:
             assert len(ready) == in_flight, "a worker could run more"

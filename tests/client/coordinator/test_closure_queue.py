@@ -68,6 +68,26 @@ def test_the_worker_with_the_fewest_closures_gets_the_next() -> None:
     assert queue.finished(1) == [Run(4, 1)]
 
 
+def test_a_worker_that_may_have_more_gets_more() -> None:
+    queue = queue_with(0, 1)
+    for closure in range(6):
+        queue.put(closure)
+    queue.deepen(1, 3)
+    assert queue.finished(1) == [Run(2, 1), Run(3, 1), Run(4, 1)]
+    queue.deepen(1, 1)
+    assert queue.finished(2) == queue.finished(3) == []
+    assert queue.finished(4) == [Run(5, 1)]
+
+
+def test_a_worker_that_comes_back_has_no_more_than_others() -> None:
+    queue = queue_with(0)
+    queue.deepen(0, 5)
+    queue.worker_lost(0)
+    queue.put(1)
+    queue.put(2)
+    assert queue.worker_ready(0) == [Run(1, 0)]
+
+
 def test_a_worker_that_comes_gets_what_waits() -> None:
     queue = queue_with(depth=2)
     queue.put(1)
@@ -185,6 +205,18 @@ def test_what_waits_behind_another_is_recalled_for_a_worker_that_has_nothing() -
     assert queue.rebalance() == [Recall(2, 0)]
     assert queue.rebalance() == [], "once"
     assert queue.put_back(2) == [Run(2, 1)]
+
+
+def test_half_of_what_the_busiest_workers_have_is_recalled() -> None:
+    queue = queue_with(0, 1, depth=6)
+    for closure in range(7):
+        queue.put(closure)
+    queue.worker_ready(2)
+    assert queue.rebalance() == [Recall(4, 0), Recall(6, 0)]
+    queue.worker_ready(3)
+    assert queue.rebalance() == [Recall(5, 1)], "nobody is asked twice"
+    orders = [order for closure in (6, 4, 5) for order in queue.put_back(closure)]
+    assert orders == [Run(6, 2), Run(4, 3), Run(5, 2)]
 
 
 def test_a_recalled_closure_goes_before_those_that_came_later() -> None:
