@@ -107,7 +107,8 @@ class ParameterServerStrategy(CheckpointedStrategy):
         device_filters: Which servers each task of the cluster sees; give the same
             to all. Variables are placed on those that the chief sees. A task does
             not contact the others.
-        session_config: Its `device_filters` are further filters of every task.
+        session_config: Its `device_filters` are further filters of every task. Its
+            `isolate_session_state` has no effect: variables are always shared.
         connect_seconds: How long a server may be away before its requests fail.
         peer_seconds: How long to wait for other workers: for the chief to create
             variables, and for contributions to a synchronous step.

@@ -164,8 +164,9 @@ class ConfigProto(google.protobuf.message.Message):
     ISOLATE_SESSION_STATE_FIELD_NUMBER: builtins.int
     CLUSTER_DEF_FIELD_NUMBER: builtins.int
     isolate_session_state: builtins.bool
-    """True: variables die with the session. False: they are shared on the servers,
-    as between-graph training needs.
+    """In TensorFlow 1, whether variables die with the session. Strategies set it as they
+    did there, and nothing reads it: variables on servers are always shared, and
+    outlive sessions.
     """
     @property
     def device_filters(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
