@@ -12,6 +12,7 @@ from stratagem_proto.errors import (
     FailedPreconditionError,
     VariableNotFoundError,
 )
+from stratagem_psserver.room import Room
 from stratagem_psserver.snapshot import Snapshot, Snapshots
 from stratagem_psserver.store import Variable, VariableStore
 from stratagem_psserver.tables.mark import TableMark
@@ -75,12 +76,16 @@ class HeldSnapshot:
 class HeldSnapshots:
     """One snapshot at most for each session.
 
+    Together they take no more than variables leave of the memory that a server has for
+    these: the oldest ones go first.
+
     Args:
         snapshots: All snapshots of the server.
+        room: That memory.
     """
 
-    def __init__(self, snapshots: Snapshots) -> None:
-        self._snapshots = snapshots
+    def __init__(self, snapshots: Snapshots, room: Room) -> None:
+        self._snapshots, self._room = snapshots, room
         self._held: dict[bytes, HeldSnapshot] = {}
 
     def hold(self, session_id: bytes, cut: bytes, store: VariableStore) -> None:
@@ -99,6 +104,16 @@ class HeldSnapshots:
         snapshot = self._snapshots.take(store)
         self._held[session_id] = HeldSnapshot(cut, snapshot, _held(store, snapshot))
 
+    def fit(self) -> None:
+        """Lets go of snapshots for which there is no room any more."""
+        while self._held and self._take_too_much():
+            self.release(next(iter(self._held)))
+
+    def _take_too_much(self) -> bool:
+        left = self._room.left
+        held = self._held.values()
+        return left is not None and sum(one.snapshot.nbytes for one in held) > left
+
     def knows(self, session_id: bytes, cut: bytes) -> bool:
         """Whether the session has the snapshot of that moment."""
         held = self._held.get(session_id)
@@ -113,7 +128,8 @@ class HeldSnapshots:
         if not self.knows(session_id, cut):
             raise FailedPreconditionError(
                 "this server no longer has the snapshot: the lease ran out meanwhile, "
-                "or the client has taken another one; take a new one"
+                "the client has taken another one, or so much has changed since that "
+                "--variable-bytes leave no room for it; take a new one"
             )
         return self._held[session_id]
 

@@ -28,6 +28,11 @@ class Room:
     def is_limited(self) -> bool:
         return self._limit is not None
 
+    @property
+    def left(self) -> int | None:
+        """How many bytes are left; None where there is no limit."""
+        return None if self._limit is None else max(0, self._limit - self._used)
+
     def take(self, name: str, nbytes: int) -> None:
         """Lets a variable have more bytes.
 

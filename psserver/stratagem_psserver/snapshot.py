@@ -39,6 +39,7 @@ class Snapshot:
         self._marked: dict[str, Marked] = {}
         # Where a variable and this snapshot have the same memory.
         self._shared: set[str] = set()
+        self._kept_nbytes = 0
         for variable in store.variables():
             if variable.arena is not None:
                 self._add_table(variable, variable.arena)
@@ -84,9 +85,18 @@ class Snapshot:
         """Whether a variable's memory has to stay as it is."""
         return variable.name in self._shared
 
-    def part_from(self, names: Iterable[str]) -> None:
+    def part_from(self, variables: Iterable[Variable]) -> None:
         """Takes note that variables have got memory of their own."""
-        self._shared.difference_update(names)
+        for variable in variables:
+            if variable.name in self._shared:
+                self._shared.remove(variable.name)
+                self._kept_nbytes += variable.value.nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are there for this snapshot alone, or for it and others."""
+        marks = self._marks.values()
+        return self._kept_nbytes + sum(mark.nbytes for mark in marks)
 
     def values(self) -> Iterator[torch.Tensor]:
         """Yields runs of the values, once, as in `contents`, on any thread."""
@@ -103,6 +113,7 @@ class Snapshot:
         self._marks.clear()
         self._marked.clear()
         self._shared.clear()
+        self._kept_nbytes = 0
 
 
 def _sights(mark: TableMark, number: int) -> Iterator[torch.Tensor]:
@@ -143,8 +154,8 @@ class Snapshots:
 
     def part(self, variables: Iterable[Variable]) -> None:
         """Gives variables memory of their own; their locks are held."""
+        variables = list(variables)
         for variable in variables:
             variable.value = variable.value.clone()
-        names = [variable.name for variable in variables]
         for snapshot in self._open:
-            snapshot.part_from(names)
+            snapshot.part_from(variables)

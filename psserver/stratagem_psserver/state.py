@@ -59,7 +59,7 @@ class ServerState:
         self.compute = Compute()
         self.gate = StepGate()
         self.snapshots = Snapshots()
-        self.held = HeldSnapshots(self.snapshots)
+        self.held = HeldSnapshots(self.snapshots, self.store.room)
         self.staging = Staging(settings.label)
         self.closures = ClosureLedger()
         turns = ClosureTurns(self.closures, self.waits)
@@ -153,6 +153,7 @@ class ServerState:
                 yield
             finally:
                 self.store.settle(names)
+                self.held.fit()
 
     async def _part_from_snapshots(self, names: Iterable[str]) -> None:
         owners = {self.store.owner(name) for name in names}
