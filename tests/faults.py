@@ -125,11 +125,16 @@ class FaultyProxy:
 
     def close(self) -> None:
         """Cuts all connections and accepts no more."""
-        # Closing alone does not wake a thread that is in accept.
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join()
+        self.refuse()
         self.cut()
+
+    def refuse(self) -> None:
+        """Accepts no more connections; those that are open stay."""
+        if self._thread.is_alive():
+            # Closing alone does not wake a thread that is in accept.
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._thread.join()
 
     def cut(self) -> None:
         """Cuts all connections that are open now."""

@@ -232,6 +232,9 @@ class Kept:
     def _shipped_handle(self) -> int:
         return self.handle
 
+    def _shipped_subject(self) -> object:
+        return self
+
 
 def test_what_stands_for_kept_things_becomes_what_the_worker_keeps(
     coordination: Coordination,

@@ -87,4 +87,4 @@ def _pickled(value: object) -> bytes:
 
 def result(link: WorkerLink, closure: int, function: Callable[[], Any]) -> Any:
     """What a function returns on the worker."""
-    return load_result(link.run(closure, payload_of(function)).result(PATIENCE))
+    return load_result(link.run(closure, payload_of(function)).result(PATIENCE).payload)

@@ -71,7 +71,7 @@ def test_sigterm_lets_the_function_end(process: ServerProcess, tmp_path: Path) -
         until(lambda: refuses(process.address))
         assert not running.done()
         mark.unlink()
-        assert load_result(running.result(PATIENCE)) == "through"
+        assert load_result(running.result(PATIENCE).payload) == "through"
         with pytest.raises(WorkerLostError):
             waiting.result(PATIENCE)
     assert process.popen.wait(PATIENCE) == 0
@@ -119,7 +119,7 @@ def test_a_worker_that_is_stopped_for_less_than_its_lease_keeps_its_functions(
         threading.Event().wait(5)
         process.popen.send_signal(signal.SIGCONT)
         mark.unlink()
-        assert load_result(future.result(PATIENCE)) == "through"
+        assert load_result(future.result(PATIENCE).payload) == "through"
 
 
 @pytest.mark.spec("PS2-9")

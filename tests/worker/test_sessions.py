@@ -16,6 +16,7 @@ from stratagem._coordinator.link import WorkerLink
 from stratagem._coordinator.runtime import this_runtime
 from stratagem._coordinator.work_stream import WorkStream
 from stratagem._servers.session import Identity, handshake
+from stratagem._servers.traffic import TrafficMeter
 from stratagem._shipping.results import load_result
 from stratagem_proto.channel import Deadlines, open_channel
 from stratagem_proto.errors import (
@@ -164,7 +165,7 @@ def test_a_function_that_waits_is_given_up_without_a_trace(link: WorkerLink) -> 
     link.cancel(2, interrupt=False)
     assert cancelled(second)
     gate.set()
-    assert load_result(first.result(PATIENCE)) == "through"
+    assert load_result(first.result(PATIENCE).payload) == "through"
     assert result(link, 3, another_entered) is False
 
 
@@ -173,7 +174,7 @@ def test_a_function_that_has_begun_may_be_let_go_on(link: WorkerLink) -> None:
     assert has_entered()
     link.cancel(1, interrupt=False)
     gate.set()
-    assert load_result(future.result(PATIENCE)) == "through"
+    assert load_result(future.result(PATIENCE).payload) == "through"
 
 
 def test_a_function_that_has_begun_is_interrupted(link: WorkerLink) -> None:
@@ -275,7 +276,9 @@ def test_a_worker_that_falls_silent_is_lost(
     """As of a worker that is stopped: its beats are not heard."""
     with open_channel(worker.address) as channel:
         opened = opening().open
-        stream = WorkStream(channel, "the worker", opened, lambda *_: None)
+        stream = WorkStream(
+            channel, "the worker", opened, lambda *_: None, TrafficMeter()
+        )
         stream.open(PATIENCE)
         monkeypatch.setattr(stream, "_take", lambda response: None)
         future = stream.run(1, [])
@@ -299,7 +302,7 @@ def test_a_worker_that_stops_lets_its_function_end_and_begins_none() -> None:
         eventually(lambda: refuses(worker.address))
         assert not running.done()
         gate.set()
-        assert load_result(running.result(PATIENCE)) == "through"
+        assert load_result(running.result(PATIENCE).payload) == "through"
         with pytest.raises(WorkerLostError, match="is shutting down"):
             waiting.result(PATIENCE)
         stopping.join(PATIENCE)

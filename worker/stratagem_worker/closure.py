@@ -30,6 +30,8 @@ def finished(order: pb.Run, payload: bytes, loader: Loader) -> pb.Finished:
         if order.keep_as:
             loader.keep(order.keep_as, result)
             return pb.Finished(closure=order.closure)
+        if order.use == pb.RESULT_USE_NONE:
+            return pb.Finished(closure=order.closure)
         return pb.Finished(closure=order.closure, payload=dump_result(result))
     except Interrupted:
         raise

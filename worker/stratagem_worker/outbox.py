@@ -42,10 +42,16 @@ class Outbox:
     def put_finished(self, finished: pb.Finished) -> None:
         """Sends how a function ended, its payload in pieces."""
         pieces, finished.payload = split(finished.payload)
-        self.put(
-            *(pb.WorkEvent(piece=piece) for piece in pieces),
-            pb.WorkEvent(finished=finished),
-        )
+        self._put_with(pieces, pb.WorkEvent(finished=finished))
+
+    def put_sent_back(self, closure: int, payload: bytes) -> None:
+        """Sends a result that has stayed on the worker."""
+        pieces, last = split(payload)
+        sent_back = pb.SentBack(closure=closure, payload=last)
+        self._put_with(pieces, pb.WorkEvent(sent_back=sent_back))
+
+    def _put_with(self, pieces: Iterable[bytes], event: pb.WorkEvent) -> None:
+        self.put(*(pb.WorkEvent(piece=piece) for piece in pieces), event)
 
     def close(self, error: StratagemError | None = None) -> None:
         """Lets `batches` end once all is sent; on the event loop.

@@ -15,6 +15,7 @@ from stratagem_proto.errors import (
     SessionLostError,
     StratagemError,
 )
+from stratagem_proto.payloads import split
 from stratagem_proto.serving.border import Border, Context
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_worker.session import WorkSession
@@ -28,7 +29,24 @@ SERVICE = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 def service_handler(state: WorkerState) -> grpc.GenericRpcHandler:
     """The worker service over some state."""
     work: Handler = grpc.stream_stream_rpc_method_handler(_Work(state).handle)
-    return grpc.method_handlers_generic_handler(SERVICE, {"Work": work})
+    copy: Handler = grpc.unary_stream_rpc_method_handler(_Copy(state).handle)
+    return grpc.method_handlers_generic_handler(SERVICE, {"Work": work, "Copy": copy})
+
+
+class _Copy:
+    """Calls of `Copy`."""
+
+    def __init__(self, state: WorkerState) -> None:
+        self._state = state
+        self._border = Border(state.settings.label)
+
+    async def handle(self, request: bytes, context: Context) -> None:
+        async with self._border.crossing(context, pb.CopyRequest.__name__):
+            payload = self._state.result(pb.CopyRequest.FromString(request))
+            pieces, last = split(payload)
+            for piece in (*pieces, last):
+                response = pb.CopyResponse(piece=piece)
+                await context.write(response.SerializeToString())
 
 
 class _Work:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stratagem._coordinator.worker_index import on_worker
 from stratagem._servers.closure_identity import running
@@ -15,10 +16,12 @@ from stratagem_proto.serving.log import LOG
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_worker.capture import captured
 from stratagem_worker.closure import cancelled, finished
+from stratagem_worker.copying import Copies
 from stratagem_worker.executor import Executor, Job
 from stratagem_worker.interruption import Interrupted, Interruptible
 from stratagem_worker.outbox import Outbox
 from stratagem_worker.settings import WorkerSettings
+from stratagem_worker.staying_results import StayingResults
 
 
 class Running(NamedTuple):
@@ -37,6 +40,7 @@ class WorkSession:
         executor: Executor,
         interruptible: Interruptible[Running],
         loader: Loader,
+        session_id: bytes,
     ) -> None:
         """Begins it.
 
@@ -45,8 +49,11 @@ class WorkSession:
             executor: Carries out what takes time.
             interruptible: What that thread runs.
             loader: Makes objects of the client's payloads.
+            session_id: Chosen by the client.
         """
         self.outbox = Outbox()
+        self.results = StayingResults(session_id)
+        self._copies = Copies(self.results, settings)
         self._settings = settings
         self._executor = executor
         self._interruptible = interruptible
@@ -54,6 +61,16 @@ class WorkSession:
         self._given_up: set[int] = set()
         self._accepting = True
         self._pieces = Pieces()
+        self._orders: dict[str, Callable[[Any], None]] = {
+            "piece": self._pieces.add,
+            "define": self._obey_define,
+            "run": self._obey_run,
+            "cancel": self._obey_cancel,
+            "release": self._obey_release,
+            "take": self._obey_take,
+            "send_back": self._obey_send_back,
+            "beat": self._obey_beat,
+        }
 
     def obey(self, instructions: Sequence[pb.Instruction]) -> None:
         """Takes instructions in.
@@ -66,45 +83,23 @@ class WorkSession:
 
     def _obey(self, instruction: pb.Instruction) -> None:
         kind = instruction.WhichOneof("kind")
-        if kind == "piece":
-            self._pieces.add(instruction.piece)
-        elif kind == "define":
-            payload = self._pieces.joined(instruction.define.payload)
-            self._submit(partial(self._define, instruction.define.handle, payload))
-        elif kind == "run":
-            payload = self._pieces.joined(instruction.run.payload)
-            if self._accepting:
-                work = partial(self._run, instruction.run, payload)
-                self._submit(work, instruction.run.closure)
-        elif kind == "cancel":
-            self._cancel(instruction.cancel)
-        elif kind == "release":
-            handles = list(instruction.release.handles)
-            self._submit(partial(self._loader.release, handles))
-        elif kind == "beat":
-            self.outbox.put(pb.WorkEvent(beat=pb.Beat()))
-        else:
+        if kind is None:
             raise InvalidArgumentError(
                 f"{self._settings.label} was sent an instruction that it does not "
                 "know; install the same release of stratagem on both"
             )
+        self._orders[kind](getattr(instruction, kind))
 
-    def drain(self) -> None:
-        """Lets nothing begin any more; the client is told when its call ends."""
-        self._accepting = False
-        self._executor.withdraw(lambda job: job.session is self)
+    def _obey_define(self, order: pb.Define) -> None:
+        payload = self._pieces.joined(order.payload)
+        self._submit(partial(self._define, order.handle, payload))
 
-    def end(self) -> None:
-        """Drops what waits, interrupts what runs, and releases all objects."""
-        self.drain()
-        self.outbox.close()
-        self._interruptible.interrupt(lambda running: running.session is self)
-        self._submit(self._loader.close)
+    def _obey_run(self, order: pb.Run) -> None:
+        payload = self._pieces.joined(order.payload)
+        if self._accepting:
+            self._submit(partial(self._run, order, payload), order.closure)
 
-    def _submit(self, work: Callable[[], None], closure: int | None = None) -> None:
-        self._executor.submit(Job(self, closure, work))
-
-    def _cancel(self, order: pb.Cancel) -> None:
+    def _obey_cancel(self, order: pb.Cancel) -> None:
         def waits(job: Job) -> bool:
             return job.session is self and job.closure == order.closure
 
@@ -116,6 +111,37 @@ class WorkSession:
             this = Running(self, order.closure)
             self._interruptible.interrupt(lambda running: running == this)
 
+    def _obey_release(self, order: pb.Release) -> None:
+        self.results.release(order.results)
+        self._submit(partial(self._loader.release, list(order.handles)))
+
+    def _obey_take(self, order: pb.Take) -> None:
+        copying = self._copies.begin(order.place)
+        self._submit(partial(self._take, order.handle, copying))
+
+    def _obey_send_back(self, order: pb.SendBack) -> None:
+        payload = self.results.payload(order.closure)
+        self.outbox.put_sent_back(order.closure, payload)
+
+    def _obey_beat(self, beat: pb.Beat) -> None:
+        self.outbox.put(pb.WorkEvent(beat=beat))
+
+    def drain(self) -> None:
+        """Lets nothing begin any more; the client is told when its call ends."""
+        self._accepting = False
+        self._executor.withdraw(lambda job: job.session is self)
+
+    def end(self) -> None:
+        """Drops what waits, interrupts what runs, and releases all objects."""
+        self.drain()
+        self.outbox.close()
+        self._copies.end()
+        self._interruptible.interrupt(lambda running: running.session is self)
+        self._submit(self._loader.close)
+
+    def _submit(self, work: Callable[[], None], closure: int | None = None) -> None:
+        self._executor.submit(Job(self, closure, work))
+
     # In the thread of the executor.
 
     def _define(self, handle: int, payload: bytes) -> None:
@@ -124,6 +150,12 @@ class WorkSession:
         except Exception as error:
             # What needs it fails, and says so to the client.
             LOG.warning("object not loaded", handle=handle, why=repr(error))
+
+    def _take(self, handle: int, copying: Future[bytes]) -> None:
+        try:
+            self._loader.take(handle, copying.result())
+        except Exception as error:
+            self._loader.lack(handle, error)
 
     def _run(self, order: pb.Run, payload: bytes) -> None:
         closure, worker = order.closure, self._settings.label
@@ -144,7 +176,9 @@ class WorkSession:
     def _finished(self, order: pb.Run, payload: bytes) -> pb.Finished:
         if order.closure in self._given_up or not self._accepting:
             raise Interrupted
-        return finished(order, payload, self._loader)
+        found = finished(order, payload, self._loader)
+        stays = order.use == pb.RESULT_USE_LARGE_STAYS
+        return self.results.left(found) if stays else found
 
     def _write(self, closure: int, output: pb.Output) -> None:
         output.closure = closure

@@ -8,7 +8,7 @@ import time
 
 from stratagem._devices import list_logical_devices
 from stratagem._shipping.loader import Loader
-from stratagem_proto.errors import UnavailableError
+from stratagem_proto.errors import NotFoundError, UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
 from stratagem_proto.serving.handshake import check_handshake
 from stratagem_proto.v1 import worker_pb2 as pb
@@ -31,7 +31,7 @@ class WorkerState:
         self._gpus = len(list_logical_devices("GPU"))
         self._executor = Executor(settings.label)
         self._interruptible = Interruptible[Running]()
-        self._sessions: set[WorkSession] = set()
+        self._sessions: dict[bytes, WorkSession] = {}
         self._draining = False
 
     def open(self, request: pb.OpenWorkerSession) -> WorkSession:
@@ -44,12 +44,12 @@ class WorkerState:
         check_runtime(request.runtime, self.settings.label)
         if self._draining:
             raise self._shutting_down()
-        settings = self.settings
+        settings, identifier = self.settings, request.session.session_id
         loader = Loader(settings.task, settings.token, request.address)
         session = WorkSession(
-            self.settings, self._executor, self._interruptible, loader
+            self.settings, self._executor, self._interruptible, loader, identifier
         )
-        self._sessions.add(session)
+        self._sessions[identifier] = session
         return session
 
     def answer(self) -> pb.WorkerSessionOpened:
@@ -66,18 +66,32 @@ class WorkerState:
 
     def end(self, session: WorkSession) -> None:
         """Ends a session."""
-        self._sessions.discard(session)
+        self._sessions.pop(session.results.session_id, None)
         session.end()
+
+    def result(self, request: pb.CopyRequest) -> bytes:
+        """Returns a result that a session has left here.
+
+        Raises:
+            StratagemError: Who asks may not have it, or it is not here.
+        """
+        check_handshake(request.asking, self.settings)
+        session = self._sessions.get(request.asking.session_id)
+        if session is None:
+            raise NotFoundError(
+                f"the session that left results on {self.settings.label} has ended"
+            )
+        return session.results.payload(request.closure)
 
     async def drain(self, seconds: float) -> None:
         """Lets what runs end, at most that long, and ends all sessions."""
         self._draining = True
-        for session in self._sessions:
+        for session in self._sessions.values():
             session.drain()
         end = time.monotonic() + seconds
         while not self._executor.idle and time.monotonic() < end:
             await asyncio.sleep(_GLANCE_SECONDS)
-        for session in self._sessions:
+        for session in self._sessions.values():
             session.outbox.close(self._shutting_down())
 
     def close(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
-from stratagem._coordinator.remote_value import RemoteValue
+from stratagem._coordinator.result import Result, results_among
 from stratagem._shipping.parcel import Parcel
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
 
@@ -19,34 +20,27 @@ class Closure:
         identity: What servers know by it that they have been asked before.
         name: What errors call it.
         parcel: What is sent to the worker that runs it.
-        value: What gets its result; nothing if nobody waits for it. Spec: RMV-5.
+        result: What it returns.
     """
 
     number: int
     identity: ClosureIdentity
     name: str
     parcel: Parcel
-    value: weakref.ref[RemoteValue]
+    result: Result
+
+    @cached_property
+    def inputs(self) -> list[Result]:
+        """The results of other closures that it takes."""
+        return results_among(self.parcel.kept)
 
     @property
-    def inputs(self) -> list[RemoteValue]:
-        """The values of other closures that it takes."""
-        return [one for one in self.parcel.kept if isinstance(one, RemoteValue)]
+    def unmet(self) -> list[int]:
+        """The closures for whose results it has to wait."""
+        return [one.closure for one in self.inputs if not one.met]
 
-    def succeed(self, payload: bytes) -> None:
-        """Gives the result to who waits for it."""
-        value = self.value()
-        if value is not None:
-            value._succeed(payload)
-
-    def fail(self, error: BaseException) -> None:
-        """Gives an error to who waits for the result."""
-        value = self.value()
-        if value is not None:
-            value._fail(error)
-
-    def abort(self) -> None:
-        """Tells who waits for the result that there will be none."""
-        value = self.value()
-        if value is not None:
-            value._abort()
+    @property
+    def failure(self) -> BaseException | None:
+        """Why it will never have an input, if that is so."""
+        errors: Iterator[BaseException | None] = (one.error for one in self.inputs)
+        return next(filter(None, errors), None)

@@ -8,6 +8,9 @@ A closure waits for its inputs, then in the queue, then on a worker: in flight. 
 has some of them, up to its depth, of which it runs the first, so that it need not wait
 for the next ones to travel. A closure ends by `finished` or `failed`, or by an order
 that tells so.
+
+In between its value may stay on its worker, where others can get it that wait for it:
+should the worker be lost then, the closure runs again.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ class ClosureQueue:
         self._queued: deque[int] = deque()
         self._on_worker: dict[int, dict[int, None]] = {}
         self._worker_of: dict[int, int] = {}
+        self._staying: dict[int, int] = {}
         self._recalled: set[int] = set()
         self._leaving: dict[int, dict[int, None]] = {}
         self._depths: dict[int, int] = {}
@@ -60,12 +64,17 @@ class ClosureQueue:
     @property
     def idle(self) -> bool:
         """Whether all closures have ended. Spec: COO-9, COO-10."""
-        return not (self._queued or self._worker_of or self._waiting)
+        return not (self._queued or self._worker_of or self._waiting or self._staying)
 
     @property
     def in_flight(self) -> int:
         """How many closures workers have."""
         return len(self._worker_of)
+
+    @property
+    def staying(self) -> Collection[int]:
+        """The closures whose values are on their workers alone."""
+        return self._staying.keys()
 
     @property
     def queued(self) -> int:
@@ -79,7 +88,7 @@ class ClosureQueue:
 
     @property
     def leaving(self) -> Collection[int]:
-        """The workers that are to leave and have something yet."""
+        """The workers that are to leave and have something yet that is needed."""
         return self._leaving.keys()
 
     def closures_of(self, worker: int) -> Collection[int]:
@@ -103,9 +112,17 @@ class ClosureQueue:
         self._queued.append(closure)
         return [*self._assign()]
 
-    def finished(self, closure: int) -> list[Order]:
-        """Takes note that a closure has a value."""
+    def stays(self, closure: int) -> list[Order]:
+        """Takes note that a closure has a value, which is on its worker alone."""
+        self._staying[closure] = self._worker_of[closure]
         self._take_from_worker(closure)
+        self._queued.extend(self._waiting.meet(closure))
+        return [*self._assign()]
+
+    def finished(self, closure: int) -> list[Order]:
+        """Takes note that a closure has a value, or had one while it was needed."""
+        if self._staying.pop(closure, None) is None:
+            self._take_from_worker(closure)
         self._queued.extend(self._waiting.meet(closure))
         return [*self._assign()]
 
@@ -119,8 +136,12 @@ class ClosureQueue:
         starved = [Starve(one, error) for one in self._waiting.fail(closure)]
         return [*starved, *self._assign()]
 
-    def put_back(self, closure: int) -> list[Order]:
+    def put_back(self, closure: int, inputs: Collection[int] = ()) -> list[Order]:
         """Takes back a closure that its worker dropped, or gave up as it was told.
+
+        Args:
+            closure: The closure.
+            inputs: As of `put`, if it could not run for lack of them.
 
         Spec: ERR-7, FLT-2, FLT-14.
         """
@@ -128,6 +149,9 @@ class ClosureQueue:
         self._take_from_worker(closure)
         if self.reporting or (self.error and not recalled):
             return [*self._abandon(closure), *self._assign()]
+        if inputs:
+            self._waiting.add(closure, inputs)
+            return [*self._assign()]
         # One that was recalled has waited already.
         (self._queued.appendleft if recalled else self._queued.append)(closure)
         return [*self._assign()]
@@ -147,6 +171,7 @@ class ClosureQueue:
         closures = [*self._load(worker)]
         for closure in closures:
             self._take_from_worker(closure)
+        closures += self._pop_staying(worker)
         self._on_worker.pop(worker, None)
         self._depths.pop(worker, None)
         if self.error:
@@ -160,7 +185,7 @@ class ClosureQueue:
         self._depths[worker] = depth
 
     def worker_leaves(self, worker: int) -> list[Order]:
-        """Gives a worker nothing any more, and dismisses it once it has nothing.
+        """Gives a worker nothing any more, and dismisses it once nothing needs it.
 
         What it runs ends there; what waits behind that is recalled.
         """
@@ -238,7 +263,9 @@ class ClosureQueue:
         return min(counts, key=counts.__getitem__, default=None)
 
     def _dismiss(self) -> Iterator[Order]:
-        for worker in [one for one, load in self._leaving.items() if not load]:
+        needed = self._staying.values()
+        idle = [one for one, load in self._leaving.items() if not load]
+        for worker in [one for one in idle if one not in needed]:
             del self._leaving[worker]
             yield Dismiss(worker)
 
@@ -248,6 +275,12 @@ class ClosureQueue:
     def _take_from_worker(self, closure: int) -> None:
         del self._load(self._worker_of.pop(closure))[closure]
         self._recalled.discard(closure)
+
+    def _pop_staying(self, worker: int) -> list[int]:
+        closures = [one for one, at in self._staying.items() if at == worker]
+        for closure in closures:
+            del self._staying[closure]
+        return closures
 
     def _abandon(self, closure: int) -> Iterable[Order]:
         yield Abandon(closure)

@@ -13,6 +13,7 @@ from stratagem._coordinator.remote_worker import Connect, RemoteWorker
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._servers.session import Identity
+from stratagem._servers.traffic import TrafficMeter
 from stratagem._variables.variable import Variable
 from stratagem.consistency import Async
 from stratagem_proto.channel import Deadlines
@@ -83,7 +84,9 @@ def take_over(
     extended.coordinate(make_per_worker)
 
 
-def connector(strategy: ParameterServerStrategy, numbers: count[int]) -> Connect:
+def connector(
+    strategy: ParameterServerStrategy, numbers: count[int], meter: TrafficMeter
+) -> Connect:
     """Return what connects to workers for a strategy.
 
     It does not keep the strategy alive.
@@ -91,6 +94,7 @@ def connector(strategy: ParameterServerStrategy, numbers: count[int]) -> Connect
     Args:
         strategy: The strategy.
         numbers: Gives numbers to what workers run.
+        meter: Counts what is exchanged with them.
     """
     identity = _identity_of(strategy)
     takes_all_gpus = strategy._of_all_tasks["num_replicas_per_worker"] is None
@@ -98,6 +102,7 @@ def connector(strategy: ParameterServerStrategy, numbers: count[int]) -> Connect
 
     def connect(index: int, address: str) -> RemoteWorker:
         link = WorkerLink(address, Task(job="worker", index=index), identity, _ATTEMPT)
+        link.meter = meter
         link.connect()
         if takes_all_gpus:
             try:

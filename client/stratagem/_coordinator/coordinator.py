@@ -23,6 +23,7 @@ from stratagem._coordinator.per_worker_variable import PerWorkerVariable
 from stratagem._coordinator.remote_value import RemoteValue
 from stratagem._coordinator.residents import Residents
 from stratagem._coordinator.resolver_watch import ResolverWatch, workers_of
+from stratagem._coordinator.result import Result
 from stratagem._coordinator.settings import Settings
 from stratagem._coordinator.shared_dataset import (
     SharedDataset,
@@ -32,6 +33,7 @@ from stratagem._coordinator.shared_dataset import (
 from stratagem._coordinator.watchdog import Watchdog
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._replicas.nests import map_leaves
+from stratagem._servers.traffic import Traffic, TrafficMeter
 from stratagem._shipping.call import Call, bound, name_of
 from stratagem._shipping.dumper import Dumper
 from stratagem_proto.errors import InvalidArgumentError
@@ -128,7 +130,9 @@ class ClusterCoordinator:
         self._residents = Residents(Dumper(strategy))
         self._acknowledging = acknowledging(strategy, numbers)
         self._shared = SharedDatasets(self._residents, strategy, self._acknowledging)
-        connect, ended = connector(strategy, numbers), self._acknowledging.end
+        self._meter = TrafficMeter()
+        connect = connector(strategy, numbers, self._meter)
+        ended = self._acknowledging.end
         self._dispatch = Dispatch(connect, settings.queue_size, ended)
         make = partial(PerWorkerVariable, self._residents, self._dispatch.ask_all)
         take_over(strategy, make)
@@ -168,11 +172,10 @@ class ClusterCoordinator:
         parcel = self._residents.dumper.dump(call)
         left = inherited_identity(parcel.kept)
         number, identity = self._acknowledging.begin(left)
-        value = RemoteValue(self._residents, number)
+        result = Result(self._residents, number)
+        value = RemoteValue(result)
         self._release()
-        self._dispatch.schedule(
-            Closure(number, identity, name_of(fn), parcel, weakref.ref(value))
-        )
+        self._dispatch.schedule(Closure(number, identity, name_of(fn), parcel, result))
         return value
 
     def join(self) -> None:
@@ -211,6 +214,15 @@ class ClusterCoordinator:
         Spec: COO-11.
         """
         return map_leaves(_fetched, val)
+
+    def traffic(self) -> Traffic:
+        """Return how many bytes this program has exchanged with workers so far.
+
+        What workers exchange among themselves, such as large values that are arguments
+        of functions on others, is not among them; nor is what parameter servers send
+        and get.
+        """
+        return self._meter.total
 
     @overload
     def create_per_worker_dataset(

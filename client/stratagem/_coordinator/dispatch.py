@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
+from stratagem._coordinator.answer import Answer
 from stratagem._coordinator.attendant import Attendant, Events
 from stratagem._coordinator.closure import Closure
 from stratagem._coordinator.closure_queue import ClosureQueue
@@ -29,6 +31,7 @@ from stratagem._coordinator.orders import (
 from stratagem._coordinator.pace import SHALLOWEST
 from stratagem._coordinator.rebalancing import Rebalancing
 from stratagem._coordinator.remote_worker import Connect, RemoteWorker
+from stratagem._coordinator.result import Result
 from stratagem._coordinator.roster import Roster
 from stratagem._shipping.parcel import Parcel
 from stratagem_proto.errors import (
@@ -61,6 +64,8 @@ class Dispatch:
         self._closures: dict[int, Closure] = {}
         self._ended = 0
         self._on_end = on_end
+        self._orders: deque[Order] = deque()
+        self._obeying = False
         self._changed = threading.Condition()
         self._awaited: list[Callable[[], bool]] = []
         self._entry = threading.Lock()
@@ -119,6 +124,8 @@ class Dispatch:
         with self._entry, self._changed:
             self._wait(lambda: bool(self._queue.error) or not self._queue.full)
             self._closures[closure.number] = closure
+            for one in closure.inputs:
+                one.users += 1
             self._put(closure)
             self._report_error()
 
@@ -200,15 +207,12 @@ class Dispatch:
             )
 
     def _put(self, closure: Closure) -> None:
-        failed = next((one for one in closure.inputs if one._error), None)
-        if failed is not None:
-            assert failed._error
-            error = input_failure(closure, failed._error)
+        if closure.failure is not None:
+            error = input_failure(closure, closure.failure)
             self._queue.fault(error)
-            self._end(closure.number).fail(error)
+            self._end(closure.number).result.fail(error)
             return
-        unmet = [one._closure for one in closure.inputs if one._payload is None]
-        self._obey(self._queue.put(closure.number, unmet))
+        self._obey(self._queue.put(closure.number, closure.unmet))
 
     def _report_error(self) -> None:
         queue = self._queue
@@ -227,21 +231,33 @@ class Dispatch:
     # What the queue wants done.
 
     def _obey(self, orders: Iterable[Order]) -> None:
-        for order in orders:
-            if isinstance(order, Abandon):
-                self._end(order.closure).fail(cancellation())
-            elif isinstance(order, Starve):
-                closure = self._end(order.closure)
-                closure.fail(input_failure(closure, order.error))
-            elif isinstance(order, Dismiss):
-                self._roster.dismiss(order.worker)
-            # A connection that broke meanwhile has taken some closures back.
-            elif order.closure in self._queue.closures_of(order.worker):
-                self._instruct(order)
+        # What obeying one order leads to comes after the others: workers get closures
+        # in the order in which the queue gives them.
+        self._orders.extend(orders)
+        if self._obeying:
+            return
+        self._obeying = True
+        try:
+            while self._orders:
+                self._obey_one(self._orders.popleft())
+        finally:
+            self._obeying = False
         self._wake()
         if self._queue.lopsided and not self._rebalances:
             self._rebalances = True
             self._rebalancing.ask()
+
+    def _obey_one(self, order: Order) -> None:
+        if isinstance(order, Abandon):
+            self._end(order.closure).result.fail(cancellation())
+        elif isinstance(order, Starve):
+            closure = self._end(order.closure)
+            closure.result.fail(input_failure(closure, order.error))
+        elif isinstance(order, Dismiss):
+            self._roster.dismiss(order.worker)
+        # A connection that broke meanwhile has taken some closures back.
+        elif order.closure in self._queue.closures_of(order.worker):
+            self._instruct(order)
 
     def _rebalance(self) -> None:
         with self._changed:
@@ -254,14 +270,34 @@ class Dispatch:
             worker.cancel(order.closure, interrupt=isinstance(order, Cancel))
             return
         closure = self._closures[order.closure]
-        future = worker.run(closure)
-        future.add_done_callback(partial(self._take_note, worker, closure))
+        if closure.failure is not None:
+            self._fail(closure, input_failure(closure, closure.failure))
+        elif unmet := closure.unmet:
+            # Their worker was lost while this closure was in the queue.
+            self._obey(self._queue.put_back(closure.number, unmet))
+        else:
+            future = worker.run(closure)
+            future.add_done_callback(partial(self._take_note, worker, closure))
+
+    def _fail(self, closure: Closure, error: BaseException) -> None:
+        self._end(closure.number).result.fail(error)
+        self._obey(self._queue.failed(closure.number, error))
 
     def _end(self, number: int) -> Closure:
         self._ended += 1
         closure = self._closures.pop(number)
         self._on_end(closure.identity)
+        for one in closure.inputs:
+            one.users -= 1
+            self._spare(one)
         return closure
+
+    def _spare(self, result: Result) -> None:
+        """Lets the closure end whose result nobody needs that stays on its worker."""
+        stays = result.closure in self._queue.staying
+        if stays and not result.needed and not result.copying:
+            self._end(result.closure)
+            self._obey(self._queue.finished(result.closure))
 
     # What workers and connections tell. In the threads of these.
 
@@ -283,32 +319,69 @@ class Dispatch:
                 self._obey(self._queue.worker_lost(worker.index))
 
     def _take_note(
-        self, worker: RemoteWorker, closure: Closure, future: Future[bytes]
+        self, worker: RemoteWorker, closure: Closure, future: Future[Answer]
     ) -> None:
         with self._changed:
             ending = ending_of(future, worker, closure)
             # Another worker may have it by now, or gets it when the loss is told.
             if self._roster.there.get(worker.index) is worker and not ending.lost:
                 self._queue.deepen(worker.index, worker.ended())
-                self._settle(closure, ending)
+                self._settle(worker, closure, ending)
 
-    def _settle(self, closure: Closure, ending: Ending) -> None:
+    def _settle(self, worker: RemoteWorker, closure: Closure, ending: Ending) -> None:
         queue, number = self._queue, closure.number
         if ending.gave_up:
             self._obey(queue.put_back(number))
+        elif ending.lacking:
+            self._bring(worker, closure)
         elif ending.error is not None:
-            self._end(number).fail(ending.error)
-            self._obey(queue.failed(number, ending.error))
+            self._fail(closure, ending.error)
+        elif ending.answer.staying_bytes and closure.result.needed:
+            self._leave(worker, closure)
         else:
-            self._end(number).succeed(ending.payload)
-            self._obey(queue.finished(number))
+            if ending.answer.staying_bytes:
+                worker.drop(closure)
+            self._succeed(closure, ending.answer)
+
+    def _succeed(self, closure: Closure, answer: Answer) -> None:
+        self._end(closure.number).result.succeed(answer.payload)
+        self._obey(self._queue.finished(closure.number))
+
+    def _leave(self, worker: RemoteWorker, closure: Closure) -> None:
+        """Lets a result stay on its worker, and copies it for the program."""
+        worker.keep(closure)
+        self._obey(self._queue.stays(closure.number))
+        if closure.result.wanted:
+            self._copy(worker, closure)
+
+    def _copy(self, worker: RemoteWorker, closure: Closure) -> None:
+        future = worker.send_back(closure)
+        future.add_done_callback(partial(self._receive, worker, closure))
+
+    def _receive(
+        self, worker: RemoteWorker, closure: Closure, future: Future[Answer]
+    ) -> None:
+        with self._changed:
+            there = self._roster.there.get(worker.index) is worker
+            # Otherwise the loss is told, and the closure runs again.
+            if there and future.exception() is None:
+                self._succeed(closure, future.result())
+
+    def _bring(self, worker: RemoteWorker, closure: Closure) -> None:
+        """Lets a worker have by way of here what it could not copy itself."""
+        worker.provide_anew(closure)
+        for result in closure.inputs:
+            source, result.direct = result.source, False
+            if isinstance(source, RemoteWorker) and not result.here:
+                self._copy(source, self._closures[result.closure])
+        self._obey(self._queue.put_back(closure.number, closure.unmet))
 
     def _give_up(self) -> None:
         with self._changed:
             self._closed = True
             self._roster.close()
             for closure in self._closures.values():
-                closure.abort()
+                closure.result.abort()
             self._closures.clear()
             self._wake()
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from stratagem._coordinator.answer import Answer
 from stratagem._coordinator.closure import Closure
 from stratagem._coordinator.closure_failure import ClosureFailure, FailureKind
 from stratagem._coordinator.remote_worker import RemoteWorker
@@ -14,6 +15,7 @@ from stratagem_proto.errors import (
     ClosureInputError,
     PSUnavailableError,
     UnavailableError,
+    WorkerLostError,
 )
 
 
@@ -22,19 +24,22 @@ class Ending:
     """How a worker ended a closure.
 
     Attributes:
-        payload: The result, if it has one.
+        answer: The result, if it has one.
         error: What is raised for it, if it failed.
         gave_up: Whether the worker gave it up because it was asked to.
+        lacking: Whether it did not run, because the worker could not have a result of
+            another closure from the worker that has it.
         lost: Whether the worker was lost. Spec: FLT-1.
     """
 
-    payload: bytes = b""
+    answer: Answer = field(default_factory=Answer)
     error: BaseException | None = None
     gave_up: bool = False
+    lacking: bool = False
     lost: bool = False
 
 
-def ending_of(future: Future[bytes], worker: RemoteWorker, closure: Closure) -> Ending:
+def ending_of(future: Future[Answer], worker: RemoteWorker, closure: Closure) -> Ending:
     """Return what the answer of a worker means."""
     failure = future.exception()
     if failure is None:
@@ -44,11 +49,13 @@ def ending_of(future: Future[bytes], worker: RemoteWorker, closure: Closure) -> 
     if failure.kind is FailureKind.CANCELLED:
         return Ending(gave_up=True)
     error = _seen(failure, worker, closure)
+    if _is_lack(error):
+        return Ending(lacking=True)
     error.__cause__ = RemoteTraceback(worker.name, closure.name, failure.traceback)
     return Ending(error=error)
 
 
-def result_of(future: Future[bytes], worker: RemoteWorker, call: Parcel) -> bytes:
+def result_of(future: Future[Answer], worker: RemoteWorker, call: Parcel) -> bytes:
     """Wait for what is no closure, and return its result.
 
     Raises:
@@ -56,7 +63,7 @@ def result_of(future: Future[bytes], worker: RemoteWorker, call: Parcel) -> byte
         Exception: What was raised there, or kept it from making what the call takes.
     """
     try:
-        return future.result()
+        return future.result().payload
     except ClosureFailure as failure:
         raise _original(worker.failure_of_input(call) or failure) from failure
 
@@ -71,6 +78,12 @@ def _seen(
     if isinstance(error, UnavailableError) and "/job:ps" in (error.task or str(error)):
         return PSUnavailableError(str(error), task=error.task)
     return error
+
+
+def _is_lack(error: BaseException) -> bool:
+    return isinstance(error, ClosureInputError) and isinstance(
+        error.original_exception, WorkerLostError
+    )
 
 
 def _original(error: BaseException) -> BaseException:

@@ -8,10 +8,12 @@ from concurrent.futures import Future
 
 import grpc
 
+from stratagem._coordinator.answer import Answer
 from stratagem._coordinator.output import Show, labelled
 from stratagem._coordinator.runtime import this_runtime
 from stratagem._coordinator.work_stream import Instructions, WorkStream, lost
 from stratagem._servers.session import Identity, check_answering, handshake
+from stratagem._servers.traffic import TrafficMeter
 from stratagem_proto.channel import PATIENT_CHANNEL_OPTIONS, Deadlines, open_channel
 from stratagem_proto.errors import CancelledError, StratagemError
 from stratagem_proto.payloads import split
@@ -30,6 +32,7 @@ class WorkerLink:
         task: The worker, for instance "/job:worker/task:1".
         incarnation: Names what the worker has of this link; another value after
             `connect` means that everything is gone that was defined or kept.
+        meter: Counts what passes; another one may take its place before `connect`.
         gpus: How many GPUs the worker has.
     """
 
@@ -53,6 +56,7 @@ class WorkerLink:
         """
         self.task = f"/job:{task.job}/task:{task.index}"
         self.incarnation = b""
+        self.meter = TrafficMeter()
         self.gpus = 0
         self._address = address
         self._identity = identity
@@ -65,6 +69,11 @@ class WorkerLink:
     def peer(self) -> str:
         """What errors call the worker."""
         return f"{self.task} at {self._address}"
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a session that has not ended."""
+        return self._stream is not None and self._stream.going
 
     def connect(self) -> None:
         """Opens a session; one that this link has already is ended.
@@ -79,7 +88,7 @@ class WorkerLink:
         channel = open_channel(self._address, PATIENT_CHANNEL_OPTIONS)
         session = secrets.token_bytes(SESSION_ID_BYTES)
         opening = _opening(self._identity, session, self._address)
-        stream = WorkStream(channel, self.peer, opening, self._show)
+        stream = WorkStream(channel, self.peer, opening, self._show, self.meter)
         try:
             opened = stream.open(self._deadlines.connect)
             check_answering(opened.session.task, self.peer)
@@ -109,7 +118,8 @@ class WorkerLink:
         payload: bytes,
         keep_as: int = 0,
         identity: ClosureIdentity | None = None,
-    ) -> Future[bytes]:
+        use: pb.ResultUse.ValueType = pb.RESULT_USE_UNSPECIFIED,
+    ) -> Future[Answer]:
         """Lets the worker call what a payload loads to, without arguments.
 
         Args:
@@ -118,18 +128,41 @@ class WorkerLink:
             keep_as: Handle under which the worker keeps the result; 0 to get it.
             identity: By which servers know what the function asks them again; None for
                 what may be done as often as it runs.
+            use: What becomes of the result, if it is not kept.
 
         Returns:
-            The pickled result to come, running once the function has begun. It fails
+            The result to come, running once the function has begun. It fails
             with `ClosureFailure`, or with `WorkerLostError` if the worker is lost
             before.
         """
         if self._stream is None:
-            future: Future[bytes] = Future()
-            future.set_exception(lost(self.peer, "it is not connected"))
-            return future
-        order = pb.Run(closure=closure, keep_as=keep_as, identity=identity)
+            return self._not_connected()
+        order = pb.Run(closure=closure, keep_as=keep_as, identity=identity, use=use)
         return self._stream.run(closure, _run(order, payload))
+
+    def send_back(self, closure: int) -> Future[Answer]:
+        """Has a result sent that stays on the worker.
+
+        Args:
+            closure: Number of its function.
+
+        Returns:
+            The result to come. It fails with `WorkerLostError`.
+        """
+        if self._stream is None:
+            return self._not_connected()
+        return self._stream.send_back(closure)
+
+    def place(self, closure: int) -> pb.ResultPlace:
+        """Returns where other workers find a result that stays on this worker."""
+        return pb.ResultPlace(
+            address=self._address, session_id=self.incarnation, closure=closure
+        )
+
+    def take(self, handle: int, place: pb.ResultPlace) -> None:
+        """Gives the worker an object that is a result on this worker or another."""
+        take = pb.Take(handle=handle, place=place)
+        self._send([pb.Instruction(take=take)])
 
     def cancel(self, closure: int, interrupt: bool = True) -> None:
         """Gives a function up; its future then fails, unless it has ended before.
@@ -141,9 +174,15 @@ class WorkerLink:
         cancel = pb.Cancel(closure=closure, interrupt=interrupt)
         self._send([pb.Instruction(cancel=cancel)])
 
-    def release(self, handles: Sequence[int]) -> None:
-        """Lets the worker forget objects that were defined or kept."""
-        self._send([pb.Instruction(release=pb.Release(handles=handles))])
+    def release(self, handles: Sequence[int], results: Sequence[int] = ()) -> None:
+        """Lets the worker forget what it has.
+
+        Args:
+            handles: Objects that were defined, taken or kept.
+            results: Functions whose results stay on the worker.
+        """
+        release = pb.Release(handles=handles, results=results)
+        self._send([pb.Instruction(release=release)])
 
     def close(self) -> None:
         """Ends the session; what is under way fails. May be called again."""
@@ -153,6 +192,11 @@ class WorkerLink:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+
+    def _not_connected(self) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        future.set_exception(lost(self.peer, "it is not connected"))
+        return future
 
     def _send(self, instructions: Instructions) -> None:
         if self._stream is not None:
@@ -174,7 +218,7 @@ def task_at(address: str, identity: Identity, deadlines: Deadlines) -> Task:
     session = secrets.token_bytes(SESSION_ID_BYTES)
     with open_channel(address, PATIENT_CHANNEL_OPTIONS) as channel:
         opening = _opening(identity, session, address)
-        stream = WorkStream(channel, peer, opening, labelled(peer))
+        stream = WorkStream(channel, peer, opening, labelled(peer), TrafficMeter())
         try:
             return stream.open(deadlines.connect).session.task
         finally:

@@ -2,54 +2,54 @@
 
 from __future__ import annotations
 
-import threading
+import weakref
 from enum import Enum
 from typing import Any
 
 import torch
 
-from stratagem._coordinator.residents import Keeper, Residents, WorkerValue
+from stratagem._coordinator.result import Result
 from stratagem._replicas.nests import map_leaves
 from stratagem._replicas.values import DistributedValues, Mirrored
-from stratagem._shipping.parcel import Definition
-from stratagem._shipping.results import ResultKind, load_result
-from stratagem_proto.errors import CancelledError
+from stratagem._shipping.resident import Resident
+from stratagem._shipping.results import load_result
 
 
 class RemoteValueStatus(Enum):
     """Where a `RemoteValue` stands. Spec: RMV-4."""
 
     NOT_READY = "NOT_READY"
-    """Its function has not ended."""
+    """Its function has not ended, or its result is on its way."""
     ABORTED = "ABORTED"
     """Its coordinator was closed before."""
     READY = "READY"
     """Its function has returned or failed."""
 
 
-class RemoteValue(WorkerValue):
+class RemoteValue(Resident):
     """What a function that runs on some worker returns.
 
     `ClusterCoordinator.schedule` gives one at once. It can be an argument of further
-    functions, which then run once it is there. What the function returned is kept here,
-    whatever becomes of the worker.
+    functions, which then run once it is there; a large one they get from the worker
+    that has it. While this object lives, what the function returned is copied here,
+    whatever becomes of the worker; once it is dropped, nothing large is.
 
     Spec: RMV-1 to RMV-5.
     """
 
-    def __init__(self, residents: Residents, closure: int) -> None:
-        super().__init__(residents)
-        self._closure = closure
-        self._ended = threading.Event()
-        self._status = RemoteValueStatus.NOT_READY
-        self._payload: bytes | None = None
-        self._error: BaseException | None = None
+    def __init__(self, result: Result) -> None:
+        self._result = result
         self._loaded: tuple[Any] | None = None
+        result.owner = weakref.ref(self)
 
     @property
     def status(self) -> RemoteValueStatus:
         """Whether `fetch` and `get` would wait. Spec: RMV-4."""
-        return self._status
+        if not self._result.ended.is_set():
+            return RemoteValueStatus.NOT_READY
+        if self._result.aborted:
+            return RemoteValueStatus.ABORTED
+        return RemoteValueStatus.READY
 
     def fetch(self) -> Any:
         """Wait for the value and return it with arrays in place of tensors.
@@ -79,44 +79,23 @@ class RemoteValue(WorkerValue):
 
         Spec: RMV-2.
         """
-        self._ended.wait()
-        if self._error is not None:
-            raise self._error
+        self._result.ended.wait()
+        if self._result.error is not None:
+            raise self._result.error
         if self._loaded is None:
-            assert self._payload is not None
-            self._loaded = (map_leaves(_undistributed, load_result(self._payload)),)
+            assert self._result.payload is not None
+            value = load_result(self._result.payload)
+            self._loaded = (map_leaves(_undistributed, value),)
         return self._loaded[0]
 
-    def _provide(self, keeper: Keeper) -> None:
-        assert self._payload is not None, "a closure waits for its inputs"
-        handle = self._shipped_handle()
-        keeper.define(
-            Definition(handle, 1, ResultKind.name, "a result", self._payload, {})
-        )
+    def _shipped_handle(self) -> int:
+        return self._result._shipped_handle()
 
-    # How it ends, once.
-
-    def _succeed(self, payload: bytes) -> None:
-        self._payload = payload
-        self._end(RemoteValueStatus.READY)
-
-    def _fail(self, error: BaseException) -> None:
-        self._error = error
-        self._end(RemoteValueStatus.READY)
-
-    def _abort(self) -> None:
-        self._error = CancelledError(
-            "The value was aborted. Please reschedule its function: its coordinator "
-            "was closed before the function ended"
-        )
-        self._end(RemoteValueStatus.ABORTED)
-
-    def _end(self, status: RemoteValueStatus) -> None:
-        self._status = status
-        self._ended.set()
+    def _shipped_subject(self) -> Result:
+        return self._result
 
     def __repr__(self) -> str:
-        return f"<RemoteValue, {self._status.name}>"
+        return f"<RemoteValue, {self.status.name}>"
 
 
 def _undistributed(leaf: Any) -> Any:

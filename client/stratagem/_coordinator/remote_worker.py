@@ -8,12 +8,18 @@ from concurrent.futures import Future
 from functools import partial
 from itertools import count
 
+from stratagem._coordinator.answer import Answer
 from stratagem._coordinator.closure import Closure
 from stratagem._coordinator.link import WorkerLink
 from stratagem._coordinator.pace import Pace
 from stratagem._coordinator.residents import WorkerValue
 from stratagem._shipping.parcel import Definition, Parcel
 from stratagem_proto.errors import StratagemError
+from stratagem_proto.v1.worker_pb2 import (
+    RESULT_USE_LARGE_STAYS,
+    RESULT_USE_NONE,
+    ResultPlace,
+)
 
 
 class RemoteWorker:
@@ -35,26 +41,47 @@ class RemoteWorker:
         self._revisions: dict[int, int] = {}
         self._residents: set[int] = set()
         self._failed: dict[int, BaseException] = {}
+        self._staying: dict[int, int] = {}
         self._pace = Pace()
+
+    @property
+    def there(self) -> bool:
+        """Whether the connection goes on."""
+        return self._link.connected
 
     @property
     def name(self) -> str:
         """As in "/job:worker/task:1"."""
         return self._link.task
 
-    def run(self, closure: Closure) -> Future[bytes]:
+    def run(self, closure: Closure) -> Future[Answer]:
         """Sends a closure, after what it names and the worker has not got yet."""
         self._send_needs(closure.parcel)
         self._pace.gave(time.monotonic())
         payload, identity = closure.parcel.payload, closure.identity
-        return self._link.run(closure.number, payload, identity=identity)
+        wish = RESULT_USE_LARGE_STAYS if closure.result.needed else RESULT_USE_NONE
+        return self._link.run(closure.number, payload, identity=identity, use=wish)
 
     def ended(self) -> int:
         """Takes note that a closure has ended; returns how many it should have."""
         self._pace.ended(time.monotonic())
         return self._pace.depth
 
-    def call(self, call: Parcel) -> Future[bytes]:
+    def keep(self, closure: Closure) -> None:
+        """Lets the result of a closure stay on it while somebody may need that."""
+        closure.result.stay(self)
+        self._staying[closure.result._shipped_handle()] = closure.number
+
+    def drop(self, closure: Closure) -> None:
+        """Lets it forget a result that stays there."""
+        self._link.release((), [closure.number])
+
+    def send_back(self, closure: Closure) -> Future[Answer]:
+        """Has a result copied here that stays there."""
+        closure.result.copying = True
+        return self._link.send_back(closure.number)
+
+    def call(self, call: Parcel) -> Future[Answer]:
         """Sends a call that is no closure; returns its result to come."""
         self._send_needs(call)
         return self._link.run(next(self._numbers), call.payload)
@@ -65,9 +92,17 @@ class RemoteWorker:
 
     def release(self, handles: Iterable[int]) -> None:
         """Lets it forget those of some objects that it has."""
+        handles = list(handles)
+        staying = [self._staying.pop(one) for one in handles if one in self._staying]
         known = [one for one in handles if self._forget(one)]
-        if known:
-            self._link.release(known)
+        if known or staying:
+            self._link.release(known, staying)
+
+    def provide_anew(self, closure: Closure) -> None:
+        """Sends what a closure takes once more when that is run again."""
+        results = {one._shipped_handle() for one in closure.inputs}
+        failed = closure.parcel.residents & self._failed.keys()
+        self._residents -= results | failed
 
     def failure_of_input(self, parcel: Parcel) -> BaseException | None:
         """Returns why it could not make something that a call takes. Spec: ERR-9."""
@@ -88,13 +123,21 @@ class RemoteWorker:
         """Lets it make an object when it is first needed."""
         self._link.define(definition.handle, definition.encode())
 
+    def take(self, handle: int, place: ResultPlace) -> None:
+        """Lets it copy the result of a closure from the worker that has it."""
+        self._link.take(handle, place)
+
+    def place(self, closure: int) -> ResultPlace:
+        """Returns where others can copy a result from that stays on this worker."""
+        return self._link.place(closure)
+
     def build(self, handle: int, call: Parcel) -> None:
         """Lets it keep what a call returns, before it runs what is sent later."""
         self._send_needs(call)
         future = self._link.run(next(self._numbers), call.payload, keep_as=handle)
         future.add_done_callback(partial(self._built, handle))
 
-    def _built(self, handle: int, future: Future[bytes]) -> None:
+    def _built(self, handle: int, future: Future[Answer]) -> None:
         error = future.exception()
         if error is not None:
             self._failed[handle] = error
@@ -111,6 +154,7 @@ class RemoteWorker:
         handle = resident._shipped_handle()
         if handle not in self._residents:
             self._residents.add(handle)
+            self._failed.pop(handle, None)
             resident._provide(self)
 
     def _forget(self, handle: int) -> bool:

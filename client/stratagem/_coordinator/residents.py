@@ -10,13 +10,24 @@ from typing import Protocol
 from stratagem._shipping.dumper import Dumper
 from stratagem._shipping.parcel import Definition, Parcel
 from stratagem._shipping.resident import Resident
+from stratagem_proto.v1.worker_pb2 import ResultPlace
 
 
 class Keeper(Protocol):
-    """A worker that is given something to keep."""
+    """A worker that keeps things."""
+
+    @property
+    def there(self) -> bool:
+        """Whether it was not lost yet."""
 
     def define(self, definition: Definition) -> None:
         """Lets it make an object when it is first needed."""
+
+    def take(self, handle: int, place: ResultPlace) -> None:
+        """Lets it copy the result of a closure from the worker that has it."""
+
+    def place(self, closure: int) -> ResultPlace:
+        """Returns where others can copy a result from that stays on this worker."""
 
     def build(self, handle: int, call: Parcel) -> None:
         """Lets it keep what a call returns, before it runs what is sent later."""
@@ -33,6 +44,9 @@ class WorkerValue(Resident):
         if self._handle is None:
             self._handle = self._residents.admit(self)
         return self._handle
+
+    def _shipped_subject(self) -> WorkerValue:
+        return self
 
     @abstractmethod
     def _provide(self, keeper: Keeper) -> None:

@@ -13,8 +13,10 @@ from queue import Empty, SimpleQueue
 
 import grpc
 
+from stratagem._coordinator.answer import Answer
 from stratagem._coordinator.closure_failure import failure_of
 from stratagem._coordinator.output import Show, stream_of
+from stratagem._servers.traffic import TrafficMeter
 from stratagem_proto.errors import StratagemError, UnavailableError, WorkerLostError
 from stratagem_proto.payloads import Pieces, batches
 from stratagem_proto.status import translated
@@ -37,6 +39,7 @@ class WorkStream:
         peer: What errors call it.
         opening: The handshake.
         show: Shows what functions write.
+        meter: Counts what passes.
 
     Attributes:
         ending: Why the session ended, once it has.
@@ -48,11 +51,14 @@ class WorkStream:
         peer: str,
         opening: pb.OpenWorkerSession,
         show: Show,
+        meter: TrafficMeter,
     ) -> None:
         self.peer = peer
         self._show = show
+        self._meter = meter
         self._outbox: SimpleQueue[Instructions | None] = SimpleQueue()
-        self._pending: dict[int, Future[bytes]] = {}
+        self._pending: dict[int, Future[Answer]] = {}
+        self._returning: dict[int, Future[Answer]] = {}
         self._pieces = Pieces()
         self._changing = threading.Lock()
         self.ending: Future[StratagemError] = Future()
@@ -102,16 +108,34 @@ class WorkStream:
     def _start(self, target: Callable[..., None], name: str, *args: object) -> None:
         threading.Thread(target=target, args=args, name=name, daemon=True).start()
 
+    @property
+    def going(self) -> bool:
+        """Whether the session has not ended."""
+        return self._loss is None
+
     def send(self, instructions: Instructions) -> None:
         """Sends instructions, if the session has not ended; does not wait."""
         self._outbox.put(instructions)
 
-    def run(self, closure: int, instructions: Instructions) -> Future[bytes]:
+    def run(self, closure: int, instructions: Instructions) -> Future[Answer]:
         """Sends what runs a function; returns its result to come."""
-        future: Future[bytes] = Future()
+        return self._ask(self._pending, closure, instructions)
+
+    def send_back(self, closure: int) -> Future[Answer]:
+        """Has a result sent that stays on the worker."""
+        order = pb.Instruction(send_back=pb.SendBack(closure=closure))
+        return self._ask(self._returning, closure, [order])
+
+    def _ask(
+        self,
+        waiting: dict[int, Future[Answer]],
+        closure: int,
+        instructions: Instructions,
+    ) -> Future[Answer]:
+        future: Future[Answer] = Future()
         with self._changing:
             if self._loss is None:
-                self._pending[closure] = future
+                waiting[closure] = future
                 self._outbox.put(instructions)
                 return future
         future.set_exception(self._loss)
@@ -126,11 +150,13 @@ class WorkStream:
             if self._loss is not None:
                 return
             self._loss = loss
-            pending, self._pending = self._pending, {}
+            pending = [*self._pending.values(), *self._returning.values()]
+            self._pending.clear()
+            self._returning.clear()
         self._ended.set()
         self._outbox.put(None)
         self._call.cancel()
-        for future in pending.values():
+        for future in pending:
             future.set_exception(loss)
         self.ending.set_result(loss)
 
@@ -140,7 +166,9 @@ class WorkStream:
         yield pb.WorkRequest(open=opening)
         while (waiting := self._taken()) is not None:
             for batch in batches(waiting):
-                yield pb.WorkRequest(instructions=batch)
+                request = pb.WorkRequest(instructions=batch)
+                self._meter.sent(request.ByteSize())
+                yield request
 
     def _taken(self) -> Instructions | None:
         """All that is to be sent now, waiting for the first; None at the end."""
@@ -168,6 +196,7 @@ class WorkStream:
 
     def _take(self, response: pb.WorkResponse) -> None:
         self._heard = time.monotonic()
+        self._meter.received(response.ByteSize())
         for event in response.events:
             kind = event.WhichOneof("kind")
             if kind == "piece":
@@ -176,6 +205,8 @@ class WorkStream:
                 self._begun(event.started.closure)
             elif kind == "finished":
                 self._finish(event.finished)
+            elif kind == "sent_back":
+                self._receive(event.sent_back)
             elif kind == "output":
                 self._show(stream_of(event.output), event.output.text)
 
@@ -194,7 +225,14 @@ class WorkStream:
         if finished.HasField("failure"):
             future.set_exception(failure_of(finished.failure, self.peer))
         else:
-            future.set_result(payload)
+            future.set_result(Answer(payload, finished.staying_bytes))
+
+    def _receive(self, sent_back: pb.SentBack) -> None:
+        payload = self._pieces.joined(sent_back.payload)
+        with self._changing:
+            future = self._returning.pop(sent_back.closure, None)
+        if future is not None:
+            future.set_result(Answer(payload))
 
     # Whether there is somebody.
 

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes of messages that this process and parameter servers have exchanged.
+    """Bytes of messages that this process and servers have exchanged.
 
     Those of repeated requests count each time; what gRPC, HTTP/2 and TCP add does
     not.
 
     Attributes:
-        sent_bytes: To servers: gradients, and values that were written.
-        received_bytes: From servers: values that were read.
+        sent_bytes: To servers. To parameter servers: gradients, and values that were
+            written. To workers: functions, and what they need.
+        received_bytes: From servers. From parameter servers: values that were read.
+            From workers: what functions returned, wrote and logged.
     """
 
     __module__ = "stratagem"
@@ -52,14 +54,22 @@ class TrafficMeter:
     def sending(self, messages: Iterator[bytes]) -> Iterator[bytes]:
         """The same messages, counted."""
         for message in messages:
-            self._count(Traffic(sent_bytes=len(message)))
+            self.sent(len(message))
             yield message
 
     def receiving(self, messages: Iterator[bytes]) -> Iterator[bytes]:
         """The same messages, counted."""
         for message in messages:
-            self._count(Traffic(received_bytes=len(message)))
+            self.received(len(message))
             yield message
+
+    def sent(self, nbytes: int) -> None:
+        """Takes note of a message to a server."""
+        self._count(Traffic(sent_bytes=nbytes))
+
+    def received(self, nbytes: int) -> None:
+        """Takes note of a message from a server."""
+        self._count(Traffic(received_bytes=nbytes))
 
     def _count(self, passed: Traffic) -> None:
         with self._lock:

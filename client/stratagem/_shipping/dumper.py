@@ -107,6 +107,9 @@ class _Dump:
         }
         payload = pickle.dumps((revisions, body), protocol=5)
         residents = frozenset(self._residents)
+        # It has a method of this object, so that both would stay until garbage is
+        # collected, with the results that closures take.
+        vars(self).pop("_pickler", None)
         return Parcel(payload, definitions, residents, tuple(self._kept))
 
     def _call(self, call: Call) -> tuple[bytes, frozenset[Tracked]]:
@@ -156,5 +159,5 @@ class _Dump:
     def _resident(self, value: Resident) -> int:
         handle = value._shipped_handle()
         self._residents.add(handle)
-        self._kept.append(value)
+        self._kept.append(value._shipped_subject())
         return handle

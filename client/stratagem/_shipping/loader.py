@@ -42,6 +42,7 @@ class Loader:
         self.task = WorkerTask(worker_index, token, address)
         self.waiting = WaitingDefinitions()
         self.held: dict[int, _Held] = {}
+        self._lacking: dict[int, Exception] = {}
 
     def define(self, handle: int, payload: bytes) -> None:
         """Take in the definition of an object, or of how it is from then on.
@@ -51,6 +52,19 @@ class Loader:
             payload: Of `Definition.encode`.
         """
         self.waiting.add(Definition.decode(handle, payload))
+
+    def take(self, handle: int, result: bytes) -> None:
+        """Take in what a closure returned on some worker.
+
+        Args:
+            handle: What names it.
+            result: Of `dump_result`.
+        """
+        self.waiting.add(Definition.of_result(handle, result))
+
+    def lack(self, handle: int, error: Exception) -> None:
+        """Take note that there is nothing to `take`, and why."""
+        self._lacking[handle] = error
 
     def keep(self, handle: int, value: object) -> None:
         """Keep what a closure returned, for values that name it."""
@@ -85,6 +99,7 @@ class Loader:
         for handle in handles:
             self.waiting.forget(handle)
             self.held.pop(handle, None)
+            self._lacking.pop(handle, None)
 
     def close(self) -> None:
         """Forget everything, and end the sessions of strategies with servers."""
@@ -92,6 +107,13 @@ class Loader:
         self.held.clear()
         for strategy in strategies:
             strategy.close()
+
+    def missing(self, handle: int) -> Exception:
+        """Return why nothing has a handle."""
+        return self._lacking.get(handle) or NotFoundError(
+            f"this worker has nothing under handle {handle}; it was released, or is "
+            "that of what another worker keeps"
+        )
 
     def _strategies(self) -> list[AttachedStrategy]:
         values = [held.value for held in list(self.held.values())]
@@ -175,10 +197,7 @@ class _Reading:
                     self._apply(definition)
                 waiting.drop(definition)
         if handle not in held:
-            raise NotFoundError(
-                f"this worker has nothing under handle {handle}; it was released, or "
-                "is that of what another worker keeps"
-            )
+            raise self._loader.missing(handle)
         return held[handle].value
 
     def _apply(self, definition: Definition) -> None:

@@ -34,9 +34,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc] # has no types
         """Return a pickle of one value."""
         self._buffer.seek(0)
         self._buffer.truncate()
-        self.clear_memo()
-        self.dump(value)
-        return self._buffer.getvalue()
+        try:
+            self.dump(value)
+            return self._buffer.getvalue()
+        finally:
+            # It would keep alive what it has written.
+            self.clear_memo()
 
     def reducer_override(self, value: Any) -> Any:
         if tensors.is_plain(value):

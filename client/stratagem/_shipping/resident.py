@@ -15,3 +15,6 @@ class Resident(Protocol):
 
     def _shipped_handle(self) -> int:
         """Return the handle, from `Dumper.new_handle`."""
+
+    def _shipped_subject(self) -> object:
+        """Return the object while which lives the handle is valid."""

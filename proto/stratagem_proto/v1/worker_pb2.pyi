@@ -20,6 +20,34 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _ResultUse:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ResultUseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ResultUse.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    RESULT_USE_UNSPECIFIED: _ResultUse.ValueType  # 0
+    """It is sent."""
+    RESULT_USE_LARGE_STAYS: _ResultUse.ValueType  # 1
+    """It is sent if it is small. A large one stays on the worker until it is released,
+    where other workers can copy it; only its size is sent.
+    """
+    RESULT_USE_NONE: _ResultUse.ValueType  # 2
+    """Nobody wants it."""
+
+class ResultUse(_ResultUse, metaclass=_ResultUseEnumTypeWrapper):
+    """What becomes of the result of a function."""
+
+RESULT_USE_UNSPECIFIED: ResultUse.ValueType  # 0
+"""It is sent."""
+RESULT_USE_LARGE_STAYS: ResultUse.ValueType  # 1
+"""It is sent if it is small. A large one stays on the worker until it is released,
+where other workers can copy it; only its size is sent.
+"""
+RESULT_USE_NONE: ResultUse.ValueType  # 2
+"""Nobody wants it."""
+global___ResultUse = ResultUse
+
 class _OutputStream:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -213,6 +241,8 @@ class Instruction(google.protobuf.message.Message):
     CANCEL_FIELD_NUMBER: builtins.int
     RELEASE_FIELD_NUMBER: builtins.int
     BEAT_FIELD_NUMBER: builtins.int
+    TAKE_FIELD_NUMBER: builtins.int
+    SEND_BACK_FIELD_NUMBER: builtins.int
     piece: builtins.bytes
     """A piece of the payload of the next Define or Run: pieces are put before what that
     carries itself. So no message is large and payloads have no limit.
@@ -227,6 +257,10 @@ class Instruction(google.protobuf.message.Message):
     def release(self) -> global___Release: ...
     @property
     def beat(self) -> global___Beat: ...
+    @property
+    def take(self) -> global___Take: ...
+    @property
+    def send_back(self) -> global___SendBack: ...
     def __init__(
         self,
         *,
@@ -236,10 +270,12 @@ class Instruction(google.protobuf.message.Message):
         cancel: global___Cancel | None = ...,
         release: global___Release | None = ...,
         beat: global___Beat | None = ...,
+        take: global___Take | None = ...,
+        send_back: global___SendBack | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["beat", b"beat", "cancel", b"cancel", "define", b"define", "kind", b"kind", "piece", b"piece", "release", b"release", "run", b"run"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["beat", b"beat", "cancel", b"cancel", "define", b"define", "kind", b"kind", "piece", b"piece", "release", b"release", "run", b"run"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["piece", "define", "run", "cancel", "release", "beat"] | None: ...
+    def HasField(self, field_name: typing.Literal["beat", b"beat", "cancel", b"cancel", "define", b"define", "kind", b"kind", "piece", b"piece", "release", b"release", "run", b"run", "send_back", b"send_back", "take", b"take"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["beat", b"beat", "cancel", b"cancel", "define", b"define", "kind", b"kind", "piece", b"piece", "release", b"release", "run", b"run", "send_back", b"send_back", "take", b"take"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["piece", "define", "run", "cancel", "release", "beat", "take", "send_back"] | None: ...
 
 global___Instruction = Instruction
 
@@ -275,6 +311,7 @@ class Run(google.protobuf.message.Message):
     PAYLOAD_FIELD_NUMBER: builtins.int
     KEEP_AS_FIELD_NUMBER: builtins.int
     IDENTITY_FIELD_NUMBER: builtins.int
+    USE_FIELD_NUMBER: builtins.int
     closure: builtins.int
     """Chosen by the client; used once in a session."""
     payload: builtins.bytes
@@ -283,6 +320,8 @@ class Run(google.protobuf.message.Message):
     """Handle under which the result is kept on the worker instead of being sent; 0 to
     have it sent.
     """
+    use: global___ResultUse.ValueType
+    """What becomes of a result that is not kept under a handle."""
     @property
     def identity(self) -> stratagem_proto.v1.session_pb2.ClosureIdentity:
         """What all that the function changes on parameter servers is recognised by when it
@@ -296,9 +335,10 @@ class Run(google.protobuf.message.Message):
         payload: builtins.bytes = ...,
         keep_as: builtins.int = ...,
         identity: stratagem_proto.v1.session_pb2.ClosureIdentity | None = ...,
+        use: global___ResultUse.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["identity", b"identity"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["closure", b"closure", "identity", b"identity", "keep_as", b"keep_as", "payload", b"payload"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["closure", b"closure", "identity", b"identity", "keep_as", b"keep_as", "payload", b"payload", "use", b"use"]) -> None: ...
 
 global___Run = Run
 
@@ -327,21 +367,98 @@ global___Cancel = Cancel
 
 @typing.final
 class Release(google.protobuf.message.Message):
-    """Forgets objects, whether they were defined or kept."""
+    """Forgets what the worker has for the client."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     HANDLES_FIELD_NUMBER: builtins.int
+    RESULTS_FIELD_NUMBER: builtins.int
     @property
-    def handles(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def handles(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Objects, whether they were defined, taken or kept."""
+
+    @property
+    def results(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Functions whose results stay on this worker."""
+
     def __init__(
         self,
         *,
         handles: collections.abc.Iterable[builtins.int] | None = ...,
+        results: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["handles", b"handles"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["handles", b"handles", "results", b"results"]) -> None: ...
 
 global___Release = Release
+
+@typing.final
+class Take(google.protobuf.message.Message):
+    """Gives the worker an object to which later payloads refer: a result that stays on a
+    worker, on this one or another one. It travels while other functions run. What refers
+    to it fails with FAILURE_KIND_INPUT, if it cannot be had.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: builtins.int
+    PLACE_FIELD_NUMBER: builtins.int
+    handle: builtins.int
+    """As in Define."""
+    @property
+    def place(self) -> global___ResultPlace: ...
+    def __init__(
+        self,
+        *,
+        handle: builtins.int = ...,
+        place: global___ResultPlace | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["place", b"place"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["handle", b"handle", "place", b"place"]) -> None: ...
+
+global___Take = Take
+
+@typing.final
+class ResultPlace(google.protobuf.message.Message):
+    """Where a result is."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    CLOSURE_FIELD_NUMBER: builtins.int
+    address: builtins.str
+    """The worker that ran the function, "host:port"."""
+    session_id: builtins.bytes
+    """Session in which it ran."""
+    closure: builtins.int
+    """Its number there."""
+    def __init__(
+        self,
+        *,
+        address: builtins.str = ...,
+        session_id: builtins.bytes = ...,
+        closure: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "closure", b"closure", "session_id", b"session_id"]) -> None: ...
+
+global___ResultPlace = ResultPlace
+
+@typing.final
+class SendBack(google.protobuf.message.Message):
+    """Has a result sent that stays on the worker. It is answered by one SentBack."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLOSURE_FIELD_NUMBER: builtins.int
+    closure: builtins.int
+    def __init__(
+        self,
+        *,
+        closure: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["closure", b"closure"]) -> None: ...
+
+global___SendBack = SendBack
 
 @typing.final
 class Beat(google.protobuf.message.Message):
@@ -366,8 +483,9 @@ class WorkEvent(google.protobuf.message.Message):
     OUTPUT_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
     BEAT_FIELD_NUMBER: builtins.int
+    SENT_BACK_FIELD_NUMBER: builtins.int
     piece: builtins.bytes
-    """A piece of the payload of the next Finished, as in Instruction."""
+    """A piece of the payload of the next Finished or SentBack, as in Instruction."""
     @property
     def started(self) -> global___Started: ...
     @property
@@ -376,6 +494,8 @@ class WorkEvent(google.protobuf.message.Message):
     def finished(self) -> global___Finished: ...
     @property
     def beat(self) -> global___Beat: ...
+    @property
+    def sent_back(self) -> global___SentBack: ...
     def __init__(
         self,
         *,
@@ -384,10 +504,11 @@ class WorkEvent(google.protobuf.message.Message):
         output: global___Output | None = ...,
         finished: global___Finished | None = ...,
         beat: global___Beat | None = ...,
+        sent_back: global___SentBack | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["beat", b"beat", "finished", b"finished", "kind", b"kind", "output", b"output", "piece", b"piece", "started", b"started"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["beat", b"beat", "finished", b"finished", "kind", b"kind", "output", b"output", "piece", b"piece", "started", b"started"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["piece", "started", "output", "finished", "beat"] | None: ...
+    def HasField(self, field_name: typing.Literal["beat", b"beat", "finished", b"finished", "kind", b"kind", "output", b"output", "piece", b"piece", "sent_back", b"sent_back", "started", b"started"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["beat", b"beat", "finished", b"finished", "kind", b"kind", "output", b"output", "piece", b"piece", "sent_back", b"sent_back", "started", b"started"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["piece", "started", "output", "finished", "beat", "sent_back"] | None: ...
 
 global___WorkEvent = WorkEvent
 
@@ -441,9 +562,14 @@ class Finished(google.protobuf.message.Message):
     CLOSURE_FIELD_NUMBER: builtins.int
     PAYLOAD_FIELD_NUMBER: builtins.int
     FAILURE_FIELD_NUMBER: builtins.int
+    STAYING_BYTES_FIELD_NUMBER: builtins.int
     closure: builtins.int
     payload: builtins.bytes
-    """The result; empty if it was kept, or with a failure."""
+    """The result; empty if it was kept, stays on the worker or is not wanted, or with a
+    failure.
+    """
+    staying_bytes: builtins.int
+    """Bytes of a result that stays on the worker; 0 of others."""
     @property
     def failure(self) -> global___Failure:
         """Absent when the function returned."""
@@ -454,11 +580,32 @@ class Finished(google.protobuf.message.Message):
         closure: builtins.int = ...,
         payload: builtins.bytes = ...,
         failure: global___Failure | None = ...,
+        staying_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["failure", b"failure"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["closure", b"closure", "failure", b"failure", "payload", b"payload"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["closure", b"closure", "failure", b"failure", "payload", b"payload", "staying_bytes", b"staying_bytes"]) -> None: ...
 
 global___Finished = Finished
+
+@typing.final
+class SentBack(google.protobuf.message.Message):
+    """A result that stays on the worker, or did until a moment ago."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLOSURE_FIELD_NUMBER: builtins.int
+    PAYLOAD_FIELD_NUMBER: builtins.int
+    closure: builtins.int
+    payload: builtins.bytes
+    def __init__(
+        self,
+        *,
+        closure: builtins.int = ...,
+        payload: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["closure", b"closure", "payload", b"payload"]) -> None: ...
+
+global___SentBack = SentBack
 
 @typing.final
 class Failure(google.protobuf.message.Message):
@@ -498,3 +645,43 @@ class Failure(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["class_name", b"class_name", "exception", b"exception", "kind", b"kind", "message", b"message", "pickling_error", b"pickling_error", "traceback", b"traceback"]) -> None: ...
 
 global___Failure = Failure
+
+@typing.final
+class CopyRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ASKING_FIELD_NUMBER: builtins.int
+    CLOSURE_FIELD_NUMBER: builtins.int
+    closure: builtins.int
+    @property
+    def asking(self) -> stratagem_proto.v1.session_pb2.OpenSessionRequest:
+        """What shows that the asking worker is of the cluster, as in a handshake. It opens no
+        session: the identifier is that of the place.
+        """
+
+    def __init__(
+        self,
+        *,
+        asking: stratagem_proto.v1.session_pb2.OpenSessionRequest | None = ...,
+        closure: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["asking", b"asking"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["asking", b"asking", "closure", b"closure"]) -> None: ...
+
+global___CopyRequest = CopyRequest
+
+@typing.final
+class CopyResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PIECE_FIELD_NUMBER: builtins.int
+    piece: builtins.bytes
+    """The next part of the result's payload."""
+    def __init__(
+        self,
+        *,
+        piece: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["piece", b"piece"]) -> None: ...
+
+global___CopyResponse = CopyResponse

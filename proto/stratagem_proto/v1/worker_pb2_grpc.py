@@ -49,6 +49,11 @@ class WorkerServiceStub(object):
                 request_serializer=stratagem__proto_dot_v1_dot_worker__pb2.WorkRequest.SerializeToString,
                 response_deserializer=stratagem__proto_dot_v1_dot_worker__pb2.WorkResponse.FromString,
                 _registered_method=True)
+        self.Copy = channel.unary_stream(
+                '/stratagem_proto.v1.WorkerService/Copy',
+                request_serializer=stratagem__proto_dot_v1_dot_worker__pb2.CopyRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_worker__pb2.CopyResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer(object):
@@ -71,6 +76,13 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Copy(self, request, context):
+        """Sends a result that a session has left on this worker to another worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +90,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.Work,
                     request_deserializer=stratagem__proto_dot_v1_dot_worker__pb2.WorkRequest.FromString,
                     response_serializer=stratagem__proto_dot_v1_dot_worker__pb2.WorkResponse.SerializeToString,
+            ),
+            'Copy': grpc.unary_stream_rpc_method_handler(
+                    servicer.Copy,
+                    request_deserializer=stratagem__proto_dot_v1_dot_worker__pb2.CopyRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_worker__pb2.CopyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -117,6 +134,33 @@ class WorkerService(object):
             '/stratagem_proto.v1.WorkerService/Work',
             stratagem__proto_dot_v1_dot_worker__pb2.WorkRequest.SerializeToString,
             stratagem__proto_dot_v1_dot_worker__pb2.WorkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Copy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/stratagem_proto.v1.WorkerService/Copy',
+            stratagem__proto_dot_v1_dot_worker__pb2.CopyRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_worker__pb2.CopyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,12 @@ class WorkerServiceStub:
     ]
     """Opens a session and carries its instructions out until the client ends the call."""
 
+    Copy: grpc.UnaryStreamMultiCallable[
+        stratagem_proto.v1.worker_pb2.CopyRequest,
+        stratagem_proto.v1.worker_pb2.CopyResponse,
+    ]
+    """Sends a result that a session has left on this worker to another worker."""
+
 class WorkerServiceAsyncStub:
     """One worker-server process: it runs the functions that its clients send.
 
@@ -55,6 +61,12 @@ class WorkerServiceAsyncStub:
         stratagem_proto.v1.worker_pb2.WorkResponse,
     ]
     """Opens a session and carries its instructions out until the client ends the call."""
+
+    Copy: grpc.aio.UnaryStreamMultiCallable[
+        stratagem_proto.v1.worker_pb2.CopyRequest,
+        stratagem_proto.v1.worker_pb2.CopyResponse,
+    ]
+    """Sends a result that a session has left on this worker to another worker."""
 
 class WorkerServiceServicer(metaclass=abc.ABCMeta):
     """One worker-server process: it runs the functions that its clients send.
@@ -76,5 +88,13 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[stratagem_proto.v1.worker_pb2.WorkResponse], collections.abc.AsyncIterator[stratagem_proto.v1.worker_pb2.WorkResponse]]:
         """Opens a session and carries its instructions out until the client ends the call."""
+
+    @abc.abstractmethod
+    def Copy(
+        self,
+        request: stratagem_proto.v1.worker_pb2.CopyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[stratagem_proto.v1.worker_pb2.CopyResponse], collections.abc.AsyncIterator[stratagem_proto.v1.worker_pb2.CopyResponse]]:
+        """Sends a result that a session has left on this worker to another worker."""
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

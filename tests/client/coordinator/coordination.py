@@ -73,6 +73,11 @@ class Coordination:
         self._workers[worker] = _worker(worker)
         return self._workers[worker].address
 
+    def staying(self, worker: int) -> int:
+        """How many results stay on a worker."""
+        sessions = self._workers[worker]._state._sessions.values()
+        return sum(len(session.results) for session in sessions)
+
     def close(self) -> None:
         """Ends all workers and servers."""
         for worker in self._workers.values():

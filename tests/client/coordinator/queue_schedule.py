@@ -50,12 +50,15 @@ class QueueSchedule:
         self._on: dict[int, deque[int]] = {}
         self._leaving: set[int] = set()
         self._depths: dict[int, int] = {}
+        self._staying: dict[int, int] = {}
+        self._orders: deque[Order] = deque()
         self._first_error: BaseException | None = None
 
     def run(self, events: int) -> None:
         choices = [self._put] * 6 + [self._end] * 6 + [self._come, self._go] * 2
         choices += [self._fail, self._report, self._rebalance, self._leave]
         choices += [self._deepen]
+        choices += [self._stay, self._spare] * 2
         for _ in range(events):
             self._random.choice(choices)()
             self._check()
@@ -71,7 +74,8 @@ class QueueSchedule:
         count = self._random.choice([0, 0, 0, 1, 2])
         chosen = self._random.sample(live, min(count, len(live)))
         self._inputs[closure] = set(chosen)
-        self._obey(self.queue.put(closure, chosen))
+        unmet = [one for one in chosen if not self._there(one)]
+        self._obey(self.queue.put(closure, unmet))
 
     def _end(self) -> None:
         closure = self._pick_running()
@@ -83,10 +87,25 @@ class QueueSchedule:
             self._leaves(closure, "finished")
             self._obey(self.queue.finished(closure))
 
+    def _stay(self) -> None:
+        closure = self._pick_running()
+        if closure is not None:
+            self._staying[closure] = self._take_off(closure)
+            self._obey(self.queue.stays(closure))
+
+    def _spare(self) -> None:
+        if self._staying:
+            closure = self._random.choice([*self._staying])
+            del self._staying[closure]
+            self._leaves(closure, "finished")
+            self._obey(self.queue.finished(closure))
+
     def _fail(self) -> None:
         closure = self._pick_running()
-        if closure is None:
-            return
+        if closure is not None:
+            self._fails(closure)
+
+    def _fails(self, closure: int) -> None:
         error = Raised(closure)
         self._first_error = self._first_error or error
         self._leaves(closure, "failed")
@@ -110,6 +129,9 @@ class QueueSchedule:
         worker = self._random.randrange(WORKERS)
         self._on.pop(worker, None)
         self._depths.pop(worker, None)
+        lost = [one for one, at in self._staying.items() if at == worker]
+        for closure in lost:
+            del self._staying[closure]
         self._obey(self.queue.worker_lost(worker))
 
     def _leave(self) -> None:
@@ -128,11 +150,13 @@ class QueueSchedule:
     def _finish_report(self) -> None:
         while self.queue.in_flight:
             events = [self._end, self._fail, self._come, self._go, self._leave]
+            events += [self._stay, self._spare]
             self._random.choice(events)()
             self._check()
         error, orders = self.queue.end_report()
         self._obey(orders)
-        assert self.queue.idle
+        assert self.queue.staying == self._staying.keys()
+        assert self.queue.idle == (not self._staying)
         self.reports.append(error)
         assert self._first_error
         self.expected.append(self._first_error)
@@ -147,46 +171,70 @@ class QueueSchedule:
         while not self._on.keys() - self._leaving:
             self._come()
             self._end()
+            self._spare()
         while not self.queue.idle:
             self._end()
+            self._spare()
             self._check()
 
     # What the queue wants done.
 
     def _obey(self, orders: list[Order]) -> None:
-        for order in orders:
-            match order:
-                case Run(closure, worker):
-                    self._runs(closure, worker)
-                case Recall(closure, worker):
-                    assert closure in [*self._on[worker]][1:]
-                    self._give_back(closure, worker)
-                case Abandon(closure):
-                    self._leaves(closure, "abandoned")
-                case Starve(closure, Raised() as error):
-                    assert self.ended[error.args[0]] == "failed"
-                    self._leaves(closure, "starved")
-                case Dismiss(worker):
-                    assert not self._on.pop(worker, None), "it has something to run"
-                    self._leaving.remove(worker)
-                case Cancel():
-                    raise AssertionError("no report is under way")
+        # What obeying one order leads to comes after the others.
+        first = not self._orders
+        self._orders.extend(orders)
+        while first and self._orders:
+            self._obey_one(self._orders[0])
+            self._orders.popleft()
+
+    def _obey_one(self, order: Order) -> None:
+        match order:
+            case Run(closure, worker):
+                self._runs(closure, worker)
+            case Recall(closure, worker):
+                assert closure in [*self._on[worker]][1:]
+                self._give_back(closure, worker)
+            case Abandon(closure):
+                self._leaves(closure, "abandoned")
+            case Starve(closure, Raised() as error):
+                assert self.ended[error.args[0]] == "failed"
+                self._leaves(closure, "starved")
+            case Dismiss(worker):
+                assert not self._on.pop(worker, None), "it has something to run"
+                assert worker not in self._staying.values()
+                self._leaving.remove(worker)
+            case Cancel():
+                raise AssertionError("no report is under way")
 
     def _runs(self, closure: int, worker: int) -> None:
         assert not any(closure in closures for closures in self._on.values())
         assert worker not in self._leaving
-        assert all(self.ended[i] == "finished" for i in self._inputs[closure])
         self._on[worker].append(closure)
+        inputs = [one for one in self._inputs[closure] if not self._there(one)]
+        if any(one in self.ended for one in inputs):
+            self._fails(closure)
+        elif inputs:
+            self._take_off(closure)
+            self._obey(self.queue.put_back(closure, inputs))
 
     def _give_back(self, closure: int, worker: int) -> None:
         if self._random.random() < 0.5:
             self._on[worker].remove(closure)
             self._obey(self.queue.put_back(closure))
 
+    def _there(self, closure: int) -> bool:
+        """Whether others can have a closure's value."""
+        return closure in self._staying or self.ended.get(closure) == "finished"
+
+    def _take_off(self, closure: int) -> int:
+        """Takes a closure from its worker and returns that."""
+        worker = next(one for one, closures in self._on.items() if closure in closures)
+        self._on[worker].remove(closure)
+        return worker
+
     def _leaves(self, closure: int, how: str) -> None:
-        for closures in self._on.values():
-            if closure in closures:
-                closures.remove(closure)
+        if any(closure in closures for closures in self._on.values()):
+            self._take_off(closure)
         assert closure not in self.ended, "a closure ends once"
         self.ended[closure] = how
 
@@ -203,7 +251,7 @@ class QueueSchedule:
             assert len(closures) <= DEEPEST
         live = len(self._inputs) - len(self.ended)
         assert queue.leaving == self._leaving
-        assert live == queue.in_flight + queue.queued
+        assert live == queue.in_flight + queue.queued + len(queue.staying)
         assert queue.idle == (live == 0)
         assert queue.error is self._first_error
         self._check_that_nobody_rests()
@@ -213,12 +261,13 @@ class QueueSchedule:
         has_room = any(
             len(self._on[one]) < self._depths.get(one, DEPTH) for one in staying
         )
-        in_flight = sum(map(len, self._on.values()))
+        running = {closure for closures in self._on.values() for closure in closures}
         ready = [
             closure
             for closure, inputs in self._inputs.items()
             if closure not in self.ended
-            and all(self.ended.get(i) == "finished" for i in inputs)
+            and closure not in self._staying
+            and all(map(self._there, inputs))
         ]
         if has_room and not self.queue.reporting:
-            assert len(ready) == in_flight, "a worker could run more"
+            assert running.issuperset(ready), "a worker could run more"

@@ -1,0 +1,125 @@
+"""What a closure returns, wherever it is."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable
+
+from stratagem._coordinator.per_worker import PerWorkerValues
+from stratagem._coordinator.residents import Keeper, Residents, WorkerValue
+from stratagem._shipping.parcel import Definition
+from stratagem_proto.errors import CancelledError
+
+
+class Result(WorkerValue):
+    """The result of a closure: to come, here, or on the worker that ran it.
+
+    A large one stays on its worker. It is copied here if the program has its
+    `RemoteValue`, so that it outlives the worker; other workers copy it from there.
+    Without a copy here, the closure runs again if the worker is lost. Spec: RMV-3.
+
+    Changed under the lock of `Dispatch` alone.
+
+    Args:
+        residents: Gives handles.
+        closure: Number of the closure.
+
+    Attributes:
+        closure: As given.
+        owner: Returns the program's `RemoteValue`, None once there is none.
+        payload: The pickled result, if it is here.
+        error: Why there is none, if the closure failed.
+        aborted: Whether that is because the coordinator was closed before it ended.
+        ended: Set once there is either.
+        users: How many closures take it that have not ended.
+        keeper: The worker on which it stays, or stayed before that was lost.
+        direct: Whether workers can copy it from each other.
+        copying: Whether it is on its way here.
+    """
+
+    def __init__(self, residents: Residents, closure: int) -> None:
+        super().__init__(residents)
+        self.closure = closure
+        self.owner: weakref.ref[object] | None = None
+        self.payload: bytes | None = None
+        self.error: BaseException | None = None
+        self.aborted = False
+        self.ended = threading.Event()
+        self.users = 0
+        self.keeper: Keeper | None = None
+        self.direct = True
+        self.copying = False
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the program may ask for it."""
+        return self.owner is not None and self.owner() is not None
+
+    @property
+    def needed(self) -> bool:
+        """Whether anybody may ask for it. Spec: RMV-5."""
+        return self.wanted or self.users > 0
+
+    @property
+    def here(self) -> bool:
+        """Whether it is here, or on its way."""
+        return self.payload is not None or self.copying
+
+    @property
+    def source(self) -> Keeper | None:
+        """The worker from which others can copy it."""
+        there = self.keeper is not None and self.keeper.there
+        return self.keeper if there and self.direct else None
+
+    @property
+    def met(self) -> bool:
+        """Whether closures can have it."""
+        return self.payload is not None or self.source is not None
+
+    def stay(self, keeper: Keeper) -> None:
+        """Takes note of the worker that has it."""
+        self.keeper, self.direct, self.copying = keeper, True, False
+
+    def succeed(self, payload: bytes) -> None:
+        """Takes it in."""
+        self.payload = payload
+        self.ended.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Takes note that there is none."""
+        self.error = error
+        self.ended.set()
+
+    def abort(self) -> None:
+        """Takes note that there never will be one. Spec: RMV-4."""
+        self.aborted = True
+        self.fail(
+            CancelledError(
+                "The value was aborted. Please reschedule its function: its "
+                "coordinator was closed before the function ended"
+            )
+        )
+
+    def _provide(self, keeper: Keeper) -> None:
+        handle, source = self._shipped_handle(), self.source
+        if source is not None:
+            keeper.take(handle, source.place(self.closure))
+            return
+        assert self.payload is not None, "a closure waits for its inputs"
+        keeper.define(Definition.of_result(handle, self.payload))
+
+
+def results_among(kept: Iterable[object]) -> list[Result]:
+    """Return the results that are needed where something is loaded.
+
+    Args:
+        kept: Of its `Parcel`.
+    """
+    found = []
+    for one in kept:
+        if isinstance(one, Result):
+            found.append(one)
+        elif isinstance(one, PerWorkerValues):
+            found += results_among(one._parcel.kept)
+    return found
