@@ -29,7 +29,7 @@ def one_logical_cpu_again() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_programs_of_the_guide_run(name: str) -> None:
-    exec(compile(PROGRAMS[name], f"guide: {name}", "exec"), {})
+    exec(compile(PROGRAMS[name], f"guide: {name}", "exec"), {"__name__": "__main__"})
 
 
 def test_most_pages_have_a_program() -> None:

@@ -36,7 +36,7 @@ def as_before() -> Iterator[None]:
 def test_the_programs_run(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
     start, program = *PROGRAMS[FIRST], PROGRAMS[title][-1]
-    names: dict[str, object] = {}
+    names: dict[str, object] = {"__name__": "__main__"}
     exec(compile(start, f"{FIRST}, the first block", "exec"), names)
     exec(compile(program, title, "exec"), names)
 

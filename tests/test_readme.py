@@ -12,6 +12,7 @@ def test_the_thirty_lines_run_and_the_loss_falls() -> None:
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert block.count("\n") <= 36
     printed: list[list[float]] = []
-    exec(compile(block, "README.md", "exec"), {"print": printed.append})
+    names = {"__name__": "__main__", "print": printed.append}
+    exec(compile(block, "README.md", "exec"), names)
     assert len(printed[0]) == 2
     assert max(printed[0]) < 1e-3

@@ -48,6 +48,7 @@ def test_an_example_trains_its_model(
     monkeypatch.delenv("TF_CONFIG", raising=False)
     batch = torch.ones(3, 2)
     surroundings: dict[str, Any] = {
+        "__name__": "__main__",
         "torch": torch,
         "Model": Model,
         "batch": batch,
