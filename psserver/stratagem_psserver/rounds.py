@@ -84,6 +84,10 @@ class Rounds:
         group.required = contribution.replicas_to_aggregate or contribution.num_workers
         group.members[contribution.worker] = member
 
+    def _group(self, name: str) -> StepGroup:
+        # Of one that nobody has contributed to, what nobody has done.
+        return self._groups.get(name) or StepGroup()
+
     def _check_room(self, mark: StepMark) -> None:
         group = self._groups.get(mark.group)
         if group is None and len(self._groups) >= MAX_GROUPS:
@@ -107,7 +111,7 @@ class Rounds:
         Raises:
             FailedPreconditionError: Nothing of the session is staged for the step.
         """
-        group = self._groups.get(mark.group, StepGroup())
+        group = self._group(mark.group)
         group.require_open(mark, task)
         parts = group.parts.get(mark.step, {})
         mine = [part for part in parts.values() if part.session_id == session_id]
@@ -122,16 +126,16 @@ class Rounds:
 
     def is_late(self, session_id: bytes, mark: StepMark) -> bool:
         """Whether the part that a session staged for a step was dropped."""
-        group = self._groups.get(mark.group, StepGroup())
+        group = self._group(mark.group)
         return group.late.get(session_id) == mark.step
 
     def closed(self, group: str) -> int:
         """The newest step of a group that takes no more contributions, else 0."""
-        return self._groups.get(group, StepGroup()).closed
+        return self._group(group).closed
 
     def awaited(self, group: str) -> int:
         """The newest closed step of a group that did not fail, else 0."""
-        known = self._groups.get(group, StepGroup())
+        known = self._group(group)
         return known.closed if known.closed > known.failed[0] else known.applied
 
     def keep(self, group: str, closed: ClosedStep) -> None:
@@ -140,7 +144,7 @@ class Rounds:
 
     def unfinished(self, group: str) -> ClosedSteps:
         """The closed steps of a group that wait."""
-        return self._groups.get(group, StepGroup()).unfinished
+        return self._group(group).unfinished
 
     def has_closed(self, mark: StepMark) -> bool | None:
         """True once a step is closed and added up, None while that may still happen.
@@ -174,7 +178,7 @@ class Rounds:
 
     def rejected(self, group: str) -> int:
         """How many steps of a group were dropped."""
-        return self._groups.get(group, StepGroup()).rejected
+        return self._group(group).rejected
 
     def is_applied(self, mark: StepMark) -> bool | None:
         """True once the variables contain a step, None while that may still happen.
@@ -200,7 +204,7 @@ class Rounds:
             )
 
     def _is_over(self, mark: StepMark) -> bool | None:
-        group = self._groups.get(mark.group, StepGroup())
+        group = self._group(mark.group)
         if group.applied >= mark.step:
             return True
         failed_step, failure = group.failed

@@ -182,7 +182,7 @@ class Simulation:
         """What comes from outside of the workers."""
         if self._echoes and self._chance.random() < 0.2:
             self._echoes.pop()()
-        begun = any(isinstance(event, Leave) for event in self.history[:1])
+        begun = bool(self.history) and isinstance(self.history[0], Leave)
         if self._changes and begun and self._chance.random() < 0.02:
             self.servers[0].clocks.change(GROUP, encoded(self._changes.pop(0)))
 
