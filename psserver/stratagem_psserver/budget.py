@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
 from stratagem_proto.errors import ResourceExhaustedError
 
 
 class Budget:
-    """Counts bytes that are staged or waiting, before they are allocated."""
+    """Counts bytes that are staged or waiting, before they are allocated.
 
-    def __init__(self, limit: int) -> None:
+    Args:
+        limit: How many there may be.
+        reclaim: Releases reservations that can be done without, if there are any;
+            called when there is not enough.
+    """
+
+    def __init__(self, limit: int, reclaim: Callable[[], None] = lambda: None) -> None:
         self.limit = limit
         self.used = 0
+        self._reclaim = reclaim
 
     @property
     def available(self) -> int:
@@ -24,6 +32,8 @@ class Budget:
         Raises:
             ResourceExhaustedError: The limit would be passed.
         """
+        if nbytes > self.available:
+            self._reclaim()
         if nbytes > self.available:
             remedy = "repeat it in a moment" if nbytes <= self.limit else "ask for less"
             raise ResourceExhaustedError(

@@ -8,7 +8,9 @@ norm of what all servers have added up is bounded, it waits for that first.
 When a session ends, what it had only staged is dropped and what it had committed
 still counts; should the worker be started again and contribute to the same step, that
 is dropped. The worker is then gone: waiting for a step that cannot be closed without
-it fails by name, until the same task opens a session again.
+it fails by name, until the same task opens a session again. When all workers of a group
+have left, what they had committed to steps that are not closed is dropped; when all are
+gone, but may come back, it is dropped as soon as others need the memory.
 
 A step may close with fewer contributions than there are workers. Those that come later
 are then dropped, and their workers hear of it when they commit.
@@ -242,26 +244,42 @@ class Rounds:
         """Takes note that a client is there (again); returns the groups it is in."""
         return self._mark(session_id, task, "")
 
-    def session_ended(self, session_id: bytes, why: str) -> list[str]:
+    def session_ended(
+        self, session_id: bytes, why: str, left: bool = False
+    ) -> list[str]:
         """Drops what a session had staged; returns the groups it is in.
 
         Args:
             session_id: The session.
             why: A clause that says how it ended, for messages.
+            left: Whether its client ended it.
         """
         for group in self._groups.values():
             group.late.pop(session_id, None)
             group.unfinished.session_ended(session_id)
             for parts in group.parts.values():
                 _orphan(parts, session_id)
-        return self._mark(session_id, None, why)
+        touched = self._mark(session_id, None, why, left)
+        self._drop_abandoned(for_good=True)
+        return touched
 
-    def _mark(self, session_id: bytes, task: str | None, gone: str) -> list[str]:
+    def reclaim(self) -> None:
+        """Drops what workers have committed that are gone with all others."""
+        self._drop_abandoned(for_good=False)
+
+    def _drop_abandoned(self, for_good: bool) -> None:
+        for group in self._groups.values():
+            if group.is_abandoned(for_good):
+                group.abandon()
+
+    def _mark(
+        self, session_id: bytes, task: str | None, gone: str, left: bool = False
+    ) -> list[str]:
         touched = []
         for name, group in self._groups.items():
             for member in group.members.values():
                 if member.session_id == session_id or member.task == task:
-                    member.gone = gone
+                    member.gone, member.left = gone, left
                     touched.append(name)
         return touched
 

@@ -46,8 +46,8 @@ class ServerState:
         self.incarnation = os.urandom(SESSION_ID_BYTES)
         self.store = VariableStore(Room(settings.variable_bytes))
         self.ledger = SessionLedger(settings.lease_seconds)
-        self.budget = Budget(settings.staged_bytes)
         self.rounds = Rounds()
+        self.budget = Budget(settings.staged_bytes, self.rounds.reclaim)
         self.kept = KeptGradients()
         self.clocks = Clocks()
         self.data = DataLedgers()
@@ -100,7 +100,7 @@ class ServerState:
         """Ends a session at its client's wish."""
         session = self.ledger.close(session_id)
         if session is not None:
-            self._ended(session, f"{session.label} left")
+            self._ended(session, f"{session.label} left", left=True)
 
     def end_leases(self) -> list[Session]:
         """Ends the sessions of clients that were silent for too long."""
@@ -109,14 +109,14 @@ class ServerState:
             self._ended(session, f"the lease of {session.label} ran out")
         return ended
 
-    def _ended(self, session: Session, why: str) -> None:
+    def _ended(self, session: Session, why: str, left: bool = False) -> None:
         self.barriers.session_ended(session.id)
         self.gate.forget(session.client)
         self.held.release(session.id)
         self.staging.forget(session.id)
         self.kept.session_ended(session.id)
         self.waits.changed(STEPS)
-        self.groups_changed(self.rounds.session_ended(session.id, why))
+        self.groups_changed(self.rounds.session_ended(session.id, why, left))
         self.clocks_changed(self.clocks.session_ended(session.id, why))
 
     def groups_changed(self, groups: Iterable[str]) -> None:

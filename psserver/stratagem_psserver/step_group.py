@@ -13,11 +13,19 @@ from stratagem_psserver.contributions import Part
 
 @dataclass
 class Member:
-    """A worker of a group as its latest contribution showed it."""
+    """A worker of a group as its latest contribution showed it.
+
+    Attributes:
+        session_id: The session that it came by.
+        task: The worker, for messages.
+        gone: How that session ended; "" while it is open.
+        left: Whether its client ended it, which then does not resume it.
+    """
 
     session_id: bytes
     task: str
     gone: str = ""
+    left: bool = False
 
 
 @dataclass
@@ -70,6 +78,23 @@ class StepGroup:
         gone = [member for member in lacking if member is not None and member.gone]
         possible = self.num_workers - len(gone)
         return gone[0] if gone and possible < self.required else None
+
+    def is_abandoned(self, for_good: bool) -> bool:
+        """Whether all of its workers have been there and are gone.
+
+        Args:
+            for_good: Whether no session may be resumed either.
+        """
+        members = self.members.values()
+        all_were_there = 0 < self.num_workers <= len(members)
+        return all_were_there and all(
+            member.left if for_good else member.gone for member in members
+        )
+
+    def abandon(self) -> None:
+        """Drops all contributions to steps that are not closed."""
+        for step in list(self.parts):
+            self.drop(step)
 
     def close(self, step: int) -> list[Part]:
         """Takes out the contributions of a step and drops what came too late."""
