@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import stratagem
 from stratagem import InvalidArgumentError, ParameterServerStrategy
-from stratagem._parameter_server.placement import Balanced, RoundRobin
+from stratagem._parameter_server.placement import Balanced, Demand, RoundRobin
+from tests.client.clusters import running
 
 
 def test_servers_take_turns_whatever_the_size() -> None:
     places = RoundRobin(range(3))
-    assert [places.next(size).server for size in (100, 1, 1, 1)] == [0, 1, 2, 0]
+    assert [places.next(Demand(size)).server for size in (100, 1, 1, 1)] == [0, 1, 2, 0]
 
 
 def test_a_colocated_variable_takes_nobodys_turn() -> None:
     places = RoundRobin(range(3))
     colocated = [None, 2, None]
-    assert [places.next(1, server).server for server in colocated] == [0, 2, 1]
+    assert [places.next(Demand(1, server)).server for server in colocated] == [0, 2, 1]
 
 
 def test_the_server_with_the_fewest_bytes_is_next() -> None:
     places = Balanced(range(2))
-    assert [places.next(size).server for size in (100, 30, 30, 30, 20)] == [
+    assert [places.next(Demand(size)).server for size in (100, 30, 30, 30, 20)] == [
         0,
         1,
         1,
@@ -34,15 +39,37 @@ def test_the_server_with_the_fewest_bytes_is_next() -> None:
 
 def test_a_colocated_variable_counts_for_its_server() -> None:
     places = Balanced(range(2))
-    places.next(1)
-    places.next(100, colocated=1)
-    assert places.next(1).server == 0
+    places.next(Demand(1))
+    places.next(Demand(100, server=1))
+    assert places.next(Demand(1)).server == 0
+
+
+def test_what_grows_is_balanced_by_itself() -> None:
+    places = Balanced(range(2))
+    demands = [Demand(1000, grows=True), Demand(5), Demand(4), Demand(9, grows=True)]
+    assert [places.next(one).server for one in demands] == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("placement", ["balanced", "round_robin"])
+def test_tables_without_a_vocabulary_have_a_part_on_each_server(placement: str) -> None:
+    with running(3) as cluster, cluster.strategy(placement=placement) as strategy:
+        with strategy.scope():
+            model = nn.ModuleList([nn.Linear(1, 1), table(), table()])
+        strategy.refresh()
+        placed = strategy.extended.variable_placements()
+    assert len(model) == 3
+    servers = [one.server for one in placed if "/part_" in one.name]
+    assert Counter(servers) == {f"/job:ps/task:{i}": 2 for i in range(3)}
+
+
+def table() -> nn.Module:
+    return stratagem.nn.DynamicEmbedding(2)
 
 
 def test_only_the_servers_in_use_get_variables() -> None:
     for placement in (RoundRobin, Balanced):
         places = placement((1, 4))
-        assert [places.next(1).server for _ in range(3)] == [1, 4, 1]
+        assert [places.next(Demand(1)).server for _ in range(3)] == [1, 4, 1]
 
 
 @given(sizes=st.lists(st.integers(0, 1000)), servers=st.integers(1, 5))
@@ -50,7 +77,7 @@ def test_loads_differ_by_one_variable_at_most(sizes: list[int], servers: int) ->
     places = Balanced(range(servers))
     loads = [0] * servers
     for size in sizes:
-        loads[places.next(size).server] += size
+        loads[places.next(Demand(size)).server] += size
     assert max(loads) - min(loads) <= max(sizes, default=0)
 
 

@@ -11,7 +11,11 @@ import torch
 from stratagem._cluster.membership import Membership
 from stratagem._parameter_server.attachment import Attachment
 from stratagem._parameter_server.earlier_run import EarlierRun
-from stratagem._parameter_server.placement import Placement, server_device
+from stratagem._parameter_server.placement import (
+    Demand,
+    Placement,
+    server_device,
+)
 from stratagem._parameter_server.store import RemoteStore
 from stratagem._parameter_server.variable import NO_OWNER, Owner, RemoteVariable
 from stratagem._variables.traits import VariableTraits
@@ -62,7 +66,7 @@ class RemoteCreation:
             FailedPreconditionError: Device filters hide its server from this task.
         """
         server = None if colocated is None else colocated.place.server
-        place = self._placement.next(value.nbytes, server)
+        place = self._placement.next(Demand(value.nbytes, server))
         if moved_to is not None:
             place = replace(place, server=self._existing(moved_to))
         self._store.servers.require_visible(place.server)
@@ -74,6 +78,7 @@ class RemoteCreation:
         traits: VariableTraits,
         value: torch.Tensor,
         owner: Owner,
+        demand: Demand,
     ) -> Kind:
         """Return the next variable, of a kind of its own; otherwise as `placed`.
 
@@ -82,11 +87,12 @@ class RemoteCreation:
             traits: What it is called and how it is meant to be used.
             value: Its initial value, or a tensor of that shape.
             owner: What it belongs to.
+            demand: What it needs of its server.
 
         Raises:
             FailedPreconditionError: Device filters hide its server from this task.
         """
-        place = self._placement.next(value.nbytes)
+        place = self._placement.next(demand)
         self._store.servers.require_visible(place.server)
         return make(self._store, place, traits, value, owner)
 

@@ -23,6 +23,22 @@ class Place:
     ordinal: int
 
 
+@dataclass(frozen=True)
+class Demand:
+    """What a variable needs of its server.
+
+    Attributes:
+        nbytes: Its size.
+        server: Where it has to go; None to have a server chosen.
+        grows: Whether its server stores only those rows of it that are written, so
+            that nobody knows how many of the bytes it will come to take.
+    """
+
+    nbytes: int
+    server: int | None = None
+    grows: bool = False
+
+
 class Placement(ABC):
     """Gives variables their places in the order of their creation.
 
@@ -36,19 +52,14 @@ class Placement(ABC):
         self._servers = servers
         self._created = 0
 
-    def next(self, nbytes: int, colocated: int | None = None) -> Place:
-        """Return the place of the next variable.
-
-        Args:
-            nbytes: Size of the variable.
-            colocated: Server to which it has to go.
-        """
+    def next(self, demand: Demand) -> Place:
+        """Return the place of the next variable."""
         ordinal = self._created
         self._created += 1
-        return Place(self._server_for(nbytes, colocated), ordinal)
+        return Place(self._server_for(demand), ordinal)
 
     @abstractmethod
-    def _server_for(self, nbytes: int, colocated: int | None) -> int:
+    def _server_for(self, demand: Demand) -> int:
         """Choose a server."""
 
 
@@ -59,9 +70,9 @@ class RoundRobin(Placement):
         super().__init__(servers)
         self._dealt = 0
 
-    def _server_for(self, nbytes: int, colocated: int | None) -> int:
-        if colocated is not None:
-            return colocated  # it is nobody's turn
+    def _server_for(self, demand: Demand) -> int:
+        if demand.server is not None:
+            return demand.server  # it is nobody's turn
         self._dealt += 1
         return self._servers[(self._dealt - 1) % len(self._servers)]
 
@@ -69,18 +80,21 @@ class RoundRobin(Placement):
 class Balanced(Placement):
     """Gives each variable to the server that has the fewest bytes of variables.
 
-    Of several such servers it is the first one.
+    Of several such servers it is the first one. Those that grow are counted by what
+    they could become, and for themselves: a table of which hardly a row is written
+    would else keep all that is stored as a whole off its server.
     """
 
     def __init__(self, servers: Sequence[int]) -> None:
         super().__init__(servers)
-        self._loads = dict.fromkeys(servers, 0)
+        self._loads = {grows: dict.fromkeys(servers, 0) for grows in (False, True)}
 
-    def _server_for(self, nbytes: int, colocated: int | None) -> int:
-        server = colocated
+    def _server_for(self, demand: Demand) -> int:
+        loads = self._loads[demand.grows]
+        server = demand.server
         if server is None:
-            server = min(self._loads, key=self._loads.__getitem__)
-        self._loads[server] += nbytes
+            server = min(loads, key=loads.__getitem__)
+        loads[server] += demand.nbytes
         return server
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from stratagem._modules.hosting import HostedParameter
 from stratagem._parameter_server.creation import RemoteCreation
 from stratagem._parameter_server.partitioned_extended import PartitionedExtended
 from stratagem._parameter_server.partitioning import shard_name
+from stratagem._parameter_server.placement import Demand
 from stratagem._parameter_server.shards import Layout
 from stratagem._parameter_server.split_variable import SplitVariable
 from stratagem._parameter_server.store import RemoteStore
@@ -88,11 +89,9 @@ class TablesExtended(PartitionedExtended):
         limits = _limits(adoption)
         contents = _contents(parameter, limits)
         layout = self._layout_of_table(parameter, limits)
-        count = len(layout.sizes)
-        specs = [limits.of_part(n, count) if limits else None for n in range(count)]
         parts = [
-            _placed_shard(creation, adoption, contents, shard, spec)
-            for shard, spec in zip(_shards(layout, contents), specs, strict=True)
+            _placed_shard(creation, adoption, part, self._demand(parameter, part))
+            for part in _parts(layout, contents, limits)
         ]
         make = TableVariable if limits is None else DynamicTable
         traits = _traits(adoption)
@@ -109,6 +108,14 @@ class TablesExtended(PartitionedExtended):
         rows, nbytes = parameter.shape[0], parameter.shape.numel() * parameter.itemsize
         most = min(len(self._store.servers), rows)
         return Layout.div(rows, max(1, min(most, nbytes // _LEAST_SHARD_BYTES)))
+
+    def _demand(self, parameter: TableParameter, part: _Part) -> Demand:
+        if part.spec is None:
+            grows = isinstance(parameter.initial, InitialRows)
+            return Demand(part.value.nbytes, grows=grows)
+        # It has as many parts as there are servers, and nobody knows their sizes.
+        servers, keys = self._store.servers.used, part.spec.dynamic
+        return Demand(keys.max_bytes, servers[keys.part % len(servers)], grows=True)
 
     def _shown(
         self, variable: RemoteVariable | SplitVariable, adoption: Adoption
@@ -191,36 +198,48 @@ def _contents(parameter: TableParameter, limits: KeyLimits | None) -> torch.Tens
     return empty.expand(rows, *parameter.shape[1:])
 
 
-def _shards(layout: Layout, contents: torch.Tensor) -> list[tuple[str, Shard | None]]:
-    """What the name of each part ends with, and which part it is."""
-    if len(layout.sizes) == 1:
-        return [("", None)]
-    whole = tuple(contents.shape)
+class _Part(NamedTuple):
+    """A part of a table.
+
+    Attributes:
+        suffix: What its name ends with.
+        shard: Which part it is; None if it is the whole table.
+        value: Its initial value, or a tensor of that shape.
+        spec: Which keys it may have; None if its rows have numbers.
+    """
+
+    suffix: str
+    shard: Shard | None
+    value: torch.Tensor
+    spec: TableSpec | None
+
+
+def _parts(
+    layout: Layout, contents: torch.Tensor, limits: KeyLimits | None
+) -> list[_Part]:
+    count = len(layout.sizes)
+    specs = [limits.of_part(n, count) if limits else None for n in range(count)]
+    if count == 1:
+        return [_Part("", None, contents, specs[0])]
+    shards = [Shard(rows, tuple(contents.shape)) for rows in layout.shards]
     return [
-        (shard_name("", number), Shard(rows, whole))
-        for number, rows in enumerate(layout.shards)
+        _Part(shard_name("", number), shard, shard.rows.of(contents), specs[number])
+        for number, shard in enumerate(shards)
     ]
 
 
 def _placed_shard(
-    creation: RemoteCreation,
-    adoption: Adoption,
-    contents: torch.Tensor,
-    shard: tuple[str, Shard | None],
-    spec: TableSpec | None,
+    creation: RemoteCreation, adoption: Adoption, part: _Part, demand: Demand
 ) -> TableShard:
-    suffix, part = shard
     initial = cast(TableParameter, adoption.parameter).initial
     make: Callable[..., TableShard] = TableShard
     if isinstance(initial, InitialRows):
-        make = partial(make, lazy=LazyRows(initial.initializer(), spec or TableSpec()))
+        lazy = LazyRows(initial.initializer(), part.spec or TableSpec())
+        make = partial(make, lazy=lazy)
     traits = _traits(adoption)
-    return creation.made(
-        make,
-        replace(traits, name=traits.name + suffix),
-        contents if part is None else part.rows.of(contents),
-        Owner(adoption.module_path, part),
-    )
+    named = replace(traits, name=traits.name + part.suffix)
+    owner = Owner(adoption.module_path, part.shard)
+    return creation.made(make, named, part.value, owner, demand)
 
 
 def _traits(adoption: Adoption) -> VariableTraits:
