@@ -274,7 +274,7 @@ def test_nothing_is_created_under_the_strategy_of_a_worker(
     coordination: Coordination,
 ) -> None:
     theirs = coordination.ship(coordination.strategy)
-    with pytest.raises(ValueError, match="make it on the coor"), theirs.scope():
+    with pytest.raises(ValueError, match="make it in the program"), theirs.scope():
         Variable(1.0)
     with pytest.raises(ValueError, match="parameters, Linear"), theirs.scope():
         made = torch.nn.Linear(1, 1)

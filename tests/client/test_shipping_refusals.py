@@ -53,7 +53,7 @@ def test_a_refusal_says_what_where_and_what_to_do(coordination: Coordination) ->
 
     train_step.__qualname__ = "train_step"
     assert refusal(coordination, train_step) == (
-        "the closure cannot be sent between the coordinator and its workers: "
+        "the closure cannot be sent between a program and its workers: "
         "loader.state['lock'] in function 'train_step' is a _thread.lock, which cannot "
         "be pickled (cannot pickle '_thread.lock' object). Make it inside the "
         "function, or pass what it is made of"

@@ -148,8 +148,9 @@ def test_a_session_is_told_of_the_cluster(strategy: contrib.TPUStrategy) -> None
 def test_a_host_has_a_cpu(strategy: contrib.TPUStrategy) -> None:
     assert strategy.get_host_cpu_device(0) == HOST
     assert strategy.get_host_cpu_device(7) == HOST
-    cores = Topology.of("tpu_worker", [0, 1], ["GPU:0"])
-    assert cores.host_cpu(1) == "/job:tpu_worker/task:1/device:CPU:0"
+    elsewhere = TPUClusterResolver("a.test:1,b.test:1", "tpu_worker")
+    hosts = contrib.TPUStrategy(elsewhere, 1)
+    assert hosts.get_host_cpu_device(1) == "/job:tpu_worker/task:1/device:CPU:0"
 
 
 @pytest.mark.spec("TPU-25")

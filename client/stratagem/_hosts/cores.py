@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from stratagem._hosts.inputs import Recipe
+from stratagem._hosts.plan import HostPlan
 from stratagem._hosts.static_shapes import StaticShapes
-from stratagem._hosts.topology import Topology
+from stratagem._hosts.topology import Topology, host_cpu
 from stratagem._strategies.copies import CopiesExtended
 from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._variables.variable import Variable
@@ -14,6 +16,7 @@ from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 if TYPE_CHECKING:
+    from stratagem._hosts.strategy import TPUStrategy
     from stratagem._input.iterator import DistributedIterator
 
 
@@ -23,6 +26,8 @@ class CoresExtended(CopiesExtended):
     A subclass provides `_topology`.
     """
 
+    _job: str
+
     _cluster_resolver: ClusterResolver
     _steps_per_run: int
 
@@ -30,10 +35,32 @@ class CoresExtended(CopiesExtended):
     def _topology(self) -> Topology:
         raise self._missing("_topology")
 
+    def _plan(self) -> HostPlan:
+        """Return what hosts are told of the strategy."""
+        raise self._missing("_plan")
+
+    def connect(self) -> None:
+        """Connect to the hosts, if they are elsewhere."""
+
+    def disconnect(self) -> None:
+        """End the session with the hosts, if they are elsewhere."""
+
+    def _opened_input(self, recipe: Recipe) -> Any:
+        """Return an iterator of a dataset, of each host's where it is read there."""
+        return recipe(cast("TPUStrategy", self._container_strategy()))
+
     @property
     def steps_per_run(self) -> int:
         """How many steps a loop is to have. Spec: TPU-1, TPU-25."""
         return self._steps_per_run
+
+    @property
+    def calls_per_host(self) -> int:
+        """How many calls each host was sent since it was connected.
+
+        A loop is one call, however many steps it has. In this process there are none.
+        """
+        return 0
 
     @property
     def num_hosts(self) -> int:
@@ -53,7 +80,7 @@ class CoresExtended(CopiesExtended):
 
         Spec: TPU-24.
         """
-        return self._topology.host_cpu(host_id)
+        return host_cpu(self._job, host_id)
 
     @property
     def worker_devices(self) -> Sequence[str]:
@@ -65,6 +92,10 @@ class CoresExtended(CopiesExtended):
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[str, ...]:
         return (self.get_host_cpu_device(0),)
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return False
 
     @property
     def experimental_require_static_shapes(self) -> bool:
@@ -84,5 +115,5 @@ class CoresExtended(CopiesExtended):
         iterations: int,
         initial_loop_values: Any,
     ) -> MultiStepContext:
-        static = cast("DistributedIterator", StaticShapes(iterator))
+        static = StaticShapes(iterator)
         return self._run_steps(fn, static, iterations, initial_loop_values)

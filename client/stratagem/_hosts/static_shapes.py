@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from stratagem._replicas.nests import leaves
 from stratagem._replicas.placement import components
+from stratagem._strategies.multi_step import GivesInputs
 from stratagem_proto.errors import InvalidArgumentError
-
-
-class GivesInputs(Protocol):
-    """What a loop of steps reads."""
-
-    def get_next(self) -> Any:
-        """Return the input of the next step."""
 
 
 class StaticShapes:

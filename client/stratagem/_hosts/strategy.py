@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from stratagem._hosts.cores import CoresExtended
 from stratagem._hosts.topology import Topology
+from stratagem._input.options import InputReplicationMode
+from stratagem._options import InputContext
 from stratagem._replicas.cross_device_ops import default_cross_device_ops
 from stratagem._strategies.mirrored import MirroredExtended
 from stratagem._strategies.strategy import Strategy
-from stratagem.cluster_resolver import ClusterResolver
-from stratagem_proto.errors import (
-    InvalidArgumentError,
-    InvalidTypeError,
-    UnimplementedError,
-)
+from stratagem.cluster_resolver import ClusterResolver, TPUClusterResolver
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 
 class TPUStrategy(Strategy):
@@ -55,13 +54,7 @@ class TPUStrategy(Strategy):
             raise InvalidArgumentError(
                 f"steps_per_run is {steps_per_run}; a loop has at least 1 step"
             )
-        if tpu_cluster_resolver.cluster_spec():
-            raise UnimplementedError(
-                "The hosts of a TPUStrategy cannot be other processes yet; use "
-                "TPUClusterResolver('local')"
-            )
-        topology = Topology.of_this_process(num_cores)
-        extended = _LocalCoresExtended(self, topology)
+        extended = _extended(self, tpu_cluster_resolver, num_cores)
         extended._cluster_resolver = tpu_cluster_resolver
         extended._steps_per_run = steps_per_run
         super().__init__(extended)
@@ -77,6 +70,51 @@ class TPUStrategy(Strategy):
         """How many steps a loop is to have. Spec: TPU-1."""
         return self.extended.steps_per_run
 
+    def experimental_initialize(self) -> list[Any]:
+        """Connect to the hosts, anew if one was lost.
+
+        Otherwise they are connected when they are needed first.
+
+        Returns:
+            The operations to run in a graph: none.
+
+        Raises:
+            UnavailableError: A host cannot be reached.
+
+        Spec: TPU-10, TPU-25.
+        """
+        self.extended.connect()
+        return []
+
+    def experimental_finalize(self) -> list[Any]:
+        """End the session with the hosts, which forget everything.
+
+        What they have computed stays here, and is there again in the next session.
+
+        Returns:
+            The operations to run in a graph: none.
+
+        Spec: TPU-10, TPU-25.
+        """
+        self.extended.disconnect()
+        return []
+
+    def _dataset_iterator(self, dataset: Any) -> Any:
+        def opened(strategy: TPUStrategy) -> Any:
+            return Strategy._dataset_iterator(strategy, dataset)
+
+        return self.extended._opened_input(opened)
+
+    def _input_fn_iterator(
+        self,
+        input_fn: Callable[[InputContext], Any],
+        replication_mode: InputReplicationMode,
+    ) -> Any:
+        def opened(strategy: TPUStrategy) -> Any:
+            return Strategy._input_fn_iterator(strategy, input_fn, replication_mode)
+
+        return self.extended._opened_input(opened)
+
 
 class _LocalCoresExtended(CoresExtended, MirroredExtended):
     """Cores of this process."""
@@ -86,7 +124,21 @@ class _LocalCoresExtended(CoresExtended, MirroredExtended):
         ops = default_cross_device_ops(devices)
         super().__init__(container_strategy, devices, ops)
         self._hosts = topology
+        self._job = topology.job
 
     @property
     def _topology(self) -> Topology:
         return self._hosts
+
+
+def _extended(
+    strategy: TPUStrategy, resolver: ClusterResolver, num_cores: int | None
+) -> CoresExtended:
+    if not resolver.cluster_spec():
+        return _LocalCoresExtended(strategy, Topology.of_this_process(num_cores))
+    # Late: it needs all that sends functions to other processes.
+    from stratagem._hosts.remote import RemoteCoresExtended
+
+    is_tpu = isinstance(resolver, TPUClusterResolver)
+    job = (resolver.task_type if is_tpu else None) or "worker"
+    return RemoteCoresExtended(strategy, resolver, job, num_cores)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from stratagem._devices import DeviceName, list_logical_devices
 from stratagem_proto.errors import InvalidArgumentError
 
-_THIS_PROCESS = "localhost"
+THIS_PROCESS = "localhost"
+"""The job of a host that is this process."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Topology:
     @classmethod
     def of_this_process(cls, num_cores: int | None) -> Topology:
         """Return this process as the only host."""
-        return cls.of(_THIS_PROCESS, [0], cores_here(), num_cores)
+        return cls.of(THIS_PROCESS, [0], cores_here(), num_cores)
 
     def __post_init__(self) -> None:
         each, have = len(self.cores), len(self.cores) * len(self.tasks)
@@ -62,11 +63,6 @@ class Topology:
                 f"num_cores is {self.num_cores}, but hosts have {each} cores each, and "
                 "all use equally many; ask for a multiple, or for some of one host"
             )
-
-    @property
-    def is_local(self) -> bool:
-        """Whether the only host is this process."""
-        return self.job == _THIS_PROCESS
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -88,11 +84,19 @@ class Topology:
         """The cores of each such host that are used."""
         return self.cores[: self.num_cores]
 
-    def host_cpu(self, host_id: int) -> str:
-        """Return the name of the CPU of a host. Spec: TPU-24."""
-        if self.is_local:
-            return "/replica:0/task:0/device:CPU:0"
-        return f"/job:{self.job}/task:{host_id}/device:CPU:0"
+
+def host_cpu(job: str, host_id: int) -> str:
+    """Return the name of the CPU of a host.
+
+    Args:
+        job: The job of the hosts.
+        host_id: Index of its task.
+
+    Spec: TPU-24.
+    """
+    if job == THIS_PROCESS:
+        return "/replica:0/task:0/device:CPU:0"
+    return f"/job:{job}/task:{host_id}/device:CPU:0"
 
 
 def cores_here() -> tuple[str, ...]:

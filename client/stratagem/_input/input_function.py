@@ -41,13 +41,18 @@ def input_function_pipeline(
             "takes InputReplicationMode.PER_WORKER"
         )
     with _devices.device("CPU:0"):
-        dataset = _dataset(input_fn(worker.context))
+        dataset = dataset_of(input_fn(worker.context))
     devices = worker.devices
     dealing = DealElements(len(devices), whole_rounds=True)
     return Pipeline([dataset], dealing, devices, read_ahead_by_default(devices))
 
 
-def _dataset(made: Any) -> Any:
+def dataset_of(made: Any) -> Any:
+    """Return the dataset that an input function provides.
+
+    Raises:
+        InvalidArgumentError: `made` is neither a dataset nor a function.
+    """
     if is_dataset(made) or inspect.isgeneratorfunction(made):
         return made
     if not callable(made):

@@ -45,6 +45,12 @@ class NamedBuffers:
             self._names.record(name, module)
             self._found[id(module), key] = ref(module), name
 
+    def modules(self) -> list[nn.Module]:
+        """Return the living modules that have some, in the order of their naming."""
+        found = [owner() for owner, _ in self._found.values()]
+        living = {id(module): module for module in found if module is not None}
+        return [*living.values()]
+
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield name and tensor of each buffer that has contents."""
         for (_, key), (owner, name) in list(self._found.items()):

@@ -265,6 +265,6 @@ class DistributedOptimizer(OptimizerWithSlots):
         if self._plain or current_replica_id() is not None:
             super().zero_grad(set_to_none)
             return
-        for replica in range(self._extended._num_local_replicas):
+        for replica, _ in enumerate(self._extended._local_devices()):
             with updating(self._strategy, replica):
                 super().zero_grad(set_to_none)

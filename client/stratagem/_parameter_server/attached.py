@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch.nn import Parameter
 
 from stratagem._devices import torch_device
 from stratagem._enums import VariableAggregation, VariableSynchronization
 from stratagem._modules.adoption import Adoption
+from stratagem._modules.attached import AttachedHostingExtended
 from stratagem._modules.extended import living_extended
-from stratagem._modules.hosting import hosted_parameter
-from stratagem._modules.state_dicts import keep_fresh
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.placement import Place, server_named
 from stratagem._parameter_server.shards import Layout, Rows
@@ -28,10 +24,9 @@ from stratagem._tables.parameter import TableParameter
 from stratagem._tables.shard import LazyRows, TableShard
 from stratagem._tables.variable import Reach, TableVariable
 from stratagem._variables.aggregating import AggregatingVariable
-from stratagem._variables.creators import NextCreator
 from stratagem._variables.traits import VariableTraits
 from stratagem._variables.variable import Variable
-from stratagem_proto.errors import InternalError, InvalidArgumentError
+from stratagem_proto.errors import InternalError
 from stratagem_proto.tensors import decode_dtype
 from stratagem_proto.v1.variable_pb2 import (
     Aggregation,
@@ -82,7 +77,7 @@ class ParameterParts:
         return KeyLayout(sizes) if self.has_keys else Layout(sizes)
 
 
-class AttachedExtended(ParameterServerExtended):
+class AttachedExtended(AttachedHostingExtended, ParameterServerExtended):
     """A `ParameterServerExtended` that creates nothing.
 
     Its variables are those that a coordinator created, found by name and server,
@@ -93,7 +88,6 @@ class AttachedExtended(ParameterServerExtended):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._optimizer_name: str | None = None
         self._has_new_parameters = False
 
     # What a coordinator made.
@@ -184,53 +178,15 @@ class AttachedExtended(ParameterServerExtended):
             else None,
         )
 
-    def attach_module(self, module: nn.Module) -> None:
-        """Let the replicas see leaves and buffers of their own in a module.
-
-        As where it was made, its `state_dict()` has the newest values.
-        """
-        for key, parameter in module._parameters.items():
-            hosted = None if parameter is None else hosted_parameter(parameter)
-            if hosted is not None:
-                self._parameters.tie(hosted, [(module, key)])
-        self._buffers.add([module])
-        keep_fresh([module])
-
-    @contextmanager
-    def naming(self, optimizer: str) -> Iterator[None]:
-        """Give the next optimizer the name that it has where it was made."""
-        self._optimizer_name = optimizer
-        try:
-            yield
-        finally:
-            self._optimizer_name = None
-
-    # What functions may not make.
-
     def _name_optimizer(
         self, class_name: str, consistency: Consistency | None = None
     ) -> str:
-        if self._optimizer_name is None:
-            raise self._creates_nothing(f"an optimizer, {class_name}")
-        self._store.pace.add(self._optimizer_name)
-        return self._optimizer_name
+        name = super()._name_optimizer(class_name, consistency)
+        self._store.pace.add(name)
+        return name
 
-    def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
-        raise self._creates_nothing(f"a variable, {kwargs.get('name')!r}")
-
-    def _host(self, adoptions: Sequence[Adoption]) -> None:
-        raise self._creates_nothing(
-            f"a module with parameters, {adoptions[0].module_path}"
-        )
-
-    def _creates_nothing(self, what: str) -> InvalidArgumentError:
-        return InvalidArgumentError(
-            f"{what}, was made under the strategy in a function that runs on "
-            f"{self._membership.name}, where each call would make another one; make it "
-            "on the coordinator, inside `with strategy.scope():`, and use it in the "
-            "function",
-            task=self._membership.name,
-        )
+    def _place_name(self) -> str:
+        return self._membership.name
 
 
 class AttachedStrategy(ParameterServerStrategy):

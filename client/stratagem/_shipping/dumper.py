@@ -5,11 +5,10 @@ from __future__ import annotations
 import pickle
 import threading
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.local_writes import carry_local_writes
-from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._shipping.call import Call
 from stratagem._shipping.call_marks import mark_of_call
 from stratagem._shipping.handles import HandleTable, Tracked
@@ -19,8 +18,9 @@ from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.pickled_calls import PickledCalls
 from stratagem._shipping.pickling import Pickler
 from stratagem._shipping.refusal import refusing
-from stratagem._shipping.registered import KIND_OF
+from stratagem._shipping.registered import OF_COORDINATOR, KindTable
 from stratagem._shipping.resident import Resident
+from stratagem._strategies.strategy import Strategy
 
 
 class Dumper:
@@ -33,9 +33,14 @@ class Dumper:
 
     Args:
         strategy: The coordinator's.
+
+    Attributes:
+        kinds: What of it stays on the workers.
     """
 
-    def __init__(self, strategy: ParameterServerStrategy) -> None:
+    kinds: ClassVar[KindTable] = OF_COORDINATOR
+
+    def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
         self._table = HandleTable()
         self._lock = threading.Lock()
@@ -82,6 +87,7 @@ class _Dump:
 
     def __init__(self, dumper: Dumper) -> None:
         self._strategy = dumper._strategy
+        self._kinds = dumper.kinds
         self._table = dumper._table
         self._pickled = dumper._pickled
         self._forget()
@@ -144,7 +150,7 @@ class _Dump:
 
     def _name(self, value: Any) -> int | None:
         """Return the handle of what stays on workers; None for what does not."""
-        kind = KIND_OF[type(value)]
+        kind = self._kinds[type(value)]
         if kind is None:
             return None
         if not isinstance(kind, Kind):

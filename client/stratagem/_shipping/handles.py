@@ -8,9 +8,9 @@ from itertools import count
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
-from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._shipping.kinds import ChangingKind, Kind
 from stratagem._shipping.parcel import Definition, Entry
+from stratagem._strategies.strategy import Strategy
 
 
 class Writer(Protocol):
@@ -55,7 +55,7 @@ class Tracked:
         """The object."""
         return self._subject()
 
-    def describe(self, strategy: ParameterServerStrategy, writer: Writer) -> None:
+    def describe(self, strategy: Strategy, writer: Writer) -> None:
         """Bring `definition` and `needs` up to date.
 
         Args:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from stratagem._parameter_server.strategy import ParameterServerStrategy
+from stratagem._strategies.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Kind(ABC):
     types: ClassVar[tuple[type, ...]]
 
     @abstractmethod
-    def subject(self, value: Any, strategy: ParameterServerStrategy) -> object | None:
+    def subject(self, value: Any, strategy: Strategy) -> object | None:
         """Return the object to which a handle belongs; None if it travels by value.
 
         Args:
@@ -74,12 +74,24 @@ class Kind(ABC):
         """Return what errors call it."""
 
     @abstractmethod
-    def essence(self, subject: Any, strategy: ParameterServerStrategy) -> Any:
+    def essence(self, subject: Any, strategy: Strategy) -> Any:
         """Return what it is made of."""
 
     @abstractmethod
     def make(self, essence: Any, task: WorkerTask) -> object:
         """Return the object of a worker that corresponds to a subject."""
+
+
+class SessionKind(Kind):
+    """A kind whose objects keep something outside of their process while they live."""
+
+    @abstractmethod
+    def refresh(self, made: Any) -> None:
+        """Prepare an object for a function that was loaded and may use it."""
+
+    @abstractmethod
+    def close(self, made: Any) -> None:
+        """Give up what an object keeps."""
 
 
 class ChangingKind(Kind):

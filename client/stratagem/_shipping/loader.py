@@ -7,9 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from stratagem._parameter_server.attached import AttachedStrategy
 from stratagem._shipping.input_errors import input_error
-from stratagem._shipping.kinds import Change, ChangingKind, Kind, WorkerTask
+from stratagem._shipping.kinds import (
+    Change,
+    ChangingKind,
+    Kind,
+    SessionKind,
+    WorkerTask,
+)
 from stratagem._shipping.parcel import Definition
 from stratagem._shipping.pickling import Unpickler
 from stratagem._shipping.registered import KINDS
@@ -82,8 +87,8 @@ class Loader:
         with self.naming_failures("the closure"):
             revisions, body = pickle.loads(payload)
             value = _Reading(self, revisions).whole(body)
-            for strategy in self._strategies():
-                strategy.extended.refresh_new()
+            for held in [*self.held.values()]:
+                held.refresh()
             return value
 
     def find(self, handle: int) -> Any:
@@ -103,10 +108,10 @@ class Loader:
 
     def close(self) -> None:
         """Forget everything, and end the sessions of strategies with servers."""
-        strategies = self._strategies()
+        held = [*self.held.values()]
         self.held.clear()
-        for strategy in strategies:
-            strategy.close()
+        for each in held:
+            each.close()
 
     def missing(self, handle: int) -> Exception:
         """Return why nothing has a handle."""
@@ -114,10 +119,6 @@ class Loader:
             f"this worker has nothing under handle {handle}; it was released, or is "
             "that of what another worker keeps"
         )
-
-    def _strategies(self) -> list[AttachedStrategy]:
-        values = [held.value for held in list(self.held.values())]
-        return [value for value in values if isinstance(value, AttachedStrategy)]
 
     @contextmanager
     def naming_failures(self, what: str) -> Iterator[None]:
@@ -144,6 +145,16 @@ class _Held:
         self._kind = kind
         self._essence = essence
         self._revisions: dict[str, int] = {}
+
+    def refresh(self) -> None:
+        """Prepare it for a function that may use it."""
+        if isinstance(self._kind, SessionKind):
+            self._kind.refresh(self.value)
+
+    def close(self) -> None:
+        """Give up what it keeps outside of this process."""
+        if isinstance(self._kind, SessionKind):
+            self._kind.close(self.value)
 
     def update(self, definition: Definition, read: Callable[[bytes], Any]) -> None:
         """Make it what a definition says, where that is new."""

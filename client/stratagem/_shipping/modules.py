@@ -9,11 +9,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from stratagem._modules.extended import HostingExtended
 from stratagem._modules.recurrent import Following, plain_class
 from stratagem._modules.state_dicts import refresh_first
 from stratagem._parameter_server.attached import AttachedStrategy
-from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._shipping.kinds import Change, ChangingKind, WorkerTask
+from stratagem._strategies.strategy import Strategy
 
 _PARAMETERS, _BUFFERS, _MODULES = "_parameters", "_buffers", "_modules"
 _HOOKS = "_state_dict_pre_hooks"
@@ -30,14 +31,16 @@ class ModuleKind(ChangingKind):
     name = "module"
     types = (nn.Module,)
 
-    def subject(self, value: Any, strategy: ParameterServerStrategy) -> object | None:
-        adopted = strategy.extended._adopter.has_adopted(value)
+    def subject(self, value: Any, strategy: Strategy) -> object | None:
+        extended = strategy.extended
+        assert isinstance(extended, HostingExtended)
+        adopted = extended._adopter.has_adopted(value)
         return value if adopted and _pickles_its_attributes(value) else None
 
     def label(self, subject: nn.Module) -> str:
         return f"module {type(subject).__name__}"
 
-    def essence(self, subject: nn.Module, strategy: ParameterServerStrategy) -> Any:
+    def essence(self, subject: nn.Module, strategy: Strategy) -> Any:
         return strategy, plain_class(subject)
 
     def make(self, essence: Any, task: WorkerTask) -> nn.Module:

@@ -14,9 +14,9 @@ from stratagem._optimizers.contributions import hyperparameters_of
 from stratagem._optimizers.optimizer import DistributedOptimizer
 from stratagem._optimizers.trained import Trained
 from stratagem._parameter_server.attached import AttachedStrategy
-from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._shipping.kinds import Change, ChangingKind, WorkerTask
 from stratagem._shipping.strategies import require_own
+from stratagem._strategies.strategy import Strategy
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import FailedPreconditionError
 
@@ -34,9 +34,7 @@ class OptimizerKind(ChangingKind):
     name = "optimizer"
     types = (DistributedOptimizer,)
 
-    def subject(
-        self, value: DistributedOptimizer, strategy: ParameterServerStrategy
-    ) -> object | None:
+    def subject(self, value: DistributedOptimizer, strategy: Strategy) -> object | None:
         require_own(f"DistributedOptimizer {value.name!r}", value._strategy, strategy)
         value._show_schedulers_a_step()  # it steps, if elsewhere
         return value
@@ -44,9 +42,7 @@ class OptimizerKind(ChangingKind):
     def label(self, subject: DistributedOptimizer) -> str:
         return f"optimizer {subject.name!r}"
 
-    def essence(
-        self, subject: DistributedOptimizer, strategy: ParameterServerStrategy
-    ) -> Any:
+    def essence(self, subject: DistributedOptimizer, strategy: Strategy) -> Any:
         limits = subject._limiter.limits
         settings = {
             "reduce_op": subject._reduce_op,

@@ -11,24 +11,20 @@ from torch.nn.parameter import is_lazy
 from stratagem._modules.hosting import HostedParameter, hosted_parameter
 from stratagem._parameter_server.attached import AttachedStrategy, ParameterParts
 from stratagem._parameter_server.split_variable import parts_of
-from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._shipping.kinds import Change, ChangingKind, WorkerTask
 from stratagem._shipping.strategies import require_own
+from stratagem._strategies.strategy import Strategy
 from stratagem._tables.variable import TableVariable
 from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 
 
-class ParameterKind(ChangingKind):
-    """A parameter that the strategy hosts, a table too. Its value does not travel.
+class HostedKind(ChangingKind):
+    """A parameter that the strategy hosts, and whether it is trained."""
 
-    Each replica of a worker has a leaf of its own for it, as under any strategy.
-    """
-
-    name = "parameter"
     types = (Parameter,)
 
-    def subject(self, value: Any, strategy: ParameterServerStrategy) -> object | None:
+    def subject(self, value: Any, strategy: Strategy) -> object | None:
         hosted = hosted_parameter(value)
         if hosted is not None:
             own = hosted.variable.distribute_strategy
@@ -44,9 +40,22 @@ class ParameterKind(ChangingKind):
     def label(self, subject: HostedParameter) -> str:
         return f"parameter {subject.name!r}"
 
-    def essence(
-        self, subject: HostedParameter, strategy: ParameterServerStrategy
-    ) -> Any:
+    def state(self, subject: HostedParameter) -> Mapping[str, Any]:
+        return {"requires_grad": subject.parameter.requires_grad}
+
+    def update(self, made: Any, change: Change) -> None:
+        made.requires_grad_(change.state.get("requires_grad", made.requires_grad))
+
+
+class ParameterKind(HostedKind):
+    """A parameter that the strategy hosts, a table too. Its value does not travel.
+
+    Each replica of a worker has a leaf of its own for it, as under any strategy.
+    """
+
+    name = "parameter"
+
+    def essence(self, subject: HostedParameter, strategy: Strategy) -> Any:
         variable = subject.variable
         readable = (
             variable.reach.nbytes if isinstance(variable, TableVariable) else None
@@ -61,9 +70,3 @@ class ParameterKind(ChangingKind):
         found = tuple(map(VariableSpec.FromString, specs))
         parts = ParameterParts(name, shape, found, readable)
         return strategy.extended.attach_parameter(parts)
-
-    def state(self, subject: HostedParameter) -> Mapping[str, Any]:
-        return {"requires_grad": subject.parameter.requires_grad}
-
-    def update(self, made: Any, change: Change) -> None:
-        made.requires_grad_(change.state.get("requires_grad", made.requires_grad))

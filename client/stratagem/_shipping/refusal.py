@@ -51,7 +51,7 @@ def _refusal(value: object, what: str, write: Write, error: Exception) -> Except
         step, value, error = found
         steps.append(step)
     return InvalidTypeError(
-        f"{what} cannot be sent between the coordinator and its workers: "
+        f"{what} cannot be sent between a program and its workers: "
         f"{_path(steps)} is {_described(value)}, which cannot be pickled ({error}). "
         "Make it inside the function, or pass what it is made of"
     )

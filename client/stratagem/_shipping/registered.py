@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from stratagem._hosts.kinds import (
+    CopiedVariableKind,
+    HostInputKind,
+    HostParameterKind,
+    HostStrategyKind,
+)
 from stratagem._shipping.kinds import Kind
 from stratagem._shipping.modules import ModuleKind
 from stratagem._shipping.optimizers import OptimizerKind
@@ -11,32 +17,52 @@ from stratagem._shipping.results import ResultKind
 from stratagem._shipping.strategies import ExtendedKind, ResolverKind, StrategyKind
 from stratagem._shipping.variables import ShardedVariableKind, VariableKind
 
-KINDS: dict[str, Kind] = {
-    kind.name: kind
-    for kind in (
-        StrategyKind(),
-        ExtendedKind(),
-        ResolverKind(),
-        VariableKind(),
-        ShardedVariableKind(),
-        ParameterKind(),
-        ModuleKind(),
-        OptimizerKind(),
-        ResultKind(),
-    )
-}
-"""The kinds by their names."""
 
+class KindTable(dict[type, "Kind | type[Resident] | None"]):
+    """By class, of which kind its instances may be; None for what travels by value.
 
-class _Kinds(dict[type, "Kind | type[Resident] | None"]):
+    A dict, because each object that is pickled is looked up here.
+
+    Args:
+        kinds: Those that there are.
+    """
+
+    def __init__(self, *kinds: Kind) -> None:
+        super().__init__()
+        self.kinds = kinds
+
     def __missing__(self, cls: type) -> Kind | type[Resident] | None:
-        fitting = (kind for kind in KINDS.values() if issubclass(cls, kind.types))
+        fitting = (kind for kind in self.kinds if issubclass(cls, kind.types))
         self[cls] = Resident if issubclass(cls, Resident) else next(fitting, None)
         return self[cls]
 
 
-KIND_OF = _Kinds()
-"""By class, of which kind its instances may be; None for what travels by value.
+OF_COORDINATOR = KindTable(
+    StrategyKind(),
+    ExtendedKind(),
+    ResolverKind(),
+    VariableKind(),
+    ShardedVariableKind(),
+    ParameterKind(),
+    ModuleKind(),
+    OptimizerKind(),
+    ResultKind(),
+)
+"""What belongs to a strategy with parameter servers."""
 
-A dict, because each object that is pickled is looked up here.
-"""
+OF_HOSTS = KindTable(
+    HostStrategyKind(),
+    ExtendedKind(),
+    ResolverKind(),
+    CopiedVariableKind(),
+    HostParameterKind(),
+    ModuleKind(),
+    OptimizerKind(),
+    HostInputKind(),
+)
+"""What belongs to a strategy whose replicas are on hosts."""
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind for kind in (*OF_COORDINATOR.kinds, *OF_HOSTS.kinds)
+}
+"""The kinds by their names."""

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from stratagem._parameter_server.sharded_variable import ShardedVariable
-from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._shipping import tensors
 from stratagem._shipping.kinds import Kind, WorkerTask
 from stratagem._shipping.pickling import Pickler
 from stratagem._shipping.refusal import refusing
+from stratagem._strategies.strategy import Strategy
 from stratagem._variables.variable import Variable
 
 
@@ -55,13 +55,13 @@ class ResultKind(Kind):
     name = "result"
     types = ()
 
-    def subject(self, value: Any, strategy: ParameterServerStrategy) -> object | None:
+    def subject(self, value: Any, strategy: Strategy) -> object | None:
         return None
 
     def label(self, subject: Any) -> str:
         return "a result"
 
-    def essence(self, subject: Any, strategy: ParameterServerStrategy) -> Any:
+    def essence(self, subject: Any, strategy: Strategy) -> Any:
         return subject
 
     def make(self, essence: Any, task: WorkerTask) -> object:

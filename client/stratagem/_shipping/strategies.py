@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from stratagem._cluster.spec import ClusterSpec, Tasks
+from stratagem._hosts.cores import CoresExtended
 from stratagem._parameter_server.attached import AttachedStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
-from stratagem._shipping.kinds import Kind, WorkerTask
+from stratagem._shipping.kinds import Kind, SessionKind, WorkerTask
+from stratagem._strategies.extended import StrategyExtended
+from stratagem._strategies.strategy import Strategy
 from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from stratagem_proto.errors import InvalidArgumentError
 
 
-class StrategyKind(Kind):
+class StrategyKind(SessionKind):
     """The coordinator's strategy. Workers have one replica for each device of theirs.
 
     Where workers prove that they belong to the cluster, they do so by their own token.
@@ -22,15 +25,13 @@ class StrategyKind(Kind):
     name = "strategy"
     types = (ParameterServerStrategy,)
 
-    def subject(self, value: Any, strategy: ParameterServerStrategy) -> object | None:
+    def subject(self, value: Any, strategy: Strategy) -> object | None:
         return require_own("a strategy", value, strategy)
 
     def label(self, subject: ParameterServerStrategy) -> str:
         return "the strategy"
 
-    def essence(
-        self, subject: ParameterServerStrategy, strategy: ParameterServerStrategy
-    ) -> Any:
+    def essence(self, subject: ParameterServerStrategy, strategy: Strategy) -> Any:
         extended = subject.extended
         assert isinstance(extended, ParameterServerExtended)
         return extended._membership.cluster.as_dict(), subject._of_all_tasks
@@ -44,23 +45,28 @@ class StrategyKind(Kind):
         )
         return AttachedStrategy(resolver, token=task.token, **settings)
 
+    def refresh(self, made: AttachedStrategy) -> None:
+        made.extended.refresh_new()
+
+    def close(self, made: AttachedStrategy) -> None:
+        made.close()
+
 
 class ExtendedKind(Kind):
     """The `extended` of a strategy."""
 
     name = "extended"
-    types = (ParameterServerExtended,)
+    types = (ParameterServerExtended, CoresExtended)
 
-    def subject(self, value: Any, strategy: ParameterServerStrategy) -> object | None:
+    def subject(self, value: Any, strategy: Strategy) -> object | None:
         require_own("the extended of a strategy", value._container_strategy(), strategy)
-        return strategy.extended
+        extended: StrategyExtended = strategy.extended
+        return extended
 
-    def label(self, subject: ParameterServerExtended) -> str:
+    def label(self, subject: StrategyExtended) -> str:
         return "the strategy's extended"
 
-    def essence(
-        self, subject: ParameterServerExtended, strategy: ParameterServerStrategy
-    ) -> Any:
+    def essence(self, subject: StrategyExtended, strategy: Strategy) -> Any:
         return strategy
 
     def make(self, essence: Any, task: WorkerTask) -> object:
@@ -73,9 +79,9 @@ class ResolverKind(Kind):
     name = "resolver"
     types = (ClusterResolver,)
 
-    def subject(self, value: Any, strategy: ParameterServerStrategy) -> object | None:
-        found: ClusterResolver = value
-        if strategy.cluster_resolver is not found:
+    def subject(self, value: Any, strategy: Strategy) -> object | None:
+        found: object = value
+        if found is not strategy.cluster_resolver:
             raise InvalidArgumentError(
                 "a cluster resolver may have a secret, which does not travel; use "
                 "strategy.cluster_resolver of the coordinator's strategy"
@@ -85,9 +91,7 @@ class ResolverKind(Kind):
     def label(self, subject: ClusterResolver) -> str:
         return "the strategy's cluster_resolver"
 
-    def essence(
-        self, subject: ClusterResolver, strategy: ParameterServerStrategy
-    ) -> Any:
+    def essence(self, subject: ClusterResolver, strategy: Strategy) -> Any:
         return strategy
 
     def make(self, essence: Any, task: WorkerTask) -> ClusterResolver:
@@ -105,20 +109,20 @@ def _joined_by(cluster: ClusterSpec, task: WorkerTask) -> ClusterSpec:
     return ClusterSpec({**tasks, "worker": {**known, task.index: task.address}})
 
 
-def require_own(what: str, found: Any, own: ParameterServerStrategy) -> object:
-    """Check that something is of the coordinator's strategy, and return its strategy.
+def require_own(what: str, found: object, own: Strategy) -> object:
+    """Check that something is of the strategy whose functions are sent, and return it.
 
     Args:
         what: What it is.
         found: The strategy that it is of.
-        own: The coordinator's.
+        own: That whose functions are sent.
 
     Raises:
         InvalidArgumentError: It is of another strategy.
     """
     if found is not own:
         raise InvalidArgumentError(
-            f"{what} is of another strategy than the coordinator's, which workers know "
-            "nothing of; use what was made in the scope of the coordinator's strategy"
+            f"{what} is of another strategy than the one whose workers these are, and "
+            "they know nothing of it; use what was made in the scope of that one"
         )
     return own

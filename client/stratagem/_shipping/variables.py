@@ -7,10 +7,10 @@ from typing import Any
 from stratagem._parameter_server.attached import AttachedStrategy
 from stratagem._parameter_server.sharded_variable import ShardedVariable
 from stratagem._parameter_server.split_variable import SplitVariable
-from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._parameter_server.variable import RemoteVariable, remote_of
 from stratagem._shipping.kinds import Kind, WorkerTask
 from stratagem._shipping.strategies import require_own
+from stratagem._strategies.strategy import Strategy
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError
@@ -23,23 +23,18 @@ class VariableKind(Kind):
     name = "variable"
     types = (RemoteVariable, AggregatingVariable, SplitVariable)
 
-    def subject(self, value: Any, strategy: ParameterServerStrategy) -> object | None:
+    def subject(self, value: Any, strategy: Strategy) -> object | None:
         if isinstance(value, AggregatingVariable) and remote_of(value) is None:
             return None
-        what = f"variable {value.name!r}"
-        require_own(what, value.distribute_strategy, strategy)
-        container: Variable | None = value.container
-        whole: Variable = value if container is None else container
+        whole = own_variable(value, strategy)
         if isinstance(whole, SplitVariable):
-            raise InvalidArgumentError(
-                f"{what} is that of a module's parameter; use the parameter"
-            )
+            raise of_a_parameter(whole)
         return whole
 
     def label(self, subject: Variable) -> str:
         return f"variable {subject.name!r}"
 
-    def essence(self, subject: Variable, strategy: ParameterServerStrategy) -> Any:
+    def essence(self, subject: Variable, strategy: Strategy) -> Any:
         remote = remote_of(subject)
         assert remote is not None
         return strategy, remote.spec.SerializeToString()
@@ -56,15 +51,13 @@ class ShardedVariableKind(Kind):
     name = "sharded variable"
     types = (ShardedVariable,)
 
-    def subject(self, value: Any, strategy: ParameterServerStrategy) -> object | None:
+    def subject(self, value: Any, strategy: Strategy) -> object | None:
         return value if remote_of(value.variables[0]) is not None else None
 
     def label(self, subject: ShardedVariable) -> str:
         return f"sharded variable {subject.name!r}"
 
-    def essence(
-        self, subject: ShardedVariable, strategy: ParameterServerStrategy
-    ) -> Any:
+    def essence(self, subject: ShardedVariable, strategy: Strategy) -> Any:
         divided = subject.variables[0]._shard_of is not None
         return subject.name, subject.variables, divided
 
@@ -73,3 +66,20 @@ class ShardedVariableKind(Kind):
         if divided:
             return ShardedVariable.divided(name, shards)
         return ShardedVariable(shards, name)
+
+
+def own_variable(value: Variable, strategy: Strategy) -> Variable:
+    """Return the whole variable that one is, or is a component of.
+
+    Raises:
+        InvalidArgumentError: It is of another strategy.
+    """
+    require_own(f"variable {value.name!r}", value.distribute_strategy, strategy)
+    return value if value.container is None else value.container
+
+
+def of_a_parameter(variable: Variable) -> InvalidArgumentError:
+    """Return the error for a variable that follows a parameter."""
+    return InvalidArgumentError(
+        f"variable {variable.name!r} is that of a module's parameter; use the parameter"
+    )

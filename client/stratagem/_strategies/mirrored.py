@@ -73,6 +73,8 @@ class MirroredStrategy(Strategy):
 class MirroredExtended(CopiesExtended):
     """The `extended` of a `MirroredStrategy`."""
 
+    _sync_on_read: type[SyncOnReadVariable] = SyncOnReadVariable
+
     def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
         # Every variable is on all devices, whichever it is to be with.
         kwargs.pop("colocate_with", None)
@@ -82,7 +84,7 @@ class MirroredExtended(CopiesExtended):
             kwargs["synchronization"] = VariableSynchronization.ON_WRITE
         copies = self._created_copies(next_creator, kwargs)
         on_read = synchronization is VariableSynchronization.ON_READ
-        kind = SyncOnReadVariable if on_read else MirroredVariable
+        kind = self._sync_on_read if on_read else MirroredVariable
         return kind(self._container_strategy(), copies)
 
     def _created_copies(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stratagem._contexts.context import get_replica_context, get_strategy
 from stratagem._enums import ReduceOp
@@ -11,8 +11,18 @@ from stratagem._replicas.nests import leaves
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from stratagem._input.iterator import DistributedIterator
     from stratagem._strategies.strategy import Strategy
+
+
+class GivesInputs(Protocol):
+    """What a loop of steps reads."""
+
+    def get_next(self) -> Any:
+        """Return the input of the next step.
+
+        Raises:
+            OutOfRangeError: The data have ended.
+        """
 
 
 class MultiStepContext:
@@ -27,6 +37,7 @@ class MultiStepContext:
         self._last_step_outputs: dict[str, Any] = {}
         self._reduced: set[str] = set()
         self._non_tensor_outputs: dict[str, Any] = {}
+        self._listed: set[str] = set()
 
     @property
     def run_op(self) -> None:
@@ -95,14 +106,22 @@ class MultiStepContext:
         """
         replica = get_replica_context()
         if replica is None:
-            self._non_tensor_outputs[name] = output
+            self._set_other(name, output, listed=False)
             return
 
         def set_all(strategy: Strategy, merged: Any) -> None:
             outputs = strategy.experimental_local_results(merged)
-            self.set_non_tensor_output(name, outputs)
+            self._set_other(name, outputs, listed=True)
 
         replica.merge_call(set_all, (output,))
+
+    def _set_other(self, name: str, output: Any, listed: bool) -> None:
+        self._non_tensor_outputs[name] = output
+        (self._listed.add if listed else self._listed.discard)(name)
+
+    def _is_listed(self, name: str) -> bool:
+        """Return whether an output has one element for each replica."""
+        return name in self._listed
 
 
 def _require_reduction(name: str, reduce_op: object) -> None:
@@ -116,7 +135,7 @@ def _require_reduction(name: str, reduce_op: object) -> None:
 def run_steps(
     strategy: Strategy,
     fn: Callable[[MultiStepContext, Any], Any],
-    iterator: DistributedIterator,
+    iterator: GivesInputs,
     iterations: int,
     initial_loop_values: Any,
 ) -> MultiStepContext:
@@ -135,12 +154,16 @@ def run_steps(
     for _ in range(iterations):
         fn(context, iterator.get_next())
         if initial_loop_values is not None:
-            _require_as_many(strategy, initial_loop_values, context.last_step_outputs)
+            require_as_many(strategy, initial_loop_values, context.last_step_outputs)
     return context
 
 
-def _require_as_many(strategy: Strategy, initial: Any, outputs: dict[str, Any]) -> None:
-    """Check that a graph's loop could carry the outputs. Spec: MSC-10."""
+def require_as_many(strategy: Strategy, initial: Any, outputs: dict[str, Any]) -> None:
+    """Check that a graph's loop could carry the outputs.
+
+    Raises:
+        InvalidArgumentError: There are not as many initial values. Spec: MSC-10.
+    """
     parts = map(strategy.experimental_local_results, outputs.values())
     given, needed = len(leaves(initial)), len(leaves(list(parts)))
     if given != needed:

@@ -94,6 +94,9 @@ class OldSpellings:
 
         Spec: STR-30, INP-3, INP-49b, DEF-7.
         """
+        return self._dataset_iterator(dataset)
+
+    def _dataset_iterator(self, dataset: Any) -> InputIterator:
         # Late, here and below: not every program has a strategy read its data.
         from stratagem._input.iterator import InputIterator
         from stratagem._input.pipeline import splitting_pipeline
@@ -123,10 +126,17 @@ class OldSpellings:
 
         Spec: STR-31, INP-4, INP-30b, INP-49c, DEF-7.
         """
+        require_cross_replica_or_default(self._extended, "make_input_fn_iterator")
+        return self._input_fn_iterator(input_fn, replication_mode)
+
+    def _input_fn_iterator(
+        self,
+        input_fn: Callable[[InputContext], Any],
+        replication_mode: InputReplicationMode,
+    ) -> InputIterator:
         from stratagem._input.input_function import input_function_pipeline
         from stratagem._input.iterator import InputIterator
 
-        require_cross_replica_or_default(self._extended, "make_input_fn_iterator")
         worker = self._extended._input_worker()
         with entered(self._this()):
             pipeline = input_function_pipeline(input_fn, worker, replication_mode)

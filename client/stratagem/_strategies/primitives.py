@@ -10,14 +10,17 @@ from stratagem._enums import ReduceOp
 from stratagem._replicas.placement import place
 from stratagem._replicas.reduction import reduce_nest
 from stratagem._replicas.threads import run_replicas
-from stratagem._strategies.multi_step import MultiStepContext, run_steps
+from stratagem._strategies.multi_step import (
+    GivesInputs,
+    MultiStepContext,
+    run_steps,
+)
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.updating import run_update
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from stratagem._input.iterator import DistributedIterator
     from stratagem._strategies.strategy import Strategy
 
 
@@ -104,7 +107,7 @@ class StrategyPrimitives:
     def _run_steps(
         self,
         fn: Callable[[MultiStepContext, Any], Any],
-        iterator: DistributedIterator,
+        iterator: GivesInputs,
         iterations: int,
         initial_loop_values: Any,
     ) -> MultiStepContext:

@@ -163,6 +163,10 @@ class WorkerGroup:
             self.agree("The configuration", self._facts)
         return self._links
 
+    def leave(self) -> None:
+        """Give up the connections; whoever still needs this worker fails."""
+        self._links = None
+
     def __deepcopy__(self, memo: dict[int, Any]) -> WorkerGroup:
         """Return a group of its own, not yet connected."""
         return WorkerGroup(self.place, self._timeout, self._facts)

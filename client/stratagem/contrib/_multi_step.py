@@ -91,7 +91,7 @@ class MultiStepContext:
 
         def set_all(strategy: Strategy, merged: Any) -> None:
             outputs = list(strategy.experimental_local_results(merged))
-            self._context.set_non_tensor_output(name, outputs)
+            self._context._set_other(name, outputs, listed=True)
 
         replica.merge_call(set_all, (output,))
 

@@ -56,7 +56,7 @@ class DistributionStrategy(StrategyProperties):
         with ExitStack() as stack:
             with in_tower_words():
                 stack.enter_context(self._between_towers())
-            _entered[self._strategy] = self
+            announce(self)
             yield self
 
     def _between_towers(self) -> AbstractContextManager[object]:
@@ -268,13 +268,19 @@ class DistributionStrategy(StrategyProperties):
         Spec: TWR-19, OD-7, MS-10.
         """
         self._require_cross_tower("worker_device_index")
-        count = len(self._worker_devices())
-        return 0 if count == 1 else PerReplica(range(count))
+        first = self._strategy.extended._first_replica_id
+        indices = range(first, first + len(self._worker_devices()))
+        return PerReplica(indices) if len(indices) > 1 else first
 
 
 def _components(value: Any) -> list[Any]:
     parts = components(value)
     return [value] if parts is None else list(parts)
+
+
+def announce(strategy: DistributionStrategy) -> None:
+    """Note that the scope of a strategy was entered by this object."""
+    _entered[strategy._strategy] = strategy
 
 
 def entered(strategy: Strategy) -> DistributionStrategy | None:

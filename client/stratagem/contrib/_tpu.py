@@ -21,7 +21,7 @@ from stratagem.contrib._map_output import mapped, with_all_outputs
 from stratagem.contrib._multi_step import CoresContext, MultiStepContext, Step
 from stratagem.contrib._reduction import reduced
 from stratagem.contrib._strategies import OneDeviceStrategy
-from stratagem.contrib._strategy import DistributionStrategy
+from stratagem.contrib._strategy import DistributionStrategy, announce
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
@@ -61,6 +61,7 @@ class TPUStrategy(OneDeviceStrategy):
     # Its cores.
 
     @property
+    @old_spelling("stratagem.TPUStrategy.steps_per_run")
     def steps_per_run(self) -> int:
         """How many steps a loop is to have. Spec: TPU-1."""
         return self._strategy.steps_per_run
@@ -104,6 +105,22 @@ class TPUStrategy(OneDeviceStrategy):
             updated = self._strategy.update_config_proto(session_config)
             session_config.CopyFrom(updated)
 
+    @old_spelling("TPUStrategy.experimental_initialize")
+    def initialize(self) -> None:
+        """Connect to the hosts, anew if one was lost.
+
+        Raises:
+            UnavailableError: A host cannot be reached.
+
+        Spec: TPU-10.
+        """
+        self._strategy.extended.connect()
+
+    @old_spelling("TPUStrategy.experimental_finalize")
+    def finalize(self) -> None:
+        """End the session with the hosts, which forget everything. Spec: TPU-10."""
+        self._strategy.extended.disconnect()
+
     # What runs on them.
 
     @contextmanager
@@ -124,7 +141,7 @@ class TPUStrategy(OneDeviceStrategy):
     ) -> Any:
         """Spec: TPU-7."""
         with self._computation():
-            return self._strategy.run(fn, args, kwargs)
+            return self._strategy.run(self._announcing(fn), args, kwargs)
 
     def _run_steps(
         self,
@@ -136,8 +153,19 @@ class TPUStrategy(OneDeviceStrategy):
         """Spec: TPU-9, MSC-8."""
         run = self._strategy.extended.experimental_run_steps_on_iterator
         with self._computation():
-            context = run(step, iterator, iterations, initial_loop_values)
+            context = run(
+                self._announcing(step), iterator, iterations, initial_loop_values
+            )
         return CoresContext(context, self._strategy.num_replicas_in_sync)
+
+    def _announcing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that is found in a scope of this strategy on hosts too."""
+
+        def announced(*args: Any, **kwargs: Any) -> Any:
+            announce(self)
+            return function(*args, **kwargs)
+
+        return announced
 
     def _distributed_dataset(self, dataset_fn: Callable[[], Any]) -> Any:
         """Spec: TPU-8."""

@@ -1,0 +1,161 @@
+"""The hosts of a strategy, as its program reaches them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from itertools import count
+
+from stratagem._coordinator.closure_failure import ClosureFailure
+from stratagem._coordinator.endings import RemoteTraceback
+from stratagem._coordinator.link import WorkerLink
+from stratagem._coordinator.remote_worker import RemoteWorker
+from stratagem._servers.session import Identity
+from stratagem._shipping.parcel import Parcel
+from stratagem._shipping.results import load_result
+from stratagem_proto.channel import Deadlines
+from stratagem_proto.errors import StratagemError, UnavailableError, WorkerLostError
+from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task
+
+_GRACE_SECONDS = 5.0
+
+
+class Crew:
+    """Connections to hosts, which all get the same calls at the same time.
+
+    A host that is lost, or ends a call alone, leaves the others waiting for it. Then
+    all connections are closed, and every later call fails.
+
+    Args:
+        workers: The hosts.
+    """
+
+    def __init__(self, workers: Sequence[RemoteWorker]) -> None:
+        self._workers = workers
+        self._failure: StratagemError | None = None
+
+    def call(self, parcels: Sequence[Parcel]) -> list[object]:
+        """Let each host call what it is sent; returns what they have returned.
+
+        Args:
+            parcels: One for each of the first hosts.
+
+        Raises:
+            WorkerLostError: A host was lost, now or before.
+            Exception: What could not be loaded on a host, or what it has raised.
+        """
+        if self._failure is not None:
+            raise self._failure
+        pairs = zip(self._workers, parcels, strict=False)
+        futures = [worker.call(parcel) for worker, parcel in pairs]
+        try:
+            self._await(futures)
+        except BaseException:
+            self.close(_broken("the program was interrupted"))
+            raise
+        return [load_result(future.result()) for future in futures]
+
+    @property
+    def failed(self) -> bool:
+        """Whether every later call fails."""
+        return self._failure is not None
+
+    def release(self, handles: Sequence[int]) -> None:
+        """Let the hosts forget objects."""
+        for worker in self._workers:
+            worker.release(handles)
+
+    def fail(self, why: str) -> None:
+        """Give the hosts up, because they cannot go on together."""
+        self.close(_broken(why))
+
+    def close(self, failure: StratagemError) -> None:
+        """End all sessions.
+
+        Args:
+            failure: What later calls raise.
+        """
+        self._failure = self._failure or failure
+        for worker in self._workers:
+            worker.close()
+
+    def _await(self, futures: Sequence[Future[bytes]]) -> None:
+        """Wait until all hosts have ended a call.
+
+        Raises:
+            WorkerLostError: One was lost.
+            Exception: What one has raised.
+        """
+        _, rest = wait(futures, return_when=FIRST_EXCEPTION)
+        if not rest and all(future.exception() is None for future in futures):
+            return
+        # They may all fail alike; who does not is waiting for those who have.
+        _, waiting = wait(rest, timeout=_GRACE_SECONDS)
+        failed = [each for each in futures if each not in waiting and each.exception()]
+        self._raise(futures, failed, len(failed) < len(futures))
+
+    def _raise(
+        self,
+        futures: Sequence[Future[bytes]],
+        failed: Sequence[Future[bytes]],
+        apart: bool,
+    ) -> None:
+        for future in failed:
+            if not isinstance(future.exception(), ClosureFailure):
+                found = _lost(future.exception())
+                self.close(found)
+                raise found from future.exception()
+        failure = failed[0].exception()
+        assert isinstance(failure, ClosureFailure)
+        worker = self._workers[futures.index(failed[0])]
+        if apart:
+            self.fail(f"{worker.name} has failed alone: {failure.exception}")
+        trace = RemoteTraceback(worker.name, "what it was sent", failure.traceback)
+        raise failure.exception from trace
+
+
+def connected(
+    addresses: Sequence[tuple[int, str]],
+    job: str,
+    token: str,
+    deadlines: Deadlines | None = None,
+) -> list[RemoteWorker]:
+    """Connect to worker servers.
+
+    Args:
+        addresses: Index and "host:port" of each of them.
+        job: Their job.
+        token: The cluster's secret.
+        deadlines: How long they may take to answer; the defaults if not given.
+
+    Raises:
+        UnavailableError: One cannot be reached.
+        UnauthenticatedError: It has another cluster token.
+        FailedPreconditionError: It runs other versions, or is another task.
+    """
+    identity, found = Identity(ROLE_CLIENT, token=token), list[RemoteWorker]()
+    try:
+        for index, address in addresses:
+            link = WorkerLink(address, Task(job=job, index=index), identity, deadlines)
+            link.connect()
+            found.append(RemoteWorker(index, link, count(1)))
+    except BaseException:
+        for worker in found:
+            worker.close()
+        raise
+    return found
+
+
+def _lost(error: BaseException | None) -> WorkerLostError:
+    return WorkerLostError(
+        f"{error}. Hosts step together, so the others cannot go on without it, and "
+        "what they have done since the last call is gone. Start it again, call "
+        "experimental_initialize() of the strategy, and restore the last checkpoint"
+    )
+
+
+def _broken(why: str) -> UnavailableError:
+    return UnavailableError(
+        f"The hosts are not in step any more: {why}. Call experimental_initialize() "
+        "of the strategy, and restore the last checkpoint"
+    )

@@ -1,0 +1,171 @@
+"""What goes wrong on hosts, and what a program is told of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import stratagem
+from stratagem import (
+    ClusterSpec,
+    TPUStrategy,
+    UnauthenticatedError,
+    UnavailableError,
+    Variable,
+    WorkerLostError,
+    config,
+)
+from stratagem._hosts.crew import connected
+from stratagem.cluster_resolver import SimpleClusterResolver, TPUClusterResolver
+from stratagem_deploy import LocalCluster
+from stratagem_proto.channel import Deadlines
+from tests.client.hosts.signals import BEGUN, begin
+
+
+def core() -> int:
+    replica = stratagem.get_replica_context()
+    assert replica is not None
+    return int(replica.replica_id_in_sync_group or 0)
+
+
+def steps(strategy: TPUStrategy, step: Any, count: int = 4) -> None:
+    iterator = iter(strategy.experimental_distribute_dataset([torch.zeros(4)] * count))
+    strategy.extended.experimental_run_steps_on_iterator(step, iterator, count)
+
+
+def test_an_error_of_all_hosts_is_raised_once_and_loses_nothing(
+    strategy: TPUStrategy,
+) -> None:
+    with strategy.scope():
+        v = Variable(0.0, trainable=False)
+
+    def step(context: Any, inputs: Any) -> None:
+        v.assign_add(1.0)
+        if v.read_value() == 3:
+            raise KeyError("the third step")
+
+    with pytest.raises(KeyError, match="the third step") as caught:
+        steps(strategy, step)
+    assert "a call on host 0" in str(caught.value.__cause__)
+    assert 'raise KeyError("the third step")' in str(caught.value.__cause__)
+    assert v.read_value().item() == 3
+    assert strategy.run(lambda: 1) == 1
+
+
+def test_an_error_of_one_host_ends_the_session_of_all(strategy: TPUStrategy) -> None:
+    with strategy.scope():
+        v = Variable(0.0, trainable=False)
+
+    def step(context: Any, inputs: Any) -> None:
+        if strategy.extended._first_replica_id:
+            raise KeyError("the second host")
+
+    with pytest.raises(KeyError, match="the second host"):
+        steps(strategy, step)
+    with pytest.raises(UnavailableError, match=r"not in step.*experimental_initialize"):
+        strategy.run(lambda: 1)
+    v.assign(2.0)
+    strategy.extended.connect()
+    assert strategy.reduce("sum", strategy.run(v.read_value), axis=None).item() == 8
+
+
+def test_functions_on_hosts_make_nothing(strategy: TPUStrategy) -> None:
+    def step() -> None:
+        with strategy.scope():
+            Variable(0.0)
+
+    with pytest.raises(ValueError, match="task:0, where each call would make another"):
+        strategy.run(lambda: Variable(0.0))
+    with pytest.raises(RuntimeError):
+        strategy.run(step)
+
+
+def test_what_is_of_another_strategy_does_not_travel(strategy: TPUStrategy) -> None:
+    with stratagem.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        foreign = Variable(0.0)
+    with pytest.raises(TypeError, match="of another strategy"):
+        strategy.run(lambda: foreign.read_value())
+    own = Variable(2.0)
+    assert strategy.run(lambda: own.read_value().item()) == 2
+    with strategy.scope():
+        model = nn.Linear(1, 1)
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        strategy.run(lambda lock: model, (threading.Lock(),))
+
+
+def test_outputs_that_cannot_be_sent_are_named(strategy: TPUStrategy) -> None:
+    def step(context: Any, inputs: Any) -> None:
+        context.set_non_tensor_output("lock", threading.Lock())
+
+    with pytest.raises(TypeError, match=r"the result cannot be sent.*'lock'"):
+        steps(strategy, step, 1)
+
+
+@pytest.fixture
+def lone_cores() -> Iterator[None]:
+    yield
+    config.set_logical_cpus(1)
+
+
+@pytest.mark.usefixtures("lone_cores")
+def test_a_host_that_is_lost_is_named() -> None:
+    with LocalCluster(ps=0, worker_servers=2) as cluster:
+        strategy = TPUStrategy(cluster.cluster_resolver, 10)
+        with strategy.scope():
+            v = Variable(1.0, trainable=False)
+        killer = threading.Thread(target=_kill_when_begun, args=[cluster])
+        killer.start()
+
+        def step(context: Any, inputs: Any) -> None:
+            v.assign_add(1.0)
+            begin()
+
+        iterator = iter(strategy.experimental_distribute_dataset(_Endless()))
+        with pytest.raises(
+            WorkerLostError, match=r"/job:worker/task:1.*restore the last checkpoint"
+        ):
+            strategy.extended.experimental_run_steps_on_iterator(step, iterator, 10**6)
+        killer.join()
+        cluster.restart("worker", 1)
+        strategy.extended.connect()
+        assert strategy.run(lambda: 3) == 3
+        strategy.extended.disconnect()
+
+
+class _Endless:
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            yield torch.zeros(2)
+
+
+def _kill_when_begun(cluster: LocalCluster) -> None:
+    assert BEGUN.wait(60)
+    cluster.kill("worker", 1)
+
+
+def test_nothing_is_connected_before_hosts_are_needed() -> None:
+    nobody = SimpleClusterResolver(ClusterSpec({"worker": ["127.0.0.1:1"]}))
+    strategy = TPUStrategy(nobody, 1)
+    assert strategy.extended.get_host_cpu_device(0) == "/job:worker/task:0/device:CPU:0"
+    with strategy.scope():
+        assert Variable(1.0).read_value().item() == 1
+    assert strategy.extended.calls_per_host == 0
+
+
+def test_hosts_have_to_be_there() -> None:
+    with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1 did not answer"):
+        connected([(0, "127.0.0.1:1")], "worker", "secret", Deadlines(connect=0.3))
+
+
+def test_hosts_know_who_belongs_to_the_cluster(cluster: LocalCluster) -> None:
+    addresses = cluster.cluster_resolver.cluster_spec().job_tasks("worker")
+    resolver = TPUClusterResolver(",".join(map(str, addresses)))
+    resolver.cluster_token = "another secret"
+    strategy = TPUStrategy(resolver, 1)
+    with pytest.raises(UnauthenticatedError):
+        strategy.extended.connect()
