@@ -80,13 +80,13 @@ class ResolverKind(Kind):
     types = (ClusterResolver,)
 
     def subject(self, value: Any, strategy: Strategy) -> object | None:
-        found: object = value
-        if found is not strategy.cluster_resolver:
+        if strategy.cluster_resolver is not value:
             raise InvalidArgumentError(
                 "a cluster resolver may have a secret, which does not travel; use "
                 "strategy.cluster_resolver of the coordinator's strategy"
             )
-        return found
+        resolver: ClusterResolver = value
+        return resolver
 
     def label(self, subject: ClusterResolver) -> str:
         return "the strategy's cluster_resolver"
