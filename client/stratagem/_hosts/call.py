@@ -43,7 +43,7 @@ class Writes:
 
 
 @dataclass(frozen=True)
-class Answer:
+class HostAnswer:
     """How a call has ended on one host.
 
     Attributes:
@@ -73,7 +73,7 @@ def carry_out(
     modules: Sequence[nn.Module],
     writes: Writes,
     work: Callable[[], Any],
-) -> Answer:
+) -> HostAnswer:
     """Do what a call is for, in the strategy's cross-replica context.
 
     Args:
@@ -89,7 +89,7 @@ def carry_out(
         result, error = _done(work)
         in_step = _end_together(extended, error)
         chief = extended.group.place.is_chief and in_step
-        return Answer(
+        return HostAnswer(
             result,
             None if error is None else _portable(error),
             "".join(traceback.format_exception(error)) if error else "",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from itertools import count
 
+from stratagem._coordinator.answer import Answer
 from stratagem._coordinator.closure_failure import ClosureFailure
 from stratagem._coordinator.endings import RemoteTraceback
 from stratagem._coordinator.link import WorkerLink
@@ -53,7 +54,7 @@ class Crew:
         except BaseException:
             self.close(_broken("the program was interrupted"))
             raise
-        return [load_result(future.result()) for future in futures]
+        return [load_result(future.result().payload) for future in futures]
 
     @property
     def failed(self) -> bool:
@@ -79,7 +80,7 @@ class Crew:
         for worker in self._workers:
             worker.close()
 
-    def _await(self, futures: Sequence[Future[bytes]]) -> None:
+    def _await(self, futures: Sequence[Future[Answer]]) -> None:
         """Wait until all hosts have ended a call.
 
         Raises:
@@ -96,8 +97,8 @@ class Crew:
 
     def _raise(
         self,
-        futures: Sequence[Future[bytes]],
-        failed: Sequence[Future[bytes]],
+        futures: Sequence[Future[Answer]],
+        failed: Sequence[Future[Answer]],
         apart: bool,
     ) -> None:
         for future in failed:

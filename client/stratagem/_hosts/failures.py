@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stratagem._coordinator.endings import RemoteTraceback
-from stratagem._hosts.call import OUT_OF_STEP, Answer
+from stratagem._hosts.call import OUT_OF_STEP, HostAnswer
 from stratagem_proto.errors import UnavailableError
 
 
-def raised_by(answers: Sequence[Answer], tasks: Sequence[int]) -> BaseException | None:
+def raised_by(
+    answers: Sequence[HostAnswer], tasks: Sequence[int]
+) -> BaseException | None:
     """Return the error of a call, with where it was raised; None if there is none.
 
     It is the first one that is not about another host.

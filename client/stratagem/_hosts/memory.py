@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from stratagem._hosts.call import Answer, Writes
+from stratagem._hosts.call import HostAnswer, Writes
 from stratagem._hosts.valued import Marks, Valued, variable_of, write
 from stratagem._optimizers.local import LocalOptimizers
 from stratagem._variables.variable import Variable
@@ -68,7 +68,7 @@ class Memory:
             self._new_slots.discard((optimizer, variables[position].name))
 
     def take_over(
-        self, state: Sequence[Valued], modules: Sequence[nn.Module], answer: Answer
+        self, state: Sequence[Valued], modules: Sequence[nn.Module], answer: HostAnswer
     ) -> None:
         """Have what a host has changed, in cross-replica context."""
         for position, value in answer.values.items():

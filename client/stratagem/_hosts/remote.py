@@ -11,7 +11,7 @@ import torch
 
 from stratagem._devices import canonicalize, torch_device
 from stratagem._hosts.call import (
-    Answer,
+    HostAnswer,
     carry_out,
     loop,
     nothing,
@@ -157,7 +157,7 @@ class RemoteCoresExtended(CoresExtended, MirroredExtended):
             _there(carry_out, self._strategy(), state, modules, writes, work)
             for work in works
         ]
-        answers: list[Answer] = self._session.call(calls)
+        answers: list[HostAnswer] = self._session.call(calls)
         self._memory.told(state, writes)
         self._memory.take_over(state, modules, answers[0])
         error = raised_by(answers, self._topology.used_tasks)
