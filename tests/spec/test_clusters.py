@@ -129,6 +129,14 @@ def test_workers_are_counted_and_numbered_after_the_chief() -> None:
     assert roles.id_in_cluster({"worker": ["a:1", "b:1"]}, "worker", 1) == 1
 
 
+def test_workers_may_leave_gaps_between_their_numbers() -> None:
+    cluster: Any = {"chief": ["c:1"], "worker": {0: "a:1", 5: "b:1"}}
+    assert roles.worker_count(cluster, "worker") == 3
+    assert roles.id_in_cluster(cluster, "worker", 5) == 6
+    with pytest.raises(ValueError, match="`task_id` 4 exceeds the maximum id"):
+        roles.validated(cluster, "worker", 4)
+
+
 @pytest.mark.spec("MWU-2", "MWU-3")
 def test_evaluators_are_a_cluster_of_their_own() -> None:
     cluster = {**TRAINING, "evaluator": ["e:1"]}

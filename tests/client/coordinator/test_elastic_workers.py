@@ -13,7 +13,10 @@ import stratagem
 from stratagem import ClusterSpec, DistributedOptimizer
 from stratagem._coordinator.resolver_watch import workers_of
 from stratagem.cluster_resolver import SimpleClusterResolver
-from stratagem.coordinator import experimental_get_current_worker_index
+from stratagem.coordinator import (
+    ClusterCoordinator,
+    experimental_get_current_worker_index,
+)
 from stratagem_proto.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
@@ -166,6 +169,26 @@ def test_a_worker_reads_all_of_a_dataset_whoever_else_is_there() -> None:
         iterator = iter(coordinator.create_per_worker_dataset(distributed))
         value = coordinator.schedule(next, args=(iterator,))
         assert value.fetch().tolist() == [1, 0]
+
+
+def test_a_worker_that_joins_sees_what_device_filters_let_it_see() -> None:
+    filters = stratagem.ClusterDeviceFilters()
+    filters.set_device_filters("worker", 5, ["/job:ps/task:0"])
+    with (
+        coordinating(num_servers=2) as coordination,
+        coordination.new_strategy(device_filters=filters) as strategy,
+    ):
+        coordinator = ClusterCoordinator(strategy)
+        with strategy.scope():
+            seen, hidden = (stratagem.Variable(float(server)) for server in range(2))
+        assert coordinator.schedule(hidden.read_value).fetch() == 1
+        coordinator.add_worker(coordination.start_new(5))
+        for worker in range(2):
+            coordinator.remove_worker(worker)
+        assert coordinator.schedule(seen.read_value).fetch() == 0
+        value = coordinator.schedule(hidden.read_value)
+        with pytest.raises(FailedPreconditionError, match="invisible to /job:worker/t"):
+            value.fetch()
 
 
 def test_what_a_leaving_worker_runs_ends_there_and_what_waits_goes_elsewhere() -> None:
