@@ -24,12 +24,17 @@ from stratagem_proto.errors import (
     UnavailableError,
     VariableNotFoundError,
 )
+from stratagem_proto.status import translated
 from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1.parameter_server_pb2 import (
     ASSIGN_MODE_ADD,
 )
 from stratagem_proto.v1.parameter_server_pb2_grpc import ParameterServerServiceStub
-from stratagem_proto.v1.session_pb2 import ROLE_CHIEF, CloseSessionRequest
+from stratagem_proto.v1.session_pb2 import (
+    ROLE_CHIEF,
+    CloseSessionRequest,
+    HeartbeatRequest,
+)
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -219,6 +224,25 @@ def test_a_restarted_server_is_reported_and_gets_no_request_again() -> None:
                     assert f"/job:ps/task:0 at {address}" in str(caught.value)
                 with connected(second.address) as fresh:
                     make(fresh, "v", torch.zeros(3))
+
+
+def test_a_restarted_server_does_not_know_the_sessions_of_before() -> None:
+    with ParameterServer(ServerSettings(token=TOKEN)) as first:
+        address = first.address
+        with connected(address) as connection:
+            session = connection.open()
+            first.stop()
+            with ParameterServer(ServerSettings(bind=address, token=TOKEN)):
+                with pytest.raises(SessionLostError, match="gone"):
+                    connection.resume()
+                # What another thread sends again must not reach new variables.
+                request = HeartbeatRequest(session_id=session.identifier)
+                with (
+                    open_channel(address) as channel,
+                    pytest.raises(SessionLostError),
+                    translated("the server", "Heartbeat"),
+                ):
+                    ParameterServerServiceStub(channel).Heartbeat(request)
 
 
 def test_an_ended_session_goes_on_under_its_numbers(server: ParameterServer) -> None:

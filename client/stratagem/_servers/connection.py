@@ -153,17 +153,18 @@ class Connection:
         """
         session = self._session
         if session is not None:
-            request = opening(self._identity, session.identifier)
+            request = opening(self._identity, session)
             answer = Pending(self, request, self.deadlines).result()
             if not session.goes_on(answer):
-                self._restarted = True
-                if answer.restored and self._identity.outlives_servers:
+                # Set once: other threads look at it.
+                restored = answer.restored and self._identity.outlives_servers
+                self._restarted = not restored
+                if restored:
                     self._continue(session, answer)
         self._require_usable()
 
     def _continue(self, session: Session, answer: OpenSessionResponse) -> None:
         session.continues(answer)
-        self._restarted = False
         _LOG.warning(
             "%s was restarted and went back to its last checkpoint; this program goes "
             "on without what the server had applied since",

@@ -102,11 +102,20 @@ class Session:
 
 
 def opening(
-    identity: Identity, identifier: bytes | None = None
+    identity: Identity, session: Session | None = None
 ) -> Request[OpenSessionResponse]:
-    """The handshake of a new session, or of the one with that identifier again."""
-    session = identifier or secrets.token_bytes(SESSION_ID_BYTES)
-    message = handshake(identity, session)
+    """The handshake of a new session, or of one that the server may have ended.
+
+    Another run of the server does not take that on, unless it restored a checkpoint
+    and the identity outlives servers.
+    """
+    identifier = (
+        session.identifier if session else secrets.token_bytes(SESSION_ID_BYTES)
+    )
+    message = handshake(identity, identifier)
+    if session is not None:
+        message.incarnation = session.incarnation
+        message.outlives_servers = identity.outlives_servers
     return Request("OpenSession", message, sole(OpenSessionResponse))
 
 

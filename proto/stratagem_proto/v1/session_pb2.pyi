@@ -104,6 +104,8 @@ class OpenSessionRequest(google.protobuf.message.Message):
     TASK_FIELD_NUMBER: builtins.int
     CAPABILITIES_FIELD_NUMBER: builtins.int
     CLIENT_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    OUTLIVES_SERVERS_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of the contract that the client speaks. The server refuses what it
     does not understand by a sentence that names both versions.
@@ -121,6 +123,13 @@ class OpenSessionRequest(google.protobuf.message.Message):
     """Names the client in all its sessions, those with other servers included; 16 random
     bytes. Empty of a client of this server alone.
     """
+    incarnation: builtins.bytes
+    """The run of the server that had the session, where a client opens it again. Another
+    run answers and does not open it: what the client has sent twice would otherwise
+    reach variables that it knows nothing of. Empty where any run may open it.
+    """
+    outlives_servers: builtins.bool
+    """Whether a run that began with a checkpoint may open it nevertheless."""
     @property
     def task(self) -> global___Task:
         """Task of the client, for messages and for the order of contributions."""
@@ -137,9 +146,11 @@ class OpenSessionRequest(google.protobuf.message.Message):
         task: global___Task | None = ...,
         capabilities: global___Capabilities | None = ...,
         client: builtins.bytes = ...,
+        incarnation: builtins.bytes = ...,
+        outlives_servers: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "client", b"client", "cluster_token", b"cluster_token", "protocol_version", b"protocol_version", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "client", b"client", "cluster_token", b"cluster_token", "incarnation", b"incarnation", "outlives_servers", b"outlives_servers", "protocol_version", b"protocol_version", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
 
 global___OpenSessionRequest = OpenSessionRequest
 

@@ -16,9 +16,19 @@ class SessionRpcs:
 
     async def open(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
         check_handshake(request, self._state.settings)
+        if not self._may_open(request):
+            return self._answer(0)
         session = self._state.open_session(
             request.session_id, request.role, request.task, request.client
         )
+        return self._answer(session.numbering.last)
+
+    def _may_open(self, request: pb.OpenSessionRequest) -> bool:
+        if request.incarnation in (b"", self._state.incarnation):
+            return True
+        return self._state.resumed and request.outlives_servers
+
+    def _answer(self, last_sequence: int) -> pb.OpenSessionResponse:
         settings = self._state.settings
         return pb.OpenSessionResponse(
             protocol_version=PROTOCOL_VERSION,
@@ -28,7 +38,7 @@ class SessionRpcs:
             lease_seconds=settings.lease_seconds,
             max_chunk_bytes=MAX_CHUNK_BYTES,
             max_request_bytes=settings.staged_bytes,
-            last_sequence=session.numbering.last,
+            last_sequence=last_sequence,
             restored=self._state.resumed,
         )
 
