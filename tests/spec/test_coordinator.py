@@ -53,6 +53,21 @@ def test_workers_of_a_coordinator_do_not_wait_for_each_other(
         ClusterCoordinator(strategy)
 
 
+def test_a_closed_strategy_has_no_functions_run(coordination: Coordination) -> None:
+    with coordination.new_strategy() as strategy:
+        coordinator = ClusterCoordinator(strategy)
+        assert coordinator.fetch(coordinator.schedule(double, args=(torch.ones(()),)))
+
+    def is_refused() -> bool:
+        try:
+            coordinator.schedule(double, args=(torch.ones(()),))
+        except stratagem.CancelledError as error:
+            return "its strategy is" in str(error)
+        return False
+
+    eventually(is_refused)
+
+
 @pytest.mark.spec("COO-2")
 def test_a_scope_makes_no_coordinator(coordination: Coordination) -> None:
     with coordination.new_strategy() as strategy:

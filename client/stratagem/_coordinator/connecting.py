@@ -71,17 +71,20 @@ def _require_coordinating(extended: ParameterServerExtended) -> None:
 
 
 def take_over(
-    strategy: ParameterServerStrategy, make_per_worker: Callable[..., Variable]
+    strategy: ParameterServerStrategy,
+    make_per_worker: Callable[..., Variable],
+    end: Callable[[], None],
 ) -> None:
     """Let a strategy know that its functions run on workers from now on.
 
     Args:
         strategy: The strategy.
         make_per_worker: As of `CoordinatedExtended.coordinate`.
+        end: Likewise.
     """
     extended = strategy.extended
     assert isinstance(extended, ParameterServerExtended)
-    extended.coordinate(make_per_worker)
+    extended.coordinate(make_per_worker, end)
 
 
 def connector(

@@ -135,7 +135,7 @@ class ClusterCoordinator:
         ended = self._acknowledging.end
         self._dispatch = Dispatch(connect, settings.queue_size, ended)
         make = partial(PerWorkerVariable, self._residents, self._dispatch.ask_all)
-        take_over(strategy, make)
+        take_over(strategy, make, self._dispatch.close)
         weakref.finalize(self, self._dispatch.close)
         self._start(settings)
 

@@ -202,8 +202,8 @@ class Dispatch:
     def _require_open(self) -> None:
         if self._closed:
             raise CancelledError(
-                "the coordinator is closed, because the program ends; schedule "
-                "functions before"
+                "the coordinator is closed, because its strategy is, or the program "
+                "ends; schedule functions before"
             )
 
     def _put(self, closure: Closure) -> None:

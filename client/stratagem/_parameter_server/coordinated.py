@@ -32,16 +32,25 @@ class CoordinatedExtended(WorkerExtended):
 
     _coordinated = False
     _make_per_worker: Callable[..., Variable] | None = None
+    _end_coordination: Callable[[], None] | None = None
 
-    def coordinate(self, make_per_worker: Callable[..., Variable]) -> None:
+    def coordinate(
+        self, make_per_worker: Callable[..., Variable], end: Callable[[], None]
+    ) -> None:
         """Note that there is a coordinator from now on.
 
         Args:
             make_per_worker: Makes a variable of which each worker has its own; takes
                 the arguments of `Variable`.
+            end: Called when the strategy is closed.
         """
         self._coordinated = True
         self._make_per_worker = make_per_worker
+        self._end_coordination = end
+
+    def _close(self) -> None:
+        if self._end_coordination is not None:
+            self._end_coordination()
 
     def _create_per_worker(
         self, next_creator: NextCreator, given: dict[str, Any]

@@ -210,6 +210,7 @@ class ParameterServerExtended(RemoteOptimizers):
         )
 
     def _close(self) -> None:
+        super()._close()
         self._checkpoints.close()
         self._store.servers.close()
 

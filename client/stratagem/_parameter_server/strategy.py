@@ -299,6 +299,8 @@ class ParameterServerStrategy(CheckpointedStrategy):
     def close(self) -> None:
         """End the sessions with the servers. The variables stay there.
 
+        A coordinator gives up what it was to run, and leaves its workers.
+
         Done by itself at the end of the program or of a `with` block.
         """
         self.extended._close()
