@@ -19,6 +19,7 @@ from stratagem.coordinator import (
 )
 from stratagem_proto.errors import (
     AlreadyExistsError,
+    CancelledError,
     FailedPreconditionError,
     InvalidArgumentError,
     UnauthenticatedError,
@@ -83,20 +84,37 @@ def test_who_comes_and_goes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "stratagem")
     with coordinating(num_workers=1) as coordination:
         coordinator = coordination.coordinator
+        # No other test has a worker of that index.
+        coordinator.add_worker(coordination.start_new(90))
+        eventually(lambda: coordinator.workers == [0, 90])
+        coordination.stop(90)
         eventually(lambda: coordinator.workers == [0])
-        coordination.stop(0)
-        eventually(lambda: coordinator.workers == [])
-        coordination.start(0)
-        eventually(lambda: coordinator.workers == [0])
-        coordinator.remove_worker(0)
-    events = [getattr(record, "event", None) for record in caplog.records]
-    assert events == ["joined", "lost", "joined", "left"]
-    assert {getattr(each, "worker", None) for each in caplog.records} == {
-        "/job:worker/task:0"
-    }
-    lost = caplog.records[1]
-    assert lost.levelname == "WARNING"
-    assert "/job:worker/task:0 at 127.0.0.1:" in lost.message
+        coordinator.remove_worker(90)
+    name = "/job:worker/task:90"
+    records = [one for one in caplog.records if getattr(one, "worker", "") == name]
+    events = [getattr(record, "event", None) for record in records]
+    assert events == ["joined", "lost", "left"]
+    assert records[1].levelname == "WARNING"
+    assert f"{name} at 127.0.0.1:" in records[1].message
+
+
+def test_workers_are_not_missed_after_the_strategy_is_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with coordinating(num_workers=1) as coordination:
+        coordinator = coordination.coordinator
+        coordinator.add_worker(coordination.start_new(91))
+        eventually(lambda: 91 in coordinator.workers)
+        gate = Gate()
+        value = coordinator.schedule(gate.pass_through)
+        gate.wait_for()
+        coordination.strategy.close()
+        with pytest.raises(CancelledError, match="was aborted"):
+            value.fetch()
+        with pytest.raises(CancelledError, match="the coordinator is closed"):
+            coordinator.schedule(where)
+        coordination.stop(91)
+    assert "task:91" not in caplog.text
 
 
 # By the program.
