@@ -161,9 +161,10 @@ def test_all_settings_that_tasks_share_reach_workers(
 ) -> None:
     own = {"self", "cluster_resolver", "variable_partitioner", "placement", "token"}
     settings = signature(stratagem.ParameterServerStrategy.__init__).parameters.keys()
-    ours = coordination.strategy._of_all_tasks
+    ours = coordination.strategy._settings.of_all_tasks()
     assert ours.keys() == settings - own
-    assert coordination.ship(coordination.strategy)._of_all_tasks == ours
+    theirs = coordination.ship(coordination.strategy)
+    assert theirs._settings.of_all_tasks() == ours
 
 
 def test_partials_and_methods_bring_variables_along(

@@ -46,7 +46,7 @@ def require_suited(strategy: object) -> None:
             "cluster_resolver, or set TF_CONFIG"
         )
     _require_coordinating(extended)
-    consistency = strategy._of_all_tasks["consistency"]
+    consistency = strategy._settings.consistency
     if consistency != Async():
         raise InvalidArgumentError(
             "Under a ClusterCoordinator any worker runs any function, so workers "
@@ -100,7 +100,7 @@ def connector(
         meter: Counts what is exchanged with them.
     """
     identity = _identity_of(strategy)
-    takes_all_gpus = strategy._of_all_tasks["num_replicas_per_worker"] is None
+    takes_all_gpus = strategy._settings.num_replicas_per_worker is None
     counts = GpuCounts()
 
     def connect(index: int, address: str) -> RemoteWorker:

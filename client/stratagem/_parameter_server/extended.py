@@ -25,9 +25,9 @@ from stratagem._parameter_server.local_writes import (
     carry_local_writes,
     refuse_writes_in_replicas,
 )
-from stratagem._parameter_server.partitioned_extended import Settings
 from stratagem._parameter_server.placement import placement_named, server_named
 from stratagem._parameter_server.remote_optimizers import RemoteOptimizers
+from stratagem._parameter_server.settings import Settings
 from stratagem._parameter_server.sharded_variable import ShardedVariable
 from stratagem._parameter_server.snapshot import snapshot_of
 from stratagem._parameter_server.split_variable import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +14,9 @@ from stratagem._parameter_server.coordinated import CoordinatedExtended
 from stratagem._parameter_server.creation import RemoteCreation
 from stratagem._parameter_server.partitioning import (
     Partitioning,
-    VariablePartitioner,
     shard_name,
 )
+from stratagem._parameter_server.settings import Settings
 from stratagem._parameter_server.sharded_variable import ShardedVariable
 from stratagem._parameter_server.shards import Layout
 from stratagem._parameter_server.split_variable import SplitVariable
@@ -27,21 +27,6 @@ from stratagem._variables.traits import VariableTraits
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the user of a strategy chooses besides the cluster.
-
-    Attributes:
-        synchronous: Whether the workers take their steps together.
-        placement: How variables are given to servers, by its name.
-        partitioner: Divides variables into shards; None leaves them whole.
-    """
-
-    synchronous: bool
-    placement: str
-    partitioner: VariablePartitioner | None
 
 
 class PartitionedExtended(CoordinatedExtended):
@@ -64,7 +49,7 @@ class PartitionedExtended(CoordinatedExtended):
         settings: Settings,
     ) -> None:
         super().__init__(container_strategy, membership, devices, settings.synchronous)
-        self._partitioning = Partitioning(settings.partitioner)
+        self._partitioning = Partitioning(settings.variable_partitioner)
         self._sharded: list[ShardedVariable] = []
 
     def _create_in_scope(self, next_creator: NextCreator, **kwargs: Any) -> Any:

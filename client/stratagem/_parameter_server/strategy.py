@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch
 
 from stratagem._cluster.device_filters import ClusterDeviceFilters
-from stratagem._cluster.visibility import visible_servers
 from stratagem._contexts.context import require_cross_replica_or_default
 from stratagem._contexts.scope import Scope, entered
 from stratagem._devices import canonicalize
@@ -18,26 +17,22 @@ from stratagem._optimizers.optimizer import DistributedOptimizer
 from stratagem._parameter_server.checkpointed import CheckpointedStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.local_extended import LocalExtended
-from stratagem._parameter_server.partitioned_extended import Settings
 from stratagem._parameter_server.partitioning import VariablePartitioner
-from stratagem._parameter_server.placement import placement_named
+from stratagem._parameter_server.settings import Settings
 from stratagem._parameter_server.task import (
-    identity_of,
     member_of,
     replica_devices,
+    servers_of,
     store_of,
 )
-from stratagem._servers.group import ServerGroup
 from stratagem._servers.traffic import Traffic
 from stratagem._tables.extended import META_ABOVE
 from stratagem.cluster_resolver import ClusterResolver, TFConfigClusterResolver
 from stratagem.consistency import (
     Consistency,
     ConsistencyReport,
-    Sync,
     consistency_from,
 )
-from stratagem_proto.channel import Deadlines
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
@@ -143,40 +138,34 @@ class ParameterServerStrategy(CheckpointedStrategy):
         connect_seconds: float = 60.0,
         peer_seconds: float = 300.0,
     ) -> None:
-        initial = consistency_from(consistency)
-        placement_named(placement)
-        resolver = cluster_resolver or TFConfigClusterResolver()
-        devices = replica_devices(num_replicas_per_worker)
         self._passages: Counter[str] = Counter()
-        self._resolver = resolver
-        self._of_this_task: dict[str, Any] = {"placement": placement, "token": token}
-        self._of_this_task["variable_partitioner"] = variable_partitioner
-        self._of_all_tasks: dict[str, Any] = {
-            "consistency": initial,
-            "pull_dtype": pull_dtype,
-            "num_replicas_per_worker": num_replicas_per_worker,
-            "device_filters": device_filters,
-            "session_config": session_config,
-            "connect_seconds": connect_seconds,
-            "peer_seconds": peer_seconds,
-        }
-        if not resolver.cluster_spec():
-            super().__init__(LocalExtended(self, [canonicalize(d) for d in devices]))
-            return
-        member = member_of(resolver)
-        secret = resolver.cluster_token if token is None else token
-        identity = identity_of(member, secret, isinstance(initial, Sync))
-        deadlines = Deadlines(connect=connect_seconds)
-        visible = visible_servers(member, device_filters, session_config)
-        servers = ServerGroup(member.server_addresses, identity, deadlines, visible)
-        super().__init__(
-            self._extended_type(
-                self,
-                member,
-                store_of(member, servers, initial, peer_seconds, pull_dtype),
-                [canonicalize(device, member.name) for device in devices],
-                Settings(isinstance(initial, Sync), placement, variable_partitioner),
-            )
+        self._resolver = cluster_resolver or TFConfigClusterResolver()
+        self._settings = Settings(
+            variable_partitioner,
+            consistency_from(consistency),
+            placement,
+            pull_dtype,
+            num_replicas_per_worker,
+            token,
+            device_filters,
+            session_config,
+            connect_seconds,
+            peer_seconds,
+        )
+        super().__init__(self._new_extended())
+
+    def _new_extended(self) -> ParameterServerExtended | LocalExtended:
+        devices = replica_devices(self._settings.num_replicas_per_worker)
+        if not self._resolver.cluster_spec():
+            return LocalExtended(self, [canonicalize(device) for device in devices])
+        member = member_of(self._resolver)
+        servers = servers_of(member, self._resolver.cluster_token, self._settings)
+        return self._extended_type(
+            self,
+            member,
+            store_of(member, servers, self._settings),
+            [canonicalize(device, member.name) for device in devices],
+            self._settings,
         )
 
     @property
@@ -313,7 +302,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
         """
         if isinstance(self.extended, LocalExtended):
             return super().__deepcopy__(memo)
-        settings = self._of_this_task | self._of_all_tasks
+        settings = self._settings.arguments()
         memo[id(self)] = copied = type(self)(self._resolver, **settings)
         return copied
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import torch
-
 from stratagem._cluster.membership import Membership
+from stratagem._cluster.visibility import visible_servers
 from stratagem._devices import list_logical_devices
 from stratagem._parameter_server.consistencies import encoded
 from stratagem._parameter_server.pace import Pace
+from stratagem._parameter_server.settings import Settings
 from stratagem._parameter_server.store import RemoteStore
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.session import Identity
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.consistency import Async, Consistency
+from stratagem_proto.channel import Deadlines
 from stratagem_proto.consistency import check_consistency
 from stratagem_proto.encodings import NARROW_DTYPES
 from stratagem_proto.errors import InvalidArgumentError
@@ -24,14 +25,27 @@ def member_of(resolver: ClusterResolver) -> Membership:
     return Membership.of(resolver.cluster_spec(), resolver.task_type, resolver.task_id)
 
 
-def identity_of(member: Membership, token: str | None, synchronous: bool) -> Identity:
-    """Return what a task tells servers about itself.
+def servers_of(
+    member: Membership, cluster_token: str | None, settings: Settings
+) -> ServerGroup:
+    """Return the servers of a task; nothing is sent to them yet.
 
     Args:
         member: The task.
-        token: The cluster's secret; by default that of the environment.
-        synchronous: Whether the workers take their steps together.
+        cluster_token: The cluster's secret, where the settings have none; by default
+            that of the environment.
+        settings: What the user chose.
     """
+    token = cluster_token if settings.token is None else settings.token
+    return ServerGroup(
+        member.server_addresses,
+        _identity_of(member, token, settings.synchronous),
+        Deadlines(connect=settings.connect_seconds),
+        visible_servers(member, settings.device_filters, settings.session_config),
+    )
+
+
+def _identity_of(member: Membership, token: str | None, synchronous: bool) -> Identity:
     secret = token_from_environment() if token is None else token
     # Of a synchronous step, a server that goes back may lack a part that other workers
     # will not send again.
@@ -63,11 +77,7 @@ def replica_devices(count: int | None) -> list[str]:
 
 
 def store_of(
-    member: Membership,
-    servers: ServerGroup,
-    initial: Consistency,
-    peer_seconds: float,
-    pull_dtype: torch.dtype | None,
+    member: Membership, servers: ServerGroup, settings: Settings
 ) -> RemoteStore:
     """Return the variables of a task that has taken no step.
 
@@ -75,14 +85,15 @@ def store_of(
         InvalidArgumentError: There are too few workers for the consistency, or
             `pull_dtype` is no type to which parameters are rounded.
     """
+    pull_dtype = settings.pull_dtype
     if pull_dtype is not None and pull_dtype not in NARROW_DTYPES:
         known = " or ".join(map(str, NARROW_DTYPES))
         raise InvalidArgumentError(
             f"pull_dtype is {known}, or None for parameters as they are, not "
             f"{pull_dtype!r}"
         )
-    pace = _pace_of(member, servers, initial)
-    return RemoteStore(servers, peer_seconds, pace, pull_dtype)
+    pace = _pace_of(member, servers, settings.consistency)
+    return RemoteStore(servers, settings.peer_seconds, pace, pull_dtype)
 
 
 def _pace_of(member: Membership, servers: ServerGroup, initial: Consistency) -> Pace:

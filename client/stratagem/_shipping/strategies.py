@@ -34,7 +34,8 @@ class StrategyKind(SessionKind):
     def essence(self, subject: ParameterServerStrategy, strategy: Strategy) -> Any:
         extended = subject.extended
         assert isinstance(extended, ParameterServerExtended)
-        return extended._membership.cluster.as_dict(), subject._of_all_tasks
+        cluster = extended._membership.cluster.as_dict()
+        return cluster, subject._settings.of_all_tasks()
 
     def make(self, essence: Any, task: WorkerTask) -> AttachedStrategy:
         cluster, settings = essence

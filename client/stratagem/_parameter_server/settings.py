@@ -1,0 +1,55 @@
+"""What the user of a strategy with parameter servers chooses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+
+from stratagem._cluster.device_filters import ClusterDeviceFilters
+from stratagem._parameter_server.partitioning import VariablePartitioner
+from stratagem._parameter_server.placement import placement_named
+from stratagem.consistency import Consistency, Sync
+from stratagem_proto.v1.cluster_pb2 import ConfigProto
+
+# Where variables are is decided by the task that creates them, and each task has the
+# token from where it runs.
+_OF_ONE_TASK = {"variable_partitioner", "placement", "token"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of a `ParameterServerStrategy`, but for the cluster.
+
+    Raises:
+        InvalidArgumentError: There is no such placement.
+    """
+
+    variable_partitioner: VariablePartitioner | None
+    consistency: Consistency
+    placement: str
+    pull_dtype: torch.dtype | None
+    num_replicas_per_worker: int | None
+    token: str | None
+    device_filters: ClusterDeviceFilters | None
+    session_config: ConfigProto | None
+    connect_seconds: float
+    peer_seconds: float
+
+    def __post_init__(self) -> None:
+        placement_named(self.placement)
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether the workers take their steps together."""
+        return isinstance(self.consistency, Sync)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return them by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def of_all_tasks(self) -> dict[str, Any]:
+        """Return by name those that all tasks of the cluster share."""
+        given = self.arguments().items()
+        return {name: value for name, value in given if name not in _OF_ONE_TASK}
