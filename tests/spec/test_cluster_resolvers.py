@@ -282,8 +282,6 @@ def test_accelerator_hosts_are_given_by_address() -> None:
     assert (resolver.task_type, resolver.task_id) == ("tpu_worker", 0)
     assert resolver.master() == "grpc://a:8470"
     assert resolver.master("tpu_worker", 1) == "grpc://b:8470"
-    with pytest.raises(NotImplementedError, match="worker servers"):
-        resolver.num_accelerators()
 
 
 @pytest.mark.spec("RES-21")

@@ -74,6 +74,17 @@ def test_the_cores_of_all_hosts_are_known(
     few.finalize()
 
 
+@pytest.mark.spec("RES-21")
+def test_a_host_tells_how_many_accelerators_it_has(
+    resolver: TPUClusterResolver,
+) -> None:
+    gpus = {"TPU": torch.cuda.device_count()}
+    assert resolver.num_accelerators() == gpus
+    assert resolver.num_accelerators("worker", 1) == gpus
+    with pytest.raises(ValueError, match="No task with index 2"):
+        resolver.num_accelerators("worker", 2)
+
+
 @pytest.mark.spec("TPU-6", "TPU-7")
 def test_a_function_runs_on_the_cores_of_all_hosts(
     strategy: contrib.TPUStrategy, in_scope: None

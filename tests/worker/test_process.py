@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from stratagem._shipping.results import load_result
+from stratagem.config import list_logical_devices
 from stratagem_proto.errors import UnauthenticatedError, WorkerLostError
 from tests.conftest import TOKEN
 from tests.psserver.process import PATIENCE, ServerProcess, launch, serving, until
@@ -48,6 +49,14 @@ def wait_for(file: Path) -> str:
     file.touch()
     until(lambda: not file.exists())
     return "through"
+
+
+def test_a_worker_has_as_many_logical_cpus_as_it_is_told(token_file: Path) -> None:
+    with (
+        working(token_file, "--logical-cpus", "3") as process,
+        connected(process.address) as link,
+    ):
+        assert len(result(link, 1, list_logical_devices)) >= 3
 
 
 def test_functions_run_in_the_process_of_the_worker(process: ServerProcess) -> None:

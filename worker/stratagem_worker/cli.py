@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from stratagem import config
 from stratagem_proto.serving import command_line as options
 from stratagem_proto.token_file import read_token
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 
 app = typer.Typer(add_completion=False)
+
+LogicalCpus = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Logical CPUs, on each of which a replica can run where there is no GPU.",
+    ),
+]
 
 
 @app.command()
@@ -23,8 +34,10 @@ def serve(  # noqa: PLR0913  # one parameter for each option
     lease_seconds: options.LeaseSeconds = 10.0,
     drain_seconds: options.DrainSeconds = 10.0,
     ready_file: options.ReadyFile = None,
+    logical_cpus: LogicalCpus = 1,
 ) -> None:
     """Run the functions that a coordinator sends. It needs the cluster's secret."""
+    config.set_logical_cpus(logical_cpus)
     with options.explained("worker"):
         settings = WorkerSettings(
             bind=bind,

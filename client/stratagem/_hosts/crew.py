@@ -14,8 +14,10 @@ from stratagem._coordinator.remote_worker import RemoteWorker
 from stratagem._servers.session import Identity
 from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.results import load_result
+from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import StratagemError, UnavailableError, WorkerLostError
+from stratagem_proto.token_file import token_from_environment
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task
 
 _GRACE_SECONDS = 5.0
@@ -51,8 +53,8 @@ class Crew:
         futures = [worker.call(parcel) for worker, parcel in pairs]
         try:
             self._await(futures)
-        except BaseException:
-            self.close(_broken("the program was interrupted"))
+        except KeyboardInterrupt:
+            self.fail("the program was interrupted")
             raise
         return [load_result(future.result().payload) for future in futures]
 
@@ -113,6 +115,12 @@ class Crew:
             self.fail(f"{worker.name} has failed alone: {failure.exception}")
         trace = RemoteTraceback(worker.name, "what it was sent", failure.traceback)
         raise failure.exception from trace
+
+
+def secret_of(resolver: ClusterResolver) -> str:
+    """Return the secret of a cluster; by default that of the environment."""
+    token = resolver.cluster_token
+    return token_from_environment() if token is None else token
 
 
 def connected(

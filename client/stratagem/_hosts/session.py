@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stratagem._hosts.crew import Crew, connected
+from stratagem._hosts.crew import Crew, connected, secret_of
 from stratagem._hosts.dumper import HostsDumper
 from stratagem._hosts.meeting_point import open_meeting_point
 from stratagem._hosts.plan import HostPlan
 from stratagem._hosts.topology import Topology, cores_here
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.errors import CancelledError, InvalidArgumentError
-from stratagem_proto.token_file import token_from_environment
 
 if TYPE_CHECKING:
     from stratagem._hosts.strategy import TPUStrategy
@@ -50,17 +49,18 @@ class HostsSession:
         cluster = resolver.cluster_spec()
         tasks = cluster.task_indices(job)
         addresses = {task: cluster.task_address(job, task) for task in tasks}
-        token = resolver.cluster_token
-        secret = token_from_environment() if token is None else token
-        self._workers = connected(sorted(addresses.items(), key=_name), job, secret)
+        found = sorted(addresses.items(), key=_name)
+        self._workers = connected(found, job, secret_of(resolver))
         self._crew = Crew(self._workers)
-        cores = self._same_cores()
-        self.topology = Topology.of(job, tasks, cores, num_cores)
+        try:
+            cores = self._same_cores()
+            self.topology = Topology.of(job, tasks, cores, num_cores)
+            meeting_point = self._meeting_point(addresses)
+        except BaseException:
+            self.close()
+            raise
         self.plan = HostPlan(
-            self.topology,
-            strategy.steps_per_run,
-            cluster.as_dict(),
-            self._meeting_point(addresses),
+            self.topology, strategy.steps_per_run, cluster.as_dict(), meeting_point
         )
 
     def _same_cores(self) -> Sequence[str]:

@@ -10,7 +10,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import timedelta
-from functools import cache
+from functools import lru_cache
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistStoreError
@@ -23,6 +23,8 @@ from stratagem_proto.errors import (
 )
 
 _REPORT_SECONDS = 2.0
+_STORES = 16
+"""How many connections are kept; a worker server may meet others again and again."""
 
 # By meeting point, attempt and rank: workers may be threads of one process.
 _numbers: defaultdict[tuple[str, str, int], itertools.count[int]] = defaultdict(
@@ -109,8 +111,9 @@ class Meeting:
         return ", ".join(missing)
 
 
-# It stays for the whole process: the chief serves later groups by it too.
-@cache
+# It stays while later groups may use it: the chief serves them too. Each group holds
+# its own for as long as it lives.
+@lru_cache(maxsize=_STORES)
 def _connected(place: WorkerPlace, timeout: float) -> TCPStore:
     host, _, port = place.meeting_point.rpartition(":")
     try:

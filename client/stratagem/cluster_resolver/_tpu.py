@@ -8,7 +8,7 @@ import torch
 
 from stratagem._cluster.spec import ClusterSpec
 from stratagem.cluster_resolver._base import ClusterResolver
-from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
+from stratagem_proto.errors import InvalidArgumentError
 
 _LOCAL = "local"
 _LAYER = "grpc"
@@ -83,18 +83,25 @@ class TPUClusterResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: object = None,
     ) -> Mapping[str, int]:
-        """Return the number of cores of each host, as `{"TPU": 8}`.
+        """Return the number of GPUs of a host, by default the first, as `{"TPU": 8}`.
 
         Raises:
-            UnimplementedError: The hosts are other machines: only worker servers
-                could tell what they have.
+            InvalidArgumentError: The cluster has no such task.
+            UnavailableError: The host, which is asked, cannot be reached.
+            UnauthenticatedError: It has another cluster token.
         """
-        if not self._is_local:
-            raise UnimplementedError(
-                f"num_accelerators asks worker servers, which do not exist yet, what "
-                f"{self.master()} has; count the devices there, or use tpu='local'"
-            )
-        return {"TPU": torch.cuda.device_count()}
+        if self._is_local:
+            return {"TPU": torch.cuda.device_count()}
+        # Late: it needs all that sends functions to other processes.
+        from stratagem._hosts.inquiry import asked
+
+        if task_type is None or task_id is None:
+            task_type, task_id = self.task_type, self.task_id
+        return {"TPU": asked(self, task_type or "", task_id or 0, _count_gpus)}
+
+
+def _count_gpus() -> int:
+    return torch.cuda.device_count()
 
 
 def _addresses(tpu: str) -> list[str]:

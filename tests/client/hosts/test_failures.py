@@ -12,6 +12,7 @@ from torch import nn
 
 import stratagem
 from stratagem import (
+    ClosureInputError,
     ClusterSpec,
     TPUStrategy,
     UnauthenticatedError,
@@ -27,10 +28,12 @@ from stratagem_proto.channel import Deadlines
 from tests.client.hosts.signals import BEGUN, begin
 
 
-def core() -> int:
-    replica = stratagem.get_replica_context()
-    assert replica is not None
-    return int(replica.replica_id_in_sync_group or 0)
+class Unloadable:
+    def __getstate__(self) -> dict[str, int]:
+        return {"needs": 1}
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        raise ValueError("not here")
 
 
 def steps(strategy: TPUStrategy, step: Any, count: int = 4) -> None:
@@ -72,6 +75,14 @@ def test_an_error_of_one_host_ends_the_session_of_all(strategy: TPUStrategy) -> 
     v.assign(2.0)
     strategy.extended.connect()
     assert strategy.reduce("sum", strategy.run(v.read_value), axis=None).item() == 8
+
+
+def test_what_cannot_be_loaded_on_hosts_is_told_and_the_session_goes_on(
+    strategy: TPUStrategy,
+) -> None:
+    with pytest.raises(ClosureInputError, match="ValueError: not here"):
+        strategy.run(lambda x: x, (Unloadable(),))
+    assert strategy.run(lambda: 1) == 1
 
 
 def test_functions_on_hosts_make_nothing(strategy: TPUStrategy) -> None:
