@@ -13,6 +13,7 @@ DEMO = 0.911
 
 
 @pytest.mark.cluster
+@pytest.mark.timeout(600)
 def test_each_rating_is_trained_on_once_in_each_epoch_and_the_error_is_the_demos(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
