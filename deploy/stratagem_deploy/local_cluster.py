@@ -56,8 +56,9 @@ class LocalCluster:
                 or none where there are worker servers.
             worker_servers: Number of workers that serve a coordinator instead: the
                 program that makes its strategy from `cluster_resolver`.
-            processes: Whether servers and workers are processes. Otherwise they are
-                threads of this process, which start in no time.
+            processes: Whether servers and workers are processes; worker servers then
+                share the cores by OMP_NUM_THREADS, unless that is set. Otherwise they
+                are threads of this process, which start in no time.
             lease_seconds: Time without a sign of a client after which a server takes
                 it for dead; by default 30, and 10 for worker servers.
             start_timeout: Longest time that a server may take to start, in seconds.

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from stratagem_deploy.private_directory import PrivateDirectory
+from stratagem_deploy.process import share_of_cores
 from stratagem_deploy.server_process import ServerCommand, ServerProcess
 from stratagem_deploy.servers import Server, ServerThread
 from stratagem_deploy.workers import ProcessWorker, ThreadWorker, Worker
@@ -150,7 +151,8 @@ def processes(
     options = _options(plan)
 
     def new_server(job: str, index: int, address: str) -> Server:
-        command = ServerCommand(job, index, address, token_file, options[job])
+        own = share_of_cores(plan.worker_servers) if job == "worker" else {}
+        command = ServerCommand(job, index, address, token_file, options[job], own)
         return ServerProcess(command, show=show(job, index))
 
     workers = [

@@ -28,6 +28,15 @@ def import_path() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
 
 
+def share_of_cores(processes: int) -> dict[str, str]:
+    """Environment in which each of several processes uses its share of the cores.
+
+    Each would start as many threads as there are cores.
+    """
+    cores = max(1, (os.cpu_count() or 1) // max(1, processes))
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}
+
+
 def describe_exit(code: int) -> str:
     """Says how a process ended, from its `Popen.returncode`."""
     if code >= 0:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from stratagem_deploy.process import Process
+from stratagem_deploy.process import Process, share_of_cores
 from stratagem_deploy.screen import Copied, Screen, write_all
 from stratagem_deploy.transcript import Transcript
 
@@ -52,14 +52,12 @@ class ScriptWorkers:
     def environment(self, index: int) -> dict[str, str]:
         """What a worker finds in its environment, besides what we found in ours."""
         task = {"type": "worker", "index": index}
-        cores = (os.cpu_count() or 1) // len(self.cluster["worker"])
         return {
             "TF_CONFIG": json.dumps({"cluster": self.cluster, "task": task}),
             "STRATAGEM_TOKEN_FILE": str(self.token_file),
             # Through a pipe, Python would keep its words back until it ends.
             "PYTHONUNBUFFERED": "1",
-            # Each worker would start as many threads as there are cores.
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores))),
+            **share_of_cores(len(self.cluster["worker"])),
         }
 
 

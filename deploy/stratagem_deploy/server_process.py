@@ -6,8 +6,8 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stratagem_deploy.process import Process, describe_exit, import_path
@@ -30,6 +30,7 @@ class ServerCommand:
         address: Where it serves.
         token_file: File with the cluster's secret.
         options: More options of `stratagem ps` or `stratagem worker`.
+        environment: What it finds in its environment, besides what we found in ours.
     """
 
     job: str
@@ -37,6 +38,7 @@ class ServerCommand:
     address: str
     token_file: Path
     options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -83,7 +85,7 @@ class ServerProcess(Server):
         self.process = Process(
             self._command.name,
             self._command.line(self._ready_file),
-            environment=import_path(),
+            environment={**import_path(), **self._command.environment},
             output=Transcript(self._show),
             on_end=self._on_end,
         )

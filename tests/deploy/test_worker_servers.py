@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 
 import pytest
+import torch
 
 import stratagem
 from stratagem_deploy import LocalCluster
@@ -19,13 +21,18 @@ from tests.worker.links import link_to, result
 
 def run_on(cluster: LocalCluster, task: int) -> int:
     """The process that runs a function on a worker of the cluster."""
+    return result_on(cluster, task, os.getpid)
+
+
+def result_on(cluster: LocalCluster, task: int, function: Callable[[], int]) -> int:
+    """What a function returns on a worker of the cluster."""
     resolver = cluster.cluster_resolver
     address = resolver.cluster_spec().task_address("worker", task)
     link = link_to(address, token=resolver.cluster_token or "", task=task)
     link.connect()
     try:
-        pid: int = result(link, 1, os.getpid)
-        return pid
+        found: int = result(link, 1, function)
+        return found
     finally:
         link.close()
 
@@ -61,6 +68,14 @@ def test_a_worker_is_added_to_others_that_serve_alone() -> None:
         pytest.raises(InvalidArgumentError, match="not for both"),
     ):
         cluster.add_worker_server()
+
+
+@pytest.mark.cluster
+def test_worker_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with LocalCluster(ps=0, worker_servers=2, processes=True) as cluster:
+        threads = result_on(cluster, 1, torch.get_num_threads)
+    assert threads == max(1, (os.cpu_count() or 1) // 2)
 
 
 @pytest.mark.cluster
