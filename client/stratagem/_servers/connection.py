@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import grpc
 
@@ -47,12 +47,20 @@ class Cancellable(Protocol):
         """Gives the call up, if it has not ended."""
 
 
+class _Unsent:
+    def cancel(self) -> None:
+        """Is called when there is nothing under way any more, or not yet."""
+
+
 @dataclass(frozen=True)
 class Attempt:
     """A request on its way: the responses as they come, and how to give it up."""
 
     responses: Iterator[bytes]
     call: Cancellable
+
+
+_Send: TypeAlias = Callable[[grpc.Channel, str, Iterator[bytes], float], Attempt]
 
 
 class Connection:
@@ -100,10 +108,15 @@ class Connection:
 
     def call(self, request: Request[Result]) -> Result:
         """Sends a request and waits for its result; raises as `start` and `result`."""
-        return self.start(request).result()
+        return self.start(request, awaited=True).result()
 
-    def start(self, request: Request[Result]) -> Pending[Result]:
+    def start(self, request: Request[Result], awaited: bool = False) -> Pending[Result]:
         """Sends a request. Waits while another mutation is under way, if it is one.
+
+        Args:
+            request: The request.
+            awaited: Whether the result is asked for at once, so that it need not be
+                sent before.
 
         Raises:
             StratagemError: The server could not be reached, or refused the handshake.
@@ -113,14 +126,15 @@ class Connection:
         """
         if not request.mutates:
             request.stamp(self.open().key(self._steps))
-            return Pending(self, request, self.deadlines)
+            return Pending(self, request, self.deadlines, awaited=awaited)
         # Who held the lock when this process was forked will not give it back here.
         self._require_usable()
         self._mutating.acquire()
         try:
             session, steps = self.open(), self._steps
             request.stamp(session.next_key(steps, next_closure_key(self.peer)))
-            return Pending(self, request, self.deadlines, self._mutating.release)
+            settled = self._mutating.release
+            return Pending(self, request, self.deadlines, settled, awaited)
         except BaseException:
             self._mutating.release()
             raise
@@ -130,11 +144,19 @@ class Connection:
         self._require_usable()
         return self._session or self._first_opened()
 
-    def attempt(self, request: Request[Result], deadlines: Deadlines) -> Attempt:
-        """Sends a stamped request once."""
+    def attempt(
+        self, request: Request[Result], deadlines: Deadlines, awaited: bool = False
+    ) -> Attempt:
+        """Sends a stamped request once; as late as when the responses are asked for.
+
+        Args:
+            request: The request.
+            deadlines: For the attempt.
+            awaited: Whether it may be sent so late.
+        """
         nbytes = request.request_nbytes + request.response_nbytes
         timeout = deadlines.attempt(nbytes, request.wait)
-        send = _upload if request.request_nbytes > CHUNK_BYTES else _ask
+        send = _manner(request, awaited)
         channel = self._open_channel()
         messages = self.meter.sending(request.encoded())
         try:
@@ -143,7 +165,14 @@ class Connection:
             # What grpc raises where another thread has closed the channel.
             self._require_open()
             raise
-        return Attempt(self.meter.receiving(sent.responses), sent.call)
+        return Attempt(self.meter.receiving(self._guarded(sent.responses)), sent.call)
+
+    def _guarded(self, responses: Iterator[bytes]) -> Iterator[bytes]:
+        try:
+            yield from responses
+        except ValueError:
+            self._require_open()
+            raise
 
     def resume(self) -> None:
         """Opens the session again after the server has ended it.
@@ -246,6 +275,23 @@ class Connection:
                 f"{self.peer} was restarted, and the variables that it hosted are "
                 "gone. Start the program again, or restore a checkpoint"
             )
+
+
+def _manner(request: Request[Result], awaited: bool) -> _Send:
+    if request.request_nbytes > CHUNK_BYTES:
+        return _upload
+    return _exchange if awaited and request.response_nbytes <= CHUNK_BYTES else _ask
+
+
+def _exchange(
+    channel: grpc.Channel, path: str, messages: Iterator[bytes], timeout: float
+) -> Attempt:
+    # Streams of one message are a unary call on the wire, which takes 0.8 ms instead
+    # of 1.5 ms on a busy machine: its thread is woken once, and not for each part.
+    method: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+    method = channel.unary_unary(path)
+    (message,) = messages
+    return Attempt((method(message, timeout=timeout) for _ in range(1)), _Unsent())
 
 
 def _ask(

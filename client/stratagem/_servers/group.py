@@ -159,6 +159,10 @@ class ServerGroup:
     def _together(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
         # One order for all threads, since mutations wait for each other.
         tasks = sorted(requests)
+        if len(tasks) == 1:
+            return {
+                task: self._connections[task].call(requests[task]) for task in tasks
+            }
         # Before anything is sent: who cannot be reached may not leave half of it done.
         for task in tasks:
             self._connections[task].open()

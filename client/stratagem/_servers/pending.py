@@ -37,6 +37,7 @@ class Pending(Generic[Result]):
         request: Request[Result],
         deadlines: Deadlines,
         settled: Callable[[], None] = lambda: None,
+        awaited: bool = False,
     ) -> None:
         """Sends the request for the first time.
 
@@ -45,13 +46,15 @@ class Pending(Generic[Result]):
             request: Stamped with its session, and with its number if it has one.
             deadlines: For each attempt, and for repeating it.
             settled: Called when the request is answered or given up.
+            awaited: Whether it may as well be sent when its result is asked for.
         """
         self._connection = connection
         self._request = request
         self._deadlines = deadlines
         self._settled: Callable[[], None] | None = settled
+        self._awaited = awaited
         self._give_up_at: float | None = None
-        self._attempt = connection.attempt(request, deadlines)
+        self._attempt = connection.attempt(request, deadlines, awaited)
 
     def result(self) -> Result:
         """Waits for the result.
@@ -91,7 +94,9 @@ class Pending(Generic[Result]):
             except StratagemError as error:
                 self._require_repeatable(error)
             self._connection.closed.wait(pause)
-            self._attempt = self._connection.attempt(self._request, self._deadlines)
+            self._attempt = self._connection.attempt(
+                self._request, self._deadlines, self._awaited
+            )
         raise AssertionError("pauses never end")
 
     def _require_repeatable(self, error: StratagemError) -> None:

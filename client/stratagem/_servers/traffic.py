@@ -43,13 +43,14 @@ class TrafficMeter:
     """Counts messages as they pass. Thread-safe."""
 
     def __init__(self) -> None:
-        self._total = Traffic()
+        self._sent = self._received = 0
         self._lock = threading.Lock()
 
     @property
     def total(self) -> Traffic:
         """All that has passed so far."""
-        return self._total
+        with self._lock:
+            return Traffic(self._sent, self._received)
 
     def sending(self, messages: Iterator[bytes]) -> Iterator[bytes]:
         """The same messages, counted."""
@@ -65,12 +66,10 @@ class TrafficMeter:
 
     def sent(self, nbytes: int) -> None:
         """Takes note of a message to a server."""
-        self._count(Traffic(sent_bytes=nbytes))
+        with self._lock:
+            self._sent += nbytes
 
     def received(self, nbytes: int) -> None:
         """Takes note of a message from a server."""
-        self._count(Traffic(received_bytes=nbytes))
-
-    def _count(self, passed: Traffic) -> None:
         with self._lock:
-            self._total += passed
+            self._received += nbytes
