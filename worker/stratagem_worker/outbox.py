@@ -23,15 +23,20 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._events: deque[pb.WorkEvent] = deque()
         self._filled = asyncio.Event()
+        self._calling = False
         self._closed = False
         self._error: StratagemError | None = None
         self._room = threading.Semaphore(_LINES)
 
     def put(self, *events: pb.WorkEvent) -> None:
         """Sends events."""
-        # A function may end when its worker has stopped already.
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._add, events)
+        self._events.extend(events)
+        # The end of a function and the beginning of the next one wake the loop once.
+        if not self._calling:
+            self._calling = True
+            # A function may end when its worker has stopped already.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._called)
 
     def put_output(self, output: pb.Output) -> None:
         """Sends what a function wrote; waits while there is too much of that."""
@@ -72,18 +77,17 @@ class Outbox:
         """
         while self._events or not self._closed:
             await self._filled.wait()
-            events = list(self._events)
-            self._events.clear()
             if not self._closed:
                 self._filled.clear()
+            events = [self._events.popleft() for _ in range(len(self._events))]
             for batch in batches(events):
                 yield batch
                 self._make_room(batch)
         if self._error is not None:
             raise self._error
 
-    def _add(self, events: Iterable[pb.WorkEvent]) -> None:
-        self._events.extend(events)
+    def _called(self) -> None:
+        self._calling = False
         self._filled.set()
 
     def _make_room(self, sent: Iterable[pb.WorkEvent]) -> None:

@@ -207,15 +207,17 @@ class ClosureQueue:
         return [Recall(closure, self._worker_of[closure]) for closure in recalled]
 
     def _recallable(self) -> list[int]:
-        if self._queued or self.reporting:
+        if self._queued or self.reporting or all(self._on_worker.values()):
             return []
         asked = {self._worker_of[closure] for closure in self._recalled}
         idle = sum(not load for load in self._on_worker.values()) - len(asked)
-        if idle <= 0:
-            return []
         loads = [load for one, load in self._on_worker.items() if one not in asked]
         loads.sort(key=len, reverse=True)
-        return [one for load in loads[:idle] for one in [*load][(len(load) + 1) // 2 :]]
+        return [
+            one
+            for load in loads[: max(idle, 0)]
+            for one in [*load][(len(load) + 1) // 2 :]
+        ]
 
     # An error is reported.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from stratagem_proto.errors import InvalidTypeError, OutOfRangeError
@@ -63,6 +64,8 @@ def bound(
             "args=(value,) for one argument"
         )
     given = tuple(args or ()), dict(kwargs or {})
+    if _surely_fit(fn, *given):
+        return given
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
@@ -75,6 +78,20 @@ def bound(
             f"{name_of(fn)} cannot be called like this: {error}"
         ) from None
     return given
+
+
+def _surely_fit(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> bool:
+    """Whether arguments fit, as far as a function's code tells.
+
+    To make a signature takes a tenth of the time to schedule a function.
+    """
+    if type(fn) is not FunctionType or fn.__dict__ or kwargs:
+        return False
+    code, defaults = fn.__code__, fn.__defaults__ or ()
+    required = code.co_argcount - len(defaults)
+    return not code.co_kwonlyargcount and required <= len(args) <= code.co_argcount
 
 
 def name_of(fn: Callable[..., Any]) -> str:
