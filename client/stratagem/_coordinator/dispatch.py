@@ -95,7 +95,8 @@ class Dispatch:
             if index in self._roster.indices:
                 raise AlreadyExistsError(
                     f"the coordinator has a worker {index} already; start the worker "
-                    f"server with --task {max(self._roster.indices) + 1}"
+                    f"server with --task {max(self._roster.indices) + 1}, or if it "
+                    f"takes that one's place, call remove_worker({index}) before"
                 )
             self._roster.add(index, address, delay, late)
 
