@@ -9,7 +9,7 @@ from itertools import count
 from stratagem._coordinator.acknowledging import Acknowledging
 from stratagem._coordinator.gpu_counts import GpuCounts
 from stratagem._coordinator.link import WorkerLink, task_at
-from stratagem._coordinator.remote_worker import Connect, RemoteWorker
+from stratagem._coordinator.remote_worker import RemoteWorker
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._servers.session import Identity
@@ -87,35 +87,45 @@ def take_over(
     extended.coordinate(make_per_worker, end)
 
 
-def connector(
-    strategy: ParameterServerStrategy, numbers: count[int], meter: TrafficMeter
-) -> Connect:
-    """Return what connects to workers for a strategy.
-
-    It does not keep the strategy alive.
+class Connector:
+    """Connects to workers for a strategy. It does not keep the strategy alive.
 
     Args:
         strategy: The strategy.
         numbers: Gives numbers to what workers run.
         meter: Counts what is exchanged with them.
     """
-    identity = _identity_of(strategy)
-    takes_all_gpus = strategy._settings.num_replicas_per_worker is None
-    counts = GpuCounts()
 
-    def connect(index: int, address: str) -> RemoteWorker:
-        link = WorkerLink(address, Task(job="worker", index=index), identity, _ATTEMPT)
-        link.meter = meter
+    def __init__(
+        self,
+        strategy: ParameterServerStrategy,
+        numbers: count[int],
+        meter: TrafficMeter,
+    ) -> None:
+        self._identity = _identity_of(strategy)
+        self._numbers = numbers
+        self._meter = meter
+        takes_all_gpus = strategy._settings.num_replicas_per_worker is None
+        self._counts = GpuCounts() if takes_all_gpus else None
+
+    def __call__(self, index: int, address: str) -> RemoteWorker:
+        """Connects to one; raises as `WorkerLink.connect`, and for its GPUs."""
+        task = Task(job="worker", index=index)
+        link = WorkerLink(address, task, self._identity, _ATTEMPT)
+        link.meter = self._meter
         link.connect()
-        if takes_all_gpus:
+        if self._counts is not None:
             try:
-                counts.admit(index, link.gpus)
+                self._counts.admit(index, link.gpus)
             except InvalidArgumentError:
                 link.close()
                 raise
-        return RemoteWorker(index, link, numbers)
+        return RemoteWorker(index, link, self._numbers)
 
-    return connect
+    def forget(self, index: int) -> None:
+        """Takes note that one has left."""
+        if self._counts is not None:
+            self._counts.forget(index)
 
 
 def worker_at(address: str, strategy: ParameterServerStrategy) -> int:

@@ -11,8 +11,8 @@ from typing import Any, Literal, overload
 from stratagem._coordinator.acknowledging import Acknowledging
 from stratagem._coordinator.closure import Closure
 from stratagem._coordinator.connecting import (
+    Connector,
     acknowledging,
-    connector,
     require_suited,
     take_over,
     worker_at,
@@ -131,7 +131,7 @@ class ClusterCoordinator:
         self._acknowledging = acknowledging(strategy, numbers)
         self._shared = SharedDatasets(self._residents, strategy, self._acknowledging)
         self._meter = TrafficMeter()
-        connect = connector(strategy, numbers, self._meter)
+        connect = Connector(strategy, numbers, self._meter)
         ended = self._acknowledging.end
         self._dispatch = Dispatch(connect, settings.queue_size, ended)
         make = partial(PerWorkerVariable, self._residents, self._dispatch.ask_all)

@@ -37,3 +37,7 @@ class GpuCounts:
                     task=f"/job:worker/task:{worker}",
                 )
         self._counts = {**self._counts, worker: count}
+
+    def forget(self, worker: int) -> None:
+        """Take note that a worker has left for good."""
+        self._counts = {one: n for one, n in self._counts.items() if one != worker}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
+from typing import Protocol
 
 from stratagem._coordinator.answer import Answer
 from stratagem._coordinator.closure import Closure
@@ -165,5 +166,11 @@ class RemoteWorker:
         return known
 
 
-Connect = Callable[[int, str], RemoteWorker]
-"""Connects to a worker by index and address; raises as `WorkerLink.connect`."""
+class Connect(Protocol):
+    """Connects to workers."""
+
+    def __call__(self, index: int, address: str) -> RemoteWorker:
+        """Connects to one; raises as `WorkerLink.connect`."""
+
+    def forget(self, index: int) -> None:
+        """Takes note that one has left."""

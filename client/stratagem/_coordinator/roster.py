@@ -90,6 +90,7 @@ class Roster:
         """Lets a worker leave, and ends its connection."""
         self._members.pop(index).attendant.close()
         self.there.pop(index, None)
+        self._connect.forget(index)
         _LOG.info("%s has left", _name(index), extra=_facts(index, "left"))
 
     def close(self) -> None:

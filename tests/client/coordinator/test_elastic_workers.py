@@ -258,6 +258,19 @@ def test_a_worker_that_is_away_can_leave() -> None:
         assert ran_on_each(coordination, 2) == {0, 1}
 
 
+def test_workers_that_have_left_may_be_followed_by_those_with_more_gpus(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with coordinating(num_workers=1) as coordination:
+        coordinator = coordination.coordinator
+        eventually(lambda: coordinator.workers == [0])
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        coordinator.add_worker(coordination.start_new(1))
+        eventually(lambda: "Mismatched number of GPUs" in caplog.text)
+        coordinator.remove_worker(0)
+        eventually(lambda: coordinator.workers == [1])
+
+
 def test_functions_wait_while_all_workers_have_left() -> None:
     with coordinating(num_workers=1) as coordination:
         coordinator = coordination.coordinator
