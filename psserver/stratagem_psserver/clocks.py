@@ -14,7 +14,6 @@ workers are gone until they come again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from stratagem_proto.consistency import check_consistency, described
@@ -25,89 +24,16 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.consistency_pb2 import (
-    CONSISTENCY_MODE_BOUNDED,
     Consistency,
     GroupConsistency,
     StepBegin,
     StepGrant,
-    WorkerClock,
 )
+from stratagem_psserver.clock_group import ClockGroup
 from stratagem_psserver.contribution_checks import MAX_WORKERS
 from stratagem_psserver.listing import listed
 from stratagem_psserver.rounds import MAX_GROUPS
-from stratagem_psserver.schedule import Phase, Schedule, from_json, to_json
-
-
-@dataclass
-class _Worker:
-    """A worker of a group.
-
-    Attributes:
-        session_id: Its present or last session.
-        task: Its name, for messages.
-        finished: The last step that it has finished or left out.
-        taken_before: Steps that all had taken when it was given its step; None if
-            its updates cannot be stale, or it has none under way.
-        dropped: Contributions that came too late.
-        staleness: Updates by the bit length of their staleness.
-        gone: How its session ended, as a clause; empty while it is there.
-    """
-
-    session_id: bytes
-    task: str
-    finished: int = 0
-    taken_before: int | None = None
-    dropped: int = 0
-    staleness: list[int] = field(default_factory=list)
-    gone: str = ""
-
-    def count_stale(self, taken: int) -> None:
-        if self.taken_before is None:
-            return
-        bucket = (taken - self.taken_before).bit_length()
-        self.staleness += [0] * (bucket + 1 - len(self.staleness))
-        self.staleness[bucket] += 1
-        self.taken_before = None
-
-
-@dataclass
-class _Group:
-    """The clocks of one group.
-
-    Attributes:
-        declared: The consistency that programs begin with.
-        schedule: The consistency of each step.
-        num_workers: As the latest worker said.
-        workers: Those that have begun a step, by number.
-        begun: The last step that any of them began.
-        taken: How many steps all of them have finished together.
-        slowest: The last step that everyone there has finished.
-    """
-
-    declared: Consistency
-    schedule: Schedule
-    num_workers: int
-    workers: dict[int, _Worker] = field(default_factory=dict)
-    begun: int = 0
-    taken: int = 0
-    slowest: int = 0
-
-    def present(self) -> list[_Worker]:
-        return [worker for worker in self.workers.values() if not worker.gone]
-
-    def recount(self) -> None:
-        """Finds the slowest again. Who has never come is at the start."""
-        finished = [worker.finished for worker in self.present()]
-        unseen = len(self.workers) < self.num_workers
-        self.slowest = 0 if unseen else min(finished, default=self.slowest)
-        if not unseen:
-            # Who comes back may owe the others a synchronous step.
-            everyone = self.workers.values()
-            self.schedule.forget(min(worker.finished for worker in everyone))
-
-    def ahead(self, finished: int, phase: Phase) -> int:
-        """How many steps a worker is ahead of the slowest, who begins the phase."""
-        return finished - max(self.slowest, phase.start - 1)
+from stratagem_psserver.schedule import Schedule
 
 
 class Clocks:
@@ -117,7 +43,7 @@ class Clocks:
     """
 
     def __init__(self) -> None:
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, ClockGroup] = {}
 
     def arrive(
         self, begin: StepBegin, session_id: bytes, task: str, closed: int
@@ -144,13 +70,12 @@ class Clocks:
         _check_place(group, begin, task)
         _declare(group, begin, task)
         group.num_workers = begin.num_workers
-        if _is_new(group.workers.get(begin.worker), session_id):
-            _seat(group, begin.worker, _Worker(session_id, task), closed)
-        _report(group, begin)
+        group.seat(begin.worker, session_id, task, closed)
+        group.advance(begin.worker, begin.finished)
         group.recount()
         return before != (group.slowest, group.schedule.newest)
 
-    def _known_group(self, begin: StepBegin) -> _Group:
+    def _known_group(self, begin: StepBegin) -> ClockGroup:
         group = self._groups.get(begin.group)
         if group is None:
             if len(self._groups) >= MAX_GROUPS:
@@ -158,7 +83,9 @@ class Clocks:
                     f"this server keeps the clocks of {MAX_GROUPS} groups, which is "
                     "the most; give the optimizer the same name in each run"
                 )
-            group = _Group(begin.declared, Schedule(begin.declared), begin.num_workers)
+            group = ClockGroup(
+                begin.declared, Schedule(begin.declared), begin.num_workers
+            )
             self._groups[begin.group] = group
         return group
 
@@ -174,7 +101,7 @@ class Clocks:
         worker = group.workers[number]
         step = group.schedule.following(worker.finished, closed)
         phase = group.schedule.at(step)
-        if _is_ahead(group, step - 1, phase):
+        if group.is_ahead(step - 1, phase):
             return None
         group.begun = max(group.begun, step)
         worker.taken_before = None if phase.synchronous else group.taken
@@ -232,51 +159,18 @@ class Clocks:
 
     def facts(self) -> dict[str, Any]:
         """What another run of the server needs to go on, as JSON has it."""
-        return {name: _to_json(group) for name, group in self._groups.items()}
+        return {name: group.facts() for name, group in self._groups.items()}
 
     def restore(self, facts: Mapping[str, Any]) -> None:
         """Goes on with the clocks of an earlier run, whose workers are yet to come."""
-        self._groups = {name: _from_json(item) for name, item in facts.items()}
+        self._groups = {name: ClockGroup.of_facts(item) for name, item in facts.items()}
 
     def report(self) -> Iterable[GroupConsistency]:
         """Describes all groups."""
-        return [_described(name, group) for name, group in self._groups.items()]
+        return [group.described(name) for name, group in self._groups.items()]
 
 
-def _is_ahead(group: _Group, finished: int, phase: Phase) -> bool:
-    consistency = phase.consistency
-    bounded = consistency.mode == CONSISTENCY_MODE_BOUNDED
-    return bounded and group.ahead(finished, phase) > consistency.bound
-
-
-def _is_new(worker: _Worker | None, session_id: bytes) -> bool:
-    return worker is None or bool(worker.gone) or worker.session_id != session_id
-
-
-def _seat(group: _Group, number: int, worker: _Worker, closed: int) -> None:
-    """Takes in a worker that comes, or comes back."""
-    known = group.workers.get(number)
-    if known is not None:
-        others = [each.finished for each in group.present() if each is not known]
-        known.gone = ""
-        known.session_id, known.task = worker.session_id, worker.task
-        known.finished = group.schedule.regained(
-            known.finished, closed, level=min(others, default=0)
-        )
-    group.workers.setdefault(number, worker)
-
-
-def _report(group: _Group, begin: StepBegin) -> None:
-    """Brings a worker's clock to what it says that it has finished."""
-    worker = group.workers[begin.worker]
-    if begin.finished > worker.finished:
-        worker.finished = begin.finished
-        worker.count_stale(group.taken)
-        group.taken += 1
-    worker.finished = group.schedule.following(worker.finished, 0) - 1
-
-
-def _declare(group: _Group, begin: StepBegin, task: str) -> None:
+def _declare(group: ClockGroup, begin: StepBegin, task: str) -> None:
     """Compares what a program begins with to what the others' did."""
     for number, other in group.workers.items():
         if number != begin.worker and not other.gone:
@@ -303,59 +197,10 @@ def _check_numbers(begin: StepBegin, task: str) -> None:
     check_consistency(begin.declared, begin.num_workers)
 
 
-def _check_place(group: _Group, begin: StepBegin, task: str) -> None:
+def _check_place(group: ClockGroup, begin: StepBegin, task: str) -> None:
     holder = group.workers.get(begin.worker)
     if holder is not None and not holder.gone and holder.task != task:
         raise FailedPreconditionError(
             f"{task} and {holder.task} both are worker {begin.worker} of "
             f"{begin.group!r}; give each worker a task index of its own"
         )
-
-
-def _described(name: str, group: _Group) -> GroupConsistency:
-    newest = group.schedule.newest
-    clocks = [
-        WorkerClock(
-            worker=number,
-            task=worker.task,
-            finished=worker.finished,
-            dropped=worker.dropped,
-            staleness=worker.staleness,
-            gone=worker.gone,
-        )
-        for number, worker in sorted(group.workers.items())
-    ]
-    return GroupConsistency(
-        group=name,
-        consistency=newest.consistency,
-        since=newest.start,
-        workers=clocks,
-    )
-
-
-def _to_json(group: _Group) -> dict[str, Any]:
-    workers = {
-        number: [worker.task, worker.finished, worker.dropped, worker.staleness]
-        for number, worker in group.workers.items()
-    }
-    return {
-        "declared": to_json(group.declared),
-        "phases": group.schedule.facts(),
-        "num_workers": group.num_workers,
-        "workers": workers,
-        "begun": group.begun,
-        "taken": group.taken,
-        "slowest": group.slowest,
-    }
-
-
-def _from_json(item: Mapping[str, Any]) -> _Group:
-    declared = from_json(item["declared"])
-    group = _Group(declared, Schedule.of_facts(item["phases"]), item["num_workers"])
-    for number, (task, finished, dropped, staleness) in item["workers"].items():
-        group.workers[int(number)] = _Worker(
-            b"", task, finished, None, dropped, staleness, "its server was restarted"
-        )
-    group.begun, group.taken = item["begun"], item["taken"]
-    group.slowest = item["slowest"]
-    return group
