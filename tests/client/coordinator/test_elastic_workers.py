@@ -10,12 +10,9 @@ import torch
 from torch import nn
 
 import stratagem
-from stratagem import ClusterSpec, DistributedOptimizer
-from stratagem._coordinator.resolver_watch import workers_of
-from stratagem.cluster_resolver import SimpleClusterResolver
+from stratagem import DistributedOptimizer
 from stratagem.coordinator import (
     ClusterCoordinator,
-    experimental_get_current_worker_index,
 )
 from stratagem_proto.errors import (
     AlreadyExistsError,
@@ -23,49 +20,14 @@ from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
     UnauthenticatedError,
-    UnavailableError,
 )
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.client.connections import eventually
-from tests.client.coordinator.coordination import Coordination, coordinating
+from tests.client.coordinator.coordination import coordinating
 from tests.client.coordinator.here import Gate, Journal
+from tests.client.coordinator.whereabouts import gone_through, ran_on_each, where
 from tests.conftest import TOKEN
-
-
-def where() -> int:
-    return experimental_get_current_worker_index()
-
-
-def gone_through(gate: Gate) -> int:
-    gate.pass_through()
-    return where()
-
-
-def ran_on_each(coordination: Coordination, count: int) -> set[int]:
-    """The workers on which functions run that need as many at the same time."""
-    gate = Gate()
-    coordinator = coordination.coordinator
-    values = [coordinator.schedule(gone_through, args=(gate,)) for _ in range(count)]
-    gate.wait_for(count)
-    gate.open()
-    return set(coordinator.fetch(values))
-
-
-class Directory(SimpleClusterResolver):
-    """A resolver whose workers change."""
-
-    def __init__(self, cluster: ClusterSpec) -> None:
-        super().__init__(cluster, task_type="chief", task_id=0)
-        self.workers = workers_of(SimpleClusterResolver(cluster))
-        self.fails = False
-
-    def cluster_spec(self) -> ClusterSpec:
-        if self.fails:
-            raise UnavailableError("the directory is closed")
-        jobs: dict[str, Any] = self._cluster_spec.as_dict()
-        return ClusterSpec({**jobs, "worker": dict(self.workers)})
-
 
 # Losses.
 
@@ -310,104 +272,3 @@ def test_a_server_of_another_job_is_no_worker() -> None:
         pytest.raises(FailedPreconditionError, match="--job worker"),
     ):
         coordination.coordinator.add_worker(helper.address)
-
-
-# By the resolver.
-
-
-def test_workers_join_and_leave_as_the_resolver_says() -> None:
-    with coordinating(
-        num_workers=2, resolver=Directory, resolver_seconds=0.01
-    ) as coordination:
-        coordinator = coordination.coordinator
-        directory = coordination.strategy.cluster_resolver
-        assert isinstance(directory, Directory)
-        eventually(lambda: coordinator.workers == [0, 1])
-        directory.workers[4] = coordination.start_new(4)
-        eventually(lambda: coordinator.workers == [0, 1, 4])
-        del directory.workers[0]
-        eventually(lambda: coordinator.workers == [1, 4])
-        assert ran_on_each(coordination, 2) == {1, 4}
-
-
-def test_a_worker_that_moves_leaves_and_joins() -> None:
-    with coordinating(
-        num_workers=1, resolver=Directory, resolver_seconds=0.01
-    ) as coordination:
-        coordinator = coordination.coordinator
-        directory = coordination.strategy.cluster_resolver
-        assert isinstance(directory, Directory)
-        gate = Gate()
-        value = coordinator.schedule(gone_through, args=(gate,))
-        gate.wait_for()
-        elsewhere = WorkerServer(WorkerSettings(task=0, token=TOKEN))
-        with elsewhere:
-            directory.workers[0] = elsewhere.address
-            eventually(lambda: 0 in coordinator._dispatch._queue.leaving)
-            gate.open()
-            assert value.fetch() == 0
-            coordination.stop(0)
-            assert ran_on_each(coordination, 1) == {0}
-
-
-def test_what_the_program_decides_stands_until_the_resolver_changes() -> None:
-    with coordinating(
-        num_workers=2, resolver=Directory, resolver_seconds=0.01
-    ) as coordination:
-        coordinator = coordination.coordinator
-        directory = coordination.strategy.cluster_resolver
-        assert isinstance(directory, Directory)
-        coordinator.remove_worker(0)
-        coordinator.add_worker(coordination.start_new(5))
-        directory.workers[6] = coordination.start_new(6)
-        eventually(lambda: coordinator.workers == [1, 5, 6])
-        directory.workers[5] = "elsewhere.test:1"
-        del directory.workers[0]
-        del directory.workers[6]
-        eventually(lambda: coordinator.workers == [1, 5])
-
-
-def test_a_resolver_that_fails_changes_nothing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with coordinating(
-        num_workers=1, resolver=Directory, resolver_seconds=0.01
-    ) as coordination:
-        coordinator = coordination.coordinator
-        directory = coordination.strategy.cluster_resolver
-        assert isinstance(directory, Directory)
-        directory.fails = True
-        eventually(lambda: "the directory is closed" in caplog.text)
-        directory.workers[1] = coordination.start_new(1)
-        directory.fails = False
-        eventually(lambda: coordinator.workers == [0, 1])
-    warnings = [one for one in caplog.messages if "directory is closed" in one]
-    assert len(warnings) == 1
-
-
-def test_a_late_worker_that_cannot_be_used_is_no_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    stranger = WorkerServer(WorkerSettings(task=1, token="another secret"))
-    with (
-        stranger,
-        coordinating(
-            num_workers=1, resolver=Directory, resolver_seconds=0.01
-        ) as coordination,
-    ):
-        coordinator = coordination.coordinator
-        directory = coordination.strategy.cluster_resolver
-        assert isinstance(directory, Directory)
-        eventually(lambda: coordinator.workers == [0])
-        directory.workers[1] = stranger.address
-        eventually(lambda: "/job:worker/task:1 cannot join" in caplog.text)
-        assert ran_on_each(coordination, 1) == {0}
-        coordinator.join()
-
-
-def test_a_time_between_looks_is_positive() -> None:
-    with (
-        pytest.raises(InvalidArgumentError, match="resolver_seconds is 0"),
-        coordinating(num_workers=1, resolver_seconds=0),
-    ):
-        pass
