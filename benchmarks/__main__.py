@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +14,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from benchmarks.harness.report import Report
-from benchmarks.measurements import scheduling, transfer
+from benchmarks.measurements import scheduling, steps, transfer
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 console = Console()
@@ -36,11 +38,17 @@ def benchmarks() -> None:
 @app.command("transfer")
 def run_transfer(rounds: Rounds = 9, out: Out = _OUT) -> None:
     """Push + SGD and pull at 0.1 to 100 MB beside a raw TCP socket and a memcpy."""
-    with console.status("starting") as status:
-        rows = transfer.measure(
-            transfer.SIZES, rounds, lambda what: status.update(f"measuring {what}")
-        )
+    with _reporting() as report:
+        rows = transfer.measure(transfer.SIZES, rounds, report)
     _keep(Report("transfer", rounds, rows, transfer.table(rows)), out)
+
+
+@app.command("steps")
+def run_steps(rounds: Rounds = 15, out: Out = _OUT) -> None:
+    """Training steps with overlap and with clip_norm, beside steps without."""
+    with _reporting() as report:
+        rows = steps.measure(steps.COMPARISONS, rounds, report)
+    _keep(Report("steps", rounds, rows, steps.table(rows)), out)
 
 
 @app.command("scheduling")
@@ -67,11 +75,16 @@ def run_scheduling(
     if CoordinatorPeer.TENSORFLOW in (peers or ()):
         # Not resolved: a link's own place tells which environment it is of.
         pythons["tensorflow"] = tensorflow_python.absolute()
-    with console.status("starting") as status:
-        rows = scheduling.measure(
-            extent, pythons, lambda what: status.update(f"measuring {what}")
-        )
+    with _reporting() as report:
+        rows = scheduling.measure(extent, pythons, report)
     _keep(Report("scheduling", rounds, rows, scheduling.table(rows)), out)
+
+
+@contextmanager
+def _reporting() -> Iterator[Callable[[str], None]]:
+    """What shows on the terminal what is measured."""
+    with console.status("starting") as status:
+        yield lambda what: status.update(f"measuring {what}")
 
 
 def _keep(report: Report, folder: Path) -> None:

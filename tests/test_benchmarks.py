@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from benchmarks.harness.report import Report
 from benchmarks.harness.turns import Sample, alternate, timed
-from benchmarks.measurements import scheduling, transfer
+from benchmarks.measurements import scheduling, steps, transfer
 
 
 def test_both_directions_are_measured_beside_the_limits() -> None:
@@ -28,6 +29,19 @@ def test_both_directions_are_measured_beside_the_limits() -> None:
     for row in rows:
         assert row.of_memcpy > 0
         assert row.of_socket > 0
+
+
+@pytest.mark.cluster
+def test_steps_are_measured_beside_steps_without() -> None:
+    small = steps.Model(layers=2, width=4, batch=2)
+    reported: list[str] = []
+    comparisons = [replace(one, model=small) for one in steps.COMPARISONS[:2]]
+    rows = steps.measure(comparisons, rounds=3, report=reported.append)
+    assert [row.what for row in rows] == ["overlap=True", "clip_norm=1, sync"]
+    assert reported[0] == "overlap=True, 2 layers of 4, batch of 2"
+    for row in rows:
+        assert row.milliseconds > 0
+        assert row.ratio > 0
 
 
 @pytest.mark.cluster

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ import torch
 import stratagem
 from stratagem import ConfigProto, ParameterServerStrategy
 from stratagem.coordinator import ClusterCoordinator, RemoteValueStatus
+from stratagem_deploy.addresses import ReservedAddress
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_worker.server import WorkerServer
@@ -55,16 +55,13 @@ def test_a_coordinator_has_a_worker() -> None:
         ClusterCoordinator(strategy)
 
 
-def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return f"127.0.0.1:{listening.getsockname()[1]}"
-
-
 @pytest.mark.spec("PS2-5")
 def test_a_coordinator_waits_for_servers_and_workers_to_start() -> None:
-    cluster = {**CHIEF, "ps": [free_address()], "worker": [free_address()]}
-    strategy = strategy_of(cluster, "chief", 0, token=TOKEN)
-    with strategy, ExitStack() as tasks:
+    with ExitStack() as tasks:
+        free = [tasks.enter_context(closing(ReservedAddress())) for _ in range(2)]
+        cluster = {**CHIEF, "ps": [str(free[0])], "worker": [str(free[1])]}
+        strategy = strategy_of(cluster, "chief", 0, token=TOKEN)
+        tasks.enter_context(strategy)
         coordinator = ClusterCoordinator(strategy)
         value = coordinator.schedule(lambda: strategy.extended.worker_devices)
         assert value.status is RemoteValueStatus.NOT_READY
