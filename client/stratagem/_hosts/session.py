@@ -121,6 +121,9 @@ class HostsSession:
         """Give the hosts up, because they cannot go on together."""
         self._crew.fail(why)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """Return nothing: a copy of a strategy connects for itself."""
+
     def close(self) -> None:
         """End it; the hosts forget everything."""
         self._crew.close(CancelledError("The session with the hosts has ended"))

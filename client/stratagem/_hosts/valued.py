@@ -31,11 +31,12 @@ def write(valued: Valued, value: torch.Tensor) -> None:
     if isinstance(variable, SyncOnReadVariable):
         variable.assign(value, read_value=False)
         return
-    for copy in variable.values:
-        copy._write(Write.ASSIGN, value)
     hosted = None if isinstance(valued, Variable) else hosted_parameter(valued)
     if hosted is not None:
-        hosted.accept()
+        hosted.write(value)
+        return
+    for copy in variable.values:
+        copy._write(Write.ASSIGN, value)
 
 
 class Marks:

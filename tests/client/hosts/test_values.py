@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -106,6 +108,32 @@ def test_what_is_written_to_parameters_goes_to_all_hosts(strategy: TPUStrategy) 
     model.load_state_dict({"weight": torch.tensor([[3.0, 4.0]])})
     found = parameters_of_cores(strategy, model)
     assert [each.tolist() for each in found] == [[3, 4]] * 4
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_is_frozen_is_frozen_on_all_cores(
+    strategy: TPUStrategy, known: bool
+) -> None:
+    trained = Trained(strategy)
+    if known:
+        train(strategy, trained)
+    first = next(trained.model.parameters())
+    first.requires_grad_(False)
+    before = first.detach().clone()
+    train(strategy, trained)
+
+    def own() -> torch.Tensor:
+        return next(trained.model.parameters()).detach().clone()
+
+    assert of_cores(strategy, strategy.run(own)) == [before.tolist()] * 4
+
+
+def test_a_copy_of_a_strategy_connects_for_itself(strategy: TPUStrategy) -> None:
+    assert strategy.run(lambda: 1) == 1
+    copied = copy.deepcopy(strategy)
+    assert copied.extended.calls_per_host == 0
+    assert copied.run(lambda: 2) == 2
+    copied.extended.disconnect()
 
 
 def test_running_statistics_come_back(strategy: TPUStrategy) -> None:
