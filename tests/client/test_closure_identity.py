@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from stratagem._servers.closure_identity import next_closure_key, running
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
+from tests.client.one_copy import OneCopy
 
 CLOSURE = ClosureIdentity(space=b"coordinator 1234", number=7)
 
@@ -42,3 +43,10 @@ def test_what_no_scheduled_function_asks_has_no_key() -> None:
 def test_a_thread_that_a_function_starts_itself_does_not_belong_to_it() -> None:
     with running(CLOSURE):
         assert in_a_thread(lambda: next_closure_key("a")) is None
+
+
+def test_the_replicas_of_a_function_belong_to_it() -> None:
+    keys: list[ClosureKey | None] = []
+    with running(CLOSURE):
+        OneCopy(2).run(lambda: keys.append(next_closure_key("a")))
+    assert keys == [ClosureKey(identity=CLOSURE, ordinal=one) for one in (1, 2)]
