@@ -60,6 +60,13 @@ def test_the_newest_version_in_the_changelog_is_this_one() -> None:
     assert versions[0] == __version__
 
 
+def test_the_page_on_the_architecture_names_every_folder_of_the_client() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE))
+    packages = (ROOT / "client" / "stratagem").glob("*/__init__.py")
+    assert {package.parent.name for package in packages} - named == set()
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_folder_of_sources_is_looked_at(folder: str) -> None:
     assert any(path.is_relative_to(ROOT / folder) for path in SOURCES)
