@@ -17,7 +17,9 @@ from torch.utils.data import (
 
 import stratagem
 from stratagem import IndexedSlices, Variable
+from stratagem._coordinator.shared_dataset import SharedIterator
 from stratagem.coordinator import ClusterCoordinator
+from tests.client.connections import eventually
 from tests.client.coordinator.coordination import coordinating
 from tests.client.coordinator.here import Gate, Journal
 
@@ -228,3 +230,33 @@ def test_a_function_that_runs_again_gets_the_batch_that_it_got_before() -> None:
         gate.open()
         coordinator.join()
         assert counts.numpy().tolist() == [1] * ROWS
+
+
+def test_another_program_takes_over_a_pass_with_its_unfinished_functions() -> None:
+    gate = Gate()
+
+    def held(batches: Any) -> Any:
+        batch = next(batches)
+        gate.pass_through()
+        return batch
+
+    def shared(coordinator: ClusterCoordinator) -> SharedIterator:
+        loader = DataLoader(NUMBERS, batch_size=2, shuffle=True)
+        return iter(coordinator.create_per_worker_dataset(loader, True, "numbers"))
+
+    with coordinating(num_workers=2) as coordination:
+        lost = coordination.coordinator
+        batches = shared(lost)
+        ended = lost.schedule(next, args=(batches,)).get()
+        lost.schedule(held, args=(batches,))
+        gate.wait_for(1)
+        closures = coordination.servers[0]._state.closures
+        eventually(lambda: [len(one.unended) for _, one in closures.spaces()] == [1])
+        coordination.strategy.close()
+        with coordination.new_strategy() as strategy:
+            coordinator = ClusterCoordinator(strategy)
+            rest = shared(coordinator)
+            assert (rest.pass_number, rest.remaining) == (0, 4)
+            values = [coordinator.schedule(next, args=(rest,)) for _ in range(4)]
+            read = [ended, *(value.get() for value in values)]
+            assert sorted(rows(read)) == list(range(ROWS))
