@@ -19,6 +19,7 @@ from stratagem._coordinator.endings import (
     input_failure,
     result_of,
 )
+from stratagem._coordinator.monitor import Monitor
 from stratagem._coordinator.orders import (
     Abandon,
     Cancel,
@@ -36,7 +37,6 @@ from stratagem._coordinator.roster import Roster
 from stratagem._shipping.parcel import Parcel
 from stratagem_proto.errors import (
     AlreadyExistsError,
-    CancelledError,
     StratagemError,
 )
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
@@ -66,10 +66,8 @@ class Dispatch:
         self._on_end = on_end
         self._orders: deque[Order] = deque()
         self._obeying = False
-        self._changed = threading.Condition()
-        self._awaited: list[Callable[[], bool]] = []
+        self._monitor = Monitor()
         self._entry = threading.Lock()
-        self._closed = False
         self._rebalances = False
         self._roster = Roster(connect, Events(self._welcome, self._refuse))
         self._rebalancing = Rebalancing(self._rebalance, self._give_up)
@@ -90,8 +88,8 @@ class Dispatch:
         Raises:
             AlreadyExistsError: There is a worker of that index.
         """
-        with self._changed:
-            self._require_open()
+        with self._monitor:
+            self._monitor.require_open()
             if index in self._roster.indices:
                 raise AlreadyExistsError(
                     f"the coordinator has a worker {index} already; start the worker "
@@ -106,24 +104,24 @@ class Dispatch:
         Raises:
             InvalidArgumentError: There is none of that index.
         """
-        with self._changed:
+        with self._monitor:
             self._roster.require(index)
             self._obey(self._queue.worker_leaves(index))
 
     def await_removal(self, index: int) -> None:
         """Waits until a worker has left that is to leave."""
-        with self._changed:
-            self._wait(lambda: index not in self._queue.leaving)
+        with self._monitor:
+            self._monitor.wait(lambda: index not in self._queue.leaving)
 
     def workers(self) -> list[int]:
         """Returns the indices of the workers that are there."""
-        with self._changed:
+        with self._monitor:
             return sorted(self._roster.there)
 
     def schedule(self, closure: Closure) -> None:
         """Takes a closure; waits while the queue is full. Spec: COO-6, ERR-4, ERR-5."""
-        with self._entry, self._changed:
-            self._wait(lambda: bool(self._queue.error) or not self._queue.full)
+        with self._entry, self._monitor:
+            self._monitor.wait(lambda: bool(self._queue.error) or not self._queue.full)
             self._closures[closure.number] = closure
             for one in closure.inputs:
                 one.users += 1
@@ -132,13 +130,13 @@ class Dispatch:
 
     def join(self) -> None:
         """Waits until all closures have ended. Spec: COO-9, ERR-4."""
-        with self._entry, self._changed:
-            self._wait(lambda: bool(self._queue.error) or self._queue.idle)
+        with self._entry, self._monitor:
+            self._monitor.wait(lambda: bool(self._queue.error) or self._queue.idle)
             self._report_error()
 
     def done(self) -> bool:
         """Returns whether all closures have ended. Spec: COO-10, ERR-4."""
-        with self._changed:
+        with self._monitor:
             self._report_error()
             return self._queue.idle
 
@@ -152,9 +150,9 @@ class Dispatch:
             WorkerLostError: A worker was lost before it answered.
             Exception: What the call raised on a worker.
         """
-        with self._changed:
+        with self._monitor:
             there = self._roster.there
-            self._wait(lambda: there.keys() == self._roster.indices)
+            self._monitor.wait(lambda: there.keys() == self._roster.indices)
             workers = [there[index] for index in sorted(there)]
             futures = [worker.call(call) for worker in workers]
         pairs = zip(futures, workers, strict=True)
@@ -162,18 +160,18 @@ class Dispatch:
 
     def release(self, handles: Sequence[int]) -> None:
         """Lets workers forget what nothing names any more."""
-        with self._changed:
+        with self._monitor:
             for worker in self._roster.there.values():
                 worker.release(handles)
 
     def ended(self) -> int | None:
         """Returns how many closures have ended so far; None if none is left."""
-        with self._changed:
+        with self._monitor:
             return None if self._queue.idle else self._ended
 
     def state(self) -> str:
         """Returns where everything stands, for a person. Spec: FLT-13."""
-        with self._changed:
+        with self._monitor:
             lines = map(self._state_of, self._roster.indices)
             return f"{self._queue.queued} functions wait; " + "; ".join(lines)
 
@@ -181,31 +179,7 @@ class Dispatch:
         """Gives up everything, soon. May be called anywhere, and again."""
         self._rebalancing.close()
 
-    # What the program waits for. All that follows is done under the lock.
-
-    def _wait(self, condition: Callable[[], bool]) -> None:
-        def holds() -> bool:
-            return self._closed or condition()
-
-        self._awaited.append(holds)
-        try:
-            self._changed.wait_for(holds)
-        finally:
-            self._awaited.remove(holds)
-        self._require_open()
-
-    def _wake(self) -> None:
-        """Lets threads go on whose condition holds."""
-        # To wake a thread for nothing takes longer than all else that a closure needs.
-        if any(holds() for holds in self._awaited):
-            self._changed.notify_all()
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise CancelledError(
-                "the coordinator is closed, because its strategy is, or the program "
-                "ends; schedule functions before"
-            )
+    # What the program asks for. All that follows is done under the lock.
 
     def _put(self, closure: Closure) -> None:
         if closure.failure is not None:
@@ -219,11 +193,11 @@ class Dispatch:
         queue = self._queue
         if not queue.error:
             return
-        self._require_open()
+        self._monitor.require_open()
         if not queue.reporting:
             self._obey(queue.begin_report())
         # Another thread may come first.
-        self._wait(lambda: not queue.reporting or not queue.in_flight)
+        self._monitor.wait(lambda: not queue.reporting or not queue.in_flight)
         if queue.reporting:
             error, orders = queue.end_report()
             self._obey(orders)
@@ -243,7 +217,7 @@ class Dispatch:
                 self._obey_one(self._orders.popleft())
         finally:
             self._obeying = False
-        self._wake()
+        self._monitor.wake()
         if self._queue.lopsided and not self._rebalances:
             self._rebalances = True
             self._rebalancing.ask()
@@ -261,7 +235,7 @@ class Dispatch:
             self._instruct(order)
 
     def _rebalance(self) -> None:
-        with self._changed:
+        with self._monitor:
             self._rebalances = False
             self._obey(self._queue.rebalance())
 
@@ -303,26 +277,26 @@ class Dispatch:
     # What workers and connections tell. In the threads of these.
 
     def _welcome(self, attendant: Attendant, worker: RemoteWorker) -> None:
-        with self._changed:
+        with self._monitor:
             if self._roster.welcome(attendant, worker):
                 self._obey(self._queue.worker_ready(worker.index))
         worker.when_ended(partial(self._lose, worker))
 
     def _refuse(self, attendant: Attendant, error: StratagemError) -> None:
-        with self._changed:
+        with self._monitor:
             if self._roster.refuse(attendant, error):
                 self._queue.fault(error)
-                self._wake()
+                self._monitor.wake()
 
     def _lose(self, worker: RemoteWorker, why: StratagemError) -> None:
-        with self._changed:
+        with self._monitor:
             if self._roster.lose(worker, why):
                 self._obey(self._queue.worker_lost(worker.index))
 
     def _take_note(
         self, worker: RemoteWorker, closure: Closure, future: Future[Answer]
     ) -> None:
-        with self._changed:
+        with self._monitor:
             ending = ending_of(future, worker, closure)
             # Another worker may have it by now, or gets it when the loss is told.
             if self._roster.there.get(worker.index) is worker and not ending.lost:
@@ -362,7 +336,7 @@ class Dispatch:
     def _receive(
         self, worker: RemoteWorker, closure: Closure, future: Future[Answer]
     ) -> None:
-        with self._changed:
+        with self._monitor:
             there = self._roster.there.get(worker.index) is worker
             # Otherwise the loss is told, and the closure runs again.
             if there and future.exception() is None:
@@ -378,13 +352,12 @@ class Dispatch:
         self._obey(self._queue.put_back(closure.number, closure.unmet))
 
     def _give_up(self) -> None:
-        with self._changed:
-            self._closed = True
+        with self._monitor:
             self._roster.close()
             for closure in self._closures.values():
                 closure.result.abort()
             self._closures.clear()
-            self._wake()
+            self._monitor.close()
 
     def _state_of(self, index: int) -> str:
         there = "" if index in self._roster.there else "is not there and "
