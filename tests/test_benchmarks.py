@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.processor_time import processor_seconds
 from benchmarks.harness.report import Report
 from benchmarks.harness.turns import Sample, alternate, timed
 from benchmarks.measurements import scheduling, steps, transfer
@@ -55,7 +58,20 @@ def test_closures_are_measured_on_real_workers(tmp_path: Path) -> None:
     for row in rows:
         assert row.rate > 0
         assert 0 < row.trip < 10
-        assert (row.rate_ratio, row.trip_ratio) == (1, 1)
+        assert (row.rate_ratio, row.trip_ratio, row.cost_ratio) == (1, 1, 1)
+
+
+def test_what_a_child_does_is_processor_time_of_its_parent() -> None:
+    busy = "import time\nwhile time.process_time() < 0.3: pass\nprint(); input()"
+    before = processor_seconds(os.getpid())
+    with subprocess.Popen(
+        [sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert processor_seconds(os.getpid()) - before >= 0.2
+        assert processor_seconds(child.pid) >= 0.2
+        child.communicate(b"\n")
 
 
 def test_a_peer_that_cannot_start_says_why() -> None:

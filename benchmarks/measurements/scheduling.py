@@ -35,6 +35,9 @@ class Row:
         trip: Median of seconds for `schedule` and `fetch` of one closure.
         trip_spread: Interquartile range of these over their median.
         trip_ratio: Our time relative to this one.
+        cost: Median of seconds of processors for one closure, in all processes.
+        cost_spread: Interquartile range of these over their median.
+        cost_ratio: Our cost relative to this one.
     """
 
     closure: str
@@ -46,6 +49,9 @@ class Row:
     trip: float
     trip_spread: float
     trip_ratio: float
+    cost: float
+    cost_spread: float
+    cost_ratio: float
 
 
 @dataclass(frozen=True)
@@ -78,16 +84,20 @@ def measure(
         report(f"{workers} workers")
         with _peers(pythons, workers) as peers:
             for closure in CLOSURES:
-                rates = _turns(peers, f"rate {closure}", extent)
-                trips = _turns(peers, f"round trip {closure}", extent)
-                rows += _rows(closure, workers, rates, trips)
+                samples = {
+                    kind: _turns(peers, f"{kind} {closure}", extent)
+                    for kind in ("rate", "round trip", "cost")
+                }
+                rows += [_row(closure, workers, name, samples) for name in peers]
     return rows
 
 
 def table(rows: Sequence[Row]) -> Table:
     """The figures as people read them."""
-    columns = ("closure", "workers", "coordinator", "closures/s", "spread", "ratio")
-    return Table((*columns, "round trip, ms", "spread", "ratio"), [*map(_cells, rows)])
+    columns = ["closure", "workers", "coordinator"]
+    for figure in ("closures/s", "round trip, ms", "processors, ms"):
+        columns += figure, "spread", "ratio"
+    return Table(columns, [*map(_cells, rows)])
 
 
 @contextmanager
@@ -109,25 +119,28 @@ def _turns(peers: Mapping[str, Peer], what: str, extent: Extent) -> dict[str, Sa
     return alternate(contestants, extent.rounds)
 
 
-def _rows(
+def _row(
     closure: str,
     workers: int,
-    rates: Mapping[str, Sample],
-    trips: Mapping[str, Sample],
-) -> Iterator[Row]:
-    for name, rate in rates.items():
-        trip = trips[name]
-        yield Row(
-            closure,
-            workers,
-            coordinator=name,
-            rate=rate.median,
-            rate_spread=rate.spread,
-            rate_ratio=rates[OURS].median / rate.median,
-            trip=trip.median,
-            trip_spread=trip.spread,
-            trip_ratio=trips[OURS].median / trip.median,
-        )
+    coordinator: str,
+    samples: Mapping[str, Mapping[str, Sample]],
+) -> Row:
+    rates, trips, costs = samples["rate"], samples["round trip"], samples["cost"]
+    rate, trip, cost = (each[coordinator] for each in (rates, trips, costs))
+    return Row(
+        closure,
+        workers,
+        coordinator,
+        rate=rate.median,
+        rate_spread=rate.spread,
+        rate_ratio=rates[OURS].median / rate.median,
+        trip=trip.median,
+        trip_spread=trip.spread,
+        trip_ratio=trips[OURS].median / trip.median,
+        cost=cost.median,
+        cost_spread=cost.spread,
+        cost_ratio=costs[OURS].median / cost.median,
+    )
 
 
 def _cells(row: Row) -> Sequence[str]:
@@ -141,4 +154,7 @@ def _cells(row: Row) -> Sequence[str]:
         f"{row.trip * 1e3:.2f}",
         f"{row.trip_spread:.2f}",
         f"{row.trip_ratio:.2f}",
+        f"{row.cost * 1e3:.2f}",
+        f"{row.cost_spread:.2f}",
+        f"{row.cost_ratio:.2f}",
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
+from benchmarks.harness.processor_time import processor_seconds
 from benchmarks.peers.process import Measure
 
 _FIRST_COUNT = 50
@@ -32,8 +34,8 @@ class Coordinator(Protocol):
 def measures(
     coordinator: Coordinator, closures: Mapping[str, Closure]
 ) -> dict[str, Measure]:
-    """What can be measured: "rate NAME" and "round trip NAME" of each closure."""
-    kinds = {"rate": _rate, "round trip": _round_trip}
+    """What can be measured: "rate", "cost" and "round trip" of each closure."""
+    kinds = {"rate": _rate, "cost": _cost, "round trip": _round_trip}
     return {
         f"{kind} {name}": partial(measure, coordinator, closure)
         for kind, measure in kinds.items()
@@ -47,6 +49,19 @@ def _rate(coordinator: Coordinator, closure: Closure, seconds: float) -> float:
     while (elapsed := _scheduled(coordinator, closure, count)) < seconds:
         count = math.ceil(count * min(1.1 * seconds / elapsed, 10))
     return count / elapsed
+
+
+def _cost(coordinator: Coordinator, closure: Closure, seconds: float) -> float:
+    """Seconds of processors, of all processes of the cluster, for one closure."""
+    count = ended = _FIRST_COUNT
+    used = processor_seconds(os.getpid())
+    start = time.perf_counter()
+    _scheduled(coordinator, closure, count)
+    while time.perf_counter() - start < seconds:
+        _scheduled(coordinator, closure, count)
+        ended += count
+        count *= 2
+    return (processor_seconds(os.getpid()) - used) / ended
 
 
 def _scheduled(coordinator: Coordinator, closure: Closure, count: int) -> float:
