@@ -7,7 +7,7 @@ SHALLOWEST = 2
 
 DEEPEST = 64
 """32 instead of 2 let one worker end 4,400 empty closures a second instead of 430: they
-travel together, and so do their results. Twice as many are no faster."""
+travel together, and so do their results."""
 
 _SECONDS = 0.02
 """Work that a worker should have, several times the round trip to it."""
