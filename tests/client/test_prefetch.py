@@ -42,9 +42,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], i
     """Counts the requests to read that a function sends."""
     start, sent = Connection.start, Counter[str]()
 
-    def counted(self: Connection, request: Request[Any]) -> Any:
+    def counted(self: Connection, request: Request[Any], **how: bool) -> Any:
         sent[request.method] += 1
-        return start(self, request)
+        return start(self, request, **how)
 
     def of(function: Callable[[], object]) -> int:
         before = sent["Read"]
