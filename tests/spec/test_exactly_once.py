@@ -99,3 +99,11 @@ def test_the_threads_that_tell_servers_end_with_their_coordinator() -> None:
         assert len(mine) == 2
     gc.collect()
     eventually(lambda: not mine & threads())
+
+
+def test_servers_know_what_has_ended_once_a_strategy_is_closed() -> None:
+    with coordinating(num_workers=1, num_servers=2) as coordination:
+        for variable in counters(coordination):
+            coordination.coordinator.schedule(variable.assign_add, args=(1.0,)).fetch()
+        coordination.strategy.close()
+        assert not any(map(recorded, coordination.servers))

@@ -40,13 +40,15 @@ class Acknowledging:
         self._numbers = numbers
         self._unended = Unended()
         self._inherited: dict[bytes, Inherited] = {}
-        self._changing = threading.Lock()
+        self._changing = threading.Condition(threading.Lock())
         # Of this kind because the garbage collector may call `close` anywhere.
         self._news: dict[int, SimpleQueue[bool]] = {
             server: SimpleQueue() for server in servers.called
         }
         # Those that have been told all, or are about to be.
         self._idle = {*servers.called}
+        # Those that have not answered that yet.
+        self._behind: set[int] = set()
 
     def start(self) -> None:
         """Starts the threads."""
@@ -104,7 +106,13 @@ class Acknowledging:
             unended.end(identity.number)
             self._tell()
 
+    def settle(self, seconds: float) -> None:
+        """Waits until servers know all that has ended, at most so long."""
+        with self._changing:
+            self._changing.wait_for(lambda: not self._behind, seconds)
+
     def _tell(self) -> None:
+        self._behind.update(self._news)
         waiting, self._idle = self._idle, set()
         for server in waiting:
             self._news[server].put(True)
@@ -121,9 +129,16 @@ class Acknowledging:
                 for space, ended in self._all_for(server).items():
                     request = end_closures(space, *ended)
                     self._servers.start(server, request).result()
+                self._told(server)
             except StratagemError:
                 time.sleep(_PAUSE_SECONDS)
                 self._tell_again(server)
+
+    def _told(self, server: int) -> None:
+        with self._changing:
+            if server in self._idle:
+                self._behind.discard(server)
+                self._changing.notify_all()
 
     def _all_for(self, server: int) -> Mapping[bytes, Ended]:
         with self._changing:

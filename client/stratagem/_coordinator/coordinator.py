@@ -38,6 +38,8 @@ from stratagem._shipping.call import Call, bound, name_of
 from stratagem._shipping.dumper import Dumper
 from stratagem_proto.errors import InvalidArgumentError
 
+_FAREWELL_SECONDS = 1.0
+
 
 class ClusterCoordinator:
     """Lets the workers of a cluster run functions that one program schedules.
@@ -135,7 +137,7 @@ class ClusterCoordinator:
         ended = self._acknowledging.end
         self._dispatch = Dispatch(connect, settings.queue_size, ended)
         make = partial(PerWorkerVariable, self._residents, self._dispatch.ask_all)
-        take_over(strategy, make, self._dispatch.close)
+        take_over(strategy, make, partial(_end, self._acknowledging, self._dispatch))
         weakref.finalize(self, self._dispatch.close)
         self._start(settings)
 
@@ -349,6 +351,12 @@ class ClusterCoordinator:
         handles = self._residents.gone()
         if handles:
             self._dispatch.release(handles)
+
+
+def _end(acknowledging: Acknowledging, dispatch: Dispatch) -> None:
+    # Who runs the program again would go on with functions that have ended.
+    acknowledging.settle(_FAREWELL_SECONDS)
+    dispatch.close()
 
 
 def _fetched(leaf: Any) -> Any:
