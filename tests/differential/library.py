@@ -7,6 +7,27 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 
+class Coordinated(Protocol):
+    """A cluster whose workers run what one program schedules.
+
+    Attributes:
+        strategy: The program's.
+        coordinator: The program's.
+    """
+
+    strategy: Any
+    coordinator: Any
+
+    def lose_worker(self, index: int) -> None:
+        """End a worker without warning."""
+
+    def return_worker(self, index: int) -> None:
+        """Start a worker that was lost, at its address."""
+
+    def lose_server(self) -> None:
+        """End the parameter server without warning, for good."""
+
+
 class Library(Protocol):
     """What the two libraries spell differently, and their namespaces.
 
@@ -114,6 +135,25 @@ class Library(Protocol):
         self, servers: int, partitioner: Any = None
     ) -> AbstractContextManager[Any]:
         """Scope with a ParameterServerStrategy on servers of this process."""
+
+    def coordinated(
+        self, workers: int = 1, lossy: bool = False
+    ) -> AbstractContextManager[Coordinated]:
+        """Scope with a coordinator, workers and one parameter server.
+
+        Args:
+            workers: How many workers there are.
+            lossy: Whether workers and the server can be lost.
+        """
+
+    def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function as coordinators schedule it."""
+
+    def status(self, value: Any) -> str:
+        """Return where a `RemoteValue` stands, such as "READY"."""
+
+    def require(self, condition: Any, message: str) -> None:
+        """Raise InvalidArgumentError with a message unless a condition holds."""
 
     def opened(self, value: Any) -> tuple[str, Any] | None:
         """Return the kind of a value of this library and what it holds.

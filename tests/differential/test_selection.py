@@ -16,10 +16,8 @@ SCENARIOS = scenarios()
 FEWEST_PER_PREFIX = 5
 FEWEST_ERRORS = 30
 
-# Both libraries' checkpoints of a cluster take servers that write to disk, and their
-# coordinators take processes of workers. The TPUStrategy of 1.12 is gone, and that of
-# today takes TPUs.
-NOT_COMPARED = {"CKP", "COO", "ERR", "FLT", "RMV", "TPU"}
+# The TPUStrategy of 1.12 is gone, and that of today takes TPUs.
+NOT_COMPARED = {"TPU"}
 
 # Where Stratagem is free to differ, because TensorFlow is odd or its pages promise
 # something else.

@@ -6,6 +6,7 @@ import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,11 @@ from stratagem._input.specs import LeafSpec, PerReplicaSpec
 from stratagem._replicas import regroup
 from stratagem._variables.creators import creator_scope
 from tests.client.clusters import running
+from tests.client.coordinator.coordination import Coordination, coordinating
 from tests.differential.library import Names, filters_by_task
+
+# For how long a server may be away that is lost.
+_AWAY_SECONDS = 1.0
 
 
 class Stratagem:
@@ -92,7 +97,7 @@ class Stratagem:
 
     def save(self, variables: Mapping[str, Any], wait: bool = True) -> Any:
         path = Path(tempfile.mkdtemp(prefix="answers-")) / "checkpoint"
-        owners = {each.distribute_strategy for each in variables.values()}
+        owners = {_strategy_of(each) for each in variables.values()}
         for owner in owners - {None}:
             return path, owner.save(path, wait)
         plain = {name: v.read_value().detach() for name, v in variables.items()}
@@ -104,10 +109,11 @@ class Stratagem:
         if written is not None:
             written.result()
         for name, variable in variables.items():
-            if variable.distribute_strategy is None:
+            owner = _strategy_of(variable)
+            if owner is None:
                 variable.assign(load_file(path)[name])
             else:
-                variable.distribute_strategy.restore(path)
+                owner.restore(path)
 
     def restore_first(
         self, checkpoint: Any, strategy: Any, name: str, make: Callable[[], Any]
@@ -145,6 +151,25 @@ class Stratagem:
         ):
             yield strategy
 
+    def coordinated(
+        self, workers: int = 1, lossy: bool = False
+    ) -> AbstractContextManager[Any]:
+        return _coordinated(workers)
+
+    def function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return function
+
+    def status(self, value: Any) -> str:
+        return str(value.status.name)
+
+    def require(self, condition: Any, message: str) -> None:
+        if not condition:
+            raise stratagem.InvalidArgumentError(message)
+
+    def __reduce__(self) -> Any:
+        # Functions that workers run use it.
+        return Stratagem, ()
+
     def opened(self, value: Any) -> tuple[str, Any] | None:
         if isinstance(value, stratagem.Variable):
             return "variable", [copy.value().detach() for copy in value.values]
@@ -158,6 +183,27 @@ class Stratagem:
         if isinstance(value, torch.Tensor):
             return "tensor", value.detach().numpy()
         return _opened_description(value)
+
+
+@contextmanager
+def _coordinated(workers: int) -> Iterator[Any]:
+    with coordinating(workers, connect_seconds=_AWAY_SECONDS) as coordination:
+        yield _Coordinated(coordination)
+
+
+class _Coordinated:
+    def __init__(self, coordination: Coordination) -> None:
+        self.strategy = coordination.strategy
+        self.coordinator = coordination.coordinator
+        self.lose_worker = coordination.stop
+        self.return_worker = coordination.start
+        self.lose_server = partial(coordination.stop_server, 0)
+
+
+def _strategy_of(variable: Any) -> Any:
+    if isinstance(variable, stratagem.ShardedVariable):
+        return variable.variables[0].distribute_strategy
+    return variable.distribute_strategy
 
 
 def _opened_description(value: Any) -> tuple[str, Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -21,16 +20,15 @@ from tensorflow.python.distribute import (
 )
 from tensorflow.python.distribute.cluster_resolver import slurm_cluster_resolver
 
+from tests.differential.libraries.servers import (
+    ServerProcesses,
+    ServerThreads,
+    free_address,
+)
 from tests.differential.libraries.towers import CONTRIB
 from tests.differential.library import Names, filters_by_task
 
 LOGICAL_CPUS = 4
-
-
-def free_address() -> str:
-    """Return an address of this machine on which nothing listens."""
-    with socket.create_server(("localhost", 0)) as listener:
-        return f"localhost:{listener.getsockname()[1]}"
 
 
 def set_logical_cpus() -> None:
@@ -173,6 +171,30 @@ class TensorFlow:
         )
         yield tf.distribute.ParameterServerStrategy(resolver, partitioner)
         started.clear()
+
+    @contextmanager
+    def coordinated(self, workers: int = 1, lossy: bool = False) -> Iterator[Any]:
+        jobs = {"worker": workers, "ps": 1}
+        spec = tf.train.ClusterSpec(
+            {job: [free_address() for _ in range(many)] for job, many in jobs.items()}
+        )
+        kind = ServerProcesses if lossy else ServerThreads
+        with kind(spec) as servers:
+            resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+                spec, rpc_layer="grpc"
+            )
+            servers.strategy = tf.distribute.ParameterServerStrategy(resolver)
+            coordinator = tf.distribute.coordinator
+            servers.coordinator = coordinator.ClusterCoordinator(servers.strategy)
+            yield servers
+
+    function = compiled
+
+    def status(self, value: Any) -> str:
+        return str(value._status.name)
+
+    def require(self, condition: Any, message: str) -> None:
+        tf.debugging.Assert(condition, [message])
 
     def opened(self, value: Any) -> tuple[str, Any] | None:
         if isinstance(value, tf.Variable):
