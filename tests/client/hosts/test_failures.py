@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -85,6 +87,40 @@ def test_what_cannot_be_loaded_on_hosts_is_told_and_the_session_goes_on(
     assert strategy.run(lambda: 1) == 1
 
 
+def test_an_interrupted_program_leaves_the_hosts_free(strategy: TPUStrategy) -> None:
+    def step(context: Any, inputs: Any) -> None:
+        begin()
+
+    iterator = iter(strategy.experimental_distribute_dataset(_Endless()))
+    with as_soon_as_it_has_begun(_interrupt), pytest.raises(KeyboardInterrupt):
+        strategy.extended.experimental_run_steps_on_iterator(step, iterator, 10**6)
+    with pytest.raises(UnavailableError, match="the program was interrupted"):
+        strategy.run(lambda: 1)
+    strategy.extended.connect()
+    assert strategy.run(lambda: 1) == 1
+
+
+def _interrupt() -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
+
+
+@contextmanager
+def as_soon_as_it_has_begun(action: Callable[[], object]) -> Iterator[None]:
+    """Scope in which something is done when a step calls `begin`."""
+
+    def act() -> None:
+        assert BEGUN.wait(60)
+        action()
+
+    BEGUN.clear()
+    thread = threading.Thread(target=act)
+    thread.start()
+    yield
+    thread.join()
+
+
 def test_functions_on_hosts_make_nothing(strategy: TPUStrategy) -> None:
     def step() -> None:
         with strategy.scope():
@@ -129,19 +165,18 @@ def test_a_host_that_is_lost_is_named() -> None:
         strategy = TPUStrategy(cluster.cluster_resolver, 10)
         with strategy.scope():
             v = Variable(1.0, trainable=False)
-        killer = threading.Thread(target=_kill_when_begun, args=[cluster])
-        killer.start()
 
         def step(context: Any, inputs: Any) -> None:
             v.assign_add(1.0)
             begin()
 
         iterator = iter(strategy.experimental_distribute_dataset(_Endless()))
-        with pytest.raises(
-            WorkerLostError, match=r"/job:worker/task:1.*restore the last checkpoint"
+        named = r"/job:worker/task:1.*restore the last checkpoint"
+        with (
+            as_soon_as_it_has_begun(lambda: cluster.kill("worker", 1)),
+            pytest.raises(WorkerLostError, match=named),
         ):
             strategy.extended.experimental_run_steps_on_iterator(step, iterator, 10**6)
-        killer.join()
         cluster.restart("worker", 1)
         strategy.extended.connect()
         assert strategy.run(lambda: 3) == 3
@@ -151,12 +186,7 @@ def test_a_host_that_is_lost_is_named() -> None:
 class _Endless:
     def __iter__(self) -> Iterator[torch.Tensor]:
         while True:
-            yield torch.zeros(2)
-
-
-def _kill_when_begun(cluster: LocalCluster) -> None:
-    assert BEGUN.wait(60)
-    cluster.kill("worker", 1)
+            yield torch.zeros(4)
 
 
 def test_nothing_is_connected_before_hosts_are_needed() -> None:
