@@ -42,13 +42,16 @@ class Fate:
             start = partial(self._start, connection)
             patch.setattr(connection, "start", start)
 
-    def _start(self, connection: Connection, request: Request[Any]) -> Pending[Any]:
+    def _start(
+        self, connection: Connection, request: Request[Any], awaited: bool = False
+    ) -> Pending[Any]:
         if len(self.sent) == self._number:
             for pending in self._pending:
                 # What was sent has arrived.
                 if pending._settled is not None:
                     pending.result()
             raise Vanished
+        # At once, also if its result is asked for next.
         pending = Connection.start(connection, request)
         self._pending.append(pending)
         self.sent.append(request.method)
