@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import pytest
 import torch
 
+import stratagem
 from stratagem import ClusterSpec
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.coordinator import (
@@ -190,16 +191,23 @@ def test_workers_forget_large_values_that_nobody_needs_any_more(
     eventually(forgotten)
 
 
+@pytest.mark.spec("COO-8")
 def test_a_value_that_was_lost_with_its_worker_is_made_again() -> None:
-    """What needs it waits, though it was on its way to run already."""
+    """What needs it waits, though it was on its way to run already.
+
+    What was changed when it was made first is not changed again.
+    """
     gates, journal = (Gate(), Gate()), Journal()
-
-    def make() -> torch.Tensor:
-        journal.write("made")
-        return made_behind(gates[0])
-
     with coordinating(num_workers=1) as coordination:
         coordinator = coordination.coordinator
+        with coordination.strategy.scope():
+            times = stratagem.Variable(0.0)
+
+        def make() -> torch.Tensor:
+            journal.write("made")
+            times.assign_add(1.0)
+            return made_behind(gates[0])
+
         value = coordinator.schedule(make)
         coordinator.schedule(gates[1].pass_through)
         totals = [coordinator.schedule(summed, args=(value,)) for _ in range(4)]
@@ -212,6 +220,7 @@ def test_a_value_that_was_lost_with_its_worker_is_made_again() -> None:
         coordination.start(0)
         coordinator.join()
         assert {total.fetch()[0] for total in totals} == {LARGE}
+        assert times.numpy() == 1
     assert journal.entries == ["made", "made"]
 
 
