@@ -84,7 +84,6 @@ def test_a_function_that_uses_the_same_has_the_same_mark(value: object) -> None:
         (adder, twice := by_value(lambda value: 2 * value)),
         (twice, by_value(lambda value: 3 * value)),
     ],
-    ids=str,
 )
 def test_what_is_in_a_cell_changes_the_mark(before: object, after: object) -> None:
     function, change = adder()
