@@ -45,6 +45,9 @@ ReadyFile = Annotated[
     Path | None, typer.Option(help="Written with the addresses once serving.")
 ]
 
+# Container engines put secrets there, where all users of the one container read them.
+_MOUNTED_SECRETS = Path("/run/secrets")
+
 
 @contextmanager
 def explained(program: str) -> Iterator[None]:
@@ -87,7 +90,9 @@ def _check_folder(ready_file: Path | None) -> None:
 
 def _warn_of_readers(path: Path | None) -> None:
     """Says so if other users of the machine may read the secret."""
-    if path is not None and path.stat().st_mode & stat.S_IROTH:
+    if path is None or _MOUNTED_SECRETS in path.parents:
+        return
+    if path.stat().st_mode & stat.S_IROTH:
         log.LOG.warning(
             "other users of this machine can read the cluster token",
             file=str(path),
