@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -86,12 +87,28 @@ def rmse(model: Recommender, rows: Tensor) -> float:
     return float((predicted - rating).square().mean().sqrt())
 
 
+def update(
+    model: Recommender,
+    optimizer: stratagem.DistributedOptimizer,
+    user: Tensor,
+    item: Tensor,
+    rating: Tensor,
+) -> Tensor:
+    """Trains on a batch in one replica; returns the loss."""
+    loss = functional.mse_loss(model.train()(user, item), rating.float())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
 def train(
     resolver: ClusterResolver,
     folder: Path,
     seed: int = 0,
     compression: Compression | str | None = None,
     pull_dtype: torch.dtype | None = None,
+    checkpoints: Path | None = None,
 ) -> float:
     """One worker's whole program; returns the error on the held-out ratings."""
     worker, workers = resolver.task_id or 0, resolver.cluster_spec().num_tasks("worker")
@@ -107,13 +124,7 @@ def train(
     steps = EPOCHS * (len(mine) // BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
-    def step(user: Tensor, item: Tensor, rating: Tensor) -> Tensor:
-        loss = functional.mse_loss(model.train()(user, item), rating.float())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
+    step = partial(update, model, optimizer)
     strategy.barrier("start")
     before = strategy.traffic()
     losses = []
@@ -123,6 +134,8 @@ def train(
                 losses.append(strategy.run(step, args=tuple(mine[batch].T)))
                 schedule.step()
                 progress.update()
+            if checkpoints and worker == 0:
+                strategy.save(checkpoints, keep=2, wait=False)
     traffic = strategy.traffic() - before
     strategy.barrier("trained")
     with torch.no_grad():
@@ -164,11 +177,12 @@ def main() -> None:
     parser.add_argument("seed", type=int, nargs="?", default=0)
     parser.add_argument("--compression", choices=COMPRESSIONS, default="none")
     parser.add_argument("--pull", choices=PULLED_AS, default="exact")
+    parser.add_argument("--save", type=Path, help="folder of a checkpoint per epoch")
     options = parser.parse_args()
     resolver = TFConfigClusterResolver()
     folder, compression = Path("runs/movielens"), COMPRESSIONS[options.compression]
-    pull_dtype = PULLED_AS[options.pull]
-    error = train(resolver, folder, options.seed, compression, pull_dtype)
+    wire = compression, PULLED_AS[options.pull]
+    error = train(resolver, folder, options.seed, *wire, options.save)
     if resolver.task_id == 0:
         print(f"demo: test RMSE {error:.4f}")
 
