@@ -7,13 +7,17 @@ PIP := $(BIN)/pip --quiet --disable-pip-version-check
 # The environment whose answers ours are compared with.
 TENSORFLOW_PYTHON ?= .venv-tensorflow/bin/python
 
+DOCKER ?= docker
+BASE_IMAGE ?= python:3.11-slim-bookworm
+
 # The first of these that runs and is new enough.
 PYTHON ?= $(shell for python in python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
 	&& echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster check answers coverage-table bench format protos clean
+.PHONY: help demo test test-cluster compose-test check answers coverage-table bench \
+	wheels images format protos clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s  %s\n", $$1, $$2 }' Makefile
@@ -22,10 +26,13 @@ demo: $(INSTALLED) ## Train a recommender on two servers and two workers.
 	$(BIN)/stratagem run --ps 2 --workers 2 examples/movielens.py
 
 test: $(INSTALLED) ## Run the tests, but for those of `test-cluster`.
-	$(BIN)/pytest --numprocesses auto --dist loadfile -m "not cluster"
+	$(BIN)/pytest --numprocesses auto --dist loadfile -m "not cluster and not compose"
 
 test-cluster: $(INSTALLED) ## Run the tests that take clusters of processes, or long.
 	$(BIN)/pytest --numprocesses auto --dist loadfile -m cluster
+
+compose-test: $(INSTALLED) ## Train in containers, killing some; starts an engine if it must.
+	$(BIN)/pytest -m compose --capture=no --timeout=1500 tests/compose
 
 check: $(INSTALLED) ## Lint, type-check, and see that tests can fail.
 	$(BIN)/ruff check
@@ -51,6 +58,21 @@ bench: $(INSTALLED) $(TENSORFLOW_PYTHON) ## Measure beside physical limits and p
 format: $(INSTALLED) ## Format the code and fix what the linter can.
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+wheels: $(INSTALLED) ## Collect what images are made of in build/wheels.
+	$(PIP) wheel --constraint constraints.txt --wheel-dir build/wheels ".[examples]"
+	$(PIP) wheel --constraint constraints.txt --wheel-dir build/wheels --no-deps recbole
+
+images: wheels deploy/compose/token ## Build the images of servers and workers.
+	for target in server worker; do \
+	    $(DOCKER) build --file deploy/docker/Dockerfile --build-arg BASE_IMAGE=$(BASE_IMAGE) \
+	        --target $$target --tag stratagem-$$target . || exit; \
+	done
+
+# Readable for the users of containers; only this folder hides it from those of the host.
+deploy/compose/token:
+	python3 -c "import secrets; print(secrets.token_hex())" > $@
+	chmod 444 $@
 
 protos: $(INSTALLED) ## Compile the .proto files.
 	$(BIN)/python proto/compile.py

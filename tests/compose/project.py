@@ -1,0 +1,77 @@
+"""A running Compose project, as tests look at it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+COMPOSE = Path(sys.executable).with_name("docker-compose")
+
+
+@dataclass(frozen=True)
+class Project:
+    """Containers by the names of their services."""
+
+    file: Path
+    environment: Mapping[str, str]
+
+    def compose(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command of Compose to its end."""
+        return self._run(str(COMPOSE), "--file", str(self.file), *arguments)
+
+    def up(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Starts it of images that are there."""
+        return self.compose("up", "--no-build", "--pull", "never", *arguments)
+
+    def inside(self, service: str, *command: str) -> str:
+        """What a command prints in a container; nothing if it fails."""
+        return self.compose("exec", "-T", service, *command).stdout
+
+    def inspect(self, service: str, field: str) -> str:
+        """A field of the engine's description of a container."""
+        docker = self.environment["DOCKER"]
+        name = f"stratagem-{service}-1"
+        return self._run(docker, "inspect", "--format", field, name).stdout.strip()
+
+    def crash(self, service: str) -> None:
+        """Kills what runs in a container.
+
+        After `docker kill` the engine would not start it again.
+        """
+        self.inside(service, "sh", "-c", "kill -KILL -1")
+
+    def restarts(self, service: str) -> int:
+        """How often the engine has started a container again."""
+        return int(self.inspect(service, "{{.RestartCount}}"))
+
+    def exit_code(self, service: str) -> int:
+        """Waits until a container has ended for good."""
+        docker = self.environment["DOCKER"]
+        return int(self._run(docker, "wait", f"stratagem-{service}-1").stdout)
+
+    def logs(self, service: str) -> str:
+        """What a service has written so far."""
+        return self.compose("logs", "--no-log-prefix", service).stdout
+
+    def _run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, check=False
+        )
+
+
+def until(condition: Callable[[], bool], seconds: float) -> None:
+    """Waits for a condition."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.5)
+
+
+def demo_error(output: str) -> float:
+    """The error on held-out ratings that the demo has printed last."""
+    return float(re.findall(r"test RMSE ([\d.]+)", output)[-1])
