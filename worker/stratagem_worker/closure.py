@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 import traceback
 
-import cloudpickle
-
+from stratagem._shipping.exceptions import dump_exception
 from stratagem._shipping.loader import Loader
 from stratagem._shipping.results import dump_result
 from stratagem_proto.errors import CancelledError
@@ -59,14 +57,7 @@ def failed(
         traceback="".join(lines),
     )
     try:
-        failure.exception = _pickled(error)
+        failure.exception = dump_exception(error)
     except Exception as reason:
         failure.pickling_error = f"{type(reason).__name__}: {reason}"
     return pb.Finished(closure=closure, failure=failure)
-
-
-def _pickled(error: BaseException) -> bytes:
-    pickled: bytes = cloudpickle.dumps(error)
-    # Exceptions exist that are pickled well and cannot be read again.
-    pickle.loads(pickled)
-    return pickled

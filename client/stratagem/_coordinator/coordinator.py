@@ -20,6 +20,7 @@ from stratagem._coordinator.connecting import (
 from stratagem._coordinator.dispatch import Dispatch
 from stratagem._coordinator.per_worker import PerWorkerDataset, build_of
 from stratagem._coordinator.per_worker_variable import PerWorkerVariable
+from stratagem._coordinator.recurring import Recurring
 from stratagem._coordinator.remote_value import RemoteValue
 from stratagem._coordinator.residents import Residents
 from stratagem._coordinator.resolver_watch import ResolverWatch, workers_of
@@ -337,15 +338,19 @@ class ClusterCoordinator:
         for index, address in workers.items():
             dispatch.add(index, address, delay=settings.delay_of(index))
         if settings.resolver_seconds is not None:
-            seconds = settings.resolver_seconds
-            self._attach(ResolverWatch(resolver, seconds, dispatch, workers))
+            watch = ResolverWatch(resolver, dispatch, workers)
+            self._repeat("stratagem-resolver", settings.resolver_seconds, watch.look)
         if settings.watchdog_seconds is not None:
             seconds = settings.watchdog_seconds
-            self._attach(Watchdog(seconds, dispatch.ended, dispatch.state))
+            watchdog = Watchdog(seconds, dispatch.ended, dispatch.state)
+            self._repeat("stratagem-watchdog", seconds, watchdog.look)
 
-    def _attach(self, watch: Acknowledging | ResolverWatch | Watchdog) -> None:
-        watch.start()
-        weakref.finalize(self, watch.close)
+    def _repeat(self, name: str, seconds: float, action: Callable[[], None]) -> None:
+        self._attach(Recurring(name, seconds, action))
+
+    def _attach(self, threads: Acknowledging | Recurring) -> None:
+        threads.start()
+        weakref.finalize(self, threads.close)
 
     def _release(self) -> None:
         handles = self._residents.gone()

@@ -1,20 +1,14 @@
-"""The thread that lets workers join and leave as a resolver says."""
+"""Letting workers join and leave as a resolver says."""
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from stratagem.cluster_resolver import ClusterResolver
-from stratagem_proto.errors import (
-    AlreadyExistsError,
-    CancelledError,
-    InvalidArgumentError,
-)
+from stratagem_proto.errors import AlreadyExistsError, InvalidArgumentError
 
 _LOG = logging.getLogger("stratagem")
 
@@ -44,7 +38,6 @@ class ResolverWatch:
 
     Args:
         resolver: The resolver.
-        seconds: Time between looks at it.
         members: The workers that join and leave.
         known: The workers that it knew at first, which have joined.
     """
@@ -52,26 +45,13 @@ class ResolverWatch:
     def __init__(
         self,
         resolver: ClusterResolver,
-        seconds: float,
         members: Members,
         known: Mapping[int, str],
     ) -> None:
         self._resolver = resolver
-        self._seconds = seconds
         self._members = members
         self._known = dict(known)
         self._fails = False
-        self._closed: SimpleQueue[None] = SimpleQueue()
-
-    def start(self) -> None:
-        """Starts the thread."""
-        threading.Thread(
-            target=self._run, name="stratagem-resolver", daemon=True
-        ).start()
-
-    def close(self) -> None:
-        """Lets the thread end. May be called anywhere."""
-        self._closed.put(None)
 
     def look(self) -> None:
         """Looks at the resolver once.
@@ -87,20 +67,6 @@ class ResolverWatch:
             self._remove(index)
         for index in now.keys() - self._known.keys():
             self._add(index, now[index])
-
-    def _run(self) -> None:
-        while not self._is_closed():
-            try:
-                self.look()
-            except CancelledError:
-                return
-
-    def _is_closed(self) -> bool:
-        try:
-            self._closed.get(timeout=self._seconds)
-        except Empty:
-            return False
-        return True
 
     def _now(self) -> Mapping[int, str]:
         """The resolver's workers, or those of before if it fails, as it may."""

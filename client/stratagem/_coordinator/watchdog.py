@@ -1,4 +1,4 @@
-"""The thread that shows a coordinator that hangs."""
+"""Showing a coordinator that hangs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from queue import Empty, SimpleQueue
 
 _LOG = logging.getLogger("stratagem")
 
@@ -16,7 +15,7 @@ class Watchdog:
     """Logs where everything stands while nothing ends. Spec: FLT-13.
 
     Args:
-        seconds: How long that may last, and the time between reports.
+        seconds: The time between looks.
         progress: Returns another number whenever something has ended; None if there
             is nothing to do.
         state: Returns where everything stands.
@@ -31,32 +30,14 @@ class Watchdog:
         self._seconds = seconds
         self._progress = progress
         self._state = state
-        self._closed: SimpleQueue[None] = SimpleQueue()
+        self._before = progress()
 
-    def start(self) -> None:
-        """Starts the thread."""
-        threading.Thread(
-            target=self._run, name="stratagem-watchdog", daemon=True
-        ).start()
-
-    def close(self) -> None:
-        """Lets the thread end. May be called anywhere."""
-        self._closed.put(None)
-
-    def _run(self) -> None:
-        before = self._progress()
-        while not self._is_closed():
-            now = self._progress()
-            if now is not None and now == before:
-                self._report()
-            before = now
-
-    def _is_closed(self) -> bool:
-        try:
-            self._closed.get(timeout=self._seconds)
-        except Empty:
-            return False
-        return True
+    def look(self) -> None:
+        """Looks once; to be called after so many seconds each."""
+        now = self._progress()
+        if now is not None and now == self._before:
+            self._report()
+        self._before = now
 
     def _report(self) -> None:
         _LOG.warning(

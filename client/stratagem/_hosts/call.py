@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
 import torch
 from torch import nn
 
@@ -17,6 +16,7 @@ from stratagem._hosts.inputs import HostInput
 from stratagem._hosts.outputs import LoopOutputs
 from stratagem._hosts.static_shapes import StaticShapes
 from stratagem._hosts.valued import Valued, variable_of
+from stratagem._shipping.exceptions import dump_exception
 from stratagem._shipping.results import dump_result, load_result
 from stratagem._strategies.multi_step import MultiStepContext, run_steps
 from stratagem_proto.errors import (
@@ -126,9 +126,12 @@ def _end_together(extended: HostExtended, error: BaseException | None) -> bool:
 
 def _portable(error: BaseException) -> BaseException:
     try:
-        cloudpickle.loads(cloudpickle.dumps(error))
-    except Exception:
-        return AbortedError(f"{type(error).__name__}: {error}")
+        dump_exception(error)
+    except Exception as reason:
+        return AbortedError(
+            f"{type(error).__name__}: {error} (the exception itself could not be sent: "
+            f"{reason})"
+        )
     return error
 
 

@@ -1,0 +1,47 @@
+"""The thread that does something every so many seconds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+from stratagem_proto.errors import CancelledError
+
+
+class Recurring:
+    """Calls a function again and again, until that raises `CancelledError`.
+
+    Args:
+        name: Of the thread, for people.
+        seconds: Time before each call.
+        action: The function.
+    """
+
+    def __init__(self, name: str, seconds: float, action: Callable[[], None]) -> None:
+        self._name = name
+        self._seconds = seconds
+        self._action = action
+        # Of this kind because the garbage collector may call `close` anywhere.
+        self._closed: SimpleQueue[None] = SimpleQueue()
+
+    def start(self) -> None:
+        """Starts the thread."""
+        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+
+    def close(self) -> None:
+        """Lets the thread end. May be called anywhere."""
+        self._closed.put(None)
+
+    def _run(self) -> None:
+        with suppress(CancelledError):
+            while not self._is_closed():
+                self._action()
+
+    def _is_closed(self) -> bool:
+        try:
+            self._closed.get(timeout=self._seconds)
+        except Empty:
+            return False
+        return True

@@ -1,0 +1,19 @@
+"""Exceptions on their way back from a worker."""
+
+from __future__ import annotations
+
+import pickle
+
+import cloudpickle
+
+
+def dump_exception(error: BaseException) -> bytes:
+    """Return the pickle of an exception, which can be read again.
+
+    Raises:
+        Exception: What came of pickling it, or of reading the pickle: exceptions exist
+            that are pickled well and cannot be read.
+    """
+    pickled: bytes = cloudpickle.dumps(error)
+    pickle.loads(pickled)
+    return pickled
