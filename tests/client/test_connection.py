@@ -226,6 +226,25 @@ def test_a_restarted_server_is_reported_and_gets_no_request_again() -> None:
                     make(fresh, "v", torch.zeros(3))
 
 
+def test_who_knows_of_a_run_that_has_ended_gets_nothing_from_the_next() -> None:
+    with ParameterServer(ServerSettings(token=TOKEN)) as first:
+        with connected(first.address) as creator:
+            creator.open()
+            run = creator.run
+        with connected(first.address) as early:
+            early.expect(run)
+            make(early, "v", torch.zeros(3))
+        first.stop()
+        with (
+            ParameterServer(ServerSettings(bind=first.address, token=TOKEN)) as second,
+            connected(second.address) as late,
+        ):
+            late.expect(run)
+            for _ in range(2):
+                with pytest.raises(SessionLostError, match="was restarted"):
+                    add(late, "v", torch.ones(3))
+
+
 def test_a_restarted_server_does_not_know_the_sessions_of_before() -> None:
     with ParameterServer(ServerSettings(token=TOKEN)) as first:
         address = first.address

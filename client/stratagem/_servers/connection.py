@@ -97,6 +97,7 @@ class Connection:
         self._process = os.getpid()
         self._channel: grpc.Channel | None = None
         self._session: Session | None = None
+        self._expected = b""
         self._restarted = False
         self._opening = threading.Lock()
         self._mutating = threading.Lock()
@@ -105,6 +106,19 @@ class Connection:
     def lease_seconds(self) -> float | None:
         """The lease of the session; None while there is none."""
         return self._session.lease_seconds if self._session else None
+
+    @property
+    def run(self) -> bytes:
+        """The run of the server process that the session is with; empty for none."""
+        return self._session.incarnation if self._session else b""
+
+    def expect(self, run: bytes) -> None:
+        """Takes the server for lost if another run of it opens the first session.
+
+        Who learns of variables from another process could not tell otherwise whether
+        the server has been restarted since.
+        """
+        self._expected = run
 
     def call(self, request: Request[Result]) -> Result:
         """Sends a request and waits for its result; raises as `start` and `result`."""
@@ -185,15 +199,14 @@ class Connection:
             request = opening(self._identity, session)
             answer = Pending(self, request, self.deadlines).result()
             if not session.goes_on(answer):
-                # Set once: other threads look at it.
-                restored = answer.restored and self._identity.outlives_servers
-                self._restarted = not restored
-                if restored:
-                    self._continue(session, answer)
+                self._require_restored(answer)
+                session.continues(answer)
         self._require_usable()
 
-    def _continue(self, session: Session, answer: OpenSessionResponse) -> None:
-        session.continues(answer)
+    def _require_restored(self, answer: OpenSessionResponse) -> None:
+        # Set once: other threads look at it.
+        self._restarted = not (answer.restored and self._identity.outlives_servers)
+        self._require_usable()
         _LOG.warning(
             "%s was restarted and went back to its last checkpoint; this program goes "
             "on without what the server had applied since",
@@ -242,8 +255,10 @@ class Connection:
     def _first_opened(self) -> Session:
         with self._opening:
             if self._session is None:
-                request = opening(self._identity)
+                request = opening(self._identity, run=self._expected)
                 answer = Pending(self, request, self.deadlines).result()
+                if self._expected not in (b"", answer.incarnation):
+                    self._require_restored(answer)
                 self._session = opened(request, answer, self.peer)
             return self._session
 

@@ -83,6 +83,21 @@ class ServerGroup:
         return sum((each.meter.total for each in self._connections), Traffic())
 
     @property
+    def runs(self) -> dict[int, bytes]:
+        """The runs of the servers that there are sessions with, by task index."""
+        runs = ((task, each.run) for task, each in enumerate(self._connections))
+        return {task: run for task, run in runs if run}
+
+    def expect(self, runs: Mapping[int, bytes]) -> None:
+        """Takes servers for lost that were restarted since another task's sessions.
+
+        Args:
+            runs: That task's `runs`.
+        """
+        for task, run in runs.items():
+            self._connections[task].expect(run)
+
+    @property
     def closed(self) -> bool:
         """Whether `close` was called."""
         return not self._finalizer.alive

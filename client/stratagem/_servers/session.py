@@ -102,20 +102,24 @@ class Session:
 
 
 def opening(
-    identity: Identity, session: Session | None = None
+    identity: Identity, session: Session | None = None, run: bytes = b""
 ) -> Request[OpenSessionResponse]:
     """The handshake of a new session, or of one that the server may have ended.
 
-    Another run of the server does not take that on, unless it restored a checkpoint
+    Another run of the server does not take it on, unless it restored a checkpoint
     and the identity outlives servers.
+
+    Args:
+        identity: Who opens it.
+        session: The one that may have been ended; None for a new one.
+        run: The run of the server that a new one is meant for; empty for any.
     """
     identifier = (
         session.identifier if session else secrets.token_bytes(SESSION_ID_BYTES)
     )
     message = handshake(identity, identifier)
-    if session is not None:
-        message.incarnation = session.incarnation
-        message.outlives_servers = identity.outlives_servers
+    message.incarnation = session.incarnation if session else run
+    message.outlives_servers = identity.outlives_servers
     return Request("OpenSession", message, sole(OpenSessionResponse))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from stratagem._cluster.spec import ClusterSpec, Tasks
@@ -9,17 +10,26 @@ from stratagem._hosts.cores import CoresExtended
 from stratagem._parameter_server.attached import AttachedStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
-from stratagem._shipping.kinds import Kind, SessionKind, WorkerTask
+from stratagem._servers.group import ServerGroup
+from stratagem._shipping.kinds import (
+    Change,
+    ChangingKind,
+    Kind,
+    SessionKind,
+    WorkerTask,
+)
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.strategy import Strategy
 from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from stratagem_proto.errors import InvalidArgumentError
 
 
-class StrategyKind(SessionKind):
+class StrategyKind(SessionKind, ChangingKind):
     """The coordinator's strategy. Workers have one replica for each device of theirs.
 
     Where workers prove that they belong to the cluster, they do so by their own token.
+    Of each server they know the run that the coordinator knows, so that a new worker
+    sees as well that variables were lost.
     """
 
     name = "strategy"
@@ -45,6 +55,12 @@ class StrategyKind(SessionKind):
             task_id=task.index,
         )
         return AttachedStrategy(resolver, token=task.token, **settings)
+
+    def state(self, subject: ParameterServerStrategy) -> Mapping[str, Any]:
+        return {"runs": _servers(subject).runs}
+
+    def update(self, made: AttachedStrategy, change: Change) -> None:
+        _servers(made).expect(change.state["runs"])
 
     def refresh(self, made: AttachedStrategy) -> None:
         made.extended.refresh_new()
@@ -98,6 +114,12 @@ class ResolverKind(Kind):
     def make(self, essence: Any, task: WorkerTask) -> ClusterResolver:
         resolver: ClusterResolver = essence.cluster_resolver
         return resolver
+
+
+def _servers(strategy: ParameterServerStrategy) -> ServerGroup:
+    extended = strategy.extended
+    assert isinstance(extended, ParameterServerExtended)
+    return extended._store.servers
 
 
 def _joined_by(cluster: ClusterSpec, task: WorkerTask) -> ClusterSpec:
