@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import stratagem
-from stratagem import CancelledError, PSUnavailableError
+from stratagem import CancelledError, PSUnavailableError, SessionLostError
 from stratagem.coordinator import (
     ClusterCoordinator,
     RemoteValueStatus,
@@ -129,6 +129,21 @@ def test_a_lost_server_is_reported(report: str) -> None:
         arguments = () if report == "join" else (where,)
         with pytest.raises(PSUnavailableError, match="/job:ps/task:0"):
             getattr(coordinator, report)(*arguments)
+
+
+@pytest.mark.spec("FLT-7")
+def test_a_worker_that_is_new_reports_what_a_server_has_lost() -> None:
+    with coordinating(num_workers=1) as coordination:
+        coordinator = coordination.coordinator
+        with coordination.strategy.scope():
+            variable = stratagem.Variable(1.0)
+        coordinator.schedule(where).fetch()  # without the servers
+        coordination.stop(0)
+        coordination.restart_server(0)
+        coordination.start(0)
+        value = coordinator.schedule(variable.assign_add, args=(1.0,))
+        with pytest.raises(SessionLostError, match="/job:ps/task:0.*was restarted"):
+            value.fetch()
 
 
 @pytest.mark.spec("FLT-12")

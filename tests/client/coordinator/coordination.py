@@ -63,6 +63,12 @@ class Coordination:
         """Ends a parameter server, for good."""
         self.servers[server].stop(grace=0)
 
+    def restart_server(self, server: int) -> None:
+        """Ends a parameter server and starts one without variables in its place."""
+        address = self.servers[server].address
+        self.stop_server(server)
+        self.servers[server] = _server(server, address)
+
     def start(self, worker: int) -> None:
         """Starts a worker that was stopped, where it was."""
         address = self.cluster.task_address("worker", worker)
@@ -92,8 +98,8 @@ def _worker(index: int, bind: str = "127.0.0.1:0") -> WorkerServer:
     return worker
 
 
-def _server(index: int) -> ParameterServer:
-    server = ParameterServer(ServerSettings(task=index, token=TOKEN))
+def _server(index: int, bind: str = "127.0.0.1:0") -> ParameterServer:
+    server = ParameterServer(ServerSettings(bind=bind, task=index, token=TOKEN))
     server.start()
     return server
 
