@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stratagem._coordinator.link import WorkerLink
 from stratagem._servers.session import Identity
 from stratagem._shipping.parcel import Definition
 from stratagem._shipping.pickling import Pickler
 from stratagem._shipping.results import load_result
+from stratagem._worker_servers.link import WorkerLink
 from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from stratagem._coordinator.closure_failure import ClosureFailure, FailureKind
-from stratagem._coordinator.link import WorkerLink
-from stratagem._coordinator.worker_index import experimental_get_current_worker_index
 from stratagem._servers.closure_identity import next_closure_key
 from stratagem._shipping.results import load_result
+from stratagem._worker_servers.closure_failure import ClosureFailure, FailureKind
+from stratagem._worker_servers.link import WorkerLink
+from stratagem._worker_servers.worker_index import experimental_get_current_worker_index
 from stratagem_proto.errors import AbortedError
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
 from stratagem_worker.server import WorkerServer

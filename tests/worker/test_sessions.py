@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from stratagem._coordinator import link as links
-from stratagem._coordinator.closure_failure import ClosureFailure, FailureKind
-from stratagem._coordinator.link import WorkerLink
-from stratagem._coordinator.runtime import this_runtime
-from stratagem._coordinator.work_stream import WorkStream
 from stratagem._servers.session import Identity, handshake
 from stratagem._servers.traffic import TrafficMeter
 from stratagem._shipping.results import load_result
+from stratagem._worker_servers import link as links
+from stratagem._worker_servers.closure_failure import ClosureFailure, FailureKind
+from stratagem._worker_servers.link import WorkerLink
+from stratagem._worker_servers.runtime import this_runtime
+from stratagem._worker_servers.work_stream import WorkStream
 from stratagem_proto.channel import Deadlines, open_channel
 from stratagem_proto.errors import (
     CancelledError,

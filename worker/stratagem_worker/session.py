@@ -7,9 +7,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
-from stratagem._coordinator.worker_index import on_worker
 from stratagem._servers.closure_identity import running
 from stratagem._shipping.loader import Loader
+from stratagem._worker_servers.worker_index import on_worker
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.payloads import Pieces
 from stratagem_proto.serving.log import LOG

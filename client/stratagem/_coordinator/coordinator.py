@@ -8,30 +8,30 @@ from functools import partial
 from itertools import count
 from typing import Any, Literal, overload
 
-from stratagem._coordinator.acknowledging import Acknowledging
-from stratagem._coordinator.closure import Closure
-from stratagem._coordinator.connecting import (
+from stratagem._coordinator.closures.acknowledging import Acknowledging
+from stratagem._coordinator.closures.closure import Closure
+from stratagem._coordinator.closures.remote_value import RemoteValue
+from stratagem._coordinator.closures.result import Result
+from stratagem._coordinator.data.per_worker import PerWorkerDataset, build_of
+from stratagem._coordinator.data.per_worker_variable import PerWorkerVariable
+from stratagem._coordinator.data.residents import Residents
+from stratagem._coordinator.data.shared_dataset import (
+    SharedDataset,
+    SharedDatasets,
+    inherited_identity,
+)
+from stratagem._coordinator.dispatch import Dispatch
+from stratagem._coordinator.settings import Settings
+from stratagem._coordinator.threads.recurring import Recurring
+from stratagem._coordinator.threads.watchdog import Watchdog
+from stratagem._coordinator.workers.connecting import (
     Connector,
     acknowledging,
     require_suited,
     take_over,
     worker_at,
 )
-from stratagem._coordinator.dispatch import Dispatch
-from stratagem._coordinator.per_worker import PerWorkerDataset, build_of
-from stratagem._coordinator.per_worker_variable import PerWorkerVariable
-from stratagem._coordinator.recurring import Recurring
-from stratagem._coordinator.remote_value import RemoteValue
-from stratagem._coordinator.residents import Residents
-from stratagem._coordinator.resolver_watch import ResolverWatch, workers_of
-from stratagem._coordinator.result import Result
-from stratagem._coordinator.settings import Settings
-from stratagem._coordinator.shared_dataset import (
-    SharedDataset,
-    SharedDatasets,
-    inherited_identity,
-)
-from stratagem._coordinator.watchdog import Watchdog
+from stratagem._coordinator.workers.resolver_watch import ResolverWatch, workers_of
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._replicas.nests import map_leaves
 from stratagem._servers.traffic import Traffic, TrafficMeter

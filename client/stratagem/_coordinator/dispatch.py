@@ -5,22 +5,17 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from functools import partial
 
-from stratagem._coordinator.answer import Answer
-from stratagem._coordinator.attendant import Attendant, Events
-from stratagem._coordinator.closure import Closure
-from stratagem._coordinator.closure_queue import ClosureQueue
-from stratagem._coordinator.endings import (
-    Ending,
+from stratagem._coordinator.closures.closure import Closure
+from stratagem._coordinator.closures.endings import (
     cancellation,
-    ending_of,
     input_failure,
     result_of,
 )
-from stratagem._coordinator.monitor import Monitor
-from stratagem._coordinator.orders import (
+from stratagem._coordinator.outcomes import Outcomes
+from stratagem._coordinator.queue.closure_queue import ClosureQueue
+from stratagem._coordinator.queue.orders import (
     Abandon,
     Cancel,
     Dismiss,
@@ -29,11 +24,12 @@ from stratagem._coordinator.orders import (
     Run,
     Starve,
 )
-from stratagem._coordinator.pace import SHALLOWEST
-from stratagem._coordinator.rebalancing import Rebalancing
-from stratagem._coordinator.remote_worker import Connect, RemoteWorker
-from stratagem._coordinator.result import Result
-from stratagem._coordinator.roster import Roster
+from stratagem._coordinator.queue.pace import SHALLOWEST
+from stratagem._coordinator.threads.monitor import Monitor
+from stratagem._coordinator.threads.rebalancing import Rebalancing
+from stratagem._coordinator.workers.attendant import Attendant, Events
+from stratagem._coordinator.workers.remote_worker import Connect, RemoteWorker
+from stratagem._coordinator.workers.roster import Roster
 from stratagem._shipping.parcel import Parcel
 from stratagem_proto.errors import (
     AlreadyExistsError,
@@ -61,15 +57,15 @@ class Dispatch:
         on_end: Callable[[ClosureIdentity], None],
     ) -> None:
         self._queue = ClosureQueue(capacity, SHALLOWEST)
-        self._closures: dict[int, Closure] = {}
-        self._ended = 0
-        self._on_end = on_end
         self._orders: deque[Order] = deque()
         self._obeying = False
         self._monitor = Monitor()
         self._entry = threading.Lock()
         self._rebalances = False
         self._roster = Roster(connect, Events(self._welcome, self._refuse))
+        self._outcomes = Outcomes(
+            self._queue, self._roster, self._monitor, self._obey, on_end
+        )
         self._rebalancing = Rebalancing(self._rebalance, self._give_up)
         self._rebalancing.start()
 
@@ -122,9 +118,7 @@ class Dispatch:
         """Takes a closure; waits while the queue is full. Spec: COO-6, ERR-4, ERR-5."""
         with self._entry, self._monitor:
             self._monitor.wait(lambda: bool(self._queue.error) or not self._queue.full)
-            self._closures[closure.number] = closure
-            for one in closure.inputs:
-                one.users += 1
+            self._outcomes.expect(closure)
             self._put(closure)
             self._report_error()
 
@@ -167,7 +161,7 @@ class Dispatch:
     def ended(self) -> int | None:
         """Returns how many closures have ended so far; None if none is left."""
         with self._monitor:
-            return None if self._queue.idle else self._ended
+            return None if self._queue.idle else self._outcomes.ended
 
     def state(self) -> str:
         """Returns where everything stands, for a person. Spec: FLT-13."""
@@ -185,7 +179,7 @@ class Dispatch:
         if closure.failure is not None:
             error = input_failure(closure, closure.failure)
             self._queue.fault(error)
-            self._end(closure.number).result.fail(error)
+            self._outcomes.end(closure.number).result.fail(error)
             return
         self._obey(self._queue.put(closure.number, closure.unmet))
 
@@ -224,9 +218,9 @@ class Dispatch:
 
     def _obey_one(self, order: Order) -> None:
         if isinstance(order, Abandon):
-            self._end(order.closure).result.fail(cancellation())
+            self._outcomes.end(order.closure).result.fail(cancellation())
         elif isinstance(order, Starve):
-            closure = self._end(order.closure)
+            closure = self._outcomes.end(order.closure)
             closure.result.fail(input_failure(closure, order.error))
         elif isinstance(order, Dismiss):
             self._roster.dismiss(order.worker)
@@ -244,35 +238,14 @@ class Dispatch:
         if not isinstance(order, Run):
             worker.cancel(order.closure, interrupt=isinstance(order, Cancel))
             return
-        closure = self._closures[order.closure]
+        closure = self._outcomes[order.closure]
         if closure.failure is not None:
-            self._fail(closure, input_failure(closure, closure.failure))
+            self._outcomes.fail(closure, input_failure(closure, closure.failure))
         elif unmet := closure.unmet:
             # Their worker was lost while this closure was in the queue.
             self._obey(self._queue.put_back(closure.number, unmet))
         else:
-            future = worker.run(closure)
-            future.add_done_callback(partial(self._take_note, worker, closure))
-
-    def _fail(self, closure: Closure, error: BaseException) -> None:
-        self._end(closure.number).result.fail(error)
-        self._obey(self._queue.failed(closure.number, error))
-
-    def _end(self, number: int) -> Closure:
-        self._ended += 1
-        closure = self._closures.pop(number)
-        self._on_end(closure.identity)
-        for one in closure.inputs:
-            one.users -= 1
-            self._spare(one)
-        return closure
-
-    def _spare(self, result: Result) -> None:
-        """Lets the closure end whose result nobody needs that stays on its worker."""
-        stays = result.closure in self._queue.staying
-        if stays and not result.needed and not result.copying:
-            self._end(result.closure)
-            self._obey(self._queue.finished(result.closure))
+            self._outcomes.run(worker, closure)
 
     # What workers and connections tell. In the threads of these.
 
@@ -293,73 +266,13 @@ class Dispatch:
             if self._roster.lose(worker, why):
                 self._obey(self._queue.worker_lost(worker.index))
 
-    def _take_note(
-        self, worker: RemoteWorker, closure: Closure, future: Future[Answer]
-    ) -> None:
-        with self._monitor:
-            ending = ending_of(future, worker, closure)
-            # Another worker may have it by now, or gets it when the loss is told.
-            if self._roster.there.get(worker.index) is worker and not ending.lost:
-                self._queue.deepen(worker.index, worker.ended())
-                self._settle(worker, closure, ending)
-
-    def _settle(self, worker: RemoteWorker, closure: Closure, ending: Ending) -> None:
-        queue, number = self._queue, closure.number
-        if ending.gave_up:
-            self._obey(queue.put_back(number))
-        elif ending.lacking:
-            self._bring(worker, closure)
-        elif ending.error is not None:
-            self._fail(closure, ending.error)
-        elif ending.answer.staying_bytes and closure.result.needed:
-            self._leave(worker, closure)
-        else:
-            if ending.answer.staying_bytes:
-                worker.drop(closure)
-            self._succeed(closure, ending.answer)
-
-    def _succeed(self, closure: Closure, answer: Answer) -> None:
-        self._end(closure.number).result.succeed(answer.payload)
-        self._obey(self._queue.finished(closure.number))
-
-    def _leave(self, worker: RemoteWorker, closure: Closure) -> None:
-        """Lets a result stay on its worker, and copies it for the program."""
-        worker.keep(closure)
-        self._obey(self._queue.stays(closure.number))
-        if closure.result.wanted:
-            self._copy(worker, closure)
-
-    def _copy(self, worker: RemoteWorker, closure: Closure) -> None:
-        future = worker.send_back(closure)
-        future.add_done_callback(partial(self._receive, worker, closure))
-
-    def _receive(
-        self, worker: RemoteWorker, closure: Closure, future: Future[Answer]
-    ) -> None:
-        with self._monitor:
-            there = self._roster.there.get(worker.index) is worker
-            # Otherwise the loss is told, and the closure runs again.
-            if there and future.exception() is None:
-                self._succeed(closure, future.result())
-
-    def _bring(self, worker: RemoteWorker, closure: Closure) -> None:
-        """Lets a worker have by way of here what it could not copy itself."""
-        worker.provide_anew(closure)
-        for result in closure.inputs:
-            source, result.direct = result.source, False
-            if isinstance(source, RemoteWorker) and not result.here:
-                self._copy(source, self._closures[result.closure])
-        self._obey(self._queue.put_back(closure.number, closure.unmet))
-
     def _give_up(self) -> None:
         with self._monitor:
             self._roster.close()
-            for closure in self._closures.values():
-                closure.result.abort()
-            self._closures.clear()
+            self._outcomes.abort()
             self._monitor.close()
 
     def _state_of(self, index: int) -> str:
         there = "" if index in self._roster.there else "is not there and "
-        names = [self._closures[one].name for one in self._queue.closures_of(index)]
+        names = [self._outcomes[one].name for one in self._queue.closures_of(index)]
         return f"/job:worker/task:{index} {there}has {', '.join(names) or 'none'}"

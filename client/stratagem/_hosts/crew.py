@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from itertools import count
 
-from stratagem._coordinator.answer import Answer
-from stratagem._coordinator.closure_failure import ClosureFailure
-from stratagem._coordinator.endings import RemoteTraceback
-from stratagem._coordinator.link import WorkerLink
-from stratagem._coordinator.remote_worker import RemoteWorker
+from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._servers.session import Identity
 from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.results import load_result
+from stratagem._worker_servers.answer import Answer
+from stratagem._worker_servers.closure_failure import ClosureFailure
+from stratagem._worker_servers.link import WorkerLink
+from stratagem._worker_servers.remote_traceback import RemoteTraceback
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import StratagemError, UnavailableError, WorkerLostError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stratagem._coordinator.endings import RemoteTraceback
 from stratagem._hosts.call import OUT_OF_STEP, HostAnswer
+from stratagem._worker_servers.remote_traceback import RemoteTraceback
 from stratagem_proto.errors import UnavailableError
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from stratagem._coordinator.worker_index import runs_on_a_worker
 from stratagem._enums import ReduceOp
 from stratagem._input.options import AutoShardPolicy, InputOptions
 from stratagem._options import InputContext
@@ -15,6 +14,7 @@ from stratagem._parameter_server.worker_extended import WorkerExtended
 from stratagem._replicas.reduction import Axis
 from stratagem._variables.creators import NextCreator
 from stratagem._variables.variable import Variable
+from stratagem._worker_servers.worker_index import runs_on_a_worker
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from random import Random
 
-from stratagem._coordinator.closure_queue import ClosureQueue
-from stratagem._coordinator.orders import (
+from stratagem._coordinator.queue.closure_queue import ClosureQueue
+from stratagem._coordinator.queue.orders import (
     Abandon,
     Cancel,
     Dismiss,

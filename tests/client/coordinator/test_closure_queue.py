@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stratagem._coordinator.closure_queue import ClosureQueue
-from stratagem._coordinator.orders import (
+from stratagem._coordinator.queue.closure_queue import ClosureQueue
+from stratagem._coordinator.queue.orders import (
     Abandon,
     Cancel,
     Dismiss,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem._coordinator.pace import DEEPEST, SHALLOWEST, Pace
+from stratagem._coordinator.queue.pace import DEEPEST, SHALLOWEST, Pace
 
 
 def run(pace: Pace, seconds: float, times: int = 200) -> int:

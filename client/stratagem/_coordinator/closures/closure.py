@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from stratagem._coordinator.result import Result, results_among
+from stratagem._coordinator.closures.result import Result, results_among
 from stratagem._shipping.parcel import Parcel
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
 

@@ -6,15 +6,15 @@ import secrets
 from collections.abc import Callable
 from itertools import count
 
-from stratagem._coordinator.acknowledging import Acknowledging
-from stratagem._coordinator.gpu_counts import GpuCounts
-from stratagem._coordinator.link import WorkerLink, task_at
-from stratagem._coordinator.remote_worker import RemoteWorker
+from stratagem._coordinator.closures.acknowledging import Acknowledging
+from stratagem._coordinator.workers.gpu_counts import GpuCounts
+from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._servers.session import Identity
 from stratagem._servers.traffic import TrafficMeter
 from stratagem._variables.variable import Variable
+from stratagem._worker_servers.link import WorkerLink, task_at
 from stratagem.consistency import Async
 from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError

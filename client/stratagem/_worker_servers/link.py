@@ -8,12 +8,12 @@ from concurrent.futures import Future
 
 import grpc
 
-from stratagem._coordinator.answer import Answer
-from stratagem._coordinator.output import Show, labelled
-from stratagem._coordinator.runtime import this_runtime
-from stratagem._coordinator.work_stream import Instructions, WorkStream, lost
 from stratagem._servers.session import Identity, check_answering, handshake
 from stratagem._servers.traffic import TrafficMeter
+from stratagem._worker_servers.answer import Answer
+from stratagem._worker_servers.output import Show, labelled
+from stratagem._worker_servers.runtime import this_runtime
+from stratagem._worker_servers.work_stream import Instructions, WorkStream, lost
 from stratagem_proto.channel import PATIENT_CHANNEL_OPTIONS, Deadlines, open_channel
 from stratagem_proto.errors import CancelledError, StratagemError
 from stratagem_proto.payloads import split

@@ -13,10 +13,10 @@ from queue import Empty, SimpleQueue
 
 import grpc
 
-from stratagem._coordinator.answer import Answer
-from stratagem._coordinator.closure_failure import failure_of
-from stratagem._coordinator.output import Show, stream_of
 from stratagem._servers.traffic import TrafficMeter
+from stratagem._worker_servers.answer import Answer
+from stratagem._worker_servers.closure_failure import failure_of
+from stratagem._worker_servers.output import Show, stream_of
 from stratagem_proto.errors import StratagemError, UnavailableError, WorkerLostError
 from stratagem_proto.payloads import Pieces, batches
 from stratagem_proto.status import translated

@@ -7,8 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
-from stratagem._coordinator.attendant import Attendant, Events
-from stratagem._coordinator.remote_worker import Connect, RemoteWorker
+from stratagem._coordinator.workers.attendant import Attendant, Events
+from stratagem._coordinator.workers.remote_worker import Connect, RemoteWorker
 from stratagem_proto.errors import InvalidArgumentError, StratagemError
 
 _LOG = logging.getLogger("stratagem")

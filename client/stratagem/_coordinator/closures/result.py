@@ -6,8 +6,8 @@ import threading
 import weakref
 from collections.abc import Iterable
 
-from stratagem._coordinator.per_worker import PerWorkerValues
-from stratagem._coordinator.residents import Keeper, Residents, WorkerValue
+from stratagem._coordinator.data.per_worker import PerWorkerValues
+from stratagem._coordinator.data.residents import Keeper, Residents, WorkerValue
 from stratagem._shipping.parcel import Definition
 from stratagem_proto.errors import CancelledError
 

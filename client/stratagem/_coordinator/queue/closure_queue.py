@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 
-from stratagem._coordinator.orders import (
+from stratagem._coordinator.queue.orders import (
     Abandon,
     Cancel,
     Dismiss,
@@ -27,7 +27,7 @@ from stratagem._coordinator.orders import (
     Run,
     Starve,
 )
-from stratagem._coordinator.unmet_inputs import UnmetInputs
+from stratagem._coordinator.queue.unmet_inputs import UnmetInputs
 
 
 class ClosureQueue:

@@ -9,12 +9,12 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
-from stratagem._coordinator.answer import Answer
-from stratagem._coordinator.closure import Closure
-from stratagem._coordinator.link import WorkerLink
-from stratagem._coordinator.pace import Pace
-from stratagem._coordinator.residents import WorkerValue
+from stratagem._coordinator.closures.closure import Closure
+from stratagem._coordinator.data.residents import WorkerValue
+from stratagem._coordinator.queue.pace import Pace
 from stratagem._shipping.parcel import Definition, Parcel
+from stratagem._worker_servers.answer import Answer
+from stratagem._worker_servers.link import WorkerLink
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.v1.worker_pb2 import (
     RESULT_USE_LARGE_STAYS,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stratagem._coordinator.result import Result
+from stratagem._coordinator.closures.result import Result
 from stratagem._replicas.nests import map_leaves
 from stratagem._replicas.values import DistributedValues, Mirrored
 from stratagem._shipping.resident import Resident

@@ -5,11 +5,12 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from stratagem._coordinator.answer import Answer
-from stratagem._coordinator.closure import Closure
-from stratagem._coordinator.closure_failure import ClosureFailure, FailureKind
-from stratagem._coordinator.remote_worker import RemoteWorker
+from stratagem._coordinator.closures.closure import Closure
+from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._shipping.parcel import Parcel
+from stratagem._worker_servers.answer import Answer
+from stratagem._worker_servers.closure_failure import ClosureFailure, FailureKind
+from stratagem._worker_servers.remote_traceback import RemoteTraceback
 from stratagem_proto.errors import (
     CancelledError,
     ClosureInputError,
@@ -113,10 +114,3 @@ def cancellation() -> CancelledError:
         "The corresponding function is cancelled. Please reschedule the function: "
         "another one failed before it ended"
     )
-
-
-class RemoteTraceback(Exception):
-    """Where a function on a worker raised; printed above the error itself."""
-
-    def __init__(self, worker: str, closure: str, traceback: str) -> None:
-        super().__init__(f"\n\n{closure} on {worker}:\n\n{traceback}")

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
-from stratagem._coordinator.remote_worker import RemoteWorker
+from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem_proto.errors import StratagemError, UnavailableError
 
 _PAUSE_SECONDS = 0.1

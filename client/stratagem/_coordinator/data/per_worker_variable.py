@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from stratagem._coordinator.per_worker import PerWorkerValues
-from stratagem._coordinator.residents import Residents
-from stratagem._coordinator.worker_index import (
-    experimental_get_current_worker_index,
-    on_worker,
-)
+from stratagem._coordinator.data.per_worker import PerWorkerValues
+from stratagem._coordinator.data.residents import Residents
 from stratagem._shipping.call import Call
 from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.results import load_result
 from stratagem._variables.local import LocalVariable
+from stratagem._worker_servers.worker_index import (
+    experimental_get_current_worker_index,
+    on_worker,
+)
 
 AskAll = Callable[[Parcel], Sequence[bytes]]
 """Lets every worker run a call; returns what each answers, in their order."""

@@ -1,0 +1,1 @@
+"""What workers keep or share: datasets, iterators and variables of their own."""

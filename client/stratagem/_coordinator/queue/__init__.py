@@ -1,0 +1,1 @@
+"""Which closure runs where and when: pure decisions, carried out elsewhere."""

@@ -1,0 +1,1 @@
+"""The lock of a coordinator, and the threads that act by themselves."""
