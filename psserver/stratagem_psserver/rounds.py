@@ -270,7 +270,7 @@ class Rounds:
     def _drop_abandoned(self, for_good: bool) -> None:
         for group in self._groups.values():
             if group.is_abandoned(for_good):
-                group.abandon()
+                group.abandon(for_good)
 
     def _mark(
         self, session_id: bytes, task: str | None, gone: str, left: bool = False

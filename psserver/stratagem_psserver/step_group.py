@@ -91,10 +91,17 @@ class StepGroup:
             member.left if for_good else member.gone for member in members
         )
 
-    def abandon(self) -> None:
-        """Drops all contributions to steps that are not closed."""
+    def abandon(self, for_good: bool) -> None:
+        """Drops all contributions to steps that are not closed.
+
+        Args:
+            for_good: As of `is_abandoned`. The next program's workers then wait for
+                each other, instead of missing those of the last one.
+        """
         for step in list(self.parts):
             self.drop(step)
+        if for_good:
+            self.members.clear()
 
     def close(self, step: int) -> list[Part]:
         """Takes out the contributions of a step and drops what came too late."""

@@ -92,7 +92,7 @@ def test_leave_is_given_once_the_slowest_has_come(workers: list[RawClient]) -> N
 
 def test_a_worker_whose_lease_ends_holds_nobody_back() -> None:
     with (
-        ParameterServer(ServerSettings(lease_seconds=0.5)) as server,
+        ParameterServer(ServerSettings(lease_seconds=2.0)) as server,
         worker(server.address, 0, "") as first,
         worker(server.address, 1, "") as second,
     ):

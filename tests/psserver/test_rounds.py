@@ -217,6 +217,15 @@ def test_a_task_that_comes_back_can_complete_the_step() -> None:
     assert len(cluster.rounds.commit(returned, part.task, mark())) == 2
 
 
+def test_a_program_waits_for_workers_that_left_with_the_last_one() -> None:
+    cluster = Cluster()
+    cluster.complete(1)
+    for worker in 0, 1:
+        cluster.rounds.session_ended(session(worker), "it left", left=True)
+    cluster.rounds.session_opened(b"of the next program", "/job:worker/task:0")
+    assert cluster.rounds.is_applied(mark(2)) is None
+
+
 def test_a_step_that_cannot_be_applied_fails_for_those_who_wait() -> None:
     cluster = Cluster(1)
     cluster.stage(0)

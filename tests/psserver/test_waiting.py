@@ -185,7 +185,7 @@ def test_a_session_that_ends_while_it_sends_stages_nothing(
 
 def test_waiting_for_a_worker_whose_lease_ends_fails_by_its_name() -> None:
     with (
-        ParameterServer(ServerSettings(lease_seconds=0.5)) as server,
+        ParameterServer(ServerSettings(lease_seconds=2.0)) as server,
         worker(server.address, 0, "") as first,
         worker(server.address, 1, "") as second,
     ):

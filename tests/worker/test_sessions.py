@@ -265,9 +265,9 @@ def test_a_client_that_falls_silent_loses_its_session() -> None:
 
 
 def test_a_client_that_waits_keeps_its_session() -> None:
-    settings = WorkerSettings(token=TOKEN, lease_seconds=0.3)
+    settings = WorkerSettings(token=TOKEN, lease_seconds=1.0)
     with WorkerServer(settings) as worker, connected(worker) as link:
-        assert result(link, 1, lambda: time.sleep(1)) is None
+        assert result(link, 1, lambda: time.sleep(1.5)) is None
 
 
 def test_a_worker_that_falls_silent_is_lost(
