@@ -13,12 +13,12 @@ from stratagem_proto.protocol import MAX_CHUNK_BYTES, MAX_HEADER_BYTES
 _KEEPALIVE_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
 _PATIENT_TIMEOUT_MS = 60_000
-_MESSAGE_BYTES = MAX_HEADER_BYTES + MAX_CHUNK_BYTES
+MESSAGE_BYTES = MAX_HEADER_BYTES + MAX_CHUNK_BYTES
 
 # Not unlimited: an unlimited message is memory that a stranger can take.
 _MESSAGE_OPTIONS = [
-    ("grpc.max_send_message_length", _MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
 ]
 
 # Without keepalive a cut network hangs each call for its whole deadline. Both sides

@@ -91,7 +91,7 @@ def from_rpc_error(error: grpc.RpcError, peer: str, method: str) -> StratagemErr
         method: Name of the RPC, for the message.
     """
     call: grpc.Call = error  # type: ignore[assignment]  # RpcErrors of calls are calls
-    detail = _detail_of(call.trailing_metadata() or ())
+    detail = detail_of(call.trailing_metadata() or ())
     message = call.details() or "no details"
     if not detail.error:
         message = f"{method} on {peer}: {message}"
@@ -101,7 +101,8 @@ def from_rpc_error(error: grpc.RpcError, peer: str, method: str) -> StratagemErr
     )
 
 
-def _detail_of(metadata: Sequence[tuple[str, str | bytes]]) -> ErrorDetail:
+def detail_of(metadata: Sequence[tuple[str, str | bytes]]) -> ErrorDetail:
+    """The detail of an error in trailing metadata; empty if there is none."""
     for key, value in metadata:
         if key == DETAIL_KEY and isinstance(value, bytes):
             try:
@@ -118,7 +119,7 @@ def is_transient(error: grpc.RpcError) -> bool:
     or that the budget for what it has staged is full.
     """
     call: grpc.Call = error  # type: ignore[assignment]  # RpcErrors of calls are calls
-    detail = _detail_of(call.trailing_metadata() or ())
+    detail = detail_of(call.trailing_metadata() or ())
     if detail.error:
         return detail.error in _TRANSIENT_ERRORS
     return call.code() in _TRANSIENT_CODES

@@ -9,6 +9,7 @@ import typer
 
 from stratagem_proto.serving import command_line as options
 from stratagem_proto.token_file import read_token
+from stratagem_proto.transport import AUTO
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings, half_of_memory
 
@@ -50,6 +51,7 @@ def serve(  # noqa: PLR0913  # one parameter for each option
     variable_bytes: VariableBytes = None,
     drain_seconds: options.DrainSeconds = 10.0,
     restore: Restore = None,
+    transport: options.Transport = AUTO,
     ready_file: options.ReadyFile = None,
 ) -> None:
     """Host variables and update them for the workers of a cluster."""
@@ -65,6 +67,7 @@ def serve(  # noqa: PLR0913  # one parameter for each option
             staged_bytes=staged_bytes or half_of_memory(),
             variable_bytes=variable_bytes,
             drain_seconds=drain_seconds,
+            transport=transport,
             restore=str(restore or ""),
         )
         options.serve(ParameterServer(settings), token_file, ready_file)

@@ -10,6 +10,7 @@ import torch
 
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.serving.server import Server
+from stratagem_proto.v1.session_pb2 import LocalSocket
 from stratagem_psserver.continuation import resume
 from stratagem_psserver.saving import Saves
 from stratagem_psserver.servicer import (
@@ -55,6 +56,9 @@ class ParameterServer(Server):
         self._state.resumed = resume(self._state, path)
         what = "restored" if self._state.resumed else "no checkpoint there yet"
         self._log.info(what, path=path)
+
+    def _listens(self, local: LocalSocket) -> None:
+        self._state.local_socket = local
 
     async def _begin(self) -> None:
         self._leases = asyncio.create_task(self._end_leases())

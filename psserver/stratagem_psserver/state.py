@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
 from stratagem_proto.protocol import SESSION_ID_BYTES
-from stratagem_proto.v1.session_pb2 import Role, Task
+from stratagem_proto.v1.session_pb2 import LocalSocket, Role, Task
 from stratagem_psserver.barrier import Barriers
 from stratagem_psserver.budget import Budget
 from stratagem_psserver.clocks import Clocks
@@ -67,6 +67,7 @@ class ServerState:
             self.ledger, turns, self.budget, self.waits, self.gate
         )
         self.resumed = False
+        self.local_socket: LocalSocket | None = None
         self.restored: list[str] = []
 
     def session(self, session_id: bytes) -> Session:

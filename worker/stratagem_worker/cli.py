@@ -9,6 +9,7 @@ import typer
 from stratagem import config
 from stratagem_proto.serving import command_line as options
 from stratagem_proto.token_file import read_token
+from stratagem_proto.transport import AUTO
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 
@@ -33,6 +34,7 @@ def serve(  # noqa: PLR0913  # one parameter for each option
     insecure: options.Insecure = False,
     lease_seconds: options.LeaseSeconds = 10.0,
     drain_seconds: options.DrainSeconds = 10.0,
+    transport: options.Transport = AUTO,
     ready_file: options.ReadyFile = None,
     logical_cpus: LogicalCpus = 1,
 ) -> None:
@@ -48,6 +50,7 @@ def serve(  # noqa: PLR0913  # one parameter for each option
             insecure=insecure,
             lease_seconds=lease_seconds,
             drain_seconds=drain_seconds,
+            transport=transport,
         )
         options.serve(WorkerServer(settings), token_file, ready_file)
 

@@ -80,6 +80,11 @@ class Request(Generic[Result]):
         return "key" in self.message.DESCRIPTOR.fields_by_name
 
     @property
+    def opens(self) -> bool:
+        """Whether it is the handshake, by which client and server agree on the rest."""
+        return self.method == "OpenSession"
+
+    @property
     def request_nbytes(self) -> int:
         """Tensor bytes that the stream carries."""
         return sum(tensor.nbytes for tensor in self.tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NoReturn, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -13,7 +14,21 @@ from stratagem_proto.serving.log import LOG
 from stratagem_proto.status import code_of, to_record, trailers
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 
-Context = grpc.aio.ServicerContext[bytes, bytes]
+
+class Context(Protocol):
+    """What a handler needs of the context of its call, over gRPC or a local socket."""
+
+    async def write(self, message: bytes, /) -> None:
+        """Sends one response of several."""
+
+    async def abort(
+        self,
+        code: grpc.StatusCode,
+        details: str = ...,
+        trailing_metadata: tuple[tuple[str, str | bytes], ...] = ...,
+    ) -> NoReturn:
+        """Ends the call with a status."""
+
 
 # A status travels in headers, for which gRPC has 8 KiB in all. Characters outside of
 # ASCII take three times their bytes.

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from stratagem_proto import token_file
+from stratagem_proto import token_file, transport
 from stratagem_proto.errors import InvalidArgumentError, StratagemError
 from stratagem_proto.serving import log
 from stratagem_proto.serving.server import Server
@@ -40,6 +40,13 @@ LeaseSeconds = Annotated[
 ]
 DrainSeconds = Annotated[
     float, typer.Option(min=0, help="Time for what runs to end on SIGTERM.")
+]
+Transport = Annotated[
+    str,
+    typer.Option(
+        envvar=transport.VARIABLE,
+        help="auto: also a Unix socket for processes of this host; grpc: gRPC alone.",
+    ),
 ]
 ReadyFile = Annotated[
     Path | None, typer.Option(help="Written with the addresses once serving.")

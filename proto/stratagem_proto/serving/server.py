@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -14,9 +15,12 @@ from typing_extensions import Self
 from stratagem_proto.channel import SERVER_OPTIONS
 from stratagem_proto.serving.addresses import bound
 from stratagem_proto.serving.health import HealthServer
+from stratagem_proto.serving.local.listener import LocalListener
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.settings import ServingSettings
+from stratagem_proto.transport import GRPC
+from stratagem_proto.v1.session_pb2 import LocalSocket
 
 
 class Server(ABC):
@@ -40,10 +44,14 @@ class Server(ABC):
         self.health_address = ""
         self._label = settings.label
         self._bind, self._health_bind = settings.bind, settings.health_bind
+        self._transport = settings.transport
         self._drain_seconds = settings.drain_seconds
         self._log = LOG.bind(task=settings.label)
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
+
+    def _listens(self, local: LocalSocket) -> None:  # noqa: B027 - some do not tell
+        """Learns of the socket for processes of this host, before calls arrive."""
 
     @abstractmethod
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
@@ -83,8 +91,22 @@ class Server(ABC):
         self._server = grpc.aio.server(options=self.options)
         self._server.add_generic_rpc_handlers(tuple(handlers))
         self.address = bound(self._server, self._bind)
+        self._local = self._local_listener(handlers)
         await self._server.start()
         await self._begin()
+
+    def _local_listener(
+        self, handlers: Sequence[grpc.GenericRpcHandler]
+    ) -> LocalListener | None:
+        if self._transport == GRPC:
+            return None
+        try:
+            listener = LocalListener(handlers, int(self.address.rpartition(":")[2]))
+        except OSError as error:
+            self._log.info("no local sockets here", why=str(error))
+            return None
+        self._listens(listener.socket)
+        return listener
 
     def stop(self, grace: float | None = None) -> None:
         """Refuses new calls, lets running ones end, and stops; again does nothing.
@@ -106,7 +128,8 @@ class Server(ABC):
 
     async def _drain(self, seconds: float) -> None:
         await self._refuse(seconds)
-        await self._server.stop(seconds)
+        local = [self._local.stop(seconds)] if self._local else []
+        await asyncio.gather(self._server.stop(seconds), *local)
         await self._end()
 
     def join(self) -> None:

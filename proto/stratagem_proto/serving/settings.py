@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.protocol import check_name
 from stratagem_proto.serving.addresses import check_address, is_loopback
+from stratagem_proto.transport import check_transport, transport_from_environment
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,12 @@ class ServingSettings:
         insecure: Whether other machines may connect although nothing is encrypted.
         lease_seconds: Time without a sign of a client after which its session ends.
         drain_seconds: Time that what runs gets to end when the server stops.
+        transport: "auto" to serve processes of this host over a Unix socket, besides
+            gRPC; "grpc" for gRPC alone.
 
     Raises:
-        InvalidArgumentError: An address is none, or the server could be reached from
-            other machines without `insecure` or without a token.
+        InvalidArgumentError: An address or the transport is none, or the server could
+            be reached from other machines without `insecure` or without a token.
     """
 
     bind: str = "127.0.0.1:0"
@@ -36,11 +39,13 @@ class ServingSettings:
     insecure: bool = False
     lease_seconds: float = 30.0
     drain_seconds: float = 10.0
+    transport: str = field(default_factory=transport_from_environment)
 
     def __post_init__(self) -> None:
         for address in (self.bind, self.health_bind):
             check_address(address)
         check_name(self.job, "job")
+        check_transport(self.transport)
         if is_loopback(self.bind):
             return
         if not self.insecure:

@@ -167,6 +167,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
     MAX_REQUEST_BYTES_FIELD_NUMBER: builtins.int
     LAST_SEQUENCE_FIELD_NUMBER: builtins.int
     RESTORED_FIELD_NUMBER: builtins.int
+    LOCAL_SOCKET_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of the contract that the server speaks."""
     incarnation: builtins.bytes
@@ -195,6 +196,12 @@ class OpenSessionResponse(google.protobuf.message.Message):
 
     @property
     def capabilities(self) -> global___Capabilities: ...
+    @property
+    def local_socket(self) -> global___LocalSocket:
+        """Where processes of the server's host can call it without gRPC. Absent where there
+        is no such place.
+        """
+
     def __init__(
         self,
         *,
@@ -207,11 +214,49 @@ class OpenSessionResponse(google.protobuf.message.Message):
         max_request_bytes: builtins.int = ...,
         last_sequence: builtins.int = ...,
         restored: builtins.bool = ...,
+        local_socket: global___LocalSocket | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "incarnation", b"incarnation", "last_sequence", b"last_sequence", "lease_seconds", b"lease_seconds", "max_chunk_bytes", b"max_chunk_bytes", "max_request_bytes", b"max_request_bytes", "protocol_version", b"protocol_version", "restored", b"restored", "task", b"task"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "local_socket", b"local_socket", "task", b"task"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "incarnation", b"incarnation", "last_sequence", b"last_sequence", "lease_seconds", b"lease_seconds", "local_socket", b"local_socket", "max_chunk_bytes", b"max_chunk_bytes", "max_request_bytes", b"max_request_bytes", "protocol_version", b"protocol_version", "restored", b"restored", "task", b"task"]) -> None: ...
 
 global___OpenSessionResponse = OpenSessionResponse
+
+@typing.final
+class LocalSocket(google.protobuf.message.Message):
+    """A Unix socket that a server listens on. Over it go the same messages as over gRPC,
+    for the same methods, in frames of its own. A client that cannot connect to it, or
+    sees another proof, calls by gRPC: it runs on another host, or in another container.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    TICKET_FIELD_NUMBER: builtins.int
+    PROOF_FIELD_NUMBER: builtins.int
+    PORT_FIELD_NUMBER: builtins.int
+    name: builtins.bytes
+    """Name in the abstract namespace of Linux, without the leading zero byte; drawn by
+    this run of the server.
+    """
+    ticket: builtins.bytes
+    """What the client shows first: only who has opened a session knows it."""
+    proof: builtins.bytes
+    """What the server then answers: nobody else who has taken the name can."""
+    port: builtins.int
+    """Port that the server listens on for gRPC. A client that called another one came
+    through a proxy, and goes on to.
+    """
+    def __init__(
+        self,
+        *,
+        name: builtins.bytes = ...,
+        ticket: builtins.bytes = ...,
+        proof: builtins.bytes = ...,
+        port: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "port", b"port", "proof", b"proof", "ticket", b"ticket"]) -> None: ...
+
+global___LocalSocket = LocalSocket
 
 @typing.final
 class HeartbeatRequest(google.protobuf.message.Message):

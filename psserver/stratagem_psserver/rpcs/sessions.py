@@ -40,6 +40,7 @@ class SessionRpcs:
             max_request_bytes=settings.staged_bytes,
             last_sequence=last_sequence,
             restored=self._state.resumed,
+            local_socket=self._state.local_socket,
         )
 
     async def heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:

@@ -1,0 +1,1 @@
+"""The ways by which requests reach a server."""

@@ -1,0 +1,71 @@
+"""Calls by gRPC."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import grpc
+
+from stratagem._servers.transports.attempt import Attempt, Call, once
+from stratagem_proto.channel import open_channel
+from stratagem_proto.memory import keep_freed_memory
+
+
+class _Unsent:
+    def cancel(self) -> None:
+        """Is called when there is nothing under way any more, or not yet."""
+
+
+class GrpcTransport:
+    """Calls a server by gRPC. Connects at the first call. Thread-safe.
+
+    Args:
+        address: Its "host:port".
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel: grpc.Channel | None = None
+
+    def send(self, call: Call) -> Attempt:
+        """Begins a call.
+
+        Raises:
+            ValueError: The transport is closed; also where responses are asked for.
+        """
+        if call.uploads:
+            return self._upload(call)
+        # A stream of one message is a unary call on the wire, which needs no thread to
+        # feed it.
+        (message,) = call.messages
+        if call.awaited:
+            return self._exchange(call, message)
+        method: grpc.UnaryStreamMultiCallable[bytes, bytes]
+        method = self._open().unary_stream(call.path)
+        sent = method(message, timeout=call.timeout)
+        return Attempt(iter(sent), sent)
+
+    def _exchange(self, call: Call, message: bytes) -> Attempt:
+        # Without a server's work it takes 0.5 ms instead of 0.6, and on a busy machine
+        # 0.8 instead of 1.5: the thread is woken once, and not for each part.
+        method: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+        method = self._open().unary_unary(call.path)
+        return Attempt(once(partial(method, message, timeout=call.timeout)), _Unsent())
+
+    def _upload(self, call: Call) -> Attempt:
+        method: grpc.StreamUnaryMultiCallable[bytes, bytes]
+        method = self._open().stream_unary(call.path)
+        sent = method.future(call.messages, timeout=call.timeout)
+        return Attempt(once(sent.result), sent)
+
+    def _open(self) -> grpc.Channel:
+        if self._channel is None:
+            # A pull of 10 MB is 1.3 times as fast.
+            keep_freed_memory()
+            self._channel = open_channel(self._address)
+        return self._channel
+
+    def close(self) -> None:
+        """Ends all calls; none can be begun any more."""
+        if self._channel is not None:
+            self._channel.close()

@@ -1,0 +1,102 @@
+"""One local socket of a client, which has one call at a time."""
+
+from __future__ import annotations
+
+import hmac
+import select
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+
+from stratagem_proto.local.frames import (
+    SCRATCH_BYTES,
+    Frame,
+    FrameReader,
+    Kind,
+    prefix,
+)
+from stratagem_proto.v1.session_pb2 import LocalSocket
+
+_HELLO_SECONDS = 5.0
+
+# Smaller messages are copied behind their prefixes: one part costs less than two.
+_SMALL_BYTES = 16 << 10
+
+
+class LocalLink:
+    """A socket whose other end has proved to be the server.
+
+    Raises:
+        OSError: Nobody, or somebody else, answers there.
+    """
+
+    def __init__(self, place: LocalSocket) -> None:
+        """Connects.
+
+        Args:
+            place: What the server says of its socket.
+        """
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._reader = FrameReader(bytearray(SCRATCH_BYTES))
+        try:
+            self.allow(_HELLO_SECONDS)
+            self._socket.connect(b"\0" + place.name)
+            self._greet(place)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _greet(self, place: LocalSocket) -> None:
+        self.send(Kind.HELLO, place.ticket, is_last=True)
+        answer = next(self.frames())
+        if answer.kind != Kind.HELLO or not hmac.compare_digest(
+            answer.message, place.proof
+        ):
+            raise ConnectionRefusedError("somebody else has the name of the server")
+
+    def allow(self, seconds: float) -> None:
+        """Sets how long each step of sending and receiving may take."""
+        self._socket.settimeout(seconds)
+
+    def send(
+        self, kind: Kind, message: bytes, is_last: bool, path: bytes = b""
+    ) -> None:
+        """Sends a frame.
+
+        Raises:
+            OSError: The connection broke, or it took too long.
+        """
+        begin = prefix(kind, len(message), is_last, path)
+        if len(message) <= _SMALL_BYTES:
+            self._socket.sendall(begin + message)
+        else:
+            self._socket.sendall(begin)
+            self._socket.sendall(message)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the server has answered, or is gone."""
+        return bool(select.select([self._socket], [], [], 0)[0])
+
+    def frames(self) -> Iterator[Frame]:
+        """The frames of one answer, as they come.
+
+        Raises:
+            OSError: The connection broke, or it took too long.
+            MalformedStreamError: The server sent what it may not.
+        """
+        while True:
+            nbytes = self._socket.recv_into(self._reader.room)
+            if not nbytes:
+                raise ConnectionResetError("the server closed the connection")
+            for frame in self._reader.received(nbytes):
+                yield frame
+                if frame.is_last:
+                    return
+
+    def close(self) -> None:
+        """Closes the socket; who waits at it fails. May be called again."""
+        with suppress(OSError):
+            # Also where a process that was forked from this one has it open.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()

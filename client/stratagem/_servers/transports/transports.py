@@ -1,0 +1,78 @@
+"""The choice among the ways to one server."""
+
+from __future__ import annotations
+
+import logging
+
+from stratagem._servers.transports.attempt import Attempt, Call
+from stratagem._servers.transports.channel import GrpcTransport
+from stratagem._servers.transports.local import LocalTransport
+from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.transport import GRPC, transport_from_environment
+from stratagem_proto.v1.session_pb2 import LocalSocket
+
+_LOG = logging.getLogger("stratagem")
+
+
+class Transports:
+    """Calls a server over a local socket where there is one, else by gRPC.
+
+    Args:
+        address: "host:port" of the server.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._grpc = GrpcTransport(address)
+        self._local: LocalTransport | None = None
+        self._allowed = transport_from_environment() != GRPC
+
+    def learn(self, place: LocalSocket) -> None:
+        """Connects to what the server says of its socket, if that is possible."""
+        if self._local is not None and self._local.place == place:
+            return
+        self._forget()
+        through_proxy = not self._address.endswith(f":{place.port}")
+        if not self._allowed or not place.name or through_proxy:
+            return
+        local = LocalTransport(place)
+        try:
+            local.connect()
+        except (OSError, MalformedStreamError) as error:
+            _LOG.debug("%s is called by gRPC: %s", self._address, error)
+        else:
+            self._local = local
+
+    @property
+    def is_local(self) -> bool:
+        """Whether calls go over a local socket."""
+        return self._local is not None
+
+    def _forget(self) -> None:
+        if self._local is not None:
+            self._local.close()
+            self._local = None
+
+    def send(self, call: Call, control: bool = False) -> Attempt:
+        """Begins a call.
+
+        Args:
+            call: The call.
+            control: Whether it must go by gRPC.
+
+        Raises:
+            ValueError: The transports are closed.
+        """
+        local = None if control else self._local
+        if local is not None:
+            try:
+                return local.send(call)
+            except OSError as error:
+                _LOG.debug("%s is called by gRPC: %s", self._address, error)
+                self._local = None
+        return self._grpc.send(call)
+
+    def close(self) -> None:
+        """Ends all calls; none can be begun any more."""
+        self._forget()
+        self._grpc.close()

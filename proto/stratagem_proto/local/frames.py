@@ -1,0 +1,149 @@
+"""What crosses a local socket: calls of the contract's methods, in frames.
+
+The messages are byte for byte those that gRPC would carry. A socket has one call at a
+time. The client sends a CALL with the first message, and a MESSAGE for each further
+one; the server answers by MESSAGEs, or ends the call by a STATUS. The last frame of
+either side is marked.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import NamedTuple
+
+from stratagem_proto.channel import MESSAGE_BYTES
+from stratagem_proto.errors import MalformedStreamError
+
+# Size of the message, size of the path, kind, segments of memory that come with it.
+_HEADER = Struct("<IHBB")
+_LAST = 0x80
+
+# What small frames are read into, several at a time.
+SCRATCH_BYTES = 64 << 10
+
+
+class Kind(IntEnum):
+    """What a frame is.
+
+    Attributes:
+        HELLO: The first frame of either side; it proves who sends it.
+        CALL: Begins a call of the method whose path comes before the message.
+        MESSAGE: One message of a call.
+        STATUS: A RecordedStatus, which ends a call that failed.
+    """
+
+    HELLO = 1
+    CALL = 2
+    MESSAGE = 3
+    STATUS = 4
+
+
+class Frame(NamedTuple):
+    """One frame.
+
+    Attributes:
+        kind: A `Kind`, as a number.
+        is_last: Whether its sender sends no more in this call.
+        message: Its bytes; of a large one a view of memory that is its own.
+        path: The method, as gRPC names it; empty but for a CALL.
+        segments: How many segments of shared memory belong to it.
+    """
+
+    kind: int
+    is_last: bool
+    message: bytes | memoryview
+    path: bytes = b""
+    segments: int = 0
+
+
+def prefix(
+    kind: Kind, size: int, is_last: bool, path: bytes = b"", segments: int = 0
+) -> bytes:
+    """All of a frame but its message of that many bytes."""
+    marked = kind | _LAST if is_last else kind
+    return _HEADER.pack(size, len(path), marked, segments) + path
+
+
+class FrameReader:
+    """Makes frames of the bytes of a socket.
+
+    Have `room` filled from the socket, and give the number of bytes to `received`.
+
+    Args:
+        scratch: Memory for small frames. Several readers may have the same, as what
+            is in it is not needed after `received`.
+        limit: The most bytes of a message.
+    """
+
+    def __init__(self, scratch: bytearray, limit: int = MESSAGE_BYTES) -> None:
+        self._limit = limit
+        self._scratch = memoryview(scratch)
+        self._rest = b""
+        self._large: memoryview | None = None
+        self._filled = 0
+
+    def admit(self) -> None:
+        """Lets messages be as large as those of gRPC."""
+        self._limit = MESSAGE_BYTES
+
+    @property
+    def room(self) -> memoryview:
+        """Where the next bytes are to go."""
+        return self._scratch if self._large is None else self._large[self._filled :]
+
+    @property
+    def is_within(self) -> bool:
+        """Whether more of a large frame is about to come."""
+        return self._large is not None
+
+    def received(self, nbytes: int) -> list[Frame]:
+        """The frames that are complete now that so many bytes have come.
+
+        Raises:
+            MalformedStreamError: A message is larger than it may be. Its memory was
+                not taken.
+        """
+        if self._large is not None:
+            return self._more_of_large(self._large, nbytes)
+        data = self._rest + self._scratch[:nbytes]
+        frames, at = [], 0
+        while len(data) - at >= _HEADER.size:
+            end = at + self._size(data, at)
+            if end > len(data):
+                break
+            frames.append(_frame(data, at, end))
+            at = end
+        self._keep(data[at:])
+        return frames
+
+    def _size(self, data: bytes, at: int) -> int:
+        message, path, _, _ = _HEADER.unpack_from(data, at)
+        if message > self._limit:
+            raise MalformedStreamError(
+                f"a message of {message} bytes came over a local socket; at most "
+                f"{self._limit} are allowed"
+            )
+        return _HEADER.size + int(path) + int(message)
+
+    def _keep(self, rest: bytes) -> None:
+        self._rest = rest
+        if len(rest) >= _HEADER.size and self._size(rest, 0) > len(self._scratch):
+            self._large = memoryview(bytearray(self._size(rest, 0)))
+            self._large[: len(rest)] = rest
+            self._filled, self._rest = len(rest), b""
+
+    def _more_of_large(self, large: memoryview, nbytes: int) -> list[Frame]:
+        self._filled += nbytes
+        if self._filled < len(large):
+            return []
+        self._large = None
+        return [_frame(large, 0, len(large))]
+
+
+def _frame(data: bytes | memoryview, at: int, end: int) -> Frame:
+    _, path, marked, segments = _HEADER.unpack_from(data, at)
+    named = at + _HEADER.size
+    begin = named + path
+    method = bytes(data[named:begin])
+    return Frame(marked & ~_LAST, marked >= _LAST, data[begin:end], method, segments)

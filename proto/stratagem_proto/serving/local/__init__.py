@@ -1,0 +1,1 @@
+"""The server's end of the transport between processes of one host."""

@@ -1,0 +1,57 @@
+"""The messages of a call on their way to its handler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from stratagem_proto.local.frames import Frame
+
+# A client that sends faster than its call is handled waits with more than this.
+_MUCH_BYTES = 4 << 20
+
+
+class Arriving:
+    """Iterates over the messages of a call as they come; on the event loop.
+
+    Args:
+        first: The frame with the first one.
+        emptied: Called when all that came was taken.
+    """
+
+    def __init__(self, first: Frame, emptied: Callable[[], None]) -> None:
+        self._messages = deque([first.message])
+        self._nbytes = len(first.message)
+        self._whole = first.is_last
+        self._emptied = emptied
+        self._arrival: asyncio.Future[None] | None = None
+
+    @property
+    def is_much(self) -> bool:
+        """Whether no more should be read before some is taken."""
+        return self._nbytes > _MUCH_BYTES
+
+    def put(self, frame: Frame) -> None:
+        """Takes another message in."""
+        # The last frame of a client that gives up in between has none.
+        if frame.message or not frame.is_last:
+            self._messages.append(frame.message)
+        self._nbytes += len(frame.message)
+        self._whole = frame.is_last
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    def __aiter__(self) -> Arriving:
+        return self
+
+    async def __anext__(self) -> bytes | memoryview:
+        while not self._messages:
+            if self._whole:
+                raise StopAsyncIteration
+            self._emptied()
+            self._arrival = asyncio.get_running_loop().create_future()
+            await self._arrival
+        message = self._messages.popleft()
+        self._nbytes -= len(message)
+        return message

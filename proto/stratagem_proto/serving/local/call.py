@@ -1,0 +1,119 @@
+"""One call over a local socket, answered by the handlers that answer gRPC's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+import grpc
+
+from stratagem_proto.local.frames import Frame, Kind, prefix
+from stratagem_proto.serving.local.arriving import Arriving
+from stratagem_proto.serving.local.outgoing import Outgoing
+from stratagem_proto.serving.log import LOG
+from stratagem_proto.status import detail_of
+from stratagem_proto.v1.error_pb2 import RecordedStatus
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
+
+# A call that sends more waits until its client has read some.
+_MUCH_BYTES = 4 << 20
+
+
+class _Details(NamedTuple):
+    """What gRPC tells a handler of methods about a call."""
+
+    method: str
+    invocation_metadata: tuple[()] = ()
+
+
+def find_handler(
+    services: Sequence[grpc.GenericRpcHandler], path: bytes
+) -> Handler | None:
+    """Returns what answers the calls of a path, if anything does."""
+    details: Any = _Details(path.decode(errors="replace"))
+    return next(filter(None, (each.service(details) for each in services)), None)
+
+
+class LocalCall:
+    """A call under way; to its handler it is what the context of gRPC would be."""
+
+    def __init__(
+        self, handler: Handler | None, first: Frame, arriving: Arriving, out: Outgoing
+    ) -> None:
+        self.arriving = arriving
+        self._handler, self._first, self._out = handler, first, out
+
+    async def run(self) -> None:
+        """Handles the call to its end."""
+        try:
+            await self._answer()
+        except grpc.aio.AbortError:
+            pass  # its status is sent
+        except Exception:
+            LOG.exception("a local call failed", path=self._first.path)
+            self._end(grpc.StatusCode.UNKNOWN, "the server failed; see its log")
+
+    async def _answer(self) -> None:
+        handler: Any = self._handler
+        if handler is None:
+            return self._end(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        if handler.response_streaming:
+            return await self._stream(handler.unary_stream)
+        if handler.request_streaming:
+            response = await handler.stream_unary(self.arriving, self)
+        else:
+            response = await handler.unary_unary(self._first.message, self)
+        self._send(response, is_last=True)
+
+    async def _stream(self, handle: Callable[[Any, Any], Any]) -> None:
+        answers = handle(self._first.message, self)
+        if isinstance(answers, Awaitable):
+            await answers
+            return self._end(grpc.StatusCode.OK)
+        await self._iterate(answers)
+
+    async def _iterate(self, responses: AsyncIterator[bytes]) -> None:
+        # One is held back until it is known whether it is the last, which spares the
+        # client to wait for a frame that says only this.
+        held: bytes | None = None
+        async for response in responses:
+            if held is not None:
+                await self.write(held)
+            held = response
+        if held is None:
+            return self._end(grpc.StatusCode.OK)
+        self._send(held, is_last=True)
+
+    async def write(self, message: bytes) -> None:
+        """Sends one response of several."""
+        self._send(message)
+        await self._out.below(_MUCH_BYTES)
+
+    async def abort(
+        self,
+        code: grpc.StatusCode,
+        details: str = "",
+        trailing_metadata: Sequence[tuple[str, str | bytes]] = (),
+    ) -> NoReturn:
+        """Ends the call with a status.
+
+        Raises:
+            grpc.aio.AbortError: Always.
+        """
+        self._end(code, details, trailing_metadata)
+        raise grpc.aio.AbortError
+
+    def _send(self, message: bytes, is_last: bool = False) -> None:
+        self._out.send(prefix(Kind.MESSAGE, len(message), is_last), message)
+
+    def _end(
+        self,
+        code: grpc.StatusCode,
+        details: str = "",
+        trailing_metadata: Sequence[tuple[str, str | bytes]] = (),
+    ) -> None:
+        detail = detail_of(trailing_metadata)
+        status = RecordedStatus(code=code.value[0], message=details, detail=detail)
+        data = status.SerializeToString()
+        self._out.send(prefix(Kind.STATUS, len(data), is_last=True), data)

@@ -1,0 +1,104 @@
+"""Where a server listens for processes of its host."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
+
+import grpc
+
+from stratagem_proto.local.frames import SCRATCH_BYTES
+from stratagem_proto.serving.local.call import Handler, find_handler
+from stratagem_proto.serving.local.peer import Peer
+from stratagem_proto.serving.log import LOG
+from stratagem_proto.v1.session_pb2 import LocalSocket
+
+_BACKLOG = 4096
+_SECRET_BYTES = 32
+
+# After a failure to accept, for instance because all file descriptors are in use.
+_PAUSE_SECONDS = 1.0
+
+
+class LocalListener:
+    """Serves over a Unix socket what a server serves over gRPC; on the event loop.
+
+    The name is in the abstract namespace, so that nothing is left of a server that is
+    killed, and processes in other network namespaces do not see it.
+
+    Attributes:
+        socket: What clients need to know of it.
+        scratch: What all peers read small frames into.
+    """
+
+    def __init__(self, services: Sequence[grpc.GenericRpcHandler], port: int) -> None:
+        """Takes a name.
+
+        Args:
+            services: What answers the calls.
+            port: As of `LocalSocket`.
+
+        Raises:
+            OSError: There are no such sockets here.
+        """
+        self.socket = LocalSocket(
+            name=b"stratagem-" + secrets.token_hex(16).encode(),
+            ticket=secrets.token_bytes(_SECRET_BYTES),
+            proof=secrets.token_bytes(_SECRET_BYTES),
+            port=port,
+        )
+        self.scratch = bytearray(SCRATCH_BYTES)
+        self.handler = lru_cache(maxsize=256)(self._find)
+        self._services = services
+        self._peers: set[Peer] = set()
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listening.bind(b"\0" + self.socket.name)
+        self._listening.setblocking(False)
+        self._listening.listen(_BACKLOG)
+        self._stopped = False
+        self._loop = asyncio.get_running_loop()
+        self._watch()
+
+    def _find(self, path: bytes) -> Handler | None:
+        return find_handler(self._services, path)
+
+    def _watch(self) -> None:
+        if not self._stopped:
+            self._loop.add_reader(self._listening, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self._listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            LOG.warning("no local connection was accepted", why=str(error))
+            self._loop.remove_reader(self._listening)
+            self._loop.call_later(_PAUSE_SECONDS, self._watch)
+        else:
+            accepted.setblocking(False)
+            self._peers.add(Peer(self, accepted))
+
+    def left(self, peer: Peer) -> None:
+        """Takes note that a peer is gone."""
+        self._peers.discard(peer)
+
+    async def stop(self, seconds: float) -> None:
+        """Takes no more calls; those under way get that time to end."""
+        self._stopped = True
+        self._loop.remove_reader(self._listening)
+        with suppress(OSError):
+            # Also where a process that was forked from this one has it open.
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        leaving = [asyncio.ensure_future(peer.leave()) for peer in set(self._peers)]
+        if leaving:
+            await asyncio.wait(leaving, timeout=seconds)
+        for peer in set(self._peers):
+            peer.close()
+        if leaving:
+            await asyncio.wait(leaving)

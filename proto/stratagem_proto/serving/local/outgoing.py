@@ -1,0 +1,76 @@
+"""Bytes on their way into a socket that does not wait."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+
+# Smaller messages are copied behind their prefixes: one part costs less than two.
+_SMALL_BYTES = 16 << 10
+
+
+class Outgoing:
+    """Sends what it is given, in order; on the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
+        self._loop, self._socket = loop, sock
+        self._waiting: deque[memoryview] = deque()
+        self._nbytes = 0
+        self._progress: asyncio.Future[None] | None = None
+        self._closed = False
+
+    def send(self, prefix: bytes, message: bytes) -> None:
+        """Sends a frame, at once as far as there is room."""
+        if len(message) <= _SMALL_BYTES:
+            self._send(memoryview(prefix + message))
+        else:
+            self._send(memoryview(prefix))
+            self._send(memoryview(message))
+
+    def _send(self, part: memoryview) -> None:
+        rest = part if self._waiting else part[self._sent(part) :]
+        if rest and not self._closed:
+            if not self._waiting:
+                self._loop.add_writer(self._socket, self._writable)
+            self._waiting.append(rest)
+            self._nbytes += len(rest)
+
+    def _sent(self, part: memoryview) -> int:
+        try:
+            return 0 if self._closed else self._socket.send(part)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            # The client is gone. Who reads learns of it, too.
+            self.close()
+            return 0
+
+    def _writable(self) -> None:
+        while self._waiting and (sent := self._sent(self._waiting[0])):
+            self._nbytes -= sent
+            if rest := self._waiting.popleft()[sent:]:
+                self._waiting.appendleft(rest)
+        if not self._waiting:
+            self._loop.remove_writer(self._socket)
+        self._wake()
+
+    async def below(self, nbytes: int) -> None:
+        """Waits until at most so many bytes are on their way."""
+        while self._nbytes > nbytes:
+            self._progress = self._progress or self._loop.create_future()
+            await asyncio.shield(self._progress)
+
+    def close(self) -> None:
+        """Drops what is not sent; before its socket is closed."""
+        if self._waiting:
+            self._loop.remove_writer(self._socket)
+        self._closed = True
+        self._waiting.clear()
+        self._nbytes = 0
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._progress is not None:
+            self._progress.set_result(None)
+            self._progress = None

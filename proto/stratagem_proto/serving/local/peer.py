@@ -1,0 +1,148 @@
+"""One client at the other end of a local socket."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.local.frames import Frame, FrameReader, Kind, prefix
+from stratagem_proto.serving.local.arriving import Arriving
+from stratagem_proto.serving.local.call import Handler, LocalCall
+from stratagem_proto.serving.local.outgoing import Outgoing
+from stratagem_proto.serving.log import LOG
+from stratagem_proto.v1.session_pb2 import LocalSocket
+
+# Who connects and does not say who they are keeps nothing open for longer.
+_HELLO_SECONDS = 5.0
+
+
+class House(Protocol):
+    """What a peer needs of the listener that accepted it."""
+
+    socket: LocalSocket
+    scratch: bytearray
+
+    def handler(self, path: bytes) -> Handler | None:
+        """What answers the calls of a path."""
+
+    def left(self, peer: Peer) -> None:
+        """Takes note that a peer is gone."""
+
+
+class Peer:
+    """A client that makes one call at a time, once it has shown its ticket."""
+
+    def __init__(self, house: House, sock: socket.socket) -> None:
+        self._house, self._socket = house, sock
+        self._loop = asyncio.get_running_loop()
+        self._out = Outgoing(self._loop, sock)
+        # Nothing larger than a ticket is taken from strangers.
+        self._reader = FrameReader(house.scratch, len(house.socket.ticket))
+        self._patience = self._loop.call_later(_HELLO_SECONDS, self.close)
+        self._take: Callable[[Frame], None] = self._greet
+        self._call: LocalCall | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._whole = True
+        self._paused = self._closing = self._closed = False
+        self._loop.add_reader(sock, self._readable)
+
+    def _readable(self) -> None:
+        try:
+            while self._receive() and self._reader.is_within:
+                pass
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self.close()
+        except MalformedStreamError as error:
+            LOG.warning("a local socket was closed", why=error.message)
+            self.close()
+
+    def _receive(self) -> bool:
+        nbytes = self._socket.recv_into(self._reader.room)
+        if not nbytes:
+            self.close()
+        for frame in self._reader.received(nbytes):
+            self._take(frame)
+        return bool(nbytes)
+
+    def _greet(self, frame: Frame) -> None:
+        told = self._house.socket
+        if frame.kind != Kind.HELLO or not hmac.compare_digest(
+            frame.message, told.ticket
+        ):
+            raise MalformedStreamError("it was shown no ticket, or a wrong one")
+        self._patience.cancel()
+        self._reader.admit()
+        self._out.send(prefix(Kind.HELLO, len(told.proof), is_last=True), told.proof)
+        self._take = self._obey
+
+    def _obey(self, frame: Frame) -> None:
+        if frame.kind == Kind.CALL and self._whole and self._call is None:
+            self._begin(frame)
+        elif frame.kind == Kind.MESSAGE and not self._whole:
+            self._continue(frame)
+        else:
+            raise MalformedStreamError(
+                f"a frame of kind {frame.kind} came where none may come"
+            )
+
+    def _begin(self, frame: Frame) -> None:
+        self._whole = frame.is_last
+        arriving = Arriving(frame, self._resume)
+        handler = self._house.handler(frame.path)
+        self._call = LocalCall(handler, frame, arriving, self._out)
+        self._task = self._loop.create_task(self._serve(self._call))
+
+    def _continue(self, frame: Frame) -> None:
+        self._whole = frame.is_last
+        # What comes for a call that has ended already is dropped.
+        if self._call is not None:
+            self._call.arriving.put(frame)
+            if self._call.arriving.is_much:
+                self._paused = True
+                self._loop.remove_reader(self._socket)
+
+    def _resume(self) -> None:
+        if self._paused and not self._closed:
+            self._paused = False
+            self._loop.add_reader(self._socket, self._readable)
+
+    async def _serve(self, call: LocalCall) -> None:
+        try:
+            await call.run()
+        finally:
+            self._call = self._task = None
+            self._resume()
+            if self._closing:
+                await self._out.below(0)
+                self.close()
+
+    async def leave(self) -> None:
+        """Ends once the call under way is answered; none begins any more."""
+        self._closing = True
+        if self._task is None:
+            self.close()
+        else:
+            await asyncio.wait([self._task])
+
+    def close(self) -> None:
+        """Cancels the call under way and closes the socket; again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._patience.cancel()
+        self._loop.remove_reader(self._socket)
+        self._out.close()
+        with suppress(OSError):
+            # Also where a process that was forked from this one has it open.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        if self._task is not None:
+            self._task.cancel()
+        self._house.left(self)

@@ -1,0 +1,329 @@
+"""Calls over sockets of this host, and when they go by gRPC instead."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+
+import grpc
+import pytest
+import torch
+
+from stratagem._servers.barriers import barrier
+from stratagem._servers.connection import Connection
+from stratagem._servers.transports.attempt import Attempt, Call
+from stratagem._servers.transports.local import LocalTransport
+from stratagem._servers.transports.local_link import LocalLink
+from stratagem._servers.transports.transports import Transports
+from stratagem_proto.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    UnavailableError,
+    VariableNotFoundError,
+)
+from stratagem_proto.local.frames import Kind, prefix
+from stratagem_proto.serving.border import Context
+from stratagem_proto.serving.local.listener import LocalListener
+from stratagem_proto.serving.loop import LoopThread
+from stratagem_proto.transport import AUTO, GRPC, VARIABLE
+from stratagem_proto.v1.session_pb2 import LocalSocket
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from tests.client.connections import add, connected, eventually, make, value_of
+from tests.conftest import TOKEN
+from tests.faults import FaultyProxy
+
+MEBIBYTE = bytes(1 << 20)
+GARBAGE = [
+    b"GET / HTTP/1.1\r\n\r\n",
+    prefix(Kind.CALL, 0, True, b"/echo.Echo/Echo"),
+    prefix(Kind.HELLO, 32, True) + bytes(32),
+    prefix(Kind.HELLO, 2**31, True),
+]
+
+
+class Echo:
+    """A service with a method of each shape."""
+
+    def __init__(self) -> None:
+        self.waiting = threading.Event()
+        self.released: asyncio.Future[None] | None = None
+        self.cancelled = threading.Event()
+
+    async def echo(self, message: bytes, context: Context) -> bytes:
+        return bytes(message)
+
+    async def size(self, messages: AsyncIterator[bytes], context: Context) -> bytes:
+        return b"%d" % sum([len(message) async for message in messages])
+
+    async def refuse(self, messages: AsyncIterator[bytes], context: Context) -> bytes:
+        await context.abort(grpc.StatusCode.NOT_FOUND, "no such thing")
+
+    async def fail(self, message: bytes, context: Context) -> bytes:
+        raise ZeroDivisionError("a secret of the server")
+
+    async def repeat(self, message: bytes, context: Context) -> AsyncIterator[bytes]:
+        for _ in range(int(message)):
+            yield MEBIBYTE
+
+    async def tell(self, message: bytes, context: Context) -> None:
+        for number in range(int(message)):
+            await context.write(b"%d" % number)
+
+    async def wait(self, message: bytes, context: Context) -> bytes:
+        self.released = asyncio.get_running_loop().create_future()
+        self.waiting.set()
+        try:
+            await self.released
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return b"released"
+
+    def service(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            "echo.Echo",
+            {
+                "Echo": grpc.unary_unary_rpc_method_handler(self.echo),
+                "Fail": grpc.unary_unary_rpc_method_handler(self.fail),
+                "Wait": grpc.unary_unary_rpc_method_handler(self.wait),
+                "Size": grpc.stream_unary_rpc_method_handler(self.size),
+                "Refuse": grpc.stream_unary_rpc_method_handler(self.refuse),
+                "Repeat": grpc.unary_stream_rpc_method_handler(self.repeat),
+                "Tell": grpc.unary_stream_rpc_method_handler(self.tell),
+            },
+        )
+
+
+class Served:
+    """The service on a local socket, and a transport to it."""
+
+    def __init__(self, loop: LoopThread) -> None:
+        self.loop, self.echo = loop, Echo()
+        self.listener = loop.run(self._listener())
+        self.place = self.listener.socket
+        self.transport = LocalTransport(self.place)
+        self.stopped = False
+
+    async def _listener(self) -> LocalListener:
+        return LocalListener([self.echo.service()], port=1)
+
+    def send(self, method: str, *messages: bytes, timeout: float = 20.0) -> Attempt:
+        call = Call(f"/echo.Echo/{method}", iter(messages), timeout)
+        return self.transport.send(call)
+
+    def call(self, method: str, *messages: bytes, timeout: float = 20.0) -> list[bytes]:
+        return list(self.send(method, *messages, timeout=timeout).responses)
+
+    def refused(self, method: str, *messages: bytes) -> grpc.StatusCode:
+        with pytest.raises(grpc.RpcError) as caught:
+            self.call(method, *messages, timeout=0.2)
+        code: grpc.StatusCode = caught.value.code()
+        return code
+
+    def release(self) -> None:
+        released = self.echo.released
+        assert released is not None
+        released.get_loop().call_soon_threadsafe(released.set_result, None)
+
+    def stop(self, seconds: float = 0.0) -> None:
+        self.stopped = True
+        self.loop.run(self.listener.stop(seconds))
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    loop = LoopThread.acquire()
+    running = Served(loop)
+    yield running
+    running.transport.close()
+    if not running.stopped:
+        running.stop()
+    loop.release()
+
+
+def test_calls_of_all_shapes_are_answered(served: Served) -> None:
+    assert served.call("Echo", b"hello") == [b"hello"]
+    assert served.call("Echo", MEBIBYTE) == [MEBIBYTE]
+    assert served.call("Size", *[MEBIBYTE] * 9) == [b"%d" % (9 << 20)]
+    assert served.call("Repeat", b"9") == [MEBIBYTE] * 9
+    assert served.call("Repeat", b"0") == []
+    assert served.call("Tell", b"3") == [b"0", b"1", b"2"]
+
+
+def test_a_call_that_fails_leaves_the_next_one_alone(served: Served) -> None:
+    assert served.refused("Fail", b"") is grpc.StatusCode.UNKNOWN
+    assert served.refused("Absent", b"") is grpc.StatusCode.UNIMPLEMENTED
+    # The client stops sending once it sees the answer.
+    for count in (1, 2, 200):
+        code = served.refused("Refuse", *[MEBIBYTE] * count)
+        assert code is grpc.StatusCode.NOT_FOUND
+    assert served.call("Echo", b"hello") == [b"hello"]
+
+
+def test_what_a_server_fails_with_stays_there(served: Served) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        served.call("Fail", b"")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_call_that_is_given_up_is_cancelled_on_the_server(served: Served) -> None:
+    attempt = served.send("Wait", b"")
+    assert served.echo.waiting.wait(20)
+    attempt.call.cancel()
+    assert served.echo.cancelled.wait(20)
+    with pytest.raises(grpc.RpcError):
+        list(attempt.responses)
+
+
+def test_a_call_that_takes_too_long_fails_and_is_cancelled(served: Served) -> None:
+    assert served.refused("Wait", b"") is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert served.echo.cancelled.wait(20)
+
+
+def test_a_server_that_stops_ends_the_call_under_way_and_takes_no_other(
+    served: Served,
+) -> None:
+    attempt = served.send("Wait", b"")
+    assert served.echo.waiting.wait(20)
+    stopping = threading.Thread(target=served.stop, args=[20.0])
+    stopping.start()
+
+    def refuses() -> bool:
+        with suppress(grpc.RpcError):
+            served.call("Echo", b"")
+            return False
+        return True
+
+    with pytest.raises(OSError):
+        eventually(refuses)
+        served.call("Echo", b"")
+    served.release()
+    assert list(attempt.responses) == [b"released"]
+    stopping.join(20)
+    assert not stopping.is_alive()
+
+
+def test_a_server_that_stops_at_once_cancels_what_is_under_way(served: Served) -> None:
+    attempt = served.send("Wait", b"")
+    assert served.echo.waiting.wait(20)
+    served.stop()
+    assert served.echo.cancelled.is_set()
+    with pytest.raises(grpc.RpcError) as caught:
+        list(attempt.responses)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("data", GARBAGE)
+def test_strangers_are_hung_up_on(served: Served, data: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.settimeout(20)
+        stranger.connect(b"\0" + served.place.name)
+        stranger.sendall(data)
+        assert stranger.recv(1) == b""
+    assert served.call("Echo", b"hello") == [b"hello"]
+
+
+def test_a_second_call_before_the_first_ends_is_hung_up_on(served: Served) -> None:
+    link = LocalLink(served.place)
+    for _ in range(2):
+        link.send(Kind.CALL, b"", True, b"/echo.Echo/Wait")
+    with pytest.raises(ConnectionError):
+        next(link.frames())
+    link.close()
+
+
+def test_who_has_taken_the_name_of_a_server_is_not_believed(served: Served) -> None:
+    place = LocalSocket()
+    place.CopyFrom(served.place)
+    place.proof = bytes(32)
+    with pytest.raises(ConnectionRefusedError, match="somebody else"):
+        LocalLink(place)
+
+
+@contextmanager
+def calling(monkeypatch: pytest.MonkeyPatch, transport: str) -> Iterator[Connection]:
+    """A connection of a client with that setting, to a server that has both."""
+    with ExitStack() as stack:
+        server = stack.enter_context(ParameterServer(ServerSettings(token=TOKEN)))
+        monkeypatch.setenv(VARIABLE, transport)
+        yield stack.enter_context(connected(server.address))
+
+
+@pytest.mark.parametrize("transport", [AUTO, GRPC])
+def test_requests_fare_the_same_over_both_transports(
+    monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    ones = torch.ones(700_000)
+    with calling(monkeypatch, transport) as connection:
+        make(connection, "v", torch.zeros_like(ones))
+        assert connection.is_local is (transport == AUTO)
+        assert add(connection, "v", ones) == 2
+        assert value_of(connection, "v", ones).eq(1).all()
+        message = "this server hosts no variable 'w'; it hosts 1, none with a similar"
+        for _ in range(2):
+            with pytest.raises(VariableNotFoundError, match=message) as caught:
+                add(connection, "w", torch.ones(2))
+            assert caught.value.variable == "w"
+            assert caught.value.task == "/job:ps/task:0"
+        endless = replace(barrier("lonely", 0, 2, wait=60), wait=0.0)
+        brief = replace(connection.deadlines, call=0.1, connect=0.0)
+        connection.deadlines = brief
+        with pytest.raises(DeadlineExceededError, match="Barrier on /job:ps/task:0"):
+            connection.call(endless)
+
+
+def test_a_server_may_be_told_to_speak_grpc_only() -> None:
+    settings = ServerSettings(token=TOKEN, transport=GRPC)
+    with ParameterServer(settings) as server, connected(server.address) as connection:
+        make(connection, "v", torch.zeros(2))
+        assert not connection.is_local
+
+
+def test_a_transport_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidArgumentError, match="'tcp' is no transport; give"):
+        ServerSettings(token=TOKEN, transport="tcp")
+    monkeypatch.setenv(VARIABLE, "pigeon")
+    with (
+        pytest.raises(InvalidArgumentError, match="'pigeon' is no transport"),
+        connected("127.0.0.1:1"),
+    ):
+        pass
+
+
+def test_who_comes_through_a_proxy_stays_with_it(server: ParameterServer) -> None:
+    with FaultyProxy(server.address) as proxy, connected(proxy.address) as connection:
+        make(connection, "v", torch.zeros(2))
+        assert not connection.is_local
+
+
+@pytest.mark.parametrize("field", ["name", "ticket", "proof"])
+def test_a_socket_that_is_not_the_servers_is_not_used(
+    served: Served, field: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "stratagem")
+    place = LocalSocket()
+    place.CopyFrom(served.place)
+    setattr(place, field, bytes(32))
+    transports = Transports("127.0.0.1:1")
+    transports.learn(place)
+    assert not transports.is_local
+    assert "127.0.0.1:1 is called by gRPC" in caplog.text
+    transports.learn(served.place)
+    assert transports.is_local
+    transports.close()
+
+
+def test_a_server_that_is_gone_is_looked_for_by_grpc(server: ParameterServer) -> None:
+    with connected(server.address, connect=0.3) as connection:
+        make(connection, "v", torch.zeros(2))
+        assert connection.is_local
+        server.stop()
+        with pytest.raises(UnavailableError, match="Check that the server runs"):
+            add(connection, "v", torch.ones(2))
+        assert not connection.is_local
