@@ -41,6 +41,7 @@ check: $(INSTALLED) ## Lint, type-check, and see that tests can fail.
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/buf lint proto
 	$(BIN)/python proto/compile.py --check
+	$(BIN)/python -m tests.deploy.manifests.check
 # A test that passes without what it is about would never fail. Half of the time these
 # tests wait for what has been taken away.
 	$(BIN)/pytest --without-rows --numprocesses 4 --quiet
@@ -61,7 +62,7 @@ format: $(INSTALLED) ## Format the code and fix what the linter can.
 	$(BIN)/ruff format
 
 wheels: $(INSTALLED) ## Collect what images are made of in build/wheels.
-	$(PIP) wheel --constraint constraints.txt --wheel-dir build/wheels ".[examples]"
+	$(PIP) wheel --constraint constraints.txt --wheel-dir build/wheels ".[examples,kubernetes]"
 	$(PIP) wheel --constraint constraints.txt --wheel-dir build/wheels --no-deps recbole
 
 images: wheels deploy/compose/token ## Build the images of servers and workers.

@@ -5,14 +5,20 @@
 It starts two parameter servers and two worker servers. While these work, a third one
 joins, and one of the first is ended by SIGKILL. All the same each rating is trained on
 once in each epoch; the servers keep account of that.
+
+With `--cluster tf-config` or `--cluster kubernetes` servers and workers are elsewhere,
+and come and go as they may.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
+from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +33,12 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 from tqdm import tqdm
 
 import stratagem
+from stratagem.cluster_resolver import (
+    ClusterResolver,
+    KubernetesClusterResolver,
+    TFConfigClusterResolver,
+    UnionResolver,
+)
 from stratagem.coordinator import (
     ClusterCoordinator,
     RemoteValue,
@@ -40,13 +52,21 @@ else:  # a script sees what lies beside it
     import movielens
 
 WORKERS = 3
-"""How many workers there are, together with the one that comes late."""
+"""How many workers a local cluster has, together with the one that comes late."""
 
 KILLED = 1
 """The worker that is lost."""
 
 Event = Callable[[ClusterCoordinator], None]
 """What happens to the workers."""
+
+
+class Place(Enum):
+    """Where servers and workers are described."""
+
+    HERE = "here"
+    TF_CONFIG = "tf-config"
+    KUBERNETES = "kubernetes"
 
 
 class Learner:
@@ -125,15 +145,20 @@ class Result:
 
 
 def train(
-    strategy: stratagem.ParameterServerStrategy, events: Mapping[int, Event]
+    strategy: stratagem.ParameterServerStrategy,
+    events: Mapping[int, Event],
+    checkpoints: Path | None = None,
+    resolver_seconds: float | None = None,
 ) -> Result:
     """The whole program.
 
     Args:
         strategy: Of the chief of a cluster with worker servers.
         events: What happens, by the epoch in the midst of which it does.
+        checkpoints: Folder of a checkpoint per epoch.
+        resolver_seconds: How often to look for workers that come or go.
     """
-    coordinator = ClusterCoordinator(strategy)
+    coordinator = ClusterCoordinator(strategy, resolver_seconds=resolver_seconds)
     ratings = movielens.load_ratings()
     held_out, rest = ratings[: movielens.HELD_OUT], ratings[movielens.HELD_OUT :]
     learner = Learner(strategy, len(rest))
@@ -152,6 +177,8 @@ def train(
             losses, workers = zip(*ended, strict=True)
             trained = learner.trained.read_value()
             epochs.append(Epoch(mean(losses), Counter(workers), trained))
+            if checkpoints:
+                strategy.save(checkpoints, keep=2, wait=False)
     error = coordinator.schedule(learner.error, args=(held_out,))
     return Result(epochs, error.fetch())
 
@@ -182,16 +209,17 @@ def nothing(coordinator: ClusterCoordinator) -> None:
 
 def report(result: Result) -> Table:
     """Who has trained, and how often on each rating."""
-    workers = [f"by worker {worker}" for worker in range(WORKERS)]
-    table = Table("epoch", "training RMSE", *workers, "times that each was trained on")
+    workers = sorted({worker for epoch in result.epochs for worker in epoch.functions})
+    columns = [f"by worker {worker}" for worker in workers]
+    table = Table("epoch", "training RMSE", *columns, "times that each was trained on")
     for number, epoch in enumerate(result.epochs, 1):
-        counts = [str(epoch.functions[worker]) for worker in range(WORKERS)]
+        counts = [str(epoch.functions[worker]) for worker in workers]
         times = ", ".join(map(str, epoch.trained.unique().tolist()))
         table.add_row(str(number), f"{epoch.loss**0.5:.4f}", *counts, times)
     return table
 
 
-def train_on(cluster: LocalCluster) -> Result:
+def train_on(cluster: LocalCluster, checkpoints: Path | None = None) -> Result:
     """Trains on a cluster whose workers come and go meanwhile."""
 
     def join(coordinator: ClusterCoordinator) -> None:
@@ -202,16 +230,37 @@ def train_on(cluster: LocalCluster) -> Result:
 
     events = {movielens.EPOCHS // 3: join, movielens.EPOCHS * 2 // 3: kill}
     with stratagem.ParameterServerStrategy(cluster.cluster_resolver) as strategy:
-        return train(strategy, events)
+        return train(strategy, events, checkpoints)
+
+
+def resolver_of(place: Place) -> ClusterResolver:
+    """Who says where servers and workers are; which task this is says TF_CONFIG."""
+    own = TFConfigClusterResolver()
+    if place is Place.TF_CONFIG:
+        return own
+    pods = {job: [f"app.kubernetes.io/component={job}"] for job in ("ps", "worker")}
+    namespace = os.environ["NAMESPACE"]
+    found = KubernetesClusterResolver(pods, 2222, namespace=namespace, address="dns")
+    return UnionResolver(own, found)
 
 
 def main(
     seed: Annotated[int, typer.Option(help="Of the first weights and the order.")] = 0,
+    cluster: Annotated[
+        Place, typer.Option(help="Where servers and workers are described.")
+    ] = Place.HERE,
+    save: Annotated[
+        Path | None, typer.Option(help="Folder of a checkpoint per epoch.")
+    ] = None,
 ) -> None:
-    """Start a cluster on this machine and train on it."""
+    """Train on a cluster, by default on one that is started on this machine."""
     torch.manual_seed(seed)
-    with LocalCluster(ps=2, worker_servers=WORKERS - 1, processes=True) as cluster:
-        result = train_on(cluster)
+    if cluster is Place.HERE:
+        with LocalCluster(ps=2, worker_servers=WORKERS - 1, processes=True) as started:
+            result = train_on(started, save)
+    else:
+        with stratagem.ParameterServerStrategy(resolver_of(cluster)) as strategy:
+            result = train(strategy, {}, save, resolver_seconds=5.0)
     Console().print(report(result))
     print(f"coordinator: test RMSE {result.error:.4f}")
 

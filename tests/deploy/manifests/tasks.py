@@ -1,0 +1,80 @@
+"""The tasks of a cluster among the pods of an overlay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import typer
+
+from stratagem_psserver import cli as parameter_server
+from stratagem_worker import cli as worker_server
+from tests.deploy.manifests.pods import Pod, pods
+from tests.deploy.manifests.rendering import Manifest, rendered
+from tests.deploy.manifests.workloads import COMPLETION_INDEX, POD_INDEX
+
+SERVERS = {"ps": parameter_server.app, "worker": worker_server.app}
+"""What `stratagem` with one of these words is."""
+
+COORDINATED = "overlays/coordinator"
+"""The overlay whose workers serve a coordinator."""
+
+
+def options(app: typer.Typer, arguments: Sequence[str]) -> Mapping[str, Any]:
+    """The options of a command line; fails where the command would refuse them."""
+    command = typer.main.get_command(app)
+    return command.make_context("stratagem", list(arguments)).params
+
+
+def servers(overlay: str) -> list[tuple[Pod, Mapping[str, Any]]]:
+    """Pods with a server, and the options that it is given."""
+    return [
+        (pod, options(SERVERS[pod.command[1]], pod.command[2:]))
+        for pod in pods(overlay)
+        if pod.command[0] == "stratagem"
+    ]
+
+
+def programs(overlay: str) -> list[Pod]:
+    """Pods that run a program of the user."""
+    return [pod for pod in pods(overlay) if pod.command[0] == "python"]
+
+
+def index(pod: Pod) -> int:
+    """What Kubernetes numbers a pod by."""
+    return int(pod.labels.get(POD_INDEX) or pod.labels[COMPLETION_INDEX])
+
+
+def addresses(overlay: str, component: str, name: int) -> list[str]:
+    """Where the servers of a job listen.
+
+    Args:
+        overlay: The overlay.
+        component: The job.
+        name: Which of the names that each pod has.
+    """
+    return [
+        f"{pod.dns_names[name]}:{pod.ports['grpc']}"
+        for pod, _ in servers(overlay)
+        if pod.component == component
+    ]
+
+
+def port(address: str) -> int:
+    """The port of "host:port"."""
+    return int(address.rpartition(":")[2])
+
+
+def of_kind(overlay: str, kind: str) -> dict[str, Manifest]:
+    """The manifests of a kind by their names."""
+    return {
+        manifest["metadata"]["name"]: manifest
+        for manifest in rendered(overlay)
+        if manifest["kind"] == kind
+    }
+
+
+def selects(selector: Manifest, pod: Pod) -> bool:
+    """Whether a pod has the labels that a selector asks for."""
+    labels: Mapping[str, str] = selector["matchLabels"]
+    return labels.items() <= pod.labels.items()

@@ -1,0 +1,79 @@
+"""Pods have what they need, and reach nothing else."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+import pytest
+
+from stratagem_proto import token_file
+from tests.deploy.manifests.pods import pods
+from tests.deploy.manifests.rendering import OVERLAYS
+from tests.deploy.manifests.tasks import COORDINATED, of_kind, selects
+
+in_each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
+
+
+@in_each_overlay
+def test_the_token_is_a_file_of_a_secret_that_is_not_here(overlay: str) -> None:
+    assert not of_kind(overlay, "Secret")
+    for pod in pods(overlay):
+        path = PurePosixPath(pod.environment[token_file.VARIABLE])
+        volume = pod.container.mounts[str(path.parent)]
+        (secret,) = (
+            one["secret"] for one in pod.spec["volumes"] if one["name"] == volume
+        )
+        assert (secret["secretName"], path.name) == ("token", "token")
+
+
+@in_each_overlay
+def test_pods_can_write_volumes_only_and_become_nobody_else(overlay: str) -> None:
+    for pod in pods(overlay):
+        assert pod.spec["securityContext"]["runAsNonRoot"]
+        for container in (*pod.first, pod.container):
+            assert container.manifest["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert "/tmp" in container.mounts
+
+
+@in_each_overlay
+def test_the_network_lets_tasks_reach_servers_and_nobody_else(overlay: str) -> None:
+    policy = of_kind(overlay, "NetworkPolicy")["cluster"]["spec"]
+    (ingress,) = policy["ingress"]
+    (source,) = ingress["from"]
+    open_ports = {entry["port"] for entry in ingress["ports"]}
+    for pod in pods(overlay):
+        assert selects(policy["podSelector"], pod)
+        assert selects(source["podSelector"], pod)
+        assert set(pod.ports.values()) <= open_ports
+
+
+@in_each_overlay
+def test_headless_services_know_the_pods_that_are_named_by_them(overlay: str) -> None:
+    services = of_kind(overlay, "Service")
+    for name, service in services.items():
+        chosen = {"matchLabels": service["spec"]["selector"]}
+        named = [pod for pod in pods(overlay) if pod.subdomain == name]
+        assert named == [pod for pod in pods(overlay) if selects(chosen, pod)]
+        assert service["spec"]["clusterIP"] == "None"
+        ports = {entry["name"]: entry["port"] for entry in service["spec"]["ports"]}
+        assert all(pod.ports == ports for pod in named)
+    for budget in of_kind(overlay, "PodDisruptionBudget").values():
+        kept = [
+            pod for pod in pods(overlay) if selects(budget["spec"]["selector"], pod)
+        ]
+        assert {pod.component for pod in kept} == {"ps"}
+
+
+def test_the_chief_may_list_pods_and_nothing_else() -> None:
+    (role,) = of_kind(COORDINATED, "Role").values()
+    assert role["rules"] == [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
+    ]
+    for pod in pods(COORDINATED):
+        asks = pod.component == "chief"
+        assert pod.spec.get("automountServiceAccountToken", True) is asks
+        assert (pod.spec.get("serviceAccountName") == role["metadata"]["name"]) is asks

@@ -1,0 +1,67 @@
+"""Servers in pods are given what they understand, and what they need."""
+
+from __future__ import annotations
+
+import pytest
+from grpc_health.v1 import health_pb2
+
+from stratagem_proto.channel import open_channel
+from stratagem_psserver.server import ParameterServer
+from tests.deploy.manifests.rendering import OVERLAYS
+from tests.deploy.manifests.tasks import index, port, servers
+
+MEMORY = {"Mi": 1 << 20, "Gi": 1 << 30}
+
+in_each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
+
+
+@in_each_overlay
+def test_servers_understand_their_commands(overlay: str) -> None:
+    assert servers(overlay)
+    for pod, given in servers(overlay):
+        assert given["job"] == pod.component
+        assert given["task"] == index(pod)
+        assert port(given["bind"]) == pod.ports["grpc"]
+        assert port(given["health_bind"]) == pod.ports["health"]
+        assert given["insecure"], "nothing is encrypted between pods"
+
+
+@in_each_overlay
+def test_servers_have_time_to_drain(overlay: str) -> None:
+    for pod, given in servers(overlay):
+        assert given["drain_seconds"] < pod.spec["terminationGracePeriodSeconds"]
+
+
+@in_each_overlay
+def test_servers_refuse_what_would_not_fit_in_their_memory(overlay: str) -> None:
+    for pod, given in servers(overlay):
+        if pod.component == "ps":
+            limit = size(pod.container.manifest["resources"]["limits"]["memory"])
+            assert given["variable_bytes"] + given["staged_bytes"] < 0.75 * limit
+
+
+def size(quantity: str) -> int:
+    return int(quantity[:-2]) * MEMORY[quantity[-2:]]
+
+
+def test_probes_ask_the_port_that_answers(server: ParameterServer) -> None:
+    services = set()
+    for overlay in OVERLAYS:
+        for pod, given in servers(overlay):
+            for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+                probe = pod.container.manifest[kind]["grpc"]
+                assert probe["port"] == port(given["health_bind"])
+                services.add(probe.get("service", ""))
+    assert all(serves(server.health_address, service) for service in services)
+
+
+def serves(address: str, service: str) -> bool:
+    """What the kubelet makes of the answer to its probe."""
+    with open_channel(address) as channel:
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            health_pb2.HealthCheckRequest.SerializeToString,
+            health_pb2.HealthCheckResponse.FromString,
+        )
+        answer = check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
