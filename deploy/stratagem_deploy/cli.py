@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from stratagem_deploy.checkpoints import cli as checkpoints
+from stratagem_deploy.watching import cli as watching
 from stratagem_proto.errors import StratagemError
 
 # What follows a script, and all that a server is given, is theirs even where it looks
@@ -25,6 +26,8 @@ app = typer.Typer(
     help="Parameter servers and workers for PyTorch.",
 )
 app.add_typer(checkpoints.app, name="checkpoint")
+for watch in (watching.status, watching.top, watching.variables):
+    app.command()(watch)
 
 
 @app.command(context_settings=_SCRIPTS_OWN)

@@ -90,6 +90,16 @@ class ClosureLedger:
         self._count = 0
         self._nbytes = 0
 
+    @property
+    def count(self) -> int:
+        """How many mutations of functions that have not ended are recorded."""
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        """Roughly what these records take."""
+        return self._nbytes
+
     def admit(self, key: ClosureKey, intent: Intent) -> Admission:
         """Decides on one arrival of a mutation.
 

@@ -231,6 +231,11 @@ class SessionLedger:
         session.expires = now + self._lease
         return session
 
+    def silences(self, now: float) -> Iterator[tuple[Session, float]]:
+        """The open sessions, and how long ago each was heard of, in seconds."""
+        for session in self._open.values():
+            yield session, now - session.expires + self._lease
+
     def sessions(self) -> Iterator[Session]:
         """All sessions that may go on, also those that ended."""
         yield from self._ended.values()

@@ -22,6 +22,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.frames import ChunkView
 from stratagem_proto.protocol import MAX_TENSORS
+from stratagem_proto.serving.figures import Figures
 from stratagem_proto.tensors import total_nbytes
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
@@ -67,7 +68,9 @@ class Mutations:
         budget: Budget,
         waits: Waits,
         gate: StepGate,
+        figures: Figures,
     ) -> None:
+        self._figures = figures
         self._ledger, self._closures = ledger, closures
         self._budget, self._waits, self._gate = budget, waits, gate
 
@@ -106,9 +109,10 @@ class Mutations:
             return answer(known)
         with ExitStack() as held:
             try:
-                nbytes = _size(specs) + total_nbytes(derived)
+                nbytes = _size(specs)
                 purpose = f"request {key.sequence} of {session.label}"
-                reservation = held.enter_context(self._budget.reserve(nbytes, purpose))
+                staging = self._budget.reserve(nbytes + total_nbytes(derived), purpose)
+                reservation = held.enter_context(staging)
                 assembler = await _receive(specs, chunks)
             except PASSING:
                 raise
@@ -119,9 +123,14 @@ class Mutations:
                 # A cut connection looks like the end of the stream. The request may
                 # come again whole, so one that is cut short leaves its number unused.
                 tensors = assembler.finish()
+                self._received(header, nbytes)
                 staged = Staged(session, tensors, reservation)
                 work = partial(_serialised, partial(apply, staged))
             return await self._in_step(session, header, work)
+
+    def _received(self, header: Mutation, nbytes: int) -> None:
+        if nbytes:
+            self._figures.calls(type(header).__name__).received.observe(nbytes)
 
     async def _in_step(self, session: Session, request: Mutation, work: Work) -> bytes:
         """Lets no step begin while a checkpoint is marked, which takes a moment."""

@@ -25,8 +25,18 @@ class Room:
         self._lock = threading.Lock()
 
     @property
+    def limit(self) -> int | None:
+        """Most bytes of all variables together; None for no limit."""
+        return self._limit
+
+    @property
     def is_limited(self) -> bool:
         return self._limit is not None
+
+    @property
+    def used(self) -> int:
+        """What variables take; 0 where there is no limit."""
+        return self._used
 
     @property
     def left(self) -> int | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
+from stratagem_proto.v1.status_pb2 import CheckpointStatus
 from stratagem_psserver.continuation import dump
 from stratagem_psserver.snapshot import Snapshot
 from stratagem_psserver.state import ServerState
@@ -26,11 +29,23 @@ Saved = tuple[Part, str]
 """A part, and what the server needs to go on besides variables, as JSON."""
 
 
+@dataclass(frozen=True)
+class _Written:
+    """A part that is on disk: where, when, how large, and how long it took."""
+
+    folder: str
+    ended: float
+    nbytes: int
+    seconds: float
+
+
 class Saves:
     """The saves of a server by their cuts."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
+        self._saves, self._failures = 0, 0
+        self._last: _Written | None = None
         self._tasks: OrderedDict[bytes, asyncio.Task[Saved]] = OrderedDict()
 
     def begin(self, cut: bytes, folder: str) -> None:
@@ -58,16 +73,31 @@ class Saves:
 
     async def _write(self, path: Path, snapshot: Snapshot, facts: str) -> Saved:
         write = partial(write_part, path, snapshot.contents, snapshot.values())
+        began = time.monotonic()
         try:
             # Beside the threads that compute, which it would keep waiting.
             part = await asyncio.get_running_loop().run_in_executor(None, write)
         except OSError as error:
+            self._failures += 1
             raise FailedPreconditionError(
                 f"{self._state.settings.label} cannot write {str(path)!r}: {error}"
             ) from error
         finally:
             self._state.snapshots.close(snapshot)
+        self._saves += 1
+        ended = time.monotonic()
+        folder, nbytes = str(path.parent), part.file.nbytes
+        self._last = _Written(folder, ended, nbytes, ended - began)
         return part, facts
+
+    def report(self) -> CheckpointStatus:
+        """What was written, and when the last time."""
+        status = CheckpointStatus(saves=self._saves, failures=self._failures)
+        if last := self._last:
+            status.folder, status.bytes = last.folder, last.nbytes
+            status.age_seconds = time.monotonic() - last.ended
+            status.seconds = last.seconds
+        return status
 
     def knows(self, cut: bytes) -> bool:
         """Whether a cut's save has begun."""

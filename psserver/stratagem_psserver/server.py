@@ -10,8 +10,10 @@ import torch
 
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.serving.server import Server
+from stratagem_proto.serving.status import StatusService
 from stratagem_proto.v1.session_pb2 import LocalSocket
 from stratagem_psserver.continuation import resume
+from stratagem_psserver.rpcs.status import ParameterServerFacts
 from stratagem_psserver.saving import Saves
 from stratagem_psserver.servicer import (
     SERVICE,
@@ -45,7 +47,12 @@ class ParameterServer(Server):
         self._saves = Saves(self._state)
         if self.settings.restore:
             self._resume(self.settings.restore)
+        state, facts = self._state, ParameterServerFacts(self._state, self._saves)
+        self._status = StatusService(
+            self.settings, state.incarnation, state.figures, facts.fill
+        )
         return (
+            self._status.handler(),
             service_handler(self._state),
             checkpoint_handler(self._state, self._saves),
             closure_handler(self._state),

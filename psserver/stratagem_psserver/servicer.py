@@ -54,7 +54,7 @@ Handlers = Mapping[str, "grpc.RpcMethodHandler[bytes, bytes]"]
 
 def service_handler(state: ServerState) -> grpc.GenericRpcHandler:
     """The parameter-server service over some state."""
-    methods = Methods(Border(state.settings.label))
+    methods = Methods(_border(state))
     handlers = {
         **_session_methods(methods, SessionRpcs(state)),
         **_variable_methods(methods, VariableRpcs(state), KeyRpcs(state)),
@@ -66,9 +66,13 @@ def service_handler(state: ServerState) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
 
+def _border(state: ServerState) -> Border:
+    return Border(state.settings.label, state.figures)
+
+
 def checkpoint_handler(state: ServerState, saves: Saves) -> grpc.GenericRpcHandler:
     """The checkpoint service over some state."""
-    unary = Methods(Border(state.settings.label)).unary
+    unary = Methods(_border(state)).unary
     rpcs, messages = CheckpointRpcs(state, saves), checkpoint_pb2
     handlers = {
         "HoldSteps": unary(messages.HoldStepsRequest, rpcs.hold),
@@ -86,14 +90,14 @@ def checkpoint_handler(state: ServerState, saves: Saves) -> grpc.GenericRpcHandl
 
 def closure_handler(state: ServerState) -> grpc.GenericRpcHandler:
     """The closure service over some state."""
-    unary, rpcs = Methods(Border(state.settings.label)).unary, ClosureRpcs(state)
+    unary, rpcs = Methods(_border(state)).unary, ClosureRpcs(state)
     handlers = {"EndClosures": unary(closure_pb2.EndClosuresRequest, rpcs.end)}
     return grpc.method_handlers_generic_handler(_CLOSURES, handlers)
 
 
 def data_handler(state: ServerState) -> grpc.GenericRpcHandler:
     """The data service over some state."""
-    unary, rpcs = Methods(Border(state.settings.label)).unary, DrawRpcs(state)
+    unary, rpcs = Methods(_border(state)).unary, DrawRpcs(state)
     handlers = {
         "OpenPass": unary(draws_pb2.OpenPassRequest, rpcs.open),
         "DrawBatch": unary(draws_pb2.DrawBatchRequest, rpcs.draw),

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
 from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.serving.figures import Figures
 from stratagem_proto.v1.session_pb2 import LocalSocket, Role, Task
 from stratagem_psserver.barrier import Barriers
 from stratagem_psserver.budget import Budget
@@ -43,6 +44,7 @@ class ServerState:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
+        self.figures = Figures()
         self.incarnation = os.urandom(SESSION_ID_BYTES)
         self.store = VariableStore(Room(settings.variable_bytes))
         self.ledger = SessionLedger(settings.lease_seconds)
@@ -64,7 +66,7 @@ class ServerState:
         self.closures = ClosureLedger()
         turns = ClosureTurns(self.closures, self.waits)
         self.mutations = Mutations(
-            self.ledger, turns, self.budget, self.waits, self.gate
+            self.ledger, turns, self.budget, self.waits, self.gate, self.figures
         )
         self.resumed = False
         self.local_socket: LocalSocket | None = None

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TypeVar
 
 from stratagem_proto.errors import StratagemError
+from stratagem_proto.serving.figures import SECONDS, Distribution
+from stratagem_proto.v1.status_pb2 import WaitStatus
+from stratagem_psserver.cut import STEPS
 
 Outcome = TypeVar("Outcome")
 
@@ -17,6 +23,8 @@ class Waits:
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, set[asyncio.Future[None]]] = {}
+        self._present = Counter[str]()
+        self._waited = defaultdict[str, Distribution](partial(Distribution, SECONDS))
         self._closed: StratagemError | None = None
 
     async def until(
@@ -35,9 +43,25 @@ class Waits:
         """
         outcome = met()
         if outcome is None and seconds > 0:
-            with suppress(asyncio.TimeoutError):
+            with suppress(asyncio.TimeoutError), self._counted(_reason(subject)):
                 return await asyncio.wait_for(self._poll(subject, met), seconds)
         return outcome
+
+    @contextmanager
+    def _counted(self, reason: str) -> Iterator[None]:
+        self._present[reason] += 1
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._present[reason] -= 1
+            self._waited[reason].observe(time.monotonic() - began)
+
+    def report(self) -> Iterator[WaitStatus]:
+        """Who waits and has waited, by what for."""
+        for reason, number in sorted(self._present.items()):
+            seconds = self._waited[reason].message()
+            yield WaitStatus(reason=reason, waiting=number, seconds=seconds)
 
     async def _poll(
         self, subject: Hashable, met: Callable[[], Outcome | None]
@@ -70,3 +94,14 @@ class Waits:
         self._closed = error
         for subject in list(self._waiting):
             self.changed(subject)
+
+
+# What subjects are about whose first word does not say it.
+_REASONS = {"group": "step", "closure": "turn", STEPS: "checkpoint"}
+
+
+def _reason(subject: Hashable) -> str:
+    """What a wait is for, as the contract says it."""
+    word = subject[0] if isinstance(subject, tuple) else subject
+    # The request after another one of its session waits for the session itself.
+    return _REASONS.get(word, word) if isinstance(word, str) else "turn"

@@ -23,6 +23,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.serving.border import Border
+from stratagem_proto.serving.figures import Figures
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
 from stratagem_psserver.server import ParameterServer
@@ -224,7 +225,8 @@ def test_nothing_of_a_failure_inside_leaves_the_server() -> None:
 
     async def call() -> grpc.aio.AioRpcError:
         server = grpc.aio.server()
-        fail = Methods(Border("ps")).unary(session_pb2.HeartbeatRequest, failing)
+        methods = Methods(Border("ps", Figures()))
+        fail = methods.unary(session_pb2.HeartbeatRequest, failing)
         handler = grpc.method_handlers_generic_handler("service", {"fail": fail})
         server.add_generic_rpc_handlers((handler,))
         port = server.add_insecure_port("127.0.0.1:0")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stratagem_proto.serving.log import LOG
+from stratagem_worker.figures import ClosureFigures
 
 _END_SECONDS = 1.0
 
@@ -28,11 +29,16 @@ class Job:
 
 
 class Executor:
-    """Does jobs one at a time, in the order in which they come. Thread-safe."""
+    """Does jobs one at a time, in the order in which they come. Thread-safe.
+
+    Attributes:
+        figures: What the functions among them came to.
+    """
 
     def __init__(self, name: str) -> None:
+        self.figures = ClosureFigures()
         self._jobs: deque[Job] = deque()
-        self._busy = False
+        self._job: Job | None = None
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -55,7 +61,19 @@ class Executor:
     def idle(self) -> bool:
         """Whether there is nothing to do."""
         with self._changed:
-            return not self._busy and not self._jobs
+            return self._job is None and not self._jobs
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs a function."""
+        job = self._job
+        return job is not None and job.closure is not None
+
+    @property
+    def queued(self) -> int:
+        """How many functions wait."""
+        with self._changed:
+            return sum(job.closure is not None for job in self._jobs)
 
     def close(self) -> None:
         """Lets the thread end when there is nothing to do; waits a moment for it."""
@@ -73,9 +91,9 @@ class Executor:
 
     def _next(self) -> Job | None:
         with self._changed:
-            self._busy = False
+            self._job = None
             self._changed.wait_for(lambda: self._jobs or self._closed)
             if not self._jobs:
                 return None
-            self._busy = True
-            return self._jobs.popleft()
+            self._job = self._jobs.popleft()
+            return self._job

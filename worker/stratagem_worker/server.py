@@ -8,6 +8,7 @@ import grpc
 
 from stratagem_proto.channel import PATIENT_SERVER_OPTIONS
 from stratagem_proto.serving.server import Server
+from stratagem_proto.serving.status import StatusService
 from stratagem_worker.servicer import SERVICE, service_handler
 from stratagem_worker.settings import WorkerSettings
 from stratagem_worker.state import WorkerState
@@ -28,7 +29,11 @@ class WorkerServer(Server):
 
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
         self._state = WorkerState(self.settings)
-        return (service_handler(self._state),)
+        state = self._state
+        self._status = StatusService(
+            self.settings, state.incarnation, state.figures, state.fill
+        )
+        return (self._status.handler(), service_handler(state))
 
     async def _refuse(self, seconds: float) -> None:
         await self._state.drain(seconds)

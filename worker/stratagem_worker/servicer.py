@@ -38,7 +38,7 @@ class _Copy:
 
     def __init__(self, state: WorkerState) -> None:
         self._state = state
-        self._border = Border(state.settings.label)
+        self._border = Border(state.settings.label, state.figures)
 
     async def handle(self, request: bytes, context: Context) -> None:
         async with self._border.crossing(context, pb.CopyRequest.__name__):
@@ -54,7 +54,7 @@ class _Work:
 
     def __init__(self, state: WorkerState) -> None:
         self._state = state
-        self._border = Border(state.settings.label)
+        self._border = Border(state.settings.label, state.figures)
         self._lease = state.settings.lease_seconds
 
     async def handle(self, messages: AsyncIterator[bytes], context: Context) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -14,6 +15,7 @@ from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.payloads import Pieces
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.v1 import worker_pb2 as pb
+from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 from stratagem_worker.capture import captured
 from stratagem_worker.closure import cancelled, finished
 from stratagem_worker.copying import Copies
@@ -32,7 +34,13 @@ class Running(NamedTuple):
 
 
 class WorkSession:
-    """Takes the instructions of one client and sends it events; on the event loop."""
+    """Takes the instructions of one client and sends it events; on the event loop.
+
+    Attributes:
+        role: What the client is to the cluster.
+        task: The client's task.
+        heard: When it was heard of last, in seconds of a monotonic clock.
+    """
 
     def __init__(
         self,
@@ -40,7 +48,7 @@ class WorkSession:
         executor: Executor,
         interruptible: Interruptible[Running],
         loader: Loader,
-        session_id: bytes,
+        client: OpenSessionRequest,
     ) -> None:
         """Begins it.
 
@@ -49,10 +57,12 @@ class WorkSession:
             executor: Carries out what takes time.
             interruptible: What that thread runs.
             loader: Makes objects of the client's payloads.
-            session_id: Chosen by the client.
+            client: Whose it is.
         """
+        self.role, self.task = client.role, client.task
+        self.heard = time.monotonic()
         self.outbox = Outbox()
-        self.results = StayingResults(session_id)
+        self.results = StayingResults(client.session_id)
         self._copies = Copies(self.results, settings)
         self._settings = settings
         self._executor = executor
@@ -78,6 +88,7 @@ class WorkSession:
         Raises:
             InvalidArgumentError: One of them is not known here.
         """
+        self.heard = time.monotonic()
         for instruction in instructions:
             self._obey(instruction)
 
@@ -160,6 +171,7 @@ class WorkSession:
     def _run(self, order: pb.Run, payload: bytes) -> None:
         closure, worker = order.closure, self._settings.label
         self.outbox.put(pb.WorkEvent(started=pb.Started(closure=closure)))
+        began = time.monotonic()
         with (
             captured(partial(self._write, closure)),
             on_worker(self._settings.task),
@@ -171,6 +183,7 @@ class WorkSession:
                 partial(cancelled, closure, worker),
             )
         self._given_up.discard(closure)
+        self._executor.figures.count(end, time.monotonic() - began)
         self.outbox.put_finished(end)
 
     def _finished(self, order: pb.Run, payload: bytes) -> pb.Finished:

@@ -10,9 +10,11 @@ from stratagem._devices import list_logical_devices
 from stratagem._shipping.loader import Loader
 from stratagem_proto.errors import NotFoundError, UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
+from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import check_handshake
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import OpenSessionResponse, Task
+from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_worker.compatibility import check_runtime
 from stratagem_worker.executor import Executor
 from stratagem_worker.interruption import Interruptible
@@ -27,7 +29,8 @@ class WorkerState:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self.settings = settings
-        self._incarnation = os.urandom(SESSION_ID_BYTES)
+        self.figures = Figures()
+        self.incarnation = os.urandom(SESSION_ID_BYTES)
         self._gpus = len(list_logical_devices("GPU"))
         self._executor = Executor(settings.label)
         self._interruptible = Interruptible[Running]()
@@ -47,7 +50,7 @@ class WorkerState:
         settings, identifier = self.settings, request.session.session_id
         loader = Loader(settings.task, settings.token, request.address)
         session = WorkSession(
-            self.settings, self._executor, self._interruptible, loader, identifier
+            settings, self._executor, self._interruptible, loader, request.session
         )
         self._sessions[identifier] = session
         return session
@@ -57,7 +60,7 @@ class WorkerState:
         return pb.WorkerSessionOpened(
             session=OpenSessionResponse(
                 protocol_version=PROTOCOL_VERSION,
-                incarnation=self._incarnation,
+                incarnation=self.incarnation,
                 task=Task(job=self.settings.job, index=self.settings.task),
                 lease_seconds=self.settings.lease_seconds,
             ),
@@ -82,6 +85,24 @@ class WorkerState:
                 f"the session that left results on {self.settings.label} has ended"
             )
         return session.results.payload(request.closure)
+
+    async def fill(self, status: GetStatusResponse, with_variables: bool) -> None:
+        """Tells what it does; it has no variables to list."""
+        now, mine = time.monotonic(), status.worker_server
+        for identifier, session in self._sessions.items():
+            status.sessions.add(
+                session_id=identifier,
+                role=session.role,
+                task=session.task,
+                silent_seconds=now - session.heard,
+            )
+            mine.staying_results += len(session.results)
+            mine.staying_result_bytes += session.results.nbytes
+        mine.running, mine.queued = self._executor.running, self._executor.queued
+        mine.ended.update(self._executor.figures.ended)
+        if seconds := self._executor.figures.seconds.message():
+            mine.seconds.CopyFrom(seconds)
+        mine.gpus = self._gpus
 
     async def drain(self, seconds: float) -> None:
         """Lets what runs end, at most that long, and ends all sessions."""

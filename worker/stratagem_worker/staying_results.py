@@ -25,6 +25,10 @@ class StayingResults:
     def __len__(self) -> int:
         return len(self._payloads)
 
+    @property
+    def nbytes(self) -> int:
+        return sum(len(payload) for payload in list(self._payloads.values()))
+
     def left(self, finished: pb.Finished) -> pb.Finished:
         """Keeps a result if it is large; returns what is sent of it."""
         if len(finished.payload) < LARGE_BYTES:

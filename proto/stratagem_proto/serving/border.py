@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from stratagem_proto.errors import InvalidArgumentError, StratagemError
+from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.status import code_of, to_record, trailers
 from stratagem_proto.v1.error_pb2 import RecordedStatus
@@ -37,23 +38,36 @@ _DETAIL_BYTES = 520
 
 
 class Border:
-    """What every call of a server passes through."""
+    """What every call of a server passes through, and is counted at."""
 
-    def __init__(self, task: str) -> None:
+    def __init__(self, task: str, figures: Figures) -> None:
         self._task = task
+        self._figures = figures
         self._log = LOG.bind(task=task)
 
     @asynccontextmanager
     async def crossing(self, context: Context, request: str) -> AsyncIterator[None]:
-        """Ends the call with the status of whatever the body raises."""
+        """Ends the call with the status of whatever the body raises.
+
+        Args:
+            context: The call.
+            request: Name of the message that it begins with.
+        """
+        calls = self._figures.calls(request)
+        began, code = calls.begin(), "CANCELLED"
         try:
             yield
+            code = "OK"
+        except grpc.aio.AbortError:
+            raise
         except Exception as error:
-            if isinstance(error, grpc.aio.AbortError):
-                raise
-            await self._abort(context, request, error)
+            record = self._recorded(request, error)
+            code = code_of(record).name
+            await context.abort(code_of(record), record.message, trailers(record))
+        finally:
+            calls.end(began, code)
 
-    async def _abort(self, context: Context, request: str, error: Exception) -> None:
+    def _recorded(self, request: str, error: Exception) -> RecordedStatus:
         if isinstance(error, DecodeError):
             error = InvalidArgumentError(f"the request is no {request}")
         if isinstance(error, StratagemError):
@@ -66,8 +80,7 @@ class Border:
             )
         else:
             self._log.error("failed", request=request, exc_info=error)
-        record = _fitting(to_record(error))
-        await context.abort(code_of(record), record.message, trailers(record))
+        return _fitting(to_record(error))
 
 
 def _fitting(record: RecordedStatus) -> RecordedStatus:

@@ -42,6 +42,8 @@ class ValueRpcs:
                 size = nbytes + len(chosen) * TENSOR_BYTES
                 frames = await state.compute.run(encode, size)
                 reservation = reservation.hand_over()
+        if nbytes:
+            state.figures.calls(pb.ReadRequest.__name__).sent.observe(nbytes)
         with reservation:
             for frame in frames:
                 yield frame

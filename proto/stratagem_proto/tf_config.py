@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from stratagem_proto.errors import InvalidArgumentError
 
-_VARIABLE = "TF_CONFIG"
+VARIABLE = "TF_CONFIG"
 
 
 def _numbered(tasks: Any) -> Any:
@@ -48,17 +48,31 @@ def read_tf_config() -> TFConfig:
     """Return what the environment says; everything is empty if it is not set.
 
     Raises:
-        InvalidArgumentError: It is not JSON, or an entry has the wrong type; the
-            message names the entry by its path, as in `TF_CONFIG.task.index`.
+        InvalidArgumentError: As `parse_tf_config`.
 
     Spec: RES-7, RES-8, RES-11.
     """
-    text = os.environ.get(_VARIABLE) or "{}"
+    return parse_tf_config(os.environ.get(VARIABLE) or "{}")
+
+
+def parse_tf_config(
+    text: str, name: str = f"environment variable {VARIABLE}"
+) -> TFConfig:
+    """Return what a text in the form of `TF_CONFIG` says.
+
+    Args:
+        text: JSON.
+        name: Where it came from, for messages.
+
+    Raises:
+        InvalidArgumentError: It is not JSON, or an entry has the wrong type; the
+            message names the entry by its path, as in `TF_CONFIG.task.index`.
+    """
     try:
         return TFConfig.model_validate(json.loads(text))
     except json.JSONDecodeError as error:
         raise InvalidArgumentError(
-            f"environment variable {_VARIABLE} is not JSON: {error}. It reads {text!r}"
+            f"{name} is not JSON: {error}. It reads {text!r}"
         ) from error
     except ValidationError as error:
         problems = "; ".join(_described(problem) for problem in error.errors())
@@ -66,6 +80,6 @@ def read_tf_config() -> TFConfig:
 
 
 def _described(problem: Any) -> str:
-    path = ".".join([_VARIABLE, *(str(p) for p in problem["loc"] if p != "[key]")])
+    path = ".".join([VARIABLE, *(str(p) for p in problem["loc"] if p != "[key]")])
     reason = problem["msg"][:1].lower() + problem["msg"][1:]
     return f"{path} is {problem['input']!r}: {reason}"

@@ -1,0 +1,1 @@
+"""Watching what the servers of a cluster are doing."""

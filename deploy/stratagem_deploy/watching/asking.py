@@ -1,0 +1,86 @@
+"""Asking servers what they are doing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import grpc
+
+from stratagem_deploy.watching.places import Place
+from stratagem_proto.channel import open_channel
+from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.serving.status import SERVICE
+from stratagem_proto.status import from_rpc_error
+from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
+from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
+
+_GET_STATUS = f"/{SERVICE}/GetStatus"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of asking one server.
+
+    Attributes:
+        place: Where it was looked for.
+        status: What it said; None if it did not answer.
+        problem: Why it did not, or "".
+        time: When, in seconds of a monotonic clock.
+    """
+
+    place: Place
+    status: GetStatusResponse | None
+    problem: str = ""
+    time: float = field(default_factory=time.monotonic, compare=False)
+
+    @property
+    def label(self) -> str:
+        """The task, for instance "ps:0"; where nobody answered, what is meant to be."""
+        if self.status is None:
+            return self.place.label or self.place.address
+        return f"{self.status.task.job}:{self.status.task.index}"
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether somebody should have answered and did not."""
+        return self.status is None and not self.place.optional
+
+
+def ask(
+    places: Sequence[Place], token: str, timeout: float, with_variables: bool = False
+) -> list[Answer]:
+    """Asks all servers at once.
+
+    Args:
+        places: Where they are.
+        token: The cluster's secret, or "".
+        timeout: Longest wait for the slowest, in seconds.
+        with_variables: Whether they are to list their variables.
+    """
+    asking = OpenSessionRequest(
+        protocol_version=PROTOCOL_VERSION, cluster_token=token, role=ROLE_CLIENT
+    )
+    request = GetStatusRequest(asking=asking, with_variables=with_variables)
+    with ExitStack() as channels:
+        calls = []
+        for place in places:
+            channel = channels.enter_context(open_channel(place.address))
+            method: grpc.UnaryUnaryMultiCallable[GetStatusRequest, GetStatusResponse]
+            method = channel.unary_unary(
+                _GET_STATUS,
+                GetStatusRequest.SerializeToString,
+                GetStatusResponse.FromString,
+            )
+            calls.append(method.future(request, timeout=timeout))
+        return [_answer(*each) for each in zip(places, calls, strict=True)]
+
+
+def _answer(place: Place, call: grpc.Future[GetStatusResponse]) -> Answer:
+    try:
+        return Answer(place, call.result())
+    except grpc.RpcError as error:
+        problem = from_rpc_error(error, place.label or place.address, "GetStatus")
+        return Answer(place, None, problem.message)

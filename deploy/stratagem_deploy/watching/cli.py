@@ -1,0 +1,173 @@
+"""The commands `stratagem status`, `top` and `variables`.
+
+Exit codes: 0 when all servers answered, 1 when one did not, and 2 when there was nobody
+to ask.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stratagem_proto import token_file as secrets
+from stratagem_proto.errors import StratagemError
+
+if TYPE_CHECKING:
+    from stratagem_deploy.watching.asking import Answer
+    from stratagem_deploy.watching.live import Look
+
+Servers = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[HOST:PORT]...", help="Servers; else the cluster's."),
+]
+Cluster = Annotated[
+    Path | None,
+    typer.Option(help="File in the form of TF_CONFIG, which is used if not given."),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(envvar=secrets.VARIABLE, help="File with the cluster's secret."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Timeout = Annotated[
+    float, typer.Option(min=0.001, help="Seconds to wait for the slowest server.")
+]
+Interval = Annotated[float, typer.Option(min=0.01, help="Seconds between two looks.")]
+
+_MISSED, _NOBODY = 1, 2
+
+
+def status(
+    servers: Servers = None,
+    cluster: Cluster = None,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+    timeout: Timeout = 5.0,
+) -> None:
+    """Tell what the servers of a cluster are doing.
+
+    Without HOST:PORT all tasks of the job ps in TF_CONFIG are asked, and those of the
+    job worker that serve. Workers that run the program themselves are shown as clients.
+
+    Exit code: 0 if all servers answered, 1 if one did not, and 2 if there was nobody to
+    ask.
+    """
+    answers = _look(servers, cluster, token_file, timeout)()
+    if as_json:
+        _print_json(answers)
+    else:
+        _print_tables(answers)
+    _exit(answers)
+
+
+def top(  # noqa: PLR0913  # one parameter for each option
+    servers: Servers = None,
+    cluster: Cluster = None,
+    token_file: TokenFile = None,
+    interval: Interval = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Look twice, print that, and end.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a line of JSON for each look.")
+    ] = False,
+    timeout: Timeout = 5.0,
+) -> None:
+    """Watch the servers of a cluster until Ctrl-C: who trains how fast.
+
+    Servers are found as by `stratagem status`. Steps and calls are counted between two
+    looks. Where the output is no terminal, --once is meant, except with --json.
+
+    Exit code: 0, also after Ctrl-C; of --once 1 if a server did not answer; 2 if there
+    was nobody to ask.
+    """
+    from rich.console import Console
+
+    from stratagem_deploy.watching import live
+
+    look, console = _look(servers, cluster, token_file, timeout), Console()
+    with suppress(KeyboardInterrupt):
+        if once or not (as_json or console.is_terminal):
+            earlier, answers = live.look_twice(look, interval)
+            if as_json:
+                _print_json(answers)
+            else:
+                _print_tables(answers, earlier)
+            _exit(answers)
+        if as_json:
+            live.repeat(lambda: _print_json(look()), interval)
+        live.show(look, interval, console)
+
+
+def variables(
+    servers: Servers = None,
+    cluster: Cluster = None,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+    timeout: Timeout = 5.0,
+) -> None:
+    """List the variables of a cluster: where they are, how large, how often changed.
+
+    Servers are found as by `stratagem status`.
+
+    Exit code: 0 if all servers answered, 1 if one did not, and 2 if there was nobody to
+    ask.
+    """
+    from rich.console import Console
+
+    from stratagem_deploy.watching.listing import listing, variables_of
+
+    answers = _look(servers, cluster, token_file, timeout, with_variables=True)()
+    found = variables_of(answers)
+    if as_json:
+        typer.echo(json.dumps({"variables": found}))
+    else:
+        Console().print(listing(found))
+    _exit(answers)
+
+
+def _look(
+    servers: Sequence[str] | None,
+    cluster: Path | None,
+    token_file: Path | None,
+    timeout: float,
+    with_variables: bool = False,
+) -> Look:
+    """Returns what asks the servers that a command is about."""
+    from stratagem_deploy.watching.asking import ask
+    from stratagem_deploy.watching.places import places
+
+    try:
+        found = places(servers or (), str(cluster or ""))
+        token = secrets.read_token(token_file)
+    except (StratagemError, OSError) as error:
+        typer.echo(f"stratagem: {error}", err=True)
+        raise typer.Exit(_NOBODY) from error
+    return partial(ask, found, token, timeout, with_variables)
+
+
+def _print_json(answers: Sequence[Answer]) -> None:
+    from stratagem_deploy.watching.facts import facts_of
+
+    typer.echo(json.dumps(facts_of(answers)))
+
+
+def _print_tables(answers: Sequence[Answer], earlier: Sequence[Answer] = ()) -> None:
+    from rich.console import Console
+
+    from stratagem_deploy.watching.tables import tables
+
+    Console().print(*tables(answers, earlier))
+
+
+def _exit(answers: Sequence[Answer]) -> None:
+    missed = [answer for answer in answers if answer.is_missed]
+    for answer in missed:
+        typer.echo(f"stratagem: {answer.problem}", err=True)
+    raise typer.Exit(_MISSED if missed else 0)

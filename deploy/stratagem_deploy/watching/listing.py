@@ -1,0 +1,60 @@
+"""The variables of all servers, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from stratagem_deploy.watching.amounts import amount
+from stratagem_deploy.watching.asking import Answer
+from stratagem_deploy.watching.facts import plain
+from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT
+
+_COLUMNS = ("name", "place", "dtype", "shape", "bytes", "rows", "version", "slots")
+
+
+def variables_of(answers: Iterable[Answer]) -> list[dict[str, Any]]:
+    """All variables, each with the names of its slot variables.
+
+    Bytes of a table are those of its index and of its optimizers' state, too; "rows"
+    says how many it has stored, and is None for others.
+    """
+    return [fact for answer in answers for fact in _of_server(answer)]
+
+
+def _of_server(answer: Answer) -> list[dict[str, Any]]:
+    owners: dict[str, dict[str, Any]] = {}
+    for one in answer.status.parameter_server.variables if answer.status else ():
+        spec, nbytes = one.variable.spec, one.bytes
+        if spec.kind == VARIABLE_KIND_SLOT and spec.slot_of in owners:
+            slots = owners[spec.slot_of]["slots"]
+            slots.append({"name": spec.name, "bytes": nbytes})
+            continue
+        described = plain(spec)
+        table = one.variable.table
+        owners[spec.name] = {
+            "name": spec.name,
+            "place": answer.label,
+            "kind": described["kind"],
+            "dtype": described["tensor"]["dtype"],
+            "shape": described["tensor"]["shape"],
+            "bytes": nbytes,
+            "rows": table.rows if one.variable.HasField("table") else None,
+            "version": one.variable.version,
+            "slots": [],
+        }
+    return list(owners.values())
+
+
+def listing(variables: Iterable[dict[str, Any]]) -> Table:
+    """The same as a table."""
+    table = Table(*_COLUMNS, box=box.SIMPLE_HEAD)
+    for facts in variables:
+        slots, beginning = facts["slots"], f"{facts['name']}/"
+        names = ", ".join(slot["name"].removeprefix(beginning) for slot in slots)
+        shown = facts | {"bytes": amount(facts["bytes"]), "slots": names}
+        table.add_row(*("" if shown[c] is None else str(shown[c]) for c in _COLUMNS))
+    return table

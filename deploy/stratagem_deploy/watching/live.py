@@ -1,0 +1,50 @@
+"""Looking at a cluster again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from rich.console import Console, Group
+from rich.live import Live
+
+from stratagem_deploy.watching.asking import Answer
+from stratagem_deploy.watching.tables import tables
+
+Look = Callable[[], list[Answer]]
+"""Asks all servers once."""
+
+
+def look_twice(look: Look, interval: float) -> tuple[list[Answer], list[Answer]]:
+    """What servers say before and after some seconds."""
+    earlier = look()
+    time.sleep(interval)
+    return earlier, look()
+
+
+def show(look: Look, interval: float, console: Console) -> NoReturn:
+    """Shows what servers say on a terminal, until interrupted.
+
+    Args:
+        look: Asks them.
+        interval: Seconds between two looks.
+        console: The terminal.
+    """
+    earlier: Sequence[Answer] = ()
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+
+        def update() -> None:
+            nonlocal earlier
+            answers = look()
+            live.update(Group(*tables(answers, earlier)), refresh=True)
+            earlier = answers
+
+        repeat(update, interval)
+
+
+def repeat(work: Callable[[], None], interval: float) -> NoReturn:
+    """Does something every so many seconds, until interrupted."""
+    while True:
+        work()
+        time.sleep(interval)

@@ -1,0 +1,188 @@
+"""What servers say, as tables on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from stratagem_deploy.watching.amounts import amount, mean, quantile, span
+from stratagem_deploy.watching.asking import Answer
+from stratagem_deploy.watching.calls import calls_of
+from stratagem_proto.v1.consistency_pb2 import WorkerClock
+from stratagem_proto.v1.session_pb2 import Role
+from stratagem_proto.v1.status_pb2 import (
+    GetStatusResponse,
+    MethodStatus,
+    ParameterServerStatus,
+    SessionStatus,
+    WorkerServerStatus,
+)
+
+_MODES: Mapping[int, str] = {0: "", 1: "async", 2: "bounded", 3: "sync"}
+
+
+def tables(
+    answers: Sequence[Answer], earlier: Sequence[Answer] = ()
+) -> Iterator[Table]:
+    """What there is to show of servers, their clients and their calls.
+
+    Args:
+        answers: What they say now.
+        earlier: What they said before. If given, steps and calls are those since then,
+            by the second.
+    """
+    yield _servers(answers)
+    statuses = [answer.status for answer in answers if answer.status]
+    for table in (
+        _clients(statuses),
+        _workers(answers, earlier),
+        _methods(answers, earlier),
+    ):
+        if table.row_count:
+            yield table
+
+
+def _servers(answers: Sequence[Answer]) -> Table:
+    table = _table("Servers", "server", "address", "up", "clients", "holds", "doing")
+    for answer in answers:
+        if answer.status is not None:
+            table.add_row(answer.label, answer.place.address, *_server(answer.status))
+        elif answer.is_missed:
+            problem = f"[red]{escape(answer.problem)}[/red]"
+            table.add_row(answer.label, answer.place.address, "", "", "", problem)
+    return table
+
+
+def _server(status: GetStatusResponse) -> tuple[str, str, str, str]:
+    holds, doing = (
+        (_variables(status.parameter_server), _server_work(status.parameter_server))
+        if status.HasField("parameter_server")
+        else (_results(status.worker_server), _closures(status.worker_server))
+    )
+    return span(status.uptime_seconds), str(len(status.sessions)), holds, doing
+
+
+def _variables(server: ParameterServerStatus) -> str:
+    number = sum(one.count for one in server.totals)
+    rows = sum(one.table_rows for one in server.totals)
+    size = amount(sum(one.bytes for one in server.totals))
+    return f"{number} variables, {size}" + (f", {rows} rows of tables" if rows else "")
+
+
+def _server_work(server: ParameterServerStatus) -> str:
+    words = [f"{amount(server.staged.used)} staged"]
+    waits = (wait for wait in server.waits if wait.waiting)
+    words += [f"{wait.waiting} wait ({wait.reason})" for wait in waits]
+    checkpoint = server.checkpoint
+    if checkpoint.HasField("age_seconds"):
+        words.append(f"checkpoint {span(checkpoint.age_seconds)} old")
+    elif checkpoint.restored_from:
+        words.append("restored")
+    return ", ".join(words)
+
+
+def _results(server: WorkerServerStatus) -> str:
+    number, nbytes = server.staying_results, server.staying_result_bytes
+    return f"{number} results, {amount(nbytes)}"
+
+
+def _closures(server: WorkerServerStatus) -> str:
+    ended = sum(server.ended.values())
+    failed = ended - server.ended.get("OK", 0)
+    work = f"{server.running} running, {server.queued} queued, {ended} done"
+    return work + (f", {failed} of them failed" if failed else "")
+
+
+def _clients(statuses: Iterable[GetStatusResponse]) -> Table:
+    """Each client once, by the server that has heard of it last."""
+    table = _table("Clients", "client", "role", "last heard of", "servers")
+    found: dict[tuple[str, str], list[SessionStatus]] = {}
+    for session in chain.from_iterable(status.sessions for status in statuses):
+        task, role = session.task, Role.Name(session.role).removeprefix("ROLE_")
+        label = f"{task.job}:{task.index}" if task.job else "program"
+        found.setdefault((label, role.lower()), []).append(session)
+    for key, sessions in sorted(found.items()):
+        silence = min(session.silent_seconds for session in sessions)
+        table.add_row(*key, f"{span(silence)} ago", str(len(sessions)))
+    return table
+
+
+def _workers(answers: Sequence[Answer], earlier: Sequence[Answer]) -> Table:
+    steps = "steps/s" if earlier else "steps"
+    columns = ("optimizer", "consistency", "worker", steps, "staleness", "dropped")
+    table = _table("Steps", *columns, "")
+    before, seconds = dict(_clocks(earlier)), _between(answers, earlier)
+    for (group, mode, task), clock in _clocks(answers):
+        finished = str(clock.finished)
+        if earlier:
+            known = before.get((group, mode, task), clock)
+            finished = f"{(clock.finished - known.finished) / seconds:.1f}"
+        worker = task.removeprefix("/job:").replace("/task:", ":")
+        staleness, dropped = _staleness(clock.staleness), str(clock.dropped)
+        table.add_row(group, mode, worker, finished, staleness, dropped, clock.gone)
+    return table
+
+
+def _clocks(
+    answers: Iterable[Answer],
+) -> Iterator[tuple[tuple[str, str, str], WorkerClock]]:
+    statuses = (answer.status for answer in answers if answer.status)
+    for group in chain.from_iterable(s.parameter_server.groups for s in statuses):
+        for clock in group.workers:
+            mode = _MODES.get(group.consistency.mode, "")
+            yield (group.group, mode, clock.task), clock
+
+
+def _staleness(buckets: Sequence[int]) -> str:
+    """The median and the most, each as the bucket that it is in."""
+    running, half = 0, sum(buckets) / 2
+    for bucket, count in enumerate(buckets):
+        running += count
+        if running >= half > 0:
+            return f"{_steps(bucket)}, at most {_steps(len(buckets) - 1)}"
+    return ""
+
+
+def _steps(bucket: int) -> str:
+    if bucket < 2:
+        return str(bucket)
+    return f"{1 << (bucket - 1)}-{(1 << bucket) - 1}"
+
+
+def _methods(answers: Sequence[Answer], earlier: Sequence[Answer]) -> Table:
+    unit, seconds = ("/s", _between(answers, earlier)) if earlier else ("", 1.0)
+    counts = (f"calls{unit}", "failed", "mean", "99 % within")
+    table = _table("Calls", "method", *counts, f"received{unit}", f"sent{unit}")
+    for name, method in sorted(calls_of(answers, earlier).items()):
+        if any(method.ended.values()):
+            table.add_row(name, *_calls(method, seconds, 1 if earlier else 0))
+    return table
+
+
+def _calls(method: MethodStatus, seconds: float, digits: int) -> tuple[str, ...]:
+    ended = sum(method.ended.values())
+    bytes_in, bytes_out = method.received_bytes.sum, method.sent_bytes.sum
+    return (
+        f"{ended / seconds:.{digits}f}",
+        str(ended - method.ended.get("OK", 0)),
+        span(mean(method.seconds) or 0.0),
+        span(quantile(method.seconds, 0.99) or 0.0),
+        amount(bytes_in / seconds) if bytes_in else "",
+        amount(bytes_out / seconds) if bytes_out else "",
+    )
+
+
+def _between(answers: Sequence[Answer], earlier: Sequence[Answer]) -> float:
+    """Seconds between two looks."""
+    return answers[0].time - earlier[0].time if earlier else 1.0
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column)
+    return table

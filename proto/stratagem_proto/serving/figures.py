@@ -1,0 +1,106 @@
+"""What a server counts of itself while it works.
+
+Counting is a few additions to objects that exist already; what is told of them is made
+when somebody asks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+
+from stratagem_proto.v1 import status_pb2 as pb
+
+SECONDS = tuple(
+    number * 10.0**power for power in range(-4, 2) for number in (1, 2.5, 5)
+)
+"""Bounds of 100 µs to 50 s."""
+
+BYTES = tuple(float(1 << power) for power in range(10, 33, 2))
+"""Bounds of 1 KiB to 4 GiB."""
+
+
+class Distribution:
+    """How often something was how large.
+
+    Args:
+        bounds: Upper bounds of the buckets, rising; above the last is one more bucket.
+    """
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def message(self) -> pb.Distribution | None:
+        """It as others are told of it; None if nothing was observed."""
+        if not any(self._counts):
+            return None
+        return pb.Distribution(bounds=self._bounds, counts=self._counts, sum=self._sum)
+
+
+class Calls:
+    """The calls of one RPC; counted on the event loop alone.
+
+    Attributes:
+        received: Bytes of tensors that came with calls that brought any.
+        sent: Bytes of tensors that went out in answer.
+    """
+
+    __slots__ = ("_ended", "_in_progress", "_seconds", "received", "sent")
+
+    def __init__(self) -> None:
+        self._in_progress = 0
+        self._ended: Counter[str] = Counter()
+        self._seconds = Distribution(SECONDS)
+        self.received, self.sent = Distribution(BYTES), Distribution(BYTES)
+
+    def begin(self) -> float:
+        """Counts a call in; returns what `end` is to be told."""
+        self._in_progress += 1
+        return perf_counter()
+
+    def end(self, began: float, code: str) -> None:
+        """Counts it out, with the name of its status."""
+        self._in_progress -= 1
+        self._ended[code] += 1
+        self._seconds.observe(perf_counter() - began)
+
+    def status(self, method: str) -> pb.MethodStatus:
+        """How others are told of it, under its name."""
+        return pb.MethodStatus(
+            method=method,
+            in_progress=self._in_progress,
+            ended=self._ended,
+            seconds=self._seconds.message(),
+            received_bytes=self.received.message(),
+            sent_bytes=self.sent.message(),
+        )
+
+
+class Figures:
+    """The calls of a server by RPC."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, Calls] = {}
+
+    def calls(self, message: str) -> Calls:
+        """Those of an RPC, by the name of the message that its requests begin with."""
+        found = self._calls.get(message)
+        if found is None:
+            found = self._calls[message] = Calls()
+        return found
+
+    def methods(self) -> Iterator[pb.MethodStatus]:
+        """All RPCs that were called, by name."""
+        for message, calls in sorted(self._calls.items()):
+            method = message.removesuffix("Request").removesuffix("Header")
+            yield calls.status(method)

@@ -1,0 +1,76 @@
+"""Telling what a server is doing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable
+
+import grpc
+
+from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.serving.border import Border, Context
+from stratagem_proto.serving.figures import Figures
+from stratagem_proto.serving.handshake import check_handshake
+from stratagem_proto.serving.settings import ServingSettings
+from stratagem_proto.v1 import status_pb2 as pb
+from stratagem_proto.v1.session_pb2 import Task
+
+SERVICE = pb.DESCRIPTOR.services_by_name["StatusService"].full_name
+
+Fill = Callable[[pb.GetStatusResponse, bool], Awaitable[None]]
+"""Adds what only servers of one kind know; is told whether to list variables."""
+
+
+class StatusService:
+    """What one server is doing; on its event loop."""
+
+    def __init__(
+        self,
+        settings: ServingSettings,
+        incarnation: bytes,
+        figures: Figures,
+        fill: Fill,
+    ) -> None:
+        """Begins with a server.
+
+        Args:
+            settings: The server's.
+            incarnation: Which run of the server it is.
+            figures: What it counts.
+            fill: Adds the rest.
+        """
+        self._settings = settings
+        self._incarnation = incarnation
+        self._figures = figures
+        self._fill = fill
+        self._border = Border(settings.label, figures)
+        self._began = time.monotonic()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The service as gRPC sees it."""
+        method: grpc.RpcMethodHandler[bytes, bytes]
+        method = grpc.unary_unary_rpc_method_handler(self._handle)
+        return grpc.method_handlers_generic_handler(SERVICE, {"GetStatus": method})
+
+    async def _handle(self, data: bytes, context: Context) -> bytes:
+        async with self._border.crossing(context, pb.GetStatusRequest.__name__):
+            request = pb.GetStatusRequest.FromString(data)
+            check_handshake(request.asking, self._settings)
+            status = await self.status(request.with_variables)
+            return status.SerializeToString()
+        raise AssertionError("the border ends a call that fails")
+
+    async def status(self, with_variables: bool = False) -> pb.GetStatusResponse:
+        """What the server is doing."""
+        settings = self._settings
+        status = pb.GetStatusResponse(
+            task=Task(job=settings.job, index=settings.task),
+            incarnation=self._incarnation,
+            protocol_version=PROTOCOL_VERSION,
+            pid=os.getpid(),
+            uptime_seconds=time.monotonic() - self._began,
+            methods=self._figures.methods(),
+        )
+        await self._fill(status, with_variables)
+        return status

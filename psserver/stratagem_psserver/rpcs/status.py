@@ -1,0 +1,83 @@
+"""Telling what a parameter server is doing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from stratagem_proto.v1 import status_pb2 as pb
+from stratagem_proto.v1.variable_pb2 import VariableKind
+from stratagem_psserver.saving import Saves
+from stratagem_psserver.state import ServerState
+from stratagem_psserver.store import Variable
+
+# Looking at so many variables takes a millisecond, for which others can wait.
+_AT_ONCE = 500
+
+
+class ParameterServerFacts:
+    """What is told of a parameter server besides what is told of any server."""
+
+    def __init__(self, state: ServerState, saves: Saves) -> None:
+        self._state, self._saves = state, saves
+
+    async def fill(self, status: pb.GetStatusResponse, with_variables: bool) -> None:
+        state, mine = self._state, status.parameter_server
+        for session, silence in state.ledger.silences(time.monotonic()):
+            status.sessions.add(
+                session_id=session.id,
+                role=session.role,
+                task=session.task,
+                silent_seconds=silence,
+            )
+        mine.staged.used, mine.staged.limit = state.budget.used, state.budget.limit
+        if (limit := state.store.room.limit) is not None:
+            mine.room.used, mine.room.limit = state.store.room.used, limit
+        mine.groups.extend(state.clocks.report())
+        mine.waits.extend(state.waits.report())
+        mine.checkpoint.CopyFrom(self._saves.report())
+        if state.resumed:
+            mine.checkpoint.restored_from = state.settings.restore
+        mine.recorded_closures = state.closures.count
+        mine.recorded_closure_bytes = state.closures.nbytes
+        await self._look_at_variables(mine, with_variables)
+
+    async def _look_at_variables(
+        self, mine: pb.ParameterServerStatus, listed: bool
+    ) -> None:
+        totals = dict[VariableKind.ValueType, pb.VariableTotal]()
+        variables = list(self._state.store.variables())
+        for begin in range(0, len(variables), _AT_ONCE):
+            some = variables[begin : begin + _AT_ONCE]
+            _add_up(totals, some)
+            if listed:
+                mine.variables.extend(
+                    pb.VariableStatus(variable=one.info(), bytes=_nbytes(one))
+                    for one in some
+                )
+            await asyncio.sleep(0)
+        mine.totals.extend(totals[kind] for kind in sorted(totals))
+
+
+def _add_up(
+    totals: dict[VariableKind.ValueType, pb.VariableTotal],
+    variables: Sequence[Variable],
+) -> None:
+    for variable in variables:
+        kind, arena = variable.spec.kind, variable.arena
+        total = totals.get(kind)
+        if total is None:
+            total = totals[kind] = pb.VariableTotal(kind=kind)
+        total.count += 1
+        total.bytes += _nbytes(variable)
+        if arena is not None and arena is arena.table.value:
+            total.tables += 1
+            total.table_rows += len(arena.table)
+
+
+def _nbytes(variable: Variable) -> int:
+    arena = variable.arena
+    if arena is not None and arena is arena.table.value:
+        return arena.table.nbytes
+    return variable.value.nbytes
