@@ -4,8 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
-# The environment whose answers ours are compared with.
-TENSORFLOW_PYTHON ?= .venv-tensorflow/bin/python
+# The environments of those whom we are compared with.
+export TENSORFLOW_PYTHON ?= .venv-tensorflow/bin/python
+export RAY_PYTHON ?= .venv-ray/bin/python
+export MXNET_PYTHON ?= .venv-mxnet/bin/python
+ALL_PEERS := $(foreach peer,tensorflow torch_rpc ray mxnet,--peers $(peer))
 
 DOCKER ?= docker
 BASE_IMAGE ?= python:3.11-slim-bookworm
@@ -17,7 +20,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-cluster compose-test check answers coverage-table bench \
-	wheels images format protos clean
+	bench-quick peers wheels images format protos clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s  %s\n", $$1, $$2 }' Makefile
@@ -52,10 +55,13 @@ answers: $(TENSORFLOW_PYTHON) ## Record what TensorFlow answers to the scenarios
 coverage-table: $(INSTALLED) ## Write which tests show what of the API.
 	$(BIN)/python -m tests.spec.coverage
 
-bench: $(INSTALLED) $(TENSORFLOW_PYTHON) ## Measure beside physical limits and peers.
-	$(BIN)/python -m benchmarks transfer
-	$(BIN)/python -m benchmarks scheduling --peers tensorflow \
-		--tensorflow-python $(TENSORFLOW_PYTHON)
+bench: $(INSTALLED) peers ## Measure beside physical limits and peers.
+	$(BIN)/python -m benchmarks $(ALL_PEERS)
+
+bench-quick: $(INSTALLED) peers ## See that ratios reached before are reached still.
+	$(BIN)/python -m benchmarks $(ALL_PEERS) --quick
+
+peers: $(TENSORFLOW_PYTHON) $(RAY_PYTHON) $(MXNET_PYTHON)
 
 format: $(INSTALLED) ## Format the code and fix what the linter can.
 	$(BIN)/ruff check --fix
@@ -94,7 +100,12 @@ $(BIN)/pip:
 	@test -n "$(PYTHON)" || { echo "Install Python 3.10 or newer first." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-.venv-tensorflow/bin/python:
+.venv-tensorflow/bin/python: REQUIREMENTS = tensorflow-cpu==2.21.0
+.venv-ray/bin/python: REQUIREMENTS = ray==2.60.0 torch==2.13.0 numpy
+# The last version there was; it needs a numpy of its time, and that an old Python.
+.venv-mxnet/bin/python: REQUIREMENTS = mxnet==1.9.1 numpy==1.23.5
+
+.venv-%/bin/python:
 	@test -n "$(PYTHON)" || { echo "Install Python 3.10 or newer first." >&2; exit 1; }
-	$(PYTHON) -m venv .venv-tensorflow
-	.venv-tensorflow/bin/pip install tensorflow-cpu==2.21.0 || { rm -rf .venv-tensorflow; exit 1; }
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip install $(REQUIREMENTS) || { rm -rf .venv-$*; exit 1; }

@@ -1,9 +1,8 @@
-"""`python -m benchmarks NAME`: measures, prints a table, keeps the figures."""
+"""`python -m benchmarks NAME...`: measures, prints tables, keeps the figures."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -11,73 +10,75 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markdown import Markdown
 
+from benchmarks.goals import GOALS, Goal
+from benchmarks.harness.contest import Cell, Contest, hold
+from benchmarks.harness.environments import Foreign, missing
 from benchmarks.harness.report import Report
-from benchmarks.measurements import scheduling, steps, transfer
+from benchmarks.measurements import MEASUREMENTS
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
-console = Console()
-
-Rounds = Annotated[int, typer.Option(min=3, help="Alternated runs of each.")]
-Out = Annotated[Path, typer.Option(help="Folder for the figures.")]
 _OUT = Path("runs/benchmarks")
+_QUICK_ROUNDS = 5
+
+console = Console(stderr=True)
+
+Name = Enum("Name", {name: name for name in MEASUREMENTS}, type=str)  # type: ignore[misc]
 
 
-class CoordinatorPeer(str, Enum):
-    """Coordinators to be measured beside ours."""
-
-    TENSORFLOW = "tensorflow"
-
-
-@app.callback()
-def benchmarks() -> None:
-    """Measurements beside physical limits and peers, as ratios of one run."""
-
-
-@app.command("transfer")
-def run_transfer(rounds: Rounds = 9, out: Out = _OUT) -> None:
-    """Push + SGD and pull at 0.1 to 100 MB beside a raw TCP socket and a memcpy."""
-    with _reporting() as report:
-        rows = transfer.measure(transfer.SIZES, rounds, report)
-    _keep(Report("transfer", rounds, rows, transfer.table(rows)), out)
-
-
-@app.command("steps")
-def run_steps(rounds: Rounds = 15, out: Out = _OUT) -> None:
-    """Training steps with overlap and with clip_norm, beside steps without."""
-    with _reporting() as report:
-        rows = steps.measure(steps.COMPARISONS, rounds, report)
-    _keep(Report("steps", rounds, rows, steps.table(rows)), out)
-
-
-@app.command("scheduling")
-def run_scheduling(
+def main(
+    names: Annotated[
+        list[Name] | None, typer.Argument(help="What to measure; by default all.")
+    ] = None,
     peers: Annotated[
-        list[CoordinatorPeer] | None,
-        typer.Option(help="Whose coordinators to measure beside ours."),
+        list[Foreign] | None,
+        typer.Option(help="Whom to measure beside ourselves and the limits."),
     ] = None,
-    workers: Annotated[
-        list[int] | None, typer.Option(min=1, help="Numbers of worker servers.")
-    ] = None,
-    rounds: Rounds = 7,
-    tensorflow_python: Annotated[
-        Path,
-        typer.Option(
-            envvar="TENSORFLOW_PYTHON", help="Interpreter that has TensorFlow."
-        ),
-    ] = Path(".venv-tensorflow/bin/python"),
-    out: Out = _OUT,
+    rounds: Annotated[int, typer.Option(min=2, help="Alternated runs.")] = 7,
+    out: Annotated[Path, typer.Option(help="Folder for the figures.")] = _OUT,
+    quick: Annotated[
+        bool, typer.Option(help="Only what has a floor; fails below it.")
+    ] = False,
 ) -> None:
-    """Closures per second, and the round trip of one, on 1, 2 and 4 worker servers."""
-    extent = scheduling.Extent(workers or (1, 2, 4), rounds)
-    pythons = {scheduling.OURS: Path(sys.executable)}
-    if CoordinatorPeer.TENSORFLOW in (peers or ()):
-        # Not resolved: a link's own place tells which environment it is of.
-        pythons["tensorflow"] = tensorflow_python.absolute()
+    """Measures beside physical limits and peers, as ratios of one run."""
+    chosen = _there(peers or ())
+    fallen: list[Goal] = []
+    for name in names or Name:
+        contests = [each.among(chosen) for each in MEASUREMENTS[name.value]()]
+        if quick:
+            contests = [each.about(_kept(name.value)) for each in contests]
+        report = _measured(name.value, contests, _QUICK_ROUNDS if quick else rounds)
+        if report.figures:
+            report.write(out)
+            print(report.markdown())
+        fallen += report.fallen
+    for goal in fallen:
+        console.print(f"below its floor: {goal.name}")
+    raise typer.Exit(bool(quick and fallen))
+
+
+def _there(peers: Collection[Foreign]) -> Collection[Foreign]:
+    for peer in peers:
+        if why := missing(peer):
+            console.print(f"without {peer.value}: {why}")
+    return [peer for peer in peers if not missing(peer)]
+
+
+def _kept(name: str) -> Collection[Cell]:
+    """The figures that goals with floors need."""
+    return {
+        cell
+        for goal in GOALS
+        if goal.measurement == name and goal.floor is not None
+        for cell in goal.cells
+    }
+
+
+def _measured(name: str, contests: Sequence[Contest], rounds: int) -> Report:
     with _reporting() as report:
-        rows = scheduling.measure(extent, pythons, report)
-    _keep(Report("scheduling", rounds, rows, scheduling.table(rows)), out)
+        figures = [
+            figure for contest in contests for figure in hold(contest, rounds, report)
+        ]
+    return Report.of(name, rounds, figures)
 
 
 @contextmanager
@@ -87,9 +88,5 @@ def _reporting() -> Iterator[Callable[[str], None]]:
         yield lambda what: status.update(f"measuring {what}")
 
 
-def _keep(report: Report, folder: Path) -> None:
-    console.print(Markdown(report.write(folder)))
-
-
 if __name__ == "__main__":
-    app()
+    typer.run(main)

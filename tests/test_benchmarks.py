@@ -6,59 +6,110 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from benchmarks.floors import FLOORS
+from benchmarks.goals import GOALS, Goal
+from benchmarks.harness.contest import Cell, Contest, Figure, hold
+from benchmarks.harness.environments import Foreign, missing, python_of
 from benchmarks.harness.processor_time import processor_seconds
 from benchmarks.harness.report import Report
-from benchmarks.harness.turns import Sample, alternate, timed
-from benchmarks.measurements import scheduling, steps, transfer
+from benchmarks.harness.table import Table
+from benchmarks.harness.turns import Sample, alternate
+from benchmarks.measurements import MEASUREMENTS, scheduling, steps, transfer
+from benchmarks.peers.process import Program, peer
+from tests.deploy.processes import eventually
+
+ALL = tuple(Foreign)
+SMALL = steps.Model(layers=1, width=4, batch=2)
 
 
-def test_both_directions_are_measured_beside_the_limits() -> None:
-    reported: list[str] = []
-    rows = transfer.measure([4_000, 2_000_000], rounds=3, report=reported.append)
-    assert reported == ["0.004 MB", "2 MB"]
-    measured = [(row.direction, row.nbytes) for row in rows]
-    assert measured == [
-        ("push + SGD", 4_000),
-        ("pull", 4_000),
-        ("push + SGD", 2_000_000),
-        ("pull", 2_000_000),
-    ]
-    for row in rows:
-        assert row.of_memcpy > 0
-        assert row.of_socket > 0
+def measured(contest: Contest) -> Sequence[Figure]:
+    """What a contest finds, once all has been warmed up."""
+    return [*hold(contest, rounds=2, report=lambda _: None)]
 
 
 @pytest.mark.cluster
-def test_steps_are_measured_beside_steps_without() -> None:
-    small = steps.Model(layers=2, width=4, batch=2)
-    reported: list[str] = []
-    comparisons = [replace(one, model=small) for one in steps.COMPARISONS[:2]]
-    rows = steps.measure(comparisons, rounds=3, report=reported.append)
-    assert [row.what for row in rows] == ["overlap=True", "clip_norm=1, sync"]
-    assert reported[0] == "overlap=True, 2 layers of 4, batch of 2"
-    for row in rows:
-        assert row.milliseconds > 0
-        assert row.ratio > 0
+@pytest.mark.parametrize(
+    "contest",
+    [
+        transfer.transfer([4_000], seconds=0.0),
+        steps.steps([replace(steps.COMPARISONS[1], model=steps.Model(1, 4, 2))], 0.0)[
+            0
+        ],
+        scheduling.scheduling([2], seconds=0.05)[0],
+    ],
+    ids=lambda contest: contest.name,
+)
+def test_we_and_the_limits_answer_all_questions(contest: Contest) -> None:
+    here = contest.among([])
+    figures = measured(here)
+    names = {each.name for each in here.contestants}
+    for question in here.questions:
+        found = {f.cell.contestant for f in figures if f.cell.question == question.name}
+        assert found == names & set(question.of)
+    assert all(figure.median > 0 for figure in figures)
 
 
 @pytest.mark.cluster
-def test_closures_are_measured_on_real_workers(tmp_path: Path) -> None:
-    extent = scheduling.Extent(workers=[2], rounds=3, seconds=0.05)
-    reported: list[str] = []
-    pythons = {scheduling.OURS: Path(sys.executable)}
-    rows = scheduling.measure(extent, pythons, reported.append)
-    assert reported == ["2 workers"]
-    assert [row.closure for row in rows] == ["nothing", "update"]
-    for row in rows:
-        assert row.rate > 0
-        assert 0 < row.trip < 10
-        assert (row.rate_ratio, row.trip_ratio, row.cost_ratio) == (1, 1, 1)
+@pytest.mark.parametrize("foreign", ALL)
+def test_peers_answer_in_environments_of_their_own(foreign: Foreign) -> None:
+    if why := missing(foreign):
+        pytest.skip(why)
+    contest = transfer.transfer([4_000], seconds=0.0)
+    theirs = [each for each in contest.contestants if each.peer is foreign]
+    figures = measured(replace(contest, contestants=theirs))
+    assert {figure.cell.contestant for figure in figures} == {theirs[0].name}
+
+
+def test_questions_have_contestants_and_goals_have_questions() -> None:
+    cells: set[Cell] = set()
+    for contest in (each for contests in MEASUREMENTS.values() for each in contests()):
+        names = {each.name for each in contest.contestants}
+        for question in contest.questions:
+            assert set(question.of) <= names
+            cells |= {Cell(question.name, name) for name in question.of}
+    assert {cell for goal in GOALS for cell in goal.cells} <= cells
+
+
+def test_each_floor_is_that_of_a_goal() -> None:
+    goals = {(goal.measurement, goal.name) for goal in GOALS}
+    floors = {(name, goal) for name, kept in FLOORS.items() for goal in kept}
+    assert floors <= goals
+    assert len(goals) == len(GOALS)
+
+
+def test_a_contest_asks_only_for_the_figures_that_are_needed() -> None:
+    contest = transfer.small_updates()
+    cell = Cell("round trip, median", "Stratagem")
+    (question,) = contest.about([cell]).questions
+    assert (question.name, question.of) == (cell.question, {"Stratagem"})
+
+
+def test_a_restless_program_is_stopped_between_its_turns() -> None:
+    socket = "benchmarks.peers.limits.socket"
+    restless = Program(Path(sys.executable), socket, ["unix"], restless=True)
+    children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
+    before = set(children.read_text().split())
+    with peer(restless) as program:
+        (child,) = set(children.read_text().split()) - before
+        status = Path(f"/proc/{child}/status")
+        eventually(lambda: "T (stopped)" in status.read_text())
+        assert program.measure("push 100", 0.0) > 0
+        eventually(lambda: "T (stopped)" in status.read_text())
+    assert not status.exists()
+
+
+def test_a_program_that_cannot_start_says_why() -> None:
+    absent = Program(Path(sys.executable), "benchmarks.peers.absent")
+    with pytest.raises(RuntimeError, match=r"does not answer.*\n.*No module named"):
+        peer(absent).__enter__()
 
 
 def test_what_a_child_does_is_processor_time_of_its_parent() -> None:
@@ -74,32 +125,65 @@ def test_what_a_child_does_is_processor_time_of_its_parent() -> None:
         child.communicate(b"\n")
 
 
-def test_a_peer_that_cannot_start_says_why() -> None:
-    pythons = {scheduling.OURS: Path("/bin/false")}
-    with pytest.raises(RuntimeError, match="does not answer"):
-        scheduling.measure(scheduling.Extent([1]), pythons, lambda _: None)
+OURS, THEIRS = Cell("pull 1 MB", "Stratagem"), Cell("pull 1 MB", "Ray")
+FIGURES = [Figure(OURS, 0.001, 0.5, "ms"), Figure(THEIRS, 0.003, 0.25, "ms")]
 
 
-def test_a_report_keeps_the_figures_and_their_table(tmp_path: Path) -> None:
-    rows = [transfer.Row("pull", 1_000_000, 1.0, 0.5, 0.25, 0.125)]
-    text = Report("transfer", 3, rows, transfer.table(rows)).write(tmp_path)
-    assert "| pull | 1 | 1.00 | 0.50 | 0.25 | 0.12 |" in text.splitlines()
-    assert (tmp_path / "transfer.md").read_text() == text
+def test_a_report_keeps_figures_ratios_and_tables(tmp_path: Path) -> None:
+    report = Report.of("transfer", 3, FIGURES)
+    report.write(tmp_path)
+    text = (tmp_path / "transfer.md").read_text()
+    assert "| pull 1 MB, ms | 1 (0.50) | 3 (0.25) |" in text.splitlines()
+    assert "| Stratagem, pull 1 MB: of Ray | 3.00 | 2.00 | reached |" in text
     record = json.loads((tmp_path / "transfer.json").read_text())
     assert record["rounds"] == 3
-    assert record["rows"][0]["of_socket"] == 0.25
+    assert record["ratios"] == {"Stratagem, pull 1 MB: of Ray": pytest.approx(3)}
+
+
+def test_a_ratio_is_theirs_over_ours_where_both_are_there() -> None:
+    assert Goal("transfer", OURS, THEIRS, 2.0).ratio(FIGURES) == pytest.approx(3)
+    assert Goal("transfer", OURS, 0.002, 1.0).ratio(FIGURES) == 2
+    assert Goal("transfer", OURS, THEIRS, 2.0).ratio(FIGURES[:1]) is None
+
+
+@pytest.mark.parametrize(("floor", "count"), [(2.9, 0), (3.1, 1)])
+def test_what_falls_below_its_floor_is_found(
+    monkeypatch: pytest.MonkeyPatch, floor: float, count: int
+) -> None:
+    name = "Stratagem, pull 1 MB: of Ray"
+    monkeypatch.setattr("benchmarks.goals.FLOORS", {"transfer": {name: floor}})
+    fallen = Report.of("transfer", 3, FIGURES).fallen
+    assert [goal.name for goal in fallen] == [name] * count
+
+
+def test_a_peer_without_its_environment_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_PYTHON", "/nowhere/python")
+    assert missing(Foreign.RAY) == "there is no /nowhere/python; run `make peers`"
+    assert missing(Foreign.TORCH_RPC) == ""
+    assert python_of(None) == Path(sys.executable)
 
 
 def test_contestants_take_turns_and_the_first_round_does_not_count() -> None:
     turns: list[str] = []
-    samples = alternate(
-        {name: timed(partial(turns.append, name)) for name in "ab"}, rounds=3
-    )
+
+    def turn(name: str) -> float:
+        turns.append(name)
+        return float(len(turns))
+
+    samples = alternate({name: partial(turn, name) for name in "ab"}, rounds=3)
     assert "".join(turns) == "abababab"
-    assert [len(sample.figures) for sample in samples.values()] == [3, 3]
+    assert samples["b"].figures == (4.0, 6.0, 8.0)
 
 
 def test_a_sample_is_summed_up_by_median_and_relative_spread() -> None:
     sample = Sample((1.0, 2.0, 3.0, 4.0, 10.0))
     assert sample.median == 3.0
     assert sample.spread == (7.0 - 1.5) / 3.0
+
+
+def test_a_table_is_markdown() -> None:
+    assert Table(["a", "b"], [["1", "2"]]).markdown() == (
+        "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
+    )

@@ -1,32 +1,17 @@
-"""What a measurement leaves behind: figures as JSON, a table as Markdown."""
+"""What a measurement leaves behind: figures as JSON, tables as Markdown."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
+from benchmarks.goals import GOALS, Goal
+from benchmarks.harness.contest import Figure
 from benchmarks.harness.machine import machine
-
-
-@dataclass(frozen=True)
-class Table:
-    """Figures as people read them.
-
-    Attributes:
-        columns: Their names.
-        rows: The cells, as many in each row as there are columns.
-    """
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def markdown(self) -> str:
-        """Return it as a Markdown table."""
-        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
-        return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+from benchmarks.harness.table import figures_table, goals_table
 
 
 @dataclass(frozen=True)
@@ -35,27 +20,60 @@ class Report:
 
     Attributes:
         name: Of the measurement.
-        rounds: Alternated runs of each contestant.
-        rows: The figures: dataclasses.
-        table: What of it is shown.
+        rounds: Alternated answers of each contestant.
+        figures: What they answered.
+        machine: What they ran on.
     """
 
     name: str
     rounds: int
-    rows: Sequence[Any]
-    table: Table
+    figures: Sequence[Figure]
+    machine: Mapping[str, object]
 
-    def write(self, folder: Path) -> str:
-        """Keep `<name>.json` and `<name>.md` in a folder, and return the latter."""
-        measured_on = machine()
-        about = ", ".join(f"{key} {value}" for key, value in measured_on.items())
-        text = f"{self.table.markdown()}\nMedians of {self.rounds} runs; {about}.\n"
+    @classmethod
+    def of(cls, name: str, rounds: int, figures: Sequence[Figure]) -> Report:
+        """The report of what was measured on this machine, just now."""
+        return cls(name, rounds, figures, machine())
+
+    @cached_property
+    def ratios(self) -> Mapping[Goal, float]:
+        """What became of each goal whose figures are there."""
+        found = {
+            goal: goal.ratio(self.figures)
+            for goal in GOALS
+            if goal.measurement == self.name
+        }
+        return {goal: ratio for goal, ratio in found.items() if ratio is not None}
+
+    @property
+    def fallen(self) -> Sequence[Goal]:
+        """The goals that were reached once and are below their floors now."""
+        return [
+            goal
+            for goal, ratio in self.ratios.items()
+            if goal.floor is not None and ratio < goal.floor
+        ]
+
+    def markdown(self) -> str:
+        """Return the figures and what became of the goals."""
+        about = ", ".join(f"{key} {value}" for key, value in self.machine.items())
+        parts = [
+            f"## {self.name}\n",
+            figures_table(self.figures).markdown(),
+            f"Medians (and spreads) of {self.rounds} alternated runs; {about}.\n",
+        ]
+        if self.ratios:
+            parts.append(goals_table(self.ratios).markdown())
+        return "\n".join(parts)
+
+    def write(self, folder: Path) -> None:
+        """Keep `<name>.json` and `<name>.md` in a folder."""
         record = {
-            "machine": measured_on,
+            "machine": self.machine,
             "rounds": self.rounds,
-            "rows": list(map(asdict, self.rows)),
+            "figures": list(map(asdict, self.figures)),
+            "ratios": {goal.name: ratio for goal, ratio in self.ratios.items()},
         }
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{self.name}.json").write_text(json.dumps(record, indent=2) + "\n")
-        (folder / f"{self.name}.md").write_text(text)
-        return text
+        (folder / f"{self.name}.md").write_text(self.markdown())

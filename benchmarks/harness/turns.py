@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -44,14 +43,3 @@ def alternate(
             if warm:
                 figures[name].append(figure)
     return {name: Sample(tuple(values)) for name, values in figures.items()}
-
-
-def timed(run: Callable[[], object]) -> Callable[[], float]:
-    """Return what runs something and returns for how many seconds it did."""
-
-    def seconds() -> float:
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
-
-    return seconds

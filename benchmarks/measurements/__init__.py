@@ -1,1 +1,15 @@
-"""What is measured: each module is one command of `python -m benchmarks`."""
+"""What is measured: who is asked what, one file for each measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from benchmarks.harness.contest import Contest
+from benchmarks.measurements import scheduling, steps, transfer
+
+MEASUREMENTS: Mapping[str, Callable[[], Sequence[Contest]]] = {
+    "transfer": lambda: [transfer.transfer()],
+    "small-updates": lambda: [transfer.small_updates()],
+    "scheduling": scheduling.scheduling,
+    "steps": steps.steps,
+}

@@ -1,1 +1,1 @@
-"""What is measured side by side: peers with processes of their own, and limits."""
+"""Whom measurements compare: programs in processes of their own, one folder each."""

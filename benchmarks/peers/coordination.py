@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Protocol
 
 from benchmarks.harness.processor_time import processor_seconds
-from benchmarks.peers.process import Measure
+from benchmarks.peers.process import Answer
+from benchmarks.peers.timing import median
 
 _FIRST_COUNT = 50
 
@@ -31,24 +30,26 @@ class Coordinator(Protocol):
         """Waits until all functions have ended."""
 
 
-def measures(
-    coordinator: Coordinator, closures: Mapping[str, Closure]
-) -> dict[str, Measure]:
-    """What can be measured: "rate", "cost" and "round trip" of each closure."""
-    kinds = {"rate": _rate, "cost": _cost, "round trip": _round_trip}
-    return {
-        f"{kind} {name}": partial(measure, coordinator, closure)
-        for kind, measure in kinds.items()
-        for name, closure in closures.items()
-    }
+def answers(coordinator: Coordinator, closures: Mapping[str, Closure]) -> Answer:
+    """Answers for "rate", "cost" and "trip" of each closure, such as "rate nothing".
+
+    All are seconds for one closure.
+    """
+    kinds = {"rate": _rate, "cost": _cost, "trip": _round_trip}
+
+    def answer(question: str, seconds: float) -> float:
+        kind, name = question.split()
+        return kinds[kind](coordinator, closures[name], seconds)
+
+    return answer
 
 
 def _rate(coordinator: Coordinator, closure: Closure, seconds: float) -> float:
-    """Closures per second, from the first `schedule` until `join` has returned."""
+    """Seconds from the first `schedule` until `join` has returned, for one closure."""
     count = _FIRST_COUNT
     while (elapsed := _scheduled(coordinator, closure, count)) < seconds:
         count = math.ceil(count * min(1.1 * seconds / elapsed, 10))
-    return count / elapsed
+    return elapsed / count
 
 
 def _cost(coordinator: Coordinator, closure: Closure, seconds: float) -> float:
@@ -74,10 +75,4 @@ def _scheduled(coordinator: Coordinator, closure: Closure, count: int) -> float:
 
 def _round_trip(coordinator: Coordinator, closure: Closure, seconds: float) -> float:
     """Median of the seconds from `schedule` until `fetch` has returned."""
-    trips: list[float] = []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        coordinator.fetch(coordinator.schedule(closure))
-        trips.append(time.perf_counter() - start)
-    return statistics.median(trips)
+    return median(lambda: coordinator.fetch(coordinator.schedule(closure)), seconds)

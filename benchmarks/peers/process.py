@@ -2,52 +2,119 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
-Measure = Callable[[float], float]
-"""Measures for about so many seconds; returns a figure."""
+Answer = Callable[[str, float], float]
+"""Measures what it is asked for about so many seconds; returns a figure."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 _START_SECONDS = 300.0
 _MOST_SECONDS = 60.0
-_END_SECONDS = 20.0
+_END_SECONDS = 10.0
 _SHOWN_BYTES = 4_000
+
+# Whoever computes does it in one thread, and where all others do.
+_ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is started.
+
+    Attributes:
+        python: The interpreter, of the environment that has what it needs.
+        module: The program, which calls `serve`.
+        arguments: Its arguments, behind the one that `serve` needs.
+        settings: Environment variables that it has besides ours.
+        restless: Whether it uses processors while nobody asks it anything. It is
+            stopped then, with all processes that it has started.
+    """
+
+    python: Path
+    module: str
+    arguments: Sequence[str] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
+    restless: bool = False
 
 
 class Peer:
     """The program, as who asks it sees it."""
 
-    def __init__(self, name: str, connection: Connection, log: IO[bytes]) -> None:
-        self._name = name
+    def __init__(
+        self,
+        program: Program,
+        process: subprocess.Popen[bytes],
+        connection: Connection,
+        log: IO[bytes],
+    ) -> None:
+        self._program = program
+        self._process = process
         self._connection = connection
         self._log = log
 
-    def measure(self, name: str, seconds: float) -> float:
+    def measure(self, question: str, seconds: float) -> float:
         """Lets it measure something for about that long, and returns the figure.
 
         Raises:
             RuntimeError: It ended, or did not answer; with what it wrote last.
         """
-        self._connection.send((name, seconds))
-        return self.answer(seconds + _MOST_SECONDS)
+        with self._awake():
+            self._connection.send((question, seconds))
+            return self._answer(seconds + _MOST_SECONDS)
 
-    def answer(self, seconds: float) -> float:
-        """Waits for its next answer; raises as `measure`."""
+    def started(self) -> None:
+        """Waits until it can be asked; raises as `measure`."""
+        self._answer(_START_SECONDS)
+        if self._program.restless:
+            os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def end(self) -> None:
+        """Ends it, and the processes that it has started."""
+        with self._awake(), suppress(subprocess.TimeoutExpired):
+            # It ends by itself once nobody can ask it.
+            self._connection.close()
+            self._process.wait(_END_SECONDS)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        if not self._program.restless:
+            yield
+            return
+        os.killpg(self._process.pid, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def _answer(self, seconds: float) -> float:
         try:
             if self._connection.poll(seconds):
                 figure: float = self._connection.recv()
                 return figure
         except EOFError:
             pass
-        raise RuntimeError(f"{self._name} does not answer; it wrote\n{self._written()}")
+        name = self._program.module
+        raise RuntimeError(f"{name} does not answer; it wrote\n{self._written()}")
 
     def _written(self) -> str:
         self._log.seek(0)
@@ -55,47 +122,47 @@ class Peer:
 
 
 @contextmanager
-def peer(python: Path, module: str, *arguments: str) -> Iterator[Peer]:
-    """A program that calls `serve`, started and ready.
-
-    Args:
-        python: The interpreter, of the environment that has what it needs.
-        module: The program.
-        arguments: Its arguments, behind the one that `serve` needs.
+def peer(program: Program) -> Iterator[Peer]:
+    """The program, started and ready.
 
     Raises:
         RuntimeError: It did not start.
     """
     mine, theirs = Pipe()
     with mine, TemporaryFile() as log:
-        process = subprocess.Popen(
-            [python, "-m", module, str(theirs.fileno()), *arguments],
-            cwd=_ROOT,
-            pass_fds=[theirs.fileno()],
-            stdout=log,
-            stderr=log,
-        )
-        theirs.close()
+        with theirs:
+            process = _process(program, theirs, log)
+        started = Peer(program, process, mine, log)
         try:
-            started = Peer(module, mine, log)
-            started.answer(_START_SECONDS)
+            started.started()
             yield started
         finally:
-            # It ends by itself once nobody can ask it.
-            mine.close()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_END_SECONDS)
-            process.kill()
-            process.wait()
+            started.end()
 
 
-def serve(measures: Mapping[str, Measure]) -> None:
+def _process(
+    program: Program, connection: Connection, log: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    descriptor = connection.fileno()
+    return subprocess.Popen(
+        [program.python, "-m", program.module, str(descriptor), *program.arguments],
+        cwd=_ROOT,
+        env={**os.environ, **_ONE_THREAD, **program.settings},
+        pass_fds=[descriptor],
+        stdout=log,
+        stderr=log,
+        # A group of its own, so that it can be stopped as a whole.
+        start_new_session=True,
+    )
+
+
+def serve(answer: Answer) -> None:
     """Answers, in the process of a peer, until who asks has gone."""
     with Connection(int(sys.argv[1])) as connection:
         connection.send(0.0)
         try:
             while True:
-                name, seconds = connection.recv()
-                connection.send(measures[name](seconds))
+                question, seconds = connection.recv()
+                connection.send(answer(question, seconds))
         except EOFError:
             return

@@ -1,4 +1,7 @@
-"""Our coordinator with worker servers: `... stratagem_coordinator FD WORKERS`."""
+"""Our coordinator with worker servers.
+
+`... benchmarks.peers.stratagem.coordinator FD WORKERS`
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import sys
 
 import torch
 
-from benchmarks.peers.coordination import measures
+from benchmarks.peers.coordination import answers
 from benchmarks.peers.process import serve
 from stratagem import ParameterServerStrategy, Variable
 from stratagem.coordinator import ClusterCoordinator
@@ -28,7 +31,7 @@ def main(workers: int) -> None:
             variable.assign_add(torch.ones(10))
 
         closures = {"nothing": nothing, "update": update}
-        serve(measures(ClusterCoordinator(strategy), closures))
+        serve(answers(ClusterCoordinator(strategy), closures))
 
 
 if __name__ == "__main__":

@@ -1,38 +1,23 @@
-"""TensorFlow's coordinator: `... tensorflow_coordinator FD WORKERS`."""
+"""Servers of TensorFlow, each a process of its own."""
 
 from __future__ import annotations
 
 import multiprocessing
 import socket
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import tensorflow as tf
 
-from benchmarks.peers.coordination import measures
-from benchmarks.peers.process import serve
 
-
-def main(workers: int) -> None:
-    """Starts a cluster and measures what it is asked for."""
+@contextmanager
+def strategy(workers: int = 1) -> Iterator[tf.distribute.ParameterServerStrategy]:
+    """A strategy with one parameter server and some workers."""
     with _cluster({"worker": workers, "ps": 1}) as cluster:
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(cluster), rpc_layer="grpc"
         )
-        strategy = tf.distribute.ParameterServerStrategy(resolver)
-        with strategy.scope():
-            variable = tf.Variable(tf.zeros([10]))
-
-        def nothing() -> None:
-            pass
-
-        def update() -> None:
-            variable.assign_add(tf.ones([10]))
-
-        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        closures = {"nothing": tf.function(nothing), "update": tf.function(update)}
-        serve(measures(coordinator, closures))
+        yield tf.distribute.ParameterServerStrategy(resolver)
 
 
 @contextmanager
@@ -63,7 +48,3 @@ def _serve(cluster: Mapping[str, Sequence[str]], job: str, task: int) -> None:
     tf.distribute.Server(
         tf.train.ClusterSpec(cluster), job_name=job, task_index=task, protocol="grpc"
     ).join()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[2]))

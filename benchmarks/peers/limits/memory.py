@@ -1,0 +1,30 @@
+"""A copy between two warm buffers: `... benchmarks.peers.limits.memory FD`."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.peers.process import serve
+from benchmarks.peers.transfer import Transfers
+
+
+class Copy:
+    """Either direction is a copy; as `Transfer`."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._source, self._destination = torch.zeros(2, nbytes, dtype=torch.uint8)
+        self.push()
+
+    def push(self) -> None:
+        """Copies the bytes."""
+        self._destination.copy_(self._source)
+
+    pull = push
+
+    def close(self) -> None:
+        """Leaves the buffers to the next one."""
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    serve(Transfers(Copy))

@@ -1,0 +1,1 @@
+"""An actor of Ray that keeps a variable."""

@@ -1,0 +1,1 @@
+"""Stratagem, below its strategies or through them."""

@@ -1,0 +1,36 @@
+"""A parameter server of a contestant, as a process, and requests below strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from stratagem._servers.group import ServerGroup
+from stratagem._servers.session import Identity
+from stratagem_deploy import LocalCluster
+from stratagem_proto.optimizers import rule_named
+from stratagem_proto.update_programs import encode_group
+from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
+from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+
+
+@contextmanager
+def connected() -> Iterator[ServerGroup]:
+    """One server and its only client, this process."""
+    torch.set_num_threads(1)
+    with LocalCluster(ps=1, workers=1, processes=True) as cluster:
+        resolver = cluster.cluster_resolver
+        address = resolver.cluster_spec().task_address("ps", 0)
+        identity = Identity(ROLE_CHIEF, "chief", 0, resolver.cluster_token or "")
+        servers = ServerGroup([address], identity)
+        yield servers
+        servers.close()
+
+
+def program(optimizer: torch.optim.Optimizer) -> OptimizerProgram:
+    """What has a server step such an optimizer, with its first param group."""
+    name = type(optimizer).__name__
+    group = encode_group(rule_named(name), optimizer.param_groups[0])
+    return OptimizerProgram(name=name, class_name=name, groups=[group])

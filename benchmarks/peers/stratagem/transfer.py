@@ -1,0 +1,55 @@
+"""One variable on a server: `... benchmarks.peers.stratagem.transfer FD`.
+
+A push is an `Update` that steps SGD; a pull is a `Read` into memory that the client
+has. They are the two requests of which a training step consists.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from benchmarks.peers.process import serve
+from benchmarks.peers.stratagem.server import connected, program
+from benchmarks.peers.transfer import Transfers
+from stratagem._servers import reads, updates, writes
+from stratagem._servers.group import ServerGroup
+from stratagem_proto.tensors import spec_of
+from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
+
+
+class Variable:
+    """One variable on a server, and its gradient here; as `Transfer`."""
+
+    def __init__(self, servers: ServerGroup, nbytes: int) -> None:
+        self._servers = servers
+        self._name = f"bytes.{nbytes}"
+        self._value = torch.zeros(nbytes // 4)
+        self._gradient = torch.ones(nbytes // 4)
+        self._sgd = program(torch.optim.SGD([torch.zeros(1)], 0.1))
+        spec = VariableSpec(
+            name=self._name,
+            tensor=spec_of(self._value),
+            trainable=True,
+            kind=VARIABLE_KIND_MODEL,
+        )
+        servers.call(0, writes.create([spec], [self._value]))
+
+    def push(self) -> None:
+        """Sends the gradient; the server steps SGD."""
+        gradient = updates.Gradient(self._name, self._gradient, group=0)
+        self._servers.call(0, updates.step(self._sgd, [gradient]))
+
+    def pull(self) -> None:
+        """Reads the value in place."""
+        self._servers.call(0, reads.read([reads.Reading(self._name, self._value)]))
+
+    def close(self) -> None:
+        """Frees the server's memory."""
+        self._servers.call(0, writes.delete([self._name]))
+
+
+if __name__ == "__main__":
+    with connected() as servers:
+        serve(Transfers(partial(Variable, servers)))

@@ -1,0 +1,1 @@
+"""TensorFlow with parameter servers."""

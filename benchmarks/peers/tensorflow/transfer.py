@@ -1,0 +1,72 @@
+"""A variable of TensorFlow's parameter server strategy.
+
+`... benchmarks.peers.tensorflow.transfer FD`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks.peers.process import serve
+from benchmarks.peers.tensorflow import cluster
+from benchmarks.peers.transfer import Transfers
+
+_RATE = 0.1
+
+
+class Variable:
+    """A variable on the parameter server, and its gradient here; as `Transfer`."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, nbytes: int) -> None:
+        with strategy.scope():
+            variable = tf.Variable(tf.zeros([nbytes // 4]))
+        self._push = _pushing(variable, tf.ones([nbytes // 4]))
+        self._pull = _pulling(variable)
+
+    def push(self) -> None:
+        """Runs what steps SGD on the server, and fetches a mark of its end."""
+        self._push().numpy()
+
+    def pull(self) -> None:
+        """Gets the value."""
+        self._pull().numpy()
+
+    def close(self) -> None:
+        """Lets go of the variable, which the server then frees."""
+        del self._push, self._pull
+
+
+def _pushing(variable: Any, gradient: Any) -> Callable[[], Any]:
+    def push() -> Any:
+        with tf.device(variable.device):
+            step = tf.raw_ops.ResourceApplyGradientDescent(
+                var=variable.handle, alpha=_RATE, delta=gradient
+            )
+        with tf.device(gradient.device), tf.control_dependencies([step]):
+            return tf.constant(0)
+
+    return _compiled(push)
+
+
+def _pulling(variable: Any) -> Callable[[], Any]:
+    here = tf.constant(0).device
+
+    def pull() -> Any:
+        with tf.device(here):
+            return variable.read_value()
+
+    return _compiled(pull)
+
+
+def _compiled(function: Callable[[], Any]) -> Callable[[], Any]:
+    compiled: Callable[[], Any] = tf.function(function)
+    return compiled
+
+
+if __name__ == "__main__":
+    with cluster.strategy() as strategy:
+        serve(Transfers(partial(Variable, strategy)))

@@ -1,0 +1,1 @@
+"""Calls of torch.distributed.rpc to a server."""
