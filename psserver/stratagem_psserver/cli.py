@@ -10,8 +10,9 @@ import typer
 from stratagem_proto.serving import command_line as options
 from stratagem_proto.token_file import read_token
 from stratagem_proto.transport import AUTO
+from stratagem_psserver.memory import half_of_memory
 from stratagem_psserver.server import ParameterServer
-from stratagem_psserver.settings import ServerSettings, half_of_memory
+from stratagem_psserver.settings import ServerSettings
 
 app = typer.Typer(add_completion=False)
 

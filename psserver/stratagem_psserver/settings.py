@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
 from stratagem_proto.serving.settings import ServingSettings
-
-
-def half_of_memory() -> int:
-    """Half of the machine's memory in bytes."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+from stratagem_psserver.memory import half_of_memory
 
 
 @dataclass(frozen=True)
