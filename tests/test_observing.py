@@ -18,10 +18,11 @@ from tests.conftest import TOKEN
 
 PAGE = (Path(__file__).parent.parent / "docs" / "observing.md").read_text()
 # What is behind a pipe is another program's.
-COMMANDS = [
+SHOWN = [
     shlex.split(line)
     for line in re.findall(r"^\$ stratagem ([^|\n]+)", PAGE, re.MULTILINE)
 ]
+COMMANDS = [command for command in SHOWN if command[0] not in ("ps", "worker")]
 
 
 @pytest.fixture(scope="module")

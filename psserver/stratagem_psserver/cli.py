@@ -43,6 +43,7 @@ Restore = Annotated[
 def serve(  # noqa: PLR0913  # one parameter for each option
     bind: options.Bind = "127.0.0.1:0",
     health_bind: options.HealthBind = "127.0.0.1:0",
+    metrics_bind: options.MetricsBind = "",
     job: options.Job = "ps",
     task: options.TaskIndex = 0,
     token_file: options.TokenFile = None,
@@ -60,6 +61,7 @@ def serve(  # noqa: PLR0913  # one parameter for each option
         settings = ServerSettings(
             bind=bind,
             health_bind=health_bind,
+            metrics_bind=metrics_bind,
             job=job,
             task=task,
             token=read_token(token_file),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 from typer.testing import CliRunner
@@ -46,10 +47,14 @@ def test_a_server_is_started_found_healthy_and_drained(
     ready, token = tmp_path / "ready", tmp_path / "token"
     token.write_text("secret")
     files = ("--ready-file", str(ready), "--token-file", str(token))
-    command = ("-m", "stratagem_deploy.cli", kind, *files)
+    metrics = ("--metrics-bind", "127.0.0.1:0")
+    command = ("-m", "stratagem_deploy.cli", kind, *files, *metrics)
     with python(*command, output=subprocess.DEVNULL) as server:
         eventually(ready.exists)
-        health_address = json.loads(ready.read_text())["health_address"]
-        assert CliRunner().invoke(app, ["health", health_address]).exit_code == 0
+        facts = json.loads(ready.read_text())
+        health = CliRunner().invoke(app, ["health", facts["health_address"]])
+        assert health.exit_code == 0
+        with urlopen(f"http://{facts['metrics_address']}/metrics") as response:
+            assert f'server="{kind}:0"' in response.read().decode()
         server.terminate()
         assert server.wait() == 0

@@ -45,9 +45,14 @@ def bound(server: grpc.Server | grpc.aio.Server, address: str) -> str:
     try:
         port = server.add_insecure_port(address)
     except RuntimeError as error:
-        raise UnavailableError(
-            f"cannot listen on {address}: the port is taken, or the host is not this "
-            "machine's; stop what listens there or choose another port (0 takes a free "
-            "one)"
-        ) from error
+        raise cannot_listen(address) from error
     return f"{address.rpartition(':')[0]}:{port}"
+
+
+def cannot_listen(address: str) -> UnavailableError:
+    """The error of who could not bind "host:port"."""
+    return UnavailableError(
+        f"cannot listen on {address}: the port is taken, or the host is not this "
+        "machine's; stop what listens there or choose another port (0 takes a free "
+        "one)"
+    )

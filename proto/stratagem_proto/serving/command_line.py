@@ -26,6 +26,14 @@ Bind = Annotated[
 HealthBind = Annotated[
     str, typer.Option(help="host:port of health checks and reflection.")
 ]
+MetricsBind = Annotated[
+    str,
+    typer.Option(
+        help="host:port where Prometheus is answered, for instance 0.0.0.0:2224; "
+        "nowhere if not given.",
+        show_default=False,
+    ),
+]
 Job = Annotated[str, typer.Option(help="Job name of this task.")]
 TaskIndex = Annotated[int, typer.Option(min=0, help="Index within the job.")]
 TokenFile = Annotated[
@@ -129,6 +137,7 @@ def _announce(server: Server, ready_file: Path) -> None:
     facts = {
         "address": server.address,
         "health_address": server.health_address,
+        "metrics_address": server.metrics_address,
         "pid": os.getpid(),
     }
     with tempfile.NamedTemporaryFile(

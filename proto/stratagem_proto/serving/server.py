@@ -6,6 +6,7 @@ import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import ClassVar
 
@@ -19,6 +20,7 @@ from stratagem_proto.serving.local.listener import LocalListener
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.settings import ServingSettings
+from stratagem_proto.serving.status import StatusService
 from stratagem_proto.transport import GRPC
 from stratagem_proto.v1.session_pb2 import LocalSocket
 
@@ -34,16 +36,20 @@ class Server(ABC):
         options: Options of gRPC for the data plane.
         address: Where it listens, "host:port"; "" before it has started.
         health_address: Where it answers health checks.
+        metrics_address: Where it answers Prometheus; "" if it does not.
     """
 
     service: ClassVar[str]
+    _status: StatusService
     options: ClassVar[Sequence[tuple[str, int]]] = SERVER_OPTIONS
 
     def __init__(self, settings: ServingSettings) -> None:
         self.address = ""
         self.health_address = ""
+        self.metrics_address = ""
         self._label = settings.label
         self._bind, self._health_bind = settings.bind, settings.health_bind
+        self._metrics_bind = settings.metrics_bind
         self._transport = settings.transport
         self._drain_seconds = settings.drain_seconds
         self._log = LOG.bind(task=settings.label)
@@ -55,7 +61,7 @@ class Server(ABC):
 
     @abstractmethod
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
-        """What answers the calls; made when the server starts."""
+        """What answers the calls, `_status` among it; made when the server starts."""
 
     async def _begin(self) -> None:  # noqa: B027 - a server may have nothing to begin
         """Begins what goes on beside the calls."""
@@ -69,23 +75,35 @@ class Server(ABC):
         """Ends what went on beside the calls; none are left."""
 
     def start(self) -> None:
-        """Binds both ports and serves; returns once calls are answered.
+        """Binds its ports and serves; returns once calls are answered.
 
         Raises:
             UnavailableError: An address cannot be bound.
         """
         handlers = self._handlers()
-        self._health = HealthServer(self._health_bind, self.service)
-        self._loop = LoopThread.acquire()
-        try:
+        with ExitStack() as opened:
+            self._health = HealthServer(self._health_bind, self.service)
+            opened.callback(self._health.stop)
+            self._loop = LoopThread.acquire()
+            opened.callback(self._loop.release)
+            self._answer_scrapes(opened)
             self._loop.run(self._serve(handlers))
-        except BaseException:
-            self._health.stop()
-            self._loop.release()
-            raise
+            self._opened = opened.pop_all()
         self._health.start()
         self.health_address = self._health.address
         self._log.info("serving", address=self.address, health=self.health_address)
+
+    def _answer_scrapes(self, opened: ExitStack) -> None:
+        if not self._metrics_bind:
+            return
+        # Few processes need what this loads.
+        from stratagem_proto.serving.metrics.endpoint import MetricsEndpoint
+
+        endpoint = MetricsEndpoint(
+            self._metrics_bind, lambda: self._loop.run(self._status.status())
+        )
+        opened.callback(endpoint.stop)
+        self.metrics_address = endpoint.address
 
     async def _serve(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         self._server = grpc.aio.server(options=self.options)
@@ -121,8 +139,7 @@ class Server(ABC):
             self._health.announce_drain()
             seconds = self._drain_seconds if grace is None else grace
             self._loop.run(self._drain(seconds))
-            self._loop.release()
-            self._health.stop()
+            self._opened.close()
             self._stopped.set()
             self._log.info("stopped")
 

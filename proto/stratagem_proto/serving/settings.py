@@ -17,6 +17,7 @@ class ServingSettings:
     Attributes:
         bind: "host:port" of the data plane; port 0 takes a free one.
         health_bind: "host:port" of health checks and reflection.
+        metrics_bind: "host:port" where Prometheus is answered; "" for nowhere.
         job: Job name of this task.
         task: Index of this task within its job.
         token: Secret that every handshake must prove.
@@ -33,6 +34,7 @@ class ServingSettings:
 
     bind: str = "127.0.0.1:0"
     health_bind: str = "127.0.0.1:0"
+    metrics_bind: str = ""
     job: str = ""
     task: int = 0
     token: str = field(default="", repr=False)
@@ -42,7 +44,8 @@ class ServingSettings:
     transport: str = field(default_factory=transport_from_environment)
 
     def __post_init__(self) -> None:
-        for address in (self.bind, self.health_bind):
+        beside = [self.metrics_bind] if self.metrics_bind else []
+        for address in (self.bind, self.health_bind, *beside):
             check_address(address)
         check_name(self.job, "job")
         check_transport(self.transport)

@@ -1,0 +1,1 @@
+"""What a server counts, as Prometheus reads it."""

@@ -1,0 +1,85 @@
+"""Where Prometheus asks a server for its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    start_http_server,
+)
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from stratagem_proto.serving.addresses import cannot_listen
+from stratagem_proto.serving.metrics.any_server import of_any_server
+from stratagem_proto.serving.metrics.families import Families
+from stratagem_proto.serving.metrics.parameter_server import of_parameter_server
+from stratagem_proto.serving.metrics.worker_server import of_worker_server
+from stratagem_proto.v1.status_pb2 import GetStatusResponse
+
+Ask = Callable[[], GetStatusResponse]
+"""Returns what the server is doing; called in threads of the endpoint."""
+
+
+class MetricsEndpoint:
+    """Answers each scrape with what the server says at that moment.
+
+    Attributes:
+        address: Where, "host:port".
+    """
+
+    def __init__(self, bind: str, ask: Ask) -> None:
+        """Binds its port and answers from now on.
+
+        Args:
+            bind: "host:port" to answer on.
+            ask: Asks the server.
+
+        Raises:
+            UnavailableError: The port is taken, or the host is not this machine's.
+        """
+        # Servers that share a process must not share their figures.
+        registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        GCCollector(registry=registry)
+        registry.register(_Status(ask))
+        host, _, port = bind.rpartition(":")
+        try:
+            self._server, self._thread = start_http_server(
+                int(port), host.strip("[]"), registry
+            )
+        except OSError as error:
+            raise cannot_listen(bind) from error
+        self.address = f"{host}:{self._server.server_port}"
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Status(Collector):
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing, so that being registered asks for nothing."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        return families_of(self._ask())
+
+
+def families_of(status: GetStatusResponse) -> Iterator[Metric]:
+    """What Prometheus is told of a server that does this."""
+    families = Families(f"{status.task.job}:{status.task.index}")
+    yield from of_any_server(status, families)
+    if status.HasField("parameter_server"):
+        yield from of_parameter_server(status.parameter_server, families)
+    else:
+        yield from of_worker_server(status.worker_server, families)

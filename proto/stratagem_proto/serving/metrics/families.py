@@ -1,0 +1,101 @@
+"""Families of samples, each sample labelled with its server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import TypeAlias
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.metrics_core import Metric
+
+from stratagem_proto.v1.status_pb2 import Distribution
+
+Labels: TypeAlias = tuple[str, ...]
+
+_PREFIX = "stratagem_"
+_SERVER = "server"
+
+
+class Families:
+    """Makes the families of one server.
+
+    A family is there also while there is nothing to count.
+
+    Args:
+        server: The task, for instance "ps:0".
+    """
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+
+    def gauge(
+        self,
+        name: str,
+        what: str,
+        samples: Iterable[tuple[Labels, float]],
+        labels: Labels = (),
+    ) -> Metric:
+        """What goes up and down."""
+        family = GaugeMetricFamily(_PREFIX + name, what, labels=[_SERVER, *labels])
+        for values, value in samples:
+            family.add_metric([self._server, *values], value)
+        return family
+
+    def number(self, name: str, what: str, value: float | None) -> Metric:
+        """The same without further labels; None while it is not known."""
+        return self.gauge(name, what, [] if value is None else [((), value)])
+
+    def counter(
+        self,
+        name: str,
+        what: str,
+        samples: Iterable[tuple[Labels, float]],
+        labels: Labels = (),
+    ) -> Metric:
+        """What only goes up, until the server is started again."""
+        family = CounterMetricFamily(_PREFIX + name, what, labels=[_SERVER, *labels])
+        for values, value in samples:
+            family.add_metric([self._server, *values], value)
+        return family
+
+    def histogram(
+        self,
+        name: str,
+        what: str,
+        samples: Iterable[tuple[Labels, Distribution]],
+        labels: Labels = (),
+    ) -> Metric:
+        """How often something was how large."""
+        family = HistogramMetricFamily(_PREFIX + name, what, labels=[_SERVER, *labels])
+        for values, found in samples:
+            buckets = [*_cumulated(found.bounds, found.counts)]
+            if buckets:
+                family.add_metric([self._server, *values], buckets, found.sum)
+        return family
+
+    def doublings(
+        self,
+        name: str,
+        what: str,
+        samples: Iterable[tuple[Labels, Sequence[int]]],
+        labels: Labels = (),
+    ) -> Metric:
+        """A histogram of counts by their bit lengths, of which no sum is known."""
+        family = HistogramMetricFamily(_PREFIX + name, what, labels=[_SERVER, *labels])
+        for values, counts in samples:
+            bounds = [float((1 << bits) - 1) for bits in range(len(counts))]
+            buckets = [*_cumulated(bounds, [*counts, 0])]
+            family.add_metric([self._server, *values], buckets, None)
+        return family
+
+
+def _cumulated(
+    bounds: Sequence[float], counts: Sequence[int]
+) -> Iterator[tuple[str, int]]:
+    names = [*(f"{bound:.6g}" for bound in bounds), "+Inf"]
+    return zip(names, accumulate(counts), strict=bool(counts))
