@@ -90,10 +90,29 @@ def _small_updates() -> Iterator[Goal]:
     yield Goal("small-updates", ours, theirs, 0.2)
 
 
+def _resnet() -> Iterator[Goal]:
+    question = "push + Adam + pull"
+    yield _beside("resnet", question, "TensorFlow", 5.0)
+    yield _beside("resnet", question, "local, with two copies", 1 / 1.5)
+
+
+def _lookups() -> Iterator[Goal]:
+    for direction in ("pull", "push + Adagrad"):
+        for drawn in ("uniform", "Zipf(1.05)"):
+            yield _beside("lookups", f"{direction}, {drawn}", "TensorFlow", 5.0)
+            yield _beside("lookups", f"{direction}, {drawn}", "gRPC unary", 1 / 4)
+
+
 def _beside(
     measurement: str, question: str, peer: str, least: float, ours: str = "Stratagem"
 ) -> Goal:
     return Goal(measurement, Cell(question, ours), Cell(question, peer), least)
 
 
-GOALS: Sequence[Goal] = (*_transfers(), *_transfers_over_tcp(), *_small_updates())
+GOALS: Sequence[Goal] = (
+    *_transfers(),
+    *_transfers_over_tcp(),
+    *_small_updates(),
+    *_resnet(),
+    *_lookups(),
+)

@@ -22,7 +22,14 @@ from benchmarks.harness.processor_time import processor_seconds
 from benchmarks.harness.report import Report
 from benchmarks.harness.table import Table
 from benchmarks.harness.turns import Sample, alternate
-from benchmarks.measurements import MEASUREMENTS, scheduling, steps, transfer
+from benchmarks.measurements import (
+    MEASUREMENTS,
+    lookups,
+    resnet,
+    scheduling,
+    steps,
+    transfer,
+)
 from benchmarks.peers.process import Program, peer
 from tests.deploy.processes import eventually
 
@@ -40,6 +47,8 @@ def measured(contest: Contest) -> Sequence[Figure]:
     "contest",
     [
         transfer.transfer([4_000], seconds=0.0),
+        resnet.resnet(seconds=0.0),
+        lookups.lookups(seconds=0.0),
         steps.steps([replace(steps.COMPARISONS[1], model=steps.Model(1, 4, 2))], 0.0)[
             0
         ],

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.harness.contest import Contest
-from benchmarks.measurements import scheduling, steps, transfer
+from benchmarks.measurements import lookups, resnet, scheduling, steps, transfer
 
 MEASUREMENTS: Mapping[str, Callable[[], Sequence[Contest]]] = {
     "transfer": lambda: [transfer.transfer()],
     "small-updates": lambda: [transfer.small_updates()],
+    "resnet": lambda: [resnet.resnet()],
+    "lookups": lambda: [lookups.lookups()],
     "scheduling": scheduling.scheduling,
     "steps": steps.steps,
 }

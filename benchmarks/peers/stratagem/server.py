@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
+from stratagem._servers import writes
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.session import Identity
 from stratagem_deploy import LocalCluster
 from stratagem_proto.optimizers import rule_named
+from stratagem_proto.tensors import spec_of
 from stratagem_proto.update_programs import encode_group
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 
 
 @contextmanager
@@ -27,6 +30,20 @@ def connected() -> Iterator[ServerGroup]:
         servers = ServerGroup([address], identity)
         yield servers
         servers.close()
+
+
+def created(servers: ServerGroup, values: Mapping[str, torch.Tensor]) -> None:
+    """Creates variables with these values, by name."""
+    specs = [
+        VariableSpec(
+            name=name,
+            tensor=spec_of(value),
+            trainable=True,
+            kind=VARIABLE_KIND_MODEL,
+        )
+        for name, value in values.items()
+    ]
+    servers.call(0, writes.create(specs, [*values.values()]))
 
 
 def program(optimizer: torch.optim.Optimizer) -> OptimizerProgram:

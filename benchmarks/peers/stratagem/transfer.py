@@ -11,12 +11,10 @@ from functools import partial
 import torch
 
 from benchmarks.peers.process import serve
-from benchmarks.peers.stratagem.server import connected, program
+from benchmarks.peers.stratagem.server import connected, created, program
 from benchmarks.peers.transfer import Transfers
 from stratagem._servers import reads, updates, writes
 from stratagem._servers.group import ServerGroup
-from stratagem_proto.tensors import spec_of
-from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 
 
 class Variable:
@@ -28,13 +26,7 @@ class Variable:
         self._value = torch.zeros(nbytes // 4)
         self._gradient = torch.ones(nbytes // 4)
         self._sgd = program(torch.optim.SGD([torch.zeros(1)], 0.1))
-        spec = VariableSpec(
-            name=self._name,
-            tensor=spec_of(self._value),
-            trainable=True,
-            kind=VARIABLE_KIND_MODEL,
-        )
-        servers.call(0, writes.create([spec], [self._value]))
+        created(servers, {self._name: self._value})
 
     def push(self) -> None:
         """Sends the gradient; the server steps SGD."""

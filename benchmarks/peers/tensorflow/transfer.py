@@ -29,11 +29,12 @@ class Variable:
 
     def push(self) -> None:
         """Runs what steps SGD on the server, and fetches a mark of its end."""
-        self._push().numpy()
+        memoryview(self._push())
 
     def pull(self) -> None:
         """Gets the value."""
-        self._pull().numpy()
+        # In place, but not before it is there.
+        memoryview(self._pull())
 
     def close(self) -> None:
         """Lets go of the variable, which the server then frees."""

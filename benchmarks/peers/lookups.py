@@ -1,0 +1,38 @@
+"""How contestants of any kind are asked for rows of a table."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from benchmarks.peers import timing
+from benchmarks.peers.row_batches import Indices, batches
+
+KINDS = ("uniform", "zipf")
+
+
+class Table(Protocol):
+    """A table on a server, with Adagrad. Rows may be asked for more than once."""
+
+    def pull(self, indices: Indices) -> object:
+        """Gets these rows."""
+
+    def push(self, indices: Indices) -> object:
+        """Sends a gradient for each of them, and returns when Adagrad has stepped."""
+
+
+def answers(table: Table) -> Callable[[str, float], float]:
+    """Answers for "pull" and "push" of batches, such as "pull uniform"."""
+    all_batches = {kind: itertools.cycle(batches(kind)) for kind in KINDS}
+    requests: Mapping[str, Callable[[Indices], object]] = {
+        "pull": table.pull,
+        "push": table.push,
+    }
+
+    def answer(question: str, seconds: float) -> float:
+        direction, kind = question.split()
+        request, drawn = requests[direction], all_batches[kind]
+        return timing.median(lambda: request(next(drawn)), seconds)
+
+    return answer

@@ -1,0 +1,47 @@
+"""Rows of a variable on a server: `... benchmarks.peers.stratagem.lookups FD`.
+
+As with embedding tables, each row of a batch travels once.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.peers.lookups import answers
+from benchmarks.peers.process import serve
+from benchmarks.peers.row_batches import LOOKUPS, ROWS, WIDTH, Indices
+from benchmarks.peers.stratagem.server import connected, created, program
+from stratagem._servers import reads, updates
+from stratagem._servers.group import ServerGroup
+
+_NAME = "table"
+
+
+class Rows:
+    """Requests for rows; as `Table`."""
+
+    def __init__(self, servers: ServerGroup) -> None:
+        self._servers = servers
+        self._gradients = torch.ones(LOOKUPS, WIDTH)
+        self._adagrad = program(torch.optim.Adagrad([torch.zeros(1)]))
+        created(servers, {_NAME: torch.zeros(ROWS, WIDTH)})
+
+    def pull(self, indices: Indices) -> torch.Tensor:
+        """Reads each row once, and repeats it where it is asked for again."""
+        rows, places = torch.from_numpy(indices).unique(return_inverse=True)
+        values = torch.empty(len(rows), WIDTH)
+        reading = reads.Reading(_NAME, values, rows=rows)
+        self._servers.call(0, reads.read([reading]))
+        return values[places]
+
+    def push(self, indices: Indices) -> None:
+        """Adds up what is for the same row; the server steps Adagrad."""
+        rows, places = torch.from_numpy(indices).unique(return_inverse=True)
+        sums = torch.zeros(len(rows), WIDTH).index_add_(0, places, self._gradients)
+        gradient = updates.Gradient(_NAME, sums, group=0, rows=rows)
+        self._servers.call(0, updates.step(self._adagrad, [gradient]))
+
+
+if __name__ == "__main__":
+    with connected() as servers:
+        serve(answers(Rows(servers)))

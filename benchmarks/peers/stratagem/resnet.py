@@ -1,0 +1,39 @@
+"""A step of Adam on a server: `... benchmarks.peers.stratagem.resnet FD`.
+
+Gradients of all variables are pushed in one request, and values pulled in another.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.peers import resnet, timing
+from benchmarks.peers.process import serve
+from benchmarks.peers.stratagem.server import connected, created, program
+from stratagem._servers import reads, updates
+from stratagem._servers.group import ServerGroup
+
+
+def main(servers: ServerGroup) -> None:
+    """Measures a step."""
+    values = {
+        f"parameter.{i}": torch.zeros(shape) for i, shape in enumerate(resnet.shapes())
+    }
+    adam = program(torch.optim.Adam([torch.zeros(1)], fused=True))
+    created(servers, values)
+    gradients = [
+        updates.Gradient(name, torch.ones_like(value), group=0)
+        for name, value in values.items()
+    ]
+    readings = [reads.Reading(name, value) for name, value in values.items()]
+
+    def step() -> None:
+        servers.call(0, updates.step(adam, gradients))
+        servers.call(0, reads.read(readings))
+
+    serve(timing.answering(step))
+
+
+if __name__ == "__main__":
+    with connected() as servers:
+        main(servers)
