@@ -15,6 +15,7 @@ from tests.deploy.manifests.rendering import FOLDER, OVERLAYS, render, rendered
 
 MISSPELT = {
     "ConfigMap": "data",
+    "Deployment": "spec.template.spec.containers.0.readinessProbe.httpGet",
     "Job": "spec.template.spec.containers.0.workingDir",
     "JobSet": "spec.replicatedJobs.1.dependsOn",
     "Namespace": "metadata.labels",

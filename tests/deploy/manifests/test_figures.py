@@ -1,0 +1,74 @@
+"""Prometheus finds the figures of servers, Grafana finds it, and nobody else does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from tests.deploy.manifests.rendering import Manifest, rendered
+from tests.deploy.manifests.tasks import of_kind, port, selects, servers
+
+OVERLAY = "overlays/observability"
+
+FILES = {
+    name: text
+    for manifest in rendered(OVERLAY)
+    if manifest["kind"] == "ConfigMap"
+    for name, text in manifest["data"].items()
+}
+"""What is mounted, by the names of files."""
+
+
+def settings(name: str) -> Any:
+    return yaml.safe_load(FILES[name])
+
+
+def labels(deployment: str) -> Manifest:
+    """Those of the pods of a deployment."""
+    found = of_kind(OVERLAY, "Deployment")[deployment]["spec"]["template"]
+    return dict(found["metadata"]["labels"])
+
+
+def test_prometheus_asks_where_servers_answer() -> None:
+    (scraping,) = settings("prometheus.yml")["scrape_configs"]
+    (found,) = scraping["dns_sd_configs"]
+    for pod, given in servers(OVERLAY):
+        assert found["names"] == [f"{pod.subdomain}.{pod.namespace}.svc.cluster.local"]
+        assert found["port"] == port(given["metrics_bind"]) == pod.ports["metrics"]
+
+
+def test_alerts_and_the_dashboard_are_where_they_are_looked_for() -> None:
+    assert set(settings("prometheus.yml")["rule_files"]) <= FILES.keys()
+    (provider,) = settings("dashboards.yml")["providers"]
+    grafana = of_kind(OVERLAY, "Deployment")["grafana"]["spec"]["template"]["spec"]
+    (mount,) = (
+        mount["name"]
+        for mount in grafana["containers"][0]["volumeMounts"]
+        if mount["mountPath"] == provider["options"]["path"]
+    )
+    (volume,) = (one for one in grafana["volumes"] if one["name"] == mount)
+    texts = of_kind(OVERLAY, "ConfigMap")[volume["configMap"]["name"]]["data"]
+    assert texts.keys() == {"dashboard.json"}
+
+
+def test_grafana_asks_the_service_of_prometheus() -> None:
+    (source,) = settings("datasource.yml")["datasources"]
+    service = of_kind(OVERLAY, "Service")["prometheus"]["spec"]
+    assert source["url"] == f"http://prometheus:{service['ports'][0]['port']}"
+    assert service["selector"] == labels("prometheus")
+
+
+def test_figures_are_for_prometheus_and_prometheus_is_for_grafana() -> None:
+    policies = of_kind(OVERLAY, "NetworkPolicy")
+    for name, asker, open_port in (
+        ("figures", "prometheus", 2224),
+        ("prometheus", "grafana", 9090),
+    ):
+        (allowed,) = policies[name]["spec"]["ingress"]
+        assert [entry["port"] for entry in allowed["ports"]] == [open_port]
+        (source,) = allowed["from"]
+        assert source["podSelector"]["matchLabels"] == labels(asker)
+    for pod, given in servers(OVERLAY):
+        assert selects(policies["figures"]["spec"]["podSelector"], pod)
+        assert port(given["metrics_bind"]) == 2224
