@@ -13,6 +13,7 @@ import torch
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.optimizers import OptimizerRule, Value
 from stratagem_psserver.gradients import as_sparse
+from stratagem_psserver.optimizer_classes import without_compiler
 
 Hyperparameters = tuple[tuple[str, Value], ...]
 
@@ -81,7 +82,7 @@ def make_optimizer(
     arguments: dict[str, Any] = {
         key: value for key, value in values.items() if key in accepted
     }
-    optimizer = rule.cls(fresh or [torch.empty(0)], **arguments)
+    optimizer = without_compiler(rule)(fresh or [torch.empty(0)], **arguments)
     # AdamW has hyperparameters that its constructor does not take.
     optimizer.param_groups[0].update(values)
     return optimizer
@@ -93,7 +94,10 @@ def take_step(optimizer: torch.optim.Optimizer) -> None:
     The rows of a sparse gradient have been checked when it came.
     """
     unchecked = torch.sparse.check_sparse_tensor_invariants
-    with unchecked(False):  # type: ignore[no-untyped-call]  # torch has no type for it
+    with (
+        torch.no_grad(),
+        unchecked(False),  # type: ignore[no-untyped-call]  # torch has no type for it
+    ):
         optimizer.step()
 
 

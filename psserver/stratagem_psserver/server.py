@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 
 import grpc
-import torch
 
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.serving.server import Server
@@ -69,8 +68,6 @@ class ParameterServer(Server):
 
     async def _begin(self) -> None:
         self._leases = asyncio.create_task(self._end_leases())
-        # The first optimizer of a process loads modules for a second.
-        self._warm_up = asyncio.create_task(self._state.compute.run(_load, 1 << 30))
 
     async def _end_leases(self) -> None:
         while True:
@@ -85,10 +82,6 @@ class ParameterServer(Server):
 
     async def _end(self) -> None:
         self._leases.cancel()
-        await asyncio.wait([self._leases, self._warm_up])
+        await asyncio.wait([self._leases])
         await self._saves.close()
         self._state.compute.close()
-
-
-def _load() -> None:
-    torch.optim.SGD([torch.empty(0)])
