@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from stratagem_proto.configuration.problems import described
 from stratagem_proto.errors import InvalidArgumentError
 
 VARIABLE = "TF_CONFIG"
@@ -75,11 +76,10 @@ def parse_tf_config(
             f"{name} is not JSON: {error}. It reads {text!r}"
         ) from error
     except ValidationError as error:
-        problems = "; ".join(_described(problem) for problem in error.errors())
+        problems = "; ".join(_problem(problem) for problem in error.errors())
         raise InvalidArgumentError(problems) from error
 
 
-def _described(problem: Any) -> str:
+def _problem(problem: Any) -> str:
     path = ".".join([VARIABLE, *(str(p) for p in problem["loc"] if p != "[key]")])
-    reason = problem["msg"][:1].lower() + problem["msg"][1:]
-    return f"{path} is {problem['input']!r}: {reason}"
+    return described(path, problem)

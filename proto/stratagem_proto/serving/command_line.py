@@ -11,67 +11,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from stratagem_proto import token_file, transport
-from stratagem_proto.errors import InvalidArgumentError, StratagemError
+from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.serving import log
 from stratagem_proto.serving.server import Server
 
-Bind = Annotated[
-    str, typer.Option(help="host:port to serve on; port 0 takes a free one.")
-]
-HealthBind = Annotated[
-    str, typer.Option(help="host:port of health checks and reflection.")
-]
-MetricsBind = Annotated[
-    str,
-    typer.Option(
-        help="host:port where Prometheus is answered, for instance 0.0.0.0:2224; "
-        "nowhere if not given.",
-        show_default=False,
-    ),
-]
-Job = Annotated[str, typer.Option(help="Job name of this task.")]
-TaskIndex = Annotated[int, typer.Option(min=0, help="Index within the job.")]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(envvar=token_file.VARIABLE, help="File with the cluster's secret."),
-]
-Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Serve other machines unencrypted.")
-]
-LeaseSeconds = Annotated[
-    float, typer.Option(min=0.1, help="Silence after which a client is dead.")
-]
-DrainSeconds = Annotated[
-    float, typer.Option(min=0, help="Time for what runs to end on SIGTERM.")
-]
-Transport = Annotated[
-    str,
-    typer.Option(
-        envvar=transport.VARIABLE,
-        help="auto: also a Unix socket for processes of this host; grpc: gRPC alone.",
-    ),
-]
-ReadyFile = Annotated[
-    Path | None, typer.Option(help="Written with the addresses once serving.")
-]
-
 # Container engines put secrets there, where all users of the one container read them.
 _MOUNTED_SECRETS = Path("/run/secrets")
-
-
-@contextmanager
-def explained(program: str) -> Iterator[None]:
-    """Ends the process with one sentence where the body raises what users may cause."""
-    try:
-        yield
-    except (StratagemError, OSError) as error:
-        typer.echo(f"{program}: {error}", err=True)
-        raise typer.Exit(2) from error
 
 
 def serve(server: Server, token_file: Path | None, ready_file: Path | None) -> None:

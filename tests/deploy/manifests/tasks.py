@@ -7,14 +7,23 @@ from typing import Any
 
 import typer
 
+from stratagem_proto.configuration.model import ProcessSettings
 from stratagem_psserver import cli as parameter_server
+from stratagem_psserver.options import ServerOptions
 from stratagem_worker import cli as worker_server
+from stratagem_worker.options import WorkerOptions
 from tests.deploy.manifests.pods import Pod, pods
 from tests.deploy.manifests.rendering import Manifest, rendered
 from tests.deploy.manifests.workloads import COMPLETION_INDEX, POD_INDEX
 
 SERVERS = {"ps": parameter_server.app, "worker": worker_server.app}
 """What `stratagem` with one of these words is."""
+
+SETTINGS: Mapping[str, type[ProcessSettings]] = {
+    "ps": ServerOptions,
+    "worker": WorkerOptions,
+}
+"""What it makes of its options."""
 
 COORDINATED = "overlays/coordinator"
 """The overlay whose workers serve a coordinator."""
@@ -27,12 +36,17 @@ def options(app: typer.Typer, arguments: Sequence[str]) -> Mapping[str, Any]:
 
 
 def servers(overlay: str) -> list[tuple[Pod, Mapping[str, Any]]]:
-    """Pods with a server, and the options that it is given."""
+    """Pods with a server, and the settings that it is given."""
     return [
-        (pod, options(SERVERS[pod.command[1]], pod.command[2:]))
+        (pod, _settings(pod.command[1], pod.command[2:]))
         for pod in pods(overlay)
         if pod.command[0] == "stratagem"
     ]
+
+
+def _settings(word: str, arguments: Sequence[str]) -> Mapping[str, Any]:
+    flags = options(SERVERS[word], arguments)
+    return SETTINGS[word].read(flags).model_dump()
 
 
 def programs(overlay: str) -> list[Pod]:

@@ -1,0 +1,1 @@
+"""How processes are told their settings: flags > environment > TF_CONFIG > file."""

@@ -1,0 +1,92 @@
+"""Commands whose options are the settings of a model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+
+import typer
+from pydantic.fields import FieldInfo
+
+from stratagem_proto.configuration.model import ProcessSettings, flag, variable
+from stratagem_proto.errors import StratagemError
+
+Settings = TypeVar("Settings", bound=ProcessSettings)
+
+_METAVARS = {int: "INTEGER", float: "FLOAT", Path: "PATH", str: "TEXT"}
+
+
+def command(
+    program: str, model: type[Settings], body: Callable[..., None]
+) -> Callable[..., None]:
+    """Returns what typer makes a command of, with an option for each setting.
+
+    Args:
+        program: Names the process where a setting cannot be.
+        model: The settings.
+        body: Called with the settings, and with what else it takes: arguments of the
+            command. Its docstring is the help.
+    """
+    _, *arguments = inspect.signature(body).parameters.values()
+
+    def run(**given: Any) -> None:
+        own = {argument.name: given.pop(argument.name) for argument in arguments}
+        with explained(program):
+            body(model.read(given), **own)
+
+    run.__doc__ = body.__doc__
+    hints = get_type_hints(body, include_extras=True)
+    named = [one.replace(annotation=hints[one.name]) for one in arguments]
+    parameters = [*named, *_options(model)]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
+
+
+@contextmanager
+def explained(program: str) -> Iterator[None]:
+    """Ends the process with one sentence where the body raises what users may cause."""
+    try:
+        yield
+    except (StratagemError, OSError) as error:
+        typer.echo(f"{program}: {error}", err=True)
+        raise typer.Exit(2) from error
+
+
+def _options(model: type[ProcessSettings]) -> Iterator[inspect.Parameter]:
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    for name, field in model.model_fields.items():
+        yield inspect.Parameter(
+            name, kind, default=None, annotation=_option(name, field)
+        )
+
+
+def _option(name: str, field: FieldInfo) -> Any:
+    of = type_of(field)
+    flags = [f"{flag(name)}/--no-{flag(name)[2:]}" if of is bool else flag(name)]
+    if isinstance(extra := field.json_schema_extra, dict):
+        flags.append(str(extra["short"]))
+    # What is written is judged where it is known what it was written for.
+    option = typer.Option(
+        *flags,
+        help=f"{field.description} [{variable(name)}]",
+        show_default=default_of(field) or False,
+        metavar=_METAVARS.get(of),
+    )
+    return Annotated[bool | None if of is bool else str | None, option]
+
+
+def type_of(field: FieldInfo) -> Any:
+    """What a setting is, if it is not absent."""
+    kinds = [one for one in get_args(field.annotation) if one is not NoneType]
+    return kinds[0] if kinds else field.annotation
+
+
+def default_of(field: FieldInfo) -> str:
+    """A setting that nobody gives, as help shows it; "" where there is none."""
+    default = field.get_default(call_default_factory=True)
+    return "" if default is None or default is False else str(default)

@@ -1,0 +1,68 @@
+"""What server processes of every kind can be told from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from stratagem_proto.configuration.model import ProcessSettings
+from stratagem_proto.protocol import check_name
+from stratagem_proto.serving.addresses import check_address
+from stratagem_proto.token_file import read_token
+from stratagem_proto.transport import AUTO, check_transport
+
+
+def _checked(check: Callable[[str], None]) -> AfterValidator:
+    def validate(text: str) -> str:
+        check(text)
+        return text
+
+    return AfterValidator(validate)
+
+
+Address = Annotated[str, _checked(check_address)]
+OptionalAddress = Annotated[
+    str, _checked(lambda address: check_address(address) if address else None)
+]
+Job = Annotated[str, _checked(lambda name: check_name(name, "job"))]
+Transport = Annotated[str, _checked(check_transport)]
+
+
+class ServingOptions(ProcessSettings):
+    """Settings of any server process."""
+
+    bind: Address = Field(
+        "127.0.0.1:0", description="host:port to serve on; port 0 takes a free one."
+    )
+    health_bind: Address = Field(
+        "127.0.0.1:0", description="host:port of health checks and reflection."
+    )
+    metrics_bind: OptionalAddress = Field(
+        "", description="host:port where Prometheus is answered, as 0.0.0.0:2224."
+    )
+    job: Job = Field("", description="Job name of this task.")
+    task: int = Field(0, ge=0, description="Index within the job.")
+    token_file: Path | None = Field(None, description="File with the cluster's secret.")
+    insecure: bool = Field(False, description="Serve other machines unencrypted.")
+    lease_seconds: float = Field(
+        30.0, ge=0.1, description="Silence after which a client is dead."
+    )
+    drain_seconds: float = Field(
+        10.0, ge=0, description="Time for what runs to end on SIGTERM."
+    )
+    transport: Transport = Field(
+        AUTO,
+        description="auto: also a Unix socket for processes of this host; grpc: gRPC "
+        "alone.",
+    )
+    ready_file: Path | None = Field(
+        None, description="Written with the addresses once serving."
+    )
+
+    def serving(self) -> dict[str, Any]:
+        """What of it the settings of servers have."""
+        own = self.model_dump(exclude={"config", "token_file", "ready_file"})
+        return {**own, "token": read_token(self.token_file)}

@@ -1,0 +1,44 @@
+"""What a parameter-server process can be told from outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from stratagem_proto.serving.options import Job, ServingOptions
+from stratagem_psserver.memory import half_of_memory
+from stratagem_psserver.settings import ServerSettings
+
+
+class ServerOptions(ServingOptions):
+    """Settings of `stratagem ps`."""
+
+    kind: ClassVar[str] = "ps"
+
+    job: Job = Field("ps", description="Job name of this task.")
+    staged_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="Most bytes that requests may occupy; else half of the memory.",
+    )
+    variable_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="Most bytes that variables and their state may take; else no "
+        "limit.",
+    )
+    restore: Path | None = Field(
+        None,
+        description="Folder of checkpoints; begin with the latest, if there is one.",
+    )
+
+    def settings(self) -> ServerSettings:
+        """They as a server takes them."""
+        given = self.serving()
+        staged_bytes = self.staged_bytes or half_of_memory()
+        restore = str(self.restore or "")
+        return ServerSettings(
+            **{**given, "staged_bytes": staged_bytes, "restore": restore}
+        )

@@ -1,0 +1,33 @@
+"""What a worker-server process can be told from outside."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from stratagem_proto.serving.options import Job, ServingOptions
+from stratagem_worker.settings import WorkerSettings
+
+
+class WorkerOptions(ServingOptions):
+    """Settings of `stratagem worker`."""
+
+    kind: ClassVar[str] = "worker"
+
+    job: Job = Field("worker", description="Job name of this task.")
+    lease_seconds: float = Field(
+        10.0, ge=0.1, description="Silence after which a client is dead."
+    )
+    logical_cpus: int = Field(
+        1,
+        ge=1,
+        description="Logical CPUs, on each of which a replica can run where there is "
+        "no GPU.",
+    )
+
+    def settings(self) -> WorkerSettings:
+        """They as a server takes them."""
+        given = self.serving()
+        del given["logical_cpus"]
+        return WorkerSettings(**given)
