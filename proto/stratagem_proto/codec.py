@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 
 from stratagem_proto.errors import MalformedStreamError
@@ -11,6 +12,9 @@ from stratagem_proto.frames import ChunkView, Frame, Header
 from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.tensors import allocate, as_bytes, nbytes_of
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
+
+# Bytes that take longer to copy than another thread may have to wait.
+_LARGE = 256 << 10
 
 
 def split(
@@ -71,9 +75,9 @@ class Assembler:
             MalformedStreamError: A chunk belongs to no tensor, leaves a gap, overlaps
                 what has come, or passes the tensor's end.
         """
-        for tensor, offset, data in chunks:
+        for tensor, offset, data, _ in chunks:
             end = self._check(tensor, offset, len(data))
-            self._views[tensor][offset:end] = data
+            _copy(self._views[tensor][offset:end], data)
             self._filled[tensor] = end
 
     def _check(self, tensor: int, offset: int, size: int) -> int:
@@ -106,3 +110,11 @@ class Assembler:
                     f"the stream ended after {filled} of {size} bytes of tensor {index}"
                 )
         return list(self._tensors)
+
+
+def _copy(to: memoryview, data: memoryview) -> None:
+    if len(data) < _LARGE:
+        to[:] = data
+    else:
+        # Lets other threads run meanwhile.
+        np.copyto(np.frombuffer(to, np.uint8), np.frombuffer(data, np.uint8))

@@ -15,6 +15,8 @@ from typing import Generic, NamedTuple, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.segment import Segment
+from stratagem_proto.v1.tensor_pb2 import Place
 
 Header = TypeVar("Header", bound=Message)
 
@@ -23,15 +25,25 @@ _CHUNKS_TAG = b"\x12"  # field 2, length-delimited
 _TENSOR_TAG = b"\x08"  # field 1, varint
 _OFFSET_TAG = b"\x10"  # field 2, varint
 _DATA_TAG = b"\x1a"  # field 3, length-delimited
+_PLACE_TAG = b"\x22"  # field 4, length-delimited
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class ChunkView(NamedTuple):
-    """A run of bytes of one tensor; `data` may be a view of somebody's memory."""
+    """A run of bytes of one tensor.
+
+    Attributes:
+        tensor: Its index.
+        offset: First byte within the tensor.
+        data: The bytes; may be a view of somebody's memory.
+        start: First byte within the segment that they are in, and stay in; None if
+            they travel in the message.
+    """
 
     tensor: int
     offset: int
     data: memoryview
+    start: int | None = None
 
 
 @dataclass
@@ -50,18 +62,21 @@ def encode_frame(frame: Frame[Header]) -> bytes:
         parts += (_HEADER_TAG, _varint(len(header)), header)
     for chunk in frame.chunks:
         prefix = _chunk_prefix(chunk)
-        size = len(prefix) + len(chunk.data)
-        parts += (_CHUNKS_TAG, _varint(size), prefix, chunk.data)
+        data = chunk.data if chunk.start is None else b""
+        parts += (_CHUNKS_TAG, _varint(len(prefix) + len(data)), prefix, data)
     return b"".join(parts)
 
 
 def _chunk_prefix(chunk: ChunkView) -> bytes:
-    """All of a chunk's message but the data itself; proto3 leaves zeros out."""
+    """All of a chunk's message but data itself; proto3 leaves zeros out."""
     prefix = b""
     if chunk.tensor:
         prefix += _TENSOR_TAG + _varint(chunk.tensor)
     if chunk.offset:
         prefix += _OFFSET_TAG + _varint(chunk.offset)
+    if chunk.start is not None:
+        place = Place(start=chunk.start, nbytes=len(chunk.data)).SerializeToString()
+        return prefix + _PLACE_TAG + _varint(len(place)) + place
     return prefix + _DATA_TAG + _varint(len(chunk.data))
 
 
@@ -74,11 +89,19 @@ def decoder(header_type: type[Header]) -> Callable[[bytes], Frame[Header]]:
     return decode
 
 
-def decode_frame(data: bytes, header_type: type[Header]) -> Frame[Header]:
+def decode_frame(
+    data: bytes | memoryview, header_type: type[Header], segment: Segment | None = None
+) -> Frame[Header]:
     """Takes a frame apart; the chunks are views of `data`, not copies.
 
+    Args:
+        data: The frame.
+        header_type: Of the header, if there is one.
+        segment: What chunks name places in; None if there is none.
+
     Raises:
-        MalformedStreamError: The bytes are no such message.
+        MalformedStreamError: The bytes are no such message, or name a place that there
+            is not.
     """
     frame: Frame[Header] = Frame()
     try:
@@ -86,7 +109,7 @@ def decode_frame(data: bytes, header_type: type[Header]) -> Frame[Header]:
             if number == 1:
                 frame.header = header_type.FromString(bytes(_bytes(value)))
             elif number == 2:
-                frame.chunks.append(_decode_chunk(_bytes(value)))
+                frame.chunks.append(_decode_chunk(_bytes(value), segment))
     except (DecodeError, IndexError) as error:
         raise MalformedStreamError(
             f"a frame of {len(data)} bytes is not a {header_type.__name__} stream's "
@@ -95,12 +118,23 @@ def decode_frame(data: bytes, header_type: type[Header]) -> Frame[Header]:
     return frame
 
 
-def _decode_chunk(data: memoryview) -> ChunkView:
+def _decode_chunk(data: memoryview, segment: Segment | None) -> ChunkView:
     fields = dict(_fields(data))
     tensor, offset = fields.get(1, 0), fields.get(2, 0)
     if not isinstance(tensor, int) or not isinstance(offset, int):
         raise DecodeError("a chunk's tensor or offset is no number")
+    if 4 in fields:
+        place = Place.FromString(bytes(_bytes(fields[4])))
+        return ChunkView(tensor, offset, _seen(place, segment), place.start)
     return ChunkView(tensor, offset, _bytes(fields.get(3, memoryview(b""))))
+
+
+def _seen(place: Place, segment: Segment | None) -> memoryview:
+    if segment is None:
+        raise MalformedStreamError(
+            "a chunk names a place in shared memory, and its call has none"
+        )
+    return segment.view(place.start, place.nbytes)
 
 
 def _bytes(value: int | memoryview) -> memoryview:

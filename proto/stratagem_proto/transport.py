@@ -9,19 +9,21 @@ from stratagem_proto.errors import InvalidArgumentError
 VARIABLE = "STRATAGEM_TRANSPORT"
 
 AUTO = "auto"
+UNIX = "unix"
 GRPC = "grpc"
 
 
 def check_transport(transport: str) -> None:
-    """Checks that a transport is "auto" or "grpc".
+    """Checks that a transport is "auto", "unix" or "grpc".
 
     Raises:
         InvalidArgumentError: It is not.
     """
-    if transport not in (AUTO, GRPC):
+    if transport not in (AUTO, UNIX, GRPC):
         raise InvalidArgumentError(
-            f"{transport!r} is no transport; give {AUTO!r} for sockets of this host "
-            f"where both ends are on it, or {GRPC!r} for gRPC everywhere"
+            f"{transport!r} is no transport; give {AUTO!r} for sockets and shared "
+            f"memory where both ends are on one host, {UNIX!r} for sockets without "
+            f"shared memory, or {GRPC!r} for gRPC everywhere"
         )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
@@ -21,6 +21,7 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.frames import ChunkView
+from stratagem_proto.placed import borrowed
 from stratagem_proto.protocol import MAX_TENSORS
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.tensors import total_nbytes
@@ -89,6 +90,7 @@ class Mutations:
         chunks: Chunks,
         apply: Callable[[Staged], Awaitable[Message]],
         derived: Sequence[TensorSpec] = (),
+        borrows: bool = False,
     ) -> bytes:
         """Receives a request's tensors and applies it, or repeats its reply.
 
@@ -99,6 +101,8 @@ class Mutations:
             apply: Checks the request, then changes variables. Once begun it runs to
                 its end, even if the client goes away.
             derived: Descriptions of what it makes of them, for the budget.
+            borrows: Whether it has no use for the tensors once it is answered, so that
+                they may stay in memory that the client shares.
 
         Returns:
             The serialised response.
@@ -113,7 +117,7 @@ class Mutations:
                 purpose = f"request {key.sequence} of {session.label}"
                 staging = self._budget.reserve(nbytes + total_nbytes(derived), purpose)
                 reservation = held.enter_context(staging)
-                assembler = await _receive(specs, chunks)
+                finish = await _receive(specs, chunks, borrows)
             except PASSING:
                 raise
             except StratagemError as error:
@@ -122,7 +126,7 @@ class Mutations:
             else:
                 # A cut connection looks like the end of the stream. The request may
                 # come again whole, so one that is cut short leaves its number unused.
-                tensors = assembler.finish()
+                tensors = finish()
                 self._received(header, nbytes)
                 staged = Staged(session, tensors, reservation)
                 work = partial(_serialised, partial(apply, staged))
@@ -190,16 +194,26 @@ def _size(specs: Sequence[TensorSpec]) -> int:
     return total_nbytes(specs)
 
 
-async def _receive(specs: Sequence[TensorSpec], chunks: Chunks) -> Assembler:
-    assembler = _assembler(specs)
+async def _receive(
+    specs: Sequence[TensorSpec], chunks: Chunks, borrows: bool
+) -> Callable[[], list[torch.Tensor]]:
+    """Takes in what comes; returns what gives the tensors, if all has come."""
+    first = await anext(chunks)
+    with _allocating():
+        lent = borrowed(specs, first) if borrows else None
+        if lent is not None:
+            return lambda: lent
+        assembler = Assembler(specs)
+    assembler.add(first)
     async for some in chunks:
         assembler.add(some)
-    return assembler
+    return assembler.finish
 
 
-def _assembler(specs: Sequence[TensorSpec]) -> Assembler:
+@contextmanager
+def _allocating() -> Iterator[None]:
     try:
-        return Assembler(specs)
+        yield
     except RuntimeError as error:
         if "can't allocate memory" not in str(error):
             raise InvalidArgumentError(

@@ -11,6 +11,7 @@ from stratagem_proto.errors import UnavailableError
 from stratagem_proto.serving.server import Server
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.v1.session_pb2 import LocalSocket
+from stratagem_psserver.budget import Reservation
 from stratagem_psserver.continuation import resume
 from stratagem_psserver.rpcs.status import ParameterServerFacts
 from stratagem_psserver.saving import Saves
@@ -65,6 +66,9 @@ class ParameterServer(Server):
 
     def _listens(self, local: LocalSocket) -> None:
         self._state.local_socket = local
+
+    def _share(self, nbytes: int) -> Reservation:
+        return self._state.shared.reserve(nbytes, "a segment of shared memory")
 
     async def _begin(self) -> None:
         self._leases = asyncio.create_task(self._end_leases())

@@ -14,8 +14,9 @@ import grpc
 from google.protobuf.message import Message
 
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.frames import ChunkView, Header, decode_frame
-from stratagem_proto.serving.border import Border, Context
+from stratagem_proto.frames import ChunkView, Frame, Header, decode_frame
+from stratagem_proto.segment import Segment
+from stratagem_proto.serving.border import Border, Context, shared_memory
 from stratagem_proto.v1 import (
     checkpoint_pb2,
     closed_step_pb2,
@@ -189,7 +190,8 @@ class Methods:
 
         async def handle(messages: AsyncIterator[bytes], context: Context) -> bytes:
             async with self._border.crossing(context, header_type.__name__):
-                header, chunks = await _opened(messages, header_type)
+                segment = shared_memory(context)
+                header, chunks = await _opened(messages, header_type, segment)
                 return await method(header, chunks)
             raise AssertionError("the border ends a call that fails")
 
@@ -198,13 +200,14 @@ class Methods:
     def streamed(
         self,
         request_type: type[Request],
-        method: Callable[[Request], AsyncIterator[bytes]],
+        method: Callable[[Request, Segment | None], AsyncIterator[bytes]],
     ) -> Handler:
         """A message in, a stream of frames out."""
 
         async def handle(data: bytes, context: Context) -> AsyncIterator[bytes]:
             async with self._border.crossing(context, request_type.__name__):
-                async for frame in method(request_type.FromString(data)):
+                request, segment = request_type.FromString(data), shared_memory(context)
+                async for frame in method(request, segment):
                     yield frame
 
         return grpc.unary_stream_rpc_method_handler(handle)
@@ -215,13 +218,16 @@ def _serialised(response: Response) -> bytes:
 
 
 async def _opened(
-    messages: AsyncIterator[bytes], header_type: type[Header]
+    messages: AsyncIterator[bytes],
+    header_type: type[Header],
+    segment: Segment | None,
 ) -> tuple[Header, Chunks]:
     async for data in messages:
-        frame = decode_frame(data, header_type)
+        frame = decode_frame(data, header_type, segment)
         if frame.header is None:
             break
-        return frame.header, _chunks(frame.chunks, messages, header_type)
+        rest = (decode_frame(data, header_type, segment) async for data in messages)
+        return frame.header, _chunks(frame.chunks, rest)
     raise MalformedStreamError(
         f"the stream does not begin with a {header_type.__name__}; its first message "
         "must have one"
@@ -229,13 +235,10 @@ async def _opened(
 
 
 async def _chunks(
-    first: Sequence[ChunkView],
-    messages: AsyncIterator[bytes],
-    header_type: type[Header],
+    first: Sequence[ChunkView], rest: AsyncIterator[Frame[Header]]
 ) -> Chunks:
     yield first
-    async for data in messages:
-        frame = decode_frame(data, header_type)
+    async for frame in rest:
         if frame.header is not None:
             raise MalformedStreamError("the stream has a second header")
         yield frame.chunks

@@ -10,6 +10,7 @@ from functools import partial
 
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.serving.figures import Figures
+from stratagem_proto.transport import AUTO
 from stratagem_proto.v1.session_pb2 import LocalSocket, Role, Task
 from stratagem_psserver.barrier import Barriers
 from stratagem_psserver.budget import Budget
@@ -34,6 +35,9 @@ from stratagem_psserver.staging import Staging
 from stratagem_psserver.store import VariableStore
 from stratagem_psserver.waits import Waits
 
+# What clients share may take this part of what requests may, besides.
+_SHARED_PART = 4
+
 
 class ServerState:
     """The pure core of a server and what guards it.
@@ -50,6 +54,8 @@ class ServerState:
         self.ledger = SessionLedger(settings.lease_seconds)
         self.rounds = Rounds()
         self.budget = Budget(settings.staged_bytes, self.rounds.reclaim)
+        shares = settings.transport == AUTO
+        self.shared = Budget(settings.staged_bytes // _SHARED_PART if shares else 0)
         self.kept = KeptGradients()
         self.clocks = Clocks()
         self.data = DataLedgers()

@@ -114,7 +114,7 @@ class Served:
         return LocalListener([self.echo.service()], port=1)
 
     def send(self, method: str, *messages: bytes, timeout: float = 20.0) -> Attempt:
-        call = Call(f"/echo.Echo/{method}", iter(messages), timeout)
+        call = Call(f"/echo.Echo/{method}", lambda _: iter(messages), timeout)
         return self.transport.send(call)
 
     def call(self, method: str, *messages: bytes, timeout: float = 20.0) -> list[bytes]:

@@ -16,6 +16,7 @@ from stratagem import (
     Variable,
 )
 from stratagem._servers.reads import Reading, read
+from stratagem._servers.transports.attempt import Responses
 from stratagem.nn import prefetch
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_proto.encodings import narrow
@@ -200,10 +201,10 @@ def test_other_types_are_refused(cluster: Cluster, dtype: Any) -> None:
         cluster.strategy(pull_dtype=dtype)
 
 
-def answer(sent: torch.Tensor, encoding: Encoding) -> Iterator[bytes]:
+def answer(sent: torch.Tensor, encoding: Encoding) -> Responses:
     value = pb.ReadValue(version=1, tensor=0, encoding=encoding)
     header = pb.ReadHeader(values=[value], tensors=[spec_of(sent)])
-    yield encode_frame(Frame(header))
+    return Responses(iter([encode_frame(Frame(header))]))
 
 
 VALUE = torch.ones(3)

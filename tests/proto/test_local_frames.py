@@ -17,13 +17,12 @@ frames = st.builds(
     st.booleans(),
     messages,
     st.binary(max_size=20),
-    st.integers(0, 255),
 )
 
 
 def encoded(frame: Frame) -> bytes:
     kind, size = Kind(frame.kind), len(frame.message)
-    begin = prefix(kind, size, frame.is_last, frame.path, frame.segments)
+    begin = prefix(kind, size, frame.is_last, frame.path)
     return begin + frame.message
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem_proto import codec, frames, tensors
+from stratagem_proto import codec, frames, segment, tensors
 from stratagem_proto.errors import (
     InvalidArgumentError,
     InvalidTypeError,
@@ -17,7 +18,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.frames import ChunkView, Frame
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_proto.v1.tensor_pb2 import Chunk, TensorSpec
+from stratagem_proto.v1.tensor_pb2 import Chunk, Place, TensorSpec
 
 HEADERS_AND_MESSAGES = [
     (pb.CreateVariablesHeader, pb.CreateVariablesRequest),
@@ -28,15 +29,22 @@ HEADERS_AND_MESSAGES = [
 ]
 
 shapes = st.lists(st.integers(0, 7), max_size=4)
-chunks = st.lists(
-    st.builds(
-        ChunkView,
-        st.integers(0, 2**32 - 1),
-        st.integers(0, 2**64 - 1),
-        st.binary(max_size=300).map(memoryview),
-    ),
-    max_size=5,
+SEGMENT, _FD = segment.create(600)
+os.close(_FD)
+
+carried = st.builds(
+    ChunkView,
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**64 - 1),
+    st.binary(max_size=300).map(memoryview),
+    st.none(),
 )
+placed = st.builds(
+    lambda start, nbytes: ChunkView(1, 2, SEGMENT.view(start, nbytes), start),
+    st.sampled_from([0, 64, 256]),
+    st.integers(0, 300),
+)
+chunks = st.lists(carried | placed, max_size=5)
 
 
 def tensor_of(dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
@@ -75,13 +83,20 @@ def test_frames_are_the_bytes_that_protobuf_writes(
     message = message_type(
         header=header_type(),
         chunks=[
-            Chunk(tensor=c.tensor, offset=c.offset, data=bytes(c.data))
+            Chunk(
+                tensor=c.tensor,
+                offset=c.offset,
+                data=bytes(c.data) if c.start is None else b"",
+                place=None
+                if c.start is None
+                else Place(start=c.start, nbytes=len(c.data)),
+            )
             for c in some_chunks
         ],
     )
     encoded = frames.encode_frame(Frame(header_type(), some_chunks))
     assert message_type.FromString(encoded) == message
-    decoded = frames.decode_frame(message.SerializeToString(), header_type)
+    decoded = frames.decode_frame(message.SerializeToString(), header_type, SEGMENT)
     assert decoded == Frame(header_type(), some_chunks)
 
 

@@ -14,7 +14,7 @@ from stratagem._servers.request import Request, Result, sole
 from stratagem._servers.session import Identity, Session, opened, opening
 from stratagem._servers.step_count import StepCount
 from stratagem._servers.traffic import TrafficMeter
-from stratagem._servers.transports.attempt import Attempt, Call
+from stratagem._servers.transports.attempt import Attempt, Call, Responses
 from stratagem._servers.transports.transports import Transports
 from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import (
@@ -24,6 +24,7 @@ from stratagem_proto.errors import (
     StratagemError,
 )
 from stratagem_proto.protocol import CHUNK_BYTES
+from stratagem_proto.segment import Segment
 from stratagem_proto.v1.session_pb2 import (
     CloseSessionRequest,
     CloseSessionResponse,
@@ -148,12 +149,19 @@ class Connection:
         """
         self._require_open()
         nbytes = request.request_nbytes + request.response_nbytes
+
+        def encode(segment: Segment | None) -> Iterator[bytes]:
+            if segment is not None:
+                self.meter.sent(request.request_nbytes)
+            return self.meter.sending(request.encoded(segment))
+
         call = Call(
             request.path,
-            self.meter.sending(request.encoded()),
+            encode,
             deadlines.attempt(nbytes, request.wait),
             uploads=request.request_nbytes > CHUNK_BYTES,
             awaited=awaited and request.response_nbytes <= CHUNK_BYTES,
+            room=request.room,
         )
         try:
             sent = self._transports.send(call, control=request.opens)
@@ -161,7 +169,9 @@ class Connection:
             # What grpc raises where another thread has closed the channel.
             self._require_open()
             raise
-        return Attempt(self.meter.receiving(self._guarded(sent.responses)), sent.call)
+        messages = self.meter.receiving(self._guarded(sent.responses))
+        responses = Responses(messages, sent.responses.segment, self.meter.received)
+        return Attempt(responses, sent.call)
 
     def _guarded(self, responses: Iterator[bytes]) -> Iterator[bytes]:
         try:
@@ -204,6 +214,7 @@ class Connection:
 
     def renew_lease(self) -> Pending[HeartbeatResponse] | None:
         """Tells the server that this process lives, if there is a session."""
+        self._transports.trim()
         session = self._session
         if session is None or self._restarted:
             return None

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from stratagem._servers.request import Request
+from stratagem._servers.transports.attempt import Responses
 from stratagem_proto.codec import Assembler
 from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
-from stratagem_proto.frames import Frame, decoder
+from stratagem_proto.frames import Frame, decode_frame
+from stratagem_proto.placed import needed
 from stratagem_proto.tensors import (
     allocate,
     as_bytes,
@@ -31,8 +33,6 @@ from stratagem_proto.v1.tensor_pb2 import (
     Encoding,
     TensorSpec,
 )
-
-_decode = decoder(ReadHeader)
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,15 @@ def read(
         wait_seconds=wait,
         snapshot=snapshot,
     )
-    nbytes = sum(reading.into.nbytes for reading in readings)
-    receive = _receiver(readings, rejected)
-    return Request("Read", message, receive, response_nbytes=nbytes, wait=wait)
+    into = [reading.into for reading in readings]
+    return Request(
+        "Read",
+        message,
+        _receiver(readings, rejected),
+        response_nbytes=sum(tensor.nbytes for tensor in into),
+        response_room=needed(into),
+        wait=wait,
+    )
 
 
 def _selection(reading: Reading) -> Selection:
@@ -101,9 +107,9 @@ def _selection(reading: Reading) -> Selection:
 
 def _receiver(
     readings: Sequence[Reading], rejected: Callable[[int], None]
-) -> Callable[[Iterator[bytes]], list[int]]:
-    def receive(responses: Iterator[bytes]) -> list[int]:
-        frames = map(_decode, responses)
+) -> Callable[[Responses], list[int]]:
+    def receive(responses: Responses) -> list[int]:
+        frames = _decoded(responses)
         first = next(frames, Frame())
         if first.header is None or len(first.header.values) != len(readings):
             raise MalformedStreamError(
@@ -115,6 +121,14 @@ def _receiver(
         return [value.version for value in first.header.values]
 
     return receive
+
+
+def _decoded(responses: Responses) -> Iterator[Frame[ReadHeader]]:
+    for message in responses:
+        frame = decode_frame(message, ReadHeader, responses.segment)
+        placed = (chunk for chunk in frame.chunks if chunk.start is not None)
+        responses.found(sum(len(chunk.data) for chunk in placed))
+        yield frame
 
 
 def _fill(

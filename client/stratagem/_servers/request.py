@@ -10,10 +10,13 @@ import torch
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
+from stratagem._servers.transports.attempt import Responses
 from stratagem_proto.codec import split
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.frames import encode_frame
+from stratagem_proto.placed import needed, place
 from stratagem_proto.protocol import CHUNK_BYTES
+from stratagem_proto.segment import Segment
 from stratagem_proto.v1 import (
     checkpoint_pb2,
     closure_pb2,
@@ -29,6 +32,9 @@ _METHODS: Mapping[str, MethodDescriptor] = {
     for service in file.DESCRIPTOR.services_by_name.values()
     for name, method in service.methods_by_name.items()
 }
+
+# Fewer bytes are sent sooner than they are placed.
+_LEAST_SHARED_BYTES = 128 << 10
 
 Result = TypeVar("Result")
 Response = TypeVar("Response", bound=Message)
@@ -46,22 +52,25 @@ class Request(Generic[Result]):
         tensors: What the stream carries. They must not change before the request
             ends.
         response_nbytes: Tensor bytes that may come back.
+        response_room: Bytes of shared memory that these take; 0 if they do not go
+            there.
         derived_nbytes: Bytes that the server needs for what it makes of the tensors.
         wait: Time that the server is asked to wait at most, in seconds.
     """
 
     method: str
     message: Message
-    receive: Callable[[Iterator[bytes]], Result]
+    receive: Callable[[Responses], Result]
     tensors: Sequence[torch.Tensor] = ()
     response_nbytes: int = 0
+    response_room: int = 0
     derived_nbytes: int = 0
     wait: float = 0.0
 
     def then(self, answered: Callable[[], None]) -> Request[Result]:
         """The same request, which calls a function once it has its result."""
 
-        def receive(responses: Iterator[bytes]) -> Result:
+        def receive(responses: Responses) -> Result:
             result = self.receive(responses)
             answered()
             return result
@@ -106,11 +115,31 @@ class Request(Generic[Result]):
             return cast(_Numbered, self.message).key.session_id
         return cast(_Anonymous, self.message).session_id
 
-    def encoded(self) -> Iterator[bytes]:
-        """The messages to send; a small request is a single one."""
+    @property
+    def room(self) -> int:
+        """Bytes of shared memory for its tensors, if they are better there; else 0."""
+        nbytes = self.request_nbytes + self.response_nbytes
+        if nbytes < _LEAST_SHARED_BYTES:
+            return 0
+        return needed(self.tensors) + self.response_room
+
+    def encoded(self, segment: Segment | None = None) -> Iterator[bytes]:
+        """The messages to send; a small request is a single one.
+
+        Args:
+            segment: Memory shared with the server for its tensors; None if there is
+                none.
+        """
         if not _METHODS[self.method].client_streaming:
+            if self.response_room:
+                cast(_Reading, self.message).into_segment = segment is not None
             yield self.message.SerializeToString()
-            return
+        elif segment is not None:
+            yield encode_frame(place(self.message, self.tensors, segment))
+        else:
+            yield from self._chunked()
+
+    def _chunked(self) -> Iterator[bytes]:
         for frame in split(self.message, self.tensors, CHUNK_BYTES):
             yield encode_frame(frame)
 
@@ -127,6 +156,10 @@ class _Anonymous(Protocol):
 class _Telling(Protocol):
     finished: int
     report: bytes
+
+
+class _Reading(Protocol):
+    into_segment: bool
 
 
 def sole(response_type: type[Response]) -> Callable[[Iterator[bytes]], Response]:

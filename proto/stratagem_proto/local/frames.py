@@ -15,8 +15,8 @@ from typing import NamedTuple
 from stratagem_proto.channel import MESSAGE_BYTES
 from stratagem_proto.errors import MalformedStreamError
 
-# Size of the message, size of the path, kind, segments of memory that come with it.
-_HEADER = Struct("<IHBB")
+# Size of the message, size of the path, kind.
+_HEADER = Struct("<IHBx")
 _LAST = 0x80
 
 # What small frames are read into, several at a time.
@@ -30,13 +30,17 @@ class Kind(IntEnum):
         HELLO: The first frame of either side; it proves who sends it.
         CALL: Begins a call of the method whose path comes before the message.
         MESSAGE: One message of a call.
-        STATUS: A RecordedStatus, which ends a call that failed.
+        STATUS: A RecordedStatus, which ends a call that failed, or says what came of
+            a segment.
+        SEGMENT: Comes between calls, with the descriptor of memory that calls of this
+            socket may name places in; it replaces what came before.
     """
 
     HELLO = 1
     CALL = 2
     MESSAGE = 3
     STATUS = 4
+    SEGMENT = 5
 
 
 class Frame(NamedTuple):
@@ -47,22 +51,18 @@ class Frame(NamedTuple):
         is_last: Whether its sender sends no more in this call.
         message: Its bytes; of a large one a view of memory that is its own.
         path: The method, as gRPC names it; empty but for a CALL.
-        segments: How many segments of shared memory belong to it.
     """
 
     kind: int
     is_last: bool
     message: bytes | memoryview
     path: bytes = b""
-    segments: int = 0
 
 
-def prefix(
-    kind: Kind, size: int, is_last: bool, path: bytes = b"", segments: int = 0
-) -> bytes:
+def prefix(kind: Kind, size: int, is_last: bool, path: bytes = b"") -> bytes:
     """All of a frame but its message of that many bytes."""
     marked = kind | _LAST if is_last else kind
-    return _HEADER.pack(size, len(path), marked, segments) + path
+    return _HEADER.pack(size, len(path), marked) + path
 
 
 class FrameReader:
@@ -118,7 +118,7 @@ class FrameReader:
         return frames
 
     def _size(self, data: bytes, at: int) -> int:
-        message, path, _, _ = _HEADER.unpack_from(data, at)
+        message, path, _ = _HEADER.unpack_from(data, at)
         if message > self._limit:
             raise MalformedStreamError(
                 f"a message of {message} bytes came over a local socket; at most "
@@ -142,8 +142,8 @@ class FrameReader:
 
 
 def _frame(data: bytes | memoryview, at: int, end: int) -> Frame:
-    _, path, marked, segments = _HEADER.unpack_from(data, at)
+    _, path, marked = _HEADER.unpack_from(data, at)
     named = at + _HEADER.size
     begin = named + path
     method = bytes(data[named:begin])
-    return Frame(marked & ~_LAST, marked >= _LAST, data[begin:end], method, segments)
+    return Frame(marked & ~_LAST, marked >= _LAST, data[begin:end], method)

@@ -10,6 +10,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from stratagem_proto.errors import InvalidArgumentError, StratagemError
+from stratagem_proto.segment import Segment
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.status import code_of, to_record, trailers
@@ -29,6 +30,12 @@ class Context(Protocol):
         trailing_metadata: tuple[tuple[str, str | bytes], ...] = ...,
     ) -> NoReturn:
         """Ends the call with a status."""
+
+
+def shared_memory(context: Context) -> Segment | None:
+    """The memory that the client of a call shares; a call by gRPC has none."""
+    segment: Segment | None = getattr(context, "segment", None)
+    return segment
 
 
 # A status travels in headers, for which gRPC has 8 KiB in all. Characters outside of

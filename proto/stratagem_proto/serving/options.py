@@ -55,8 +55,8 @@ class ServingOptions(ProcessSettings):
     )
     transport: Transport = Field(
         AUTO,
-        description="auto: also a Unix socket for processes of this host; grpc: gRPC "
-        "alone.",
+        description="auto: also a Unix socket and shared memory for processes of this "
+        "host; unix: no shared memory; grpc: gRPC alone.",
     )
     ready_file: Path | None = Field(
         None, description="Written with the addresses once serving."

@@ -17,6 +17,7 @@ from stratagem_proto.channel import SERVER_OPTIONS
 from stratagem_proto.serving.addresses import bound
 from stratagem_proto.serving.health import HealthServer
 from stratagem_proto.serving.local.listener import LocalListener
+from stratagem_proto.serving.local.peer_memory import Reserved, refused
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.settings import ServingSettings
@@ -58,6 +59,14 @@ class Server(ABC):
 
     def _listens(self, local: LocalSocket) -> None:  # noqa: B027 - some do not tell
         """Learns of the socket for processes of this host, before calls arrive."""
+
+    def _share(self, nbytes: int) -> Reserved:
+        """Takes bytes of the budget of the memory that clients share.
+
+        Raises:
+            ResourceExhaustedError: There are not so many left.
+        """
+        return refused(nbytes)
 
     @abstractmethod
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
@@ -119,7 +128,8 @@ class Server(ABC):
         if self._transport == GRPC:
             return None
         try:
-            listener = LocalListener(handlers, int(self.address.rpartition(":")[2]))
+            port = int(self.address.rpartition(":")[2])
+            listener = LocalListener(handlers, port, self._share)
         except OSError as error:
             self._log.info("no local sockets here", why=str(error))
             return None

@@ -25,7 +25,8 @@ class ServingSettings:
         lease_seconds: Time without a sign of a client after which its session ends.
         drain_seconds: Time that what runs gets to end when the server stops.
         transport: "auto" to serve processes of this host over a Unix socket, besides
-            gRPC; "grpc" for gRPC alone.
+            gRPC, and to share memory with them; "unix" for the socket without shared
+            memory; "grpc" for gRPC alone.
 
     Raises:
         InvalidArgumentError: An address or the transport is none, or the server could

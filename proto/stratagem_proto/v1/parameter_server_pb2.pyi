@@ -277,6 +277,7 @@ class ReadRequest(google.protobuf.message.Message):
     AFTER_FIELD_NUMBER: builtins.int
     WAIT_SECONDS_FIELD_NUMBER: builtins.int
     SNAPSHOT_FIELD_NUMBER: builtins.int
+    INTO_SEGMENT_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
@@ -287,6 +288,10 @@ class ReadRequest(google.protobuf.message.Message):
     snapshot: builtins.bytes
     """Cut of the session's snapshot, of which the values are read; empty for those of
     now.
+    """
+    into_segment: builtins.bool
+    """Whether the values may be left in the segment that comes with the call, if they
+    fit; chunks then name places in it.
     """
     finished: builtins.int
     """As in RequestKey."""
@@ -307,11 +312,12 @@ class ReadRequest(google.protobuf.message.Message):
         after: global___StepMark | None = ...,
         wait_seconds: builtins.float = ...,
         snapshot: builtins.bytes = ...,
+        into_segment: builtins.bool = ...,
         finished: builtins.int = ...,
         report: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_after", b"_after", "after", b"after"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_after", b"_after", "after", b"after", "finished", b"finished", "report", b"report", "selections", b"selections", "session_id", b"session_id", "snapshot", b"snapshot", "wait_seconds", b"wait_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_after", b"_after", "after", b"after", "finished", b"finished", "into_segment", b"into_segment", "report", b"report", "selections", b"selections", "session_id", b"session_id", "snapshot", b"snapshot", "wait_seconds", b"wait_seconds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_after", b"_after"]) -> typing.Literal["after"] | None: ...
 
 global___ReadRequest = ReadRequest

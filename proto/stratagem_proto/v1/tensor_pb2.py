@@ -24,21 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fstratagem_proto/v1/tensor.proto\x12\x12stratagem_proto.v1\"H\n\nTensorSpec\x12+\n\x05\x64type\x18\x01 \x01(\x0e\x32\x1c.stratagem_proto.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\x03\"\x91\x01\n\x08\x45ncoding\x12/\n\x07\x64\x65\x63oded\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\x12.\n\x04kind\x18\x02 \x01(\x0e\x32 .stratagem_proto.v1.EncodingKind\x12\x16\n\tcompanion\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0c\n\n_companion\";\n\x05\x43hunk\x12\x0e\n\x06tensor\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0cJ\x04\x08\x04\x10\x08*\xb1\x02\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT64\x10\x02\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x03\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x04\x12\x12\n\x0e\x44\x41TA_TYPE_INT8\x10\x05\x12\x13\n\x0f\x44\x41TA_TYPE_INT16\x10\x06\x12\x13\n\x0f\x44\x41TA_TYPE_INT32\x10\x07\x12\x13\n\x0f\x44\x41TA_TYPE_INT64\x10\x08\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\t\x12\x12\n\x0e\x44\x41TA_TYPE_BOOL\x10\n\x12\x17\n\x13\x44\x41TA_TYPE_COMPLEX64\x10\x0b\x12\x18\n\x14\x44\x41TA_TYPE_COMPLEX128\x10\x0c*\x82\x01\n\x0c\x45ncodingKind\x12\x1d\n\x19\x45NCODING_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x45NCODING_KIND_NARROWED\x10\x01\x12\x1b\n\x17\x45NCODING_KIND_QUANTIZED\x10\x02\x12\x1a\n\x16\x45NCODING_KIND_SELECTED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fstratagem_proto/v1/tensor.proto\x12\x12stratagem_proto.v1\"H\n\nTensorSpec\x12+\n\x05\x64type\x18\x01 \x01(\x0e\x32\x1c.stratagem_proto.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\x03\"\x91\x01\n\x08\x45ncoding\x12/\n\x07\x64\x65\x63oded\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\x12.\n\x04kind\x18\x02 \x01(\x0e\x32 .stratagem_proto.v1.EncodingKind\x12\x16\n\tcompanion\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0c\n\n_companion\"e\n\x05\x43hunk\x12\x0e\n\x06tensor\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12(\n\x05place\x18\x04 \x01(\x0b\x32\x19.stratagem_proto.v1.PlaceJ\x04\x08\x05\x10\x08\"&\n\x05Place\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0e\n\x06nbytes\x18\x02 \x01(\x04*\xb1\x02\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT64\x10\x02\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x03\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x04\x12\x12\n\x0e\x44\x41TA_TYPE_INT8\x10\x05\x12\x13\n\x0f\x44\x41TA_TYPE_INT16\x10\x06\x12\x13\n\x0f\x44\x41TA_TYPE_INT32\x10\x07\x12\x13\n\x0f\x44\x41TA_TYPE_INT64\x10\x08\x12\x13\n\x0f\x44\x41TA_TYPE_UINT8\x10\t\x12\x12\n\x0e\x44\x41TA_TYPE_BOOL\x10\n\x12\x17\n\x13\x44\x41TA_TYPE_COMPLEX64\x10\x0b\x12\x18\n\x14\x44\x41TA_TYPE_COMPLEX128\x10\x0c*\x82\x01\n\x0c\x45ncodingKind\x12\x1d\n\x19\x45NCODING_KIND_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x45NCODING_KIND_NARROWED\x10\x01\x12\x1b\n\x17\x45NCODING_KIND_QUANTIZED\x10\x02\x12\x1a\n\x16\x45NCODING_KIND_SELECTED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stratagem_proto.v1.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DATATYPE']._serialized_start=339
-  _globals['_DATATYPE']._serialized_end=644
-  _globals['_ENCODINGKIND']._serialized_start=647
-  _globals['_ENCODINGKIND']._serialized_end=777
+  _globals['_DATATYPE']._serialized_start=421
+  _globals['_DATATYPE']._serialized_end=726
+  _globals['_ENCODINGKIND']._serialized_start=729
+  _globals['_ENCODINGKIND']._serialized_end=859
   _globals['_TENSORSPEC']._serialized_start=55
   _globals['_TENSORSPEC']._serialized_end=127
   _globals['_ENCODING']._serialized_start=130
   _globals['_ENCODING']._serialized_end=275
   _globals['_CHUNK']._serialized_start=277
-  _globals['_CHUNK']._serialized_end=336
+  _globals['_CHUNK']._serialized_end=378
+  _globals['_PLACE']._serialized_start=380
+  _globals['_PLACE']._serialized_end=418
 # @@protoc_insertion_point(module_scope)

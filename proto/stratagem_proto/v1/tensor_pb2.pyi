@@ -172,19 +172,49 @@ class Chunk(google.protobuf.message.Message):
     TENSOR_FIELD_NUMBER: builtins.int
     OFFSET_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
+    PLACE_FIELD_NUMBER: builtins.int
     tensor: builtins.int
     """Index into the `tensors` of the header of the same stream."""
     offset: builtins.int
     """First byte of this run within the tensor, in bytes."""
     data: builtins.bytes
     """The bytes; at most the `max_chunk_bytes` that the server announced."""
+    @property
+    def place(self) -> global___Place:
+        """Where the bytes are instead, however many."""
+
     def __init__(
         self,
         *,
         tensor: builtins.int = ...,
         offset: builtins.int = ...,
         data: builtins.bytes = ...,
+        place: global___Place | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "offset", b"offset", "tensor", b"tensor"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["place", b"place"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "offset", b"offset", "place", b"place", "tensor", b"tensor"]) -> None: ...
 
 global___Chunk = Chunk
+
+@typing.final
+class Place(google.protobuf.message.Message):
+    """A run of bytes in the segment of memory that both ends of a local socket share. The
+    client makes the segment and leaves it alone from a call until its answer.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    START_FIELD_NUMBER: builtins.int
+    NBYTES_FIELD_NUMBER: builtins.int
+    start: builtins.int
+    """First byte, in bytes from the beginning of the segment; a multiple of 64."""
+    nbytes: builtins.int
+    def __init__(
+        self,
+        *,
+        start: builtins.int = ...,
+        nbytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["nbytes", b"nbytes", "start", b"start"]) -> None: ...
+
+global___Place = Place

@@ -34,6 +34,7 @@ class UpdateRpcs:
             chunks,
             partial(self._update, header),
             decoded_specs(header.gradients),
+            borrows=_is_applied_at_once(header),
         )
 
     async def _update(
@@ -118,3 +119,8 @@ class UpdateRpcs:
         names = [each.variable for each in header.bindings if each.variable]
         async with state.changing(names):
             return await run_graph(state, graph, header.bindings, staged)
+
+
+def _is_applied_at_once(header: pb.UpdateHeader) -> bool:
+    later = header.HasField("contribution") or header.backward.keep
+    return header.program.WhichOneof("kind") == "optimizer" and not later

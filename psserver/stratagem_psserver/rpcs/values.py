@@ -8,6 +8,8 @@ from functools import partial
 from stratagem_proto.codec import split
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.frames import encode_frame
+from stratagem_proto.placed import needed, place
+from stratagem_proto.segment import Segment
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.assignments import Write, prepare, run
 from stratagem_psserver.compute import TENSOR_BYTES
@@ -24,8 +26,12 @@ class ValueRpcs:
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    async def read(self, request: pb.ReadRequest) -> AsyncIterator[bytes]:
+    async def read(
+        self, request: pb.ReadRequest, segment: Segment | None = None
+    ) -> AsyncIterator[bytes]:
         state = self._state
+        if not request.into_segment:
+            segment = None
         state.finished(request.session_id, request.finished, request.report)
         if request.HasField("after"):
             await self._wait(request.after, request.wait_seconds)
@@ -38,7 +44,7 @@ class ValueRpcs:
             reservation = state.budget.reserve(nbytes, "a read")
             with reservation:
                 # Frames are copies, so this is the snapshot that the locks are for.
-                encode = partial(_encode, header, chosen)
+                encode = partial(_encode, header, chosen, segment)
                 size = nbytes + len(chosen) * TENSOR_BYTES
                 frames = await state.compute.run(encode, size)
                 reservation = reservation.hand_over()
@@ -60,7 +66,7 @@ class ValueRpcs:
 
     async def assign(self, header: pb.AssignHeader, chunks: Chunks) -> bytes:
         return await self._state.mutations.once_staged(
-            header, header.tensors, chunks, partial(self._assign, header)
+            header, header.tensors, chunks, partial(self._assign, header), borrows=True
         )
 
     async def _assign(
@@ -92,8 +98,12 @@ def _select(
     return header, chosen
 
 
-def _encode(header: pb.ReadHeader, chosen: Sequence[Selected]) -> list[bytes]:
+def _encode(
+    header: pb.ReadHeader, chosen: Sequence[Selected], segment: Segment | None
+) -> list[bytes]:
     tensors = [each.tensor() for each in chosen]
+    if segment is not None and needed(tensors) <= segment.nbytes:
+        return [encode_frame(place(header, tensors, segment))]
     return [encode_frame(frame) for frame in split(header, tensors)]
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from stratagem_proto.segment import Segment
+
 Value = TypeVar("Value")
 
 
@@ -15,18 +17,22 @@ class Call:
 
     Attributes:
         path: The method, as gRPC names it.
-        messages: The encoded requests.
+        encode: Gives the encoded requests; those of a call with a segment may name
+            places in it.
         timeout: Seconds in which the last response must have come.
         uploads: Whether there may be more than one request; then there is one response.
         awaited: Whether there is one response, which is asked for at once, so that
             nothing need be sent before.
+        room: Bytes of a segment that the tensors of the call would take; 0 if they are
+            better sent.
     """
 
     path: str
-    messages: Iterator[bytes]
+    encode: Callable[[Segment | None], Iterator[bytes]]
     timeout: float
     uploads: bool = False
     awaited: bool = False
+    room: int = 0
 
 
 class Cancellable(Protocol):
@@ -34,6 +40,28 @@ class Cancellable(Protocol):
 
     def cancel(self) -> object:
         """Gives the call up, if it has not ended."""
+
+
+class Responses(Iterator[bytes]):
+    """The messages of an answer.
+
+    Attributes:
+        segment: What they may name places in, until another one than the last is asked
+            for; None if there is nothing.
+        found: Told how many bytes were found there.
+    """
+
+    def __init__(
+        self,
+        messages: Iterator[bytes],
+        segment: Segment | None = None,
+        found: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._messages = messages
+        self.segment, self.found = segment, found
+
+    def __next__(self) -> bytes:
+        return next(self._messages)
 
 
 @dataclass(frozen=True)
@@ -44,7 +72,7 @@ class Attempt:
     gRPC itself does.
     """
 
-    responses: Iterator[bytes]
+    responses: Responses
     call: Cancellable
 
 

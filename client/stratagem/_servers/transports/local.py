@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any, cast
 
 import grpc
 
-from stratagem._servers.transports.attempt import Attempt, Call
+from stratagem._servers.transports.attempt import Attempt, Call, Responses
+from stratagem._servers.transports.idle_links import IdleLinks
 from stratagem._servers.transports.local_link import LocalLink
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.local.frames import Frame, Kind
+from stratagem_proto.segment import Segment, grown
 from stratagem_proto.status import code_of, trailers
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import LocalSocket
-
-# Connections that are kept open while there is nothing to call.
-_MAX_IDLE = 8
 
 
 class LocalError(grpc.RpcError):
@@ -44,11 +44,14 @@ class LocalTransport:
 
     Args:
         place: What the server says of the socket.
+        shares: Whether large tensors may go through shared memory.
     """
 
-    def __init__(self, place: LocalSocket) -> None:
+    def __init__(self, place: LocalSocket, shares: bool = True) -> None:
         self.place = place
-        self._idle: list[LocalLink] = []
+        self._idle = IdleLinks()
+        # More are not shared, for the time being.
+        self._most_shared = self._wanted = sys.maxsize if shares else 0
         self._busy: set[LocalLink] = set()
         self._closed = False
 
@@ -58,7 +61,7 @@ class LocalTransport:
         Raises:
             OSError: Nobody, or not the server, answers there.
         """
-        self._idle.append(LocalLink(self.place))
+        self.give_back(LocalLink(self.place), usable=True)
 
     def send(self, call: Call) -> Attempt:
         """Begins a call.
@@ -69,16 +72,35 @@ class LocalTransport:
         """
         if self._closed:
             raise ConnectionAbortedError("the transport is closed")
-        exchange = _Exchange(self, self._take(), call)
-        return Attempt(exchange.responses(), exchange)
-
-    def _take(self) -> LocalLink:
-        try:
-            link = self._idle.pop()
-        except IndexError:
-            link = LocalLink(self.place)
+        link = self._idle.take(call.room) or LocalLink(self.place)
         self._busy.add(link)
-        return link
+        if self._closed:
+            # Another thread has closed all that it knew of meanwhile.
+            link.close()
+        exchange = _Exchange(self, link, call)
+        return Attempt(Responses(exchange.responses(), exchange.segment), exchange)
+
+    def memory_of(self, link: LocalLink, room: int) -> Segment | None:
+        """What a link shares with the server for a call; None if it is to send.
+
+        Args:
+            link: The link.
+            room: Bytes that the call needs, if any.
+
+        Raises:
+            OSError: The connection broke, or it took too long.
+        """
+        if not 0 < room <= self._most_shared:
+            return None
+        large_enough = link.segment is not None and link.segment.nbytes >= room
+        if not large_enough and not link.share(grown(room)):
+            self._most_shared = room - 1
+        return link.segment
+
+    def trim(self) -> None:
+        """Gives up memory that was not used lately; called now and then."""
+        self._idle.trim()
+        self._most_shared = self._wanted
 
     def give_back(self, link: LocalLink, usable: bool) -> None:
         """Ends the use of a connection.
@@ -88,28 +110,34 @@ class LocalTransport:
             usable: Whether another call can follow.
         """
         self._busy.discard(link)
-        if usable and not self._closed and len(self._idle) < _MAX_IDLE:
-            self._idle.append(link)
-        else:
+        if not usable or not self._idle.put(link):
             link.close()
 
     def distrust(self) -> None:
         """Closes all that is idle: where one connection broke, others will have."""
-        while self._idle:
-            self._idle.pop().close()
+        self._idle.clear()
+
+    def retire(self) -> None:
+        """Lets the calls under way be the last ones."""
+        self._idle.close()
 
     def close(self) -> None:
         """Ends all calls; none can be begun any more."""
         self._closed = True
-        self.distrust()
+        self.retire()
         for link in list(self._busy):
             link.close()
 
 
 class _Exchange:
-    """One call: sent at once, its responses read by who asks for them."""
+    """One call: sent at once, its responses read by who asks for them.
+
+    Attributes:
+        segment: What its messages may name places in; None if there is none.
+    """
 
     def __init__(self, transport: LocalTransport, link: LocalLink, call: Call) -> None:
+        self.segment: Segment | None = None
         self._transport = transport
         self._link: LocalLink | None = link
         self._deadline = time.monotonic() + call.timeout
@@ -125,8 +153,10 @@ class _Exchange:
 
     def _send(self, link: LocalLink, call: Call) -> None:
         kind, path = Kind.CALL, call.path.encode()
-        held = next(call.messages)
-        for message in call.messages:
+        self.segment = self._transport.memory_of(link, call.room)
+        messages = call.encode(self.segment)
+        held = next(messages)
+        for message in messages:
             link.send(kind, held, False, path)
             kind, path, held = Kind.MESSAGE, b"", message
             if link.is_answered:
@@ -155,13 +185,17 @@ class _Exchange:
             raise ConnectionAbortedError("the call was given up")
         self._allow_what_is_left(link)
         for frame in link.frames():
-            if frame.is_last:
-                self._end(usable=True)
             if frame.kind == Kind.STATUS:
+                self._end(usable=True)
                 return _require_ok(frame)
+            # What is in the segment must stay until it was taken.
+            if frame.is_last and self.segment is None:
+                self._end(usable=True)
             # A view of memory does wherever messages are taken apart.
             yield cast(bytes, frame.message)
-            if not frame.is_last:
+            if frame.is_last:
+                self._end(usable=True)
+            else:
                 self._allow_what_is_left(link)
 
     def _allow_what_is_left(self, link: LocalLink) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import os
 import select
 import socket
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from stratagem_proto.local.frames import (
     Kind,
     prefix,
 )
+from stratagem_proto.segment import Segment, create
+from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import LocalSocket
 
 _HELLO_SECONDS = 5.0
@@ -26,6 +29,9 @@ _SMALL_BYTES = 16 << 10
 class LocalLink:
     """A socket whose other end has proved to be the server.
 
+    Attributes:
+        segment: Memory that both ends see; None if there is none.
+
     Raises:
         OSError: Nobody, or somebody else, answers there.
     """
@@ -36,6 +42,7 @@ class LocalLink:
         Args:
             place: What the server says of its socket.
         """
+        self.segment: Segment | None = None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._reader = FrameReader(bytearray(SCRATCH_BYTES))
         try:
@@ -72,6 +79,31 @@ class LocalLink:
         else:
             self._socket.sendall(begin)
             self._socket.sendall(message)
+
+    def share(self, nbytes: int) -> bool:
+        """Shares memory of that many bytes with the server, in place of what there was.
+
+        Returns:
+            Whether there is so much, and the server takes it.
+
+        Raises:
+            OSError: The connection broke, or it took too long.
+        """
+        self.segment = None
+        try:
+            segment, fd = create(nbytes)
+        except OSError:
+            return False
+        try:
+            frame = prefix(Kind.SEGMENT, 0, is_last=True)
+            socket.send_fds(self._socket, [frame], [fd])
+        finally:
+            os.close(fd)
+        answer = next(self.frames())
+        if RecordedStatus.FromString(bytes(answer.message)).code:
+            return False
+        self.segment = segment
+        return True
 
     @property
     def is_answered(self) -> bool:

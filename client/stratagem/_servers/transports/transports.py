@@ -8,7 +8,7 @@ from stratagem._servers.transports.attempt import Attempt, Call
 from stratagem._servers.transports.channel import GrpcTransport
 from stratagem._servers.transports.local import LocalTransport
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.transport import GRPC, transport_from_environment
+from stratagem_proto.transport import AUTO, GRPC, transport_from_environment
 from stratagem_proto.v1.session_pb2 import LocalSocket
 
 _LOG = logging.getLogger("stratagem")
@@ -25,7 +25,8 @@ class Transports:
         self._address = address
         self._grpc = GrpcTransport(address)
         self._local: LocalTransport | None = None
-        self._allowed = transport_from_environment() != GRPC
+        self._setting = transport_from_environment()
+        self._closed = False
 
     def learn(self, place: LocalSocket) -> None:
         """Connects to what the server says of its socket, if that is possible."""
@@ -33,15 +34,17 @@ class Transports:
             return
         self._forget()
         through_proxy = not self._address.endswith(f":{place.port}")
-        if not self._allowed or not place.name or through_proxy:
+        if self._setting == GRPC or not place.name or through_proxy:
             return
-        local = LocalTransport(place)
+        local = LocalTransport(place, shares=self._setting == AUTO)
         try:
             local.connect()
         except (OSError, MalformedStreamError) as error:
             _LOG.debug("%s is called by gRPC: %s", self._address, error)
         else:
             self._local = local
+            if self._closed:
+                self._forget()
 
     @property
     def is_local(self) -> bool:
@@ -69,10 +72,17 @@ class Transports:
                 return local.send(call)
             except OSError as error:
                 _LOG.debug("%s is called by gRPC: %s", self._address, error)
+                local.retire()
                 self._local = None
         return self._grpc.send(call)
 
+    def trim(self) -> None:
+        """Gives up memory that was not used lately; called now and then."""
+        if local := self._local:
+            local.trim()
+
     def close(self) -> None:
         """Ends all calls; none can be begun any more."""
+        self._closed = True
         self._forget()
         self._grpc.close()

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 import grpc
 
 from stratagem_proto.local.frames import Frame, Kind, prefix
+from stratagem_proto.segment import Segment
 from stratagem_proto.serving.local.arriving import Arriving
 from stratagem_proto.serving.local.outgoing import Outgoing
 from stratagem_proto.serving.log import LOG
@@ -36,12 +37,21 @@ def find_handler(
 
 
 class LocalCall:
-    """A call under way; to its handler it is what the context of gRPC would be."""
+    """A call under way; to its handler it is what the context of gRPC would be.
+
+    Attributes:
+        segment: Memory that its messages may name places in; None if there is none.
+    """
 
     def __init__(
-        self, handler: Handler | None, first: Frame, arriving: Arriving, out: Outgoing
+        self,
+        handler: Handler | None,
+        first: Frame,
+        arriving: Arriving,
+        out: Outgoing,
+        segment: Segment | None = None,
     ) -> None:
-        self.arriving = arriving
+        self.arriving, self.segment = arriving, segment
         self._handler, self._first, self._out = handler, first, out
 
     async def run(self) -> None:

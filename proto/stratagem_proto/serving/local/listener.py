@@ -14,6 +14,7 @@ import grpc
 from stratagem_proto.local.frames import SCRATCH_BYTES
 from stratagem_proto.serving.local.call import Handler, find_handler
 from stratagem_proto.serving.local.peer import Peer
+from stratagem_proto.serving.local.peer_memory import Reserve, refused
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.v1.session_pb2 import LocalSocket
 
@@ -33,14 +34,21 @@ class LocalListener:
     Attributes:
         socket: What clients need to know of it.
         scratch: What all peers read small frames into.
+        reserve: The budget of the memory that clients share.
     """
 
-    def __init__(self, services: Sequence[grpc.GenericRpcHandler], port: int) -> None:
+    def __init__(
+        self,
+        services: Sequence[grpc.GenericRpcHandler],
+        port: int,
+        reserve: Reserve = refused,
+    ) -> None:
         """Takes a name.
 
         Args:
             services: What answers the calls.
             port: As of `LocalSocket`.
+            reserve: The budget of the memory that clients share.
 
         Raises:
             OSError: There are no such sockets here.
@@ -53,7 +61,7 @@ class LocalListener:
         )
         self.scratch = bytearray(SCRATCH_BYTES)
         self.handler = lru_cache(maxsize=256)(self._find)
-        self._services = services
+        self._services, self.reserve = services, reserve
         self._peers: set[Peer] = set()
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listening.bind(b"\0" + self.socket.name)

@@ -9,12 +9,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.errors import MalformedStreamError, StratagemError
 from stratagem_proto.local.frames import Frame, FrameReader, Kind, prefix
 from stratagem_proto.serving.local.arriving import Arriving
 from stratagem_proto.serving.local.call import Handler, LocalCall
 from stratagem_proto.serving.local.outgoing import Outgoing
+from stratagem_proto.serving.local.peer_memory import (
+    ANCILLARY_BYTES,
+    PeerMemory,
+    Reserve,
+)
 from stratagem_proto.serving.log import LOG
+from stratagem_proto.status import to_record
+from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import LocalSocket
 
 # Who connects and does not say who they are keeps nothing open for longer.
@@ -26,6 +33,7 @@ class House(Protocol):
 
     socket: LocalSocket
     scratch: bytearray
+    reserve: Reserve
 
     def handler(self, path: bytes) -> Handler | None:
         """What answers the calls of a path."""
@@ -45,6 +53,7 @@ class Peer:
         self._reader = FrameReader(house.scratch, len(house.socket.ticket))
         self._patience = self._loop.call_later(_HELLO_SECONDS, self.close)
         self._take: Callable[[Frame], None] = self._greet
+        self._memory = PeerMemory(house.reserve)
         self._call: LocalCall | None = None
         self._task: asyncio.Task[None] | None = None
         self._whole = True
@@ -64,7 +73,11 @@ class Peer:
             self.close()
 
     def _receive(self) -> bool:
-        nbytes = self._socket.recv_into(self._reader.room)
+        nbytes, ancillary, _, _ = self._socket.recvmsg_into(
+            [self._reader.room], ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+        )
+        if ancillary:
+            self._memory.arrived(ancillary)
         if not nbytes:
             self.close()
         for frame in self._reader.received(nbytes):
@@ -87,6 +100,8 @@ class Peer:
             self._begin(frame)
         elif frame.kind == Kind.MESSAGE and not self._whole:
             self._continue(frame)
+        elif frame.kind == Kind.SEGMENT and self._whole and self._call is None:
+            self._share()
         else:
             raise MalformedStreamError(
                 f"a frame of kind {frame.kind} came where none may come"
@@ -96,8 +111,19 @@ class Peer:
         self._whole = frame.is_last
         arriving = Arriving(frame, self._resume)
         handler = self._house.handler(frame.path)
-        self._call = LocalCall(handler, frame, arriving, self._out)
+        memory = self._memory.segment
+        self._call = LocalCall(handler, frame, arriving, self._out, memory)
         self._task = self._loop.create_task(self._serve(self._call))
+
+    def _share(self) -> None:
+        status = RecordedStatus()
+        try:
+            self._memory.replace()
+        except StratagemError as error:
+            LOG.info("no shared memory", why=error.message)
+            status = to_record(error)
+        data = status.SerializeToString()
+        self._out.send(prefix(Kind.STATUS, len(data), is_last=True), data)
 
     def _continue(self, frame: Frame) -> None:
         self._whole = frame.is_last
@@ -139,6 +165,7 @@ class Peer:
         self._patience.cancel()
         self._loop.remove_reader(self._socket)
         self._out.close()
+        self._memory.close()
         with suppress(OSError):
             # Also where a process that was forked from this one has it open.
             self._socket.shutdown(socket.SHUT_RDWR)

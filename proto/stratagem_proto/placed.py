@@ -1,0 +1,72 @@
+"""Tensors of a stream whose bytes are in memory that both ends share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.frames import ChunkView, Frame, Header
+from stratagem_proto.segment import Segment, starts
+from stratagem_proto.tensors import allocate, decode_dtype, nbytes_of, spec_of
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
+
+
+def needed(tensors: Sequence[torch.Tensor]) -> int:
+    """Bytes of a segment that tensors take."""
+    return starts([tensor.nbytes for tensor in tensors])[1]
+
+
+def place(
+    header: Header, tensors: Sequence[torch.Tensor], segment: Segment
+) -> Frame[Header]:
+    """Copies tensors to a segment; returns the frame that says where they are.
+
+    Args:
+        header: Of the frame.
+        tensors: On any device, contiguous or not.
+        segment: Large enough for all that `needed` says.
+    """
+    frame = Frame(header)
+    places, _ = starts([tensor.nbytes for tensor in tensors])
+    for index, tensor in enumerate(tensors):
+        if tensor.nbytes:
+            start = places[index]
+            segment.tensor(spec_of(tensor), start).copy_(tensor.detach())
+            view = segment.view(start, tensor.nbytes)
+            frame.chunks.append(ChunkView(index, 0, view, start))
+    return frame
+
+
+def borrowed(
+    specs: Sequence[TensorSpec], chunks: Sequence[ChunkView]
+) -> list[torch.Tensor] | None:
+    """The tensors of a request where they are; None if they are not all in a segment.
+
+    Who made the segment can still write to it, so only floating-point elements are
+    left there: indices that were checked must not change. The tensors are to be used
+    until the request is answered.
+
+    Args:
+        specs: From the header.
+        chunks: All that came with the header.
+    """
+    found = {chunk.tensor: chunk for chunk in chunks if chunk.start is not None}
+    wanted = {index for index, spec in enumerate(specs) if nbytes_of(spec)}
+    if not found or found.keys() != wanted or len(found) < len(chunks):
+        return None
+    return [_borrowed(spec, found.get(index)) for index, spec in enumerate(specs)]
+
+
+def _borrowed(spec: TensorSpec, chunk: ChunkView | None) -> torch.Tensor:
+    if chunk is None:
+        return allocate(spec)
+    if chunk.offset or len(chunk.data) != nbytes_of(spec):
+        raise MalformedStreamError(
+            f"tensor {chunk.tensor} of {nbytes_of(spec)} bytes is said to be in "
+            f"{len(chunk.data)} bytes of a segment from its byte {chunk.offset} on"
+        )
+    dtype = decode_dtype(spec.dtype)
+    tensor = torch.frombuffer(chunk.data, dtype=dtype).view(tuple(spec.shape))
+    return tensor if dtype.is_floating_point else tensor.clone()
