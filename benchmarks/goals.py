@@ -103,6 +103,11 @@ def _lookups() -> Iterator[Goal]:
             yield _beside("lookups", f"{direction}, {drawn}", "gRPC unary", 1 / 4)
 
 
+def _movielens() -> Iterator[Goal]:
+    yield _beside("movielens", "step", "local loop", 0.6)
+    yield _beside("movielens", "step", "TensorFlow", 3.0)
+
+
 def _beside(
     measurement: str, question: str, peer: str, least: float, ours: str = "Stratagem"
 ) -> Goal:
@@ -115,4 +120,5 @@ GOALS: Sequence[Goal] = (
     *_small_updates(),
     *_resnet(),
     *_lookups(),
+    *_movielens(),
 )

@@ -49,6 +49,7 @@ def measured(contest: Contest) -> Sequence[Figure]:
         transfer.transfer([4_000], seconds=0.0),
         resnet.resnet(seconds=0.0),
         lookups.lookups(seconds=0.0),
+        movielens.movielens(seconds=0.0),
         steps.steps([replace(steps.COMPARISONS[1], model=steps.Model(1, 4, 2))], 0.0)[
             0
         ],

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.harness.contest import Contest
-from benchmarks.measurements import lookups, resnet, scheduling, steps, transfer
+from benchmarks.measurements import (
+    lookups,
+    movielens,
+    resnet,
+    scheduling,
+    steps,
+    transfer,
+)
 
 MEASUREMENTS: Mapping[str, Callable[[], Sequence[Contest]]] = {
     "transfer": lambda: [transfer.transfer()],
     "small-updates": lambda: [transfer.small_updates()],
     "resnet": lambda: [resnet.resnet()],
     "lookups": lambda: [lookups.lookups()],
+    "movielens": lambda: [movielens.movielens()],
     "scheduling": scheduling.scheduling,
     "steps": steps.steps,
 }

@@ -17,24 +17,15 @@ from torch import nn
 
 from benchmarks.peers import timing
 from benchmarks.peers.process import serve
-from stratagem import ClusterSpec, DistributedOptimizer, ParameterServerStrategy
-from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
-from stratagem_deploy import LocalCluster
+from benchmarks.peers.stratagem.training import alone
+from stratagem import DistributedOptimizer, ParameterServerStrategy
 
 
 def main(settings: Mapping[str, Any]) -> None:
     """Measures a step of one model."""
-    torch.set_num_threads(1)
-    with (
-        LocalCluster(ps=2, workers=1, processes=True) as cluster,
-        ParameterServerStrategy(
-            alone(cluster.cluster_resolver),
-            consistency=settings["consistency"],
-            token=cluster.cluster_resolver.cluster_token,
-        ) as strategy,
-    ):
+    with alone(ps=2, consistency=settings["consistency"]) as strategy:
         step = _training(strategy, settings)
-        serve(lambda _, seconds: timing.median(lambda: strategy.run(step), seconds))
+        serve(timing.answering(lambda: strategy.run(step)))
 
 
 def _training(
@@ -54,13 +45,6 @@ def _training(
         optimizer.step()
 
     return step
-
-
-def alone(resolver: ClusterResolver) -> ClusterResolver:
-    """The same servers with this program as the only one that trains."""
-    servers = resolver.cluster_spec().as_dict()["ps"]
-    cluster = ClusterSpec({"ps": servers, "chief": ["this.invalid:1"]})
-    return SimpleClusterResolver(cluster, task_type="chief", task_id=0)
 
 
 if __name__ == "__main__":

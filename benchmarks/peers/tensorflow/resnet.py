@@ -13,49 +13,29 @@ import tensorflow as tf
 from benchmarks.peers import resnet, timing
 from benchmarks.peers.process import serve
 from benchmarks.peers.tensorflow import cluster
+from benchmarks.peers.tensorflow.adam import Adam
 
-_HYPERPARAMETERS = {
-    "beta1_power": 0.9,
-    "beta2_power": 0.999,
-    "lr": 1e-3,
-    "beta1": 0.9,
-    "beta2": 0.999,
-    "epsilon": 1e-8,
-}
+_RATE = 1e-3
 
 
 def main(strategy: tf.distribute.Strategy) -> None:
     """Measures a step."""
     with strategy.scope():
-        variables, means, variances = (
-            [tf.Variable(tf.zeros(shape)) for shape in resnet.shapes()]
-            for _ in range(3)
-        )
+        variables = [tf.Variable(tf.zeros(shape)) for shape in resnet.shapes()]
+        adam = Adam(variables, _RATE)
     gradients = [tf.ones(shape) for shape in resnet.shapes()]
-    moments = zip(variables, means, variances, gradients, strict=True)
-    compiled: Callable[[], Sequence[Any]] = tf.function(_stepping([*moments]))
+
+    def stepped() -> Sequence[Any]:
+        with tf.control_dependencies(adam.apply(gradients)):
+            return [_fetched(variable, gradients[0].device) for variable in variables]
+
+    compiled: Callable[[], Sequence[Any]] = tf.function(stepped)
     serve(timing.answering(lambda: [memoryview(value) for value in compiled()]))
 
 
-def _stepping(moments: Sequence[Sequence[Any]]) -> Callable[[], Sequence[Any]]:
-    def step() -> Sequence[Any]:
-        return [_stepped(*each) for each in moments]
-
-    return step
-
-
-def _stepped(variable: Any, mean: Any, variance: Any, gradient: Any) -> Any:
-    with tf.device(variable.device):
-        applied = tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle,
-            m=mean.handle,
-            v=variance.handle,
-            grad=gradient,
-            **_HYPERPARAMETERS,
-        )
-        with tf.control_dependencies([applied]):
-            value = variable.read_value()
-    with tf.device(gradient.device):
+def _fetched(variable: Any, device: str) -> Any:
+    value = variable.read_value()
+    with tf.device(device):
         return tf.identity(value)
 
 

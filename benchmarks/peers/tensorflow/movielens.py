@@ -1,0 +1,82 @@
+"""The same model with TensorFlow's coordinator.
+
+`... benchmarks.peers.tensorflow.movielens FD FILE`
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from benchmarks.peers import ratings, timing
+from benchmarks.peers.process import serve
+from benchmarks.peers.tensorflow import cluster
+from benchmarks.peers.tensorflow.adam import Adam
+
+_TURN = 10
+_DROPPED = 0.5
+
+
+def main(file: str, strategy: tf.distribute.Strategy) -> None:
+    """Measures a step, of which several are scheduled at once, as is its way."""
+    with strategy.scope():
+        model = _variables()
+        adam = Adam(model, ratings.RATE)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    iterator = iter(coordinator.create_per_worker_dataset(_dataset(file)))
+    step = tf.function(_stepping(model, adam))
+
+    def turn() -> None:
+        for _ in range(_TURN):
+            coordinator.schedule(step, args=(iterator,))
+        coordinator.join()
+
+    serve(lambda _, seconds: timing.median(turn, seconds) / _TURN)
+
+
+def _variables() -> Sequence[Any]:
+    """Vectors and biases of users and items, and the offset."""
+    shapes = [
+        (ratings.USERS, ratings.WIDTH),
+        (ratings.ITEMS, ratings.WIDTH),
+        (ratings.USERS, 1),
+        (ratings.ITEMS, 1),
+    ]
+    tables = [tf.Variable(tf.random.normal(shape, stddev=0.03)) for shape in shapes]
+    return [*tables, tf.Variable(3.0)]
+
+
+def _dataset(file: str) -> Callable[[], Any]:
+    columns = tuple(ratings.load(file).T)
+
+    def dataset() -> Any:
+        rows = tf.data.Dataset.from_tensor_slices(columns)
+        return rows.shuffle(len(columns[0])).repeat().batch(ratings.BATCH)
+
+    return dataset
+
+
+def _stepping(model: Sequence[Any], adam: Adam) -> Callable[[Any], None]:
+    def step(iterator: Any) -> None:
+        user, item, rating = next(iterator)
+        with tf.GradientTape() as tape:
+            error = _predicted(model, user, item) - tf.cast(rating, tf.float32)
+            loss = tf.reduce_mean(tf.square(error))
+        adam.apply(tape.gradient(loss, model))
+
+    return step
+
+
+def _predicted(model: Sequence[Any], user: Any, item: Any) -> Any:
+    users, items, user_biases, item_biases, offset = model
+    vectors = tf.nn.dropout(tf.gather(users, user), _DROPPED) * tf.gather(items, item)
+    biases = tf.gather(user_biases, user) + tf.gather(item_biases, item)
+    return offset + tf.squeeze(biases, 1) + tf.reduce_sum(vectors, 1)
+
+
+if __name__ == "__main__":
+    with cluster.strategy() as strategy:
+        main(sys.argv[2], strategy)
