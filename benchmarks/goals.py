@@ -108,6 +108,23 @@ def _movielens() -> Iterator[Goal]:
     yield _beside("movielens", "step", "TensorFlow", 3.0)
 
 
+def _workers() -> Iterator[Goal]:
+    question = "processors, a million examples"
+    for workers in ("2 workers", "4 workers"):
+        yield _beside("workers", question, "1 worker", 1 / 1.1, workers)
+
+
+def _sessions() -> Iterator[Goal]:
+    idle = "idle sessions"
+    yield _beside("sessions", "round trip, median", "no sessions", 1 / 1.1, idle)
+    yield Goal("sessions", Cell("memory of the server, more by", idle), 100e6, 1.0)
+
+
+def _startup() -> Iterator[Goal]:
+    yield Goal("startup", Cell("import, behind torch", "Stratagem"), 0.15, 1.0)
+    yield Goal("startup", Cell("server ready", "Stratagem"), 3.0, 1.0)
+
+
 def _beside(
     measurement: str, question: str, peer: str, least: float, ours: str = "Stratagem"
 ) -> Goal:
@@ -121,4 +138,7 @@ GOALS: Sequence[Goal] = (
     *_resnet(),
     *_lookups(),
     *_movielens(),
+    *_workers(),
+    *_sessions(),
+    *_startup(),
 )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def processor_seconds(pid: int) -> float:
@@ -16,22 +15,24 @@ def processor_seconds(pid: int) -> float:
     Args:
         pid: The process. What has ended of those that it started does not count.
     """
-    ticks: dict[int, int] = {}
+    return sum(map(_seconds, family(pid)))
+
+
+def family(pid: int) -> Sequence[int]:
+    """Return the process and those that it started, and these, and so on."""
     children: defaultdict[int, list[int]] = defaultdict(list)
-    for process, parent, used in _processes():
-        ticks[process] = used
-        children[parent].append(process)
-    family = [pid]
-    for process in family:
-        family += children[process]
-    return sum(ticks.get(process, 0) for process in family) / _TICKS_PER_SECOND
-
-
-def _processes() -> Iterator[tuple[int, int, int]]:
-    """Number, parent and ticks of each process."""
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
+        with suppress(OSError):  # it has ended meanwhile
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended meanwhile
-        yield int(folder.name), int(fields[1]), int(fields[11]) + int(fields[12])
+            children[int(fields[1])].append(int(folder.name))
+    found = [pid]
+    for process in found:
+        found += children[process]
+    return found
+
+
+def _seconds(pid: int) -> float:
+    # The clock of a process as Linux numbers it, see clock_getcpuclockid(3).
+    with suppress(OSError):
+        return time.clock_gettime((~pid << 3) | 2)
+    return 0.0

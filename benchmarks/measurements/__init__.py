@@ -10,8 +10,11 @@ from benchmarks.measurements import (
     movielens,
     resnet,
     scheduling,
+    sessions,
+    startup,
     steps,
     transfer,
+    workers,
 )
 
 MEASUREMENTS: Mapping[str, Callable[[], Sequence[Contest]]] = {
@@ -20,6 +23,9 @@ MEASUREMENTS: Mapping[str, Callable[[], Sequence[Contest]]] = {
     "resnet": lambda: [resnet.resnet()],
     "lookups": lambda: [lookups.lookups()],
     "movielens": lambda: [movielens.movielens()],
+    "workers": lambda: [workers.workers()],
+    "sessions": lambda: [sessions.sessions()],
+    "startup": lambda: [startup.startup()],
     "scheduling": scheduling.scheduling,
     "steps": steps.steps,
 }

@@ -1,6 +1,8 @@
 """Training with one server.
 
-`... benchmarks.peers.stratagem.movielens FD FILE SETTINGS`; SETTINGS is JSON: what the optimizer gets besides.
+`... benchmarks.peers.stratagem.movielens FD FILE SETTINGS`
+
+SETTINGS is JSON: what the optimizer gets besides.
 """
 
 from __future__ import annotations

@@ -1,0 +1,74 @@
+"""A server with many idle clients: `... stratagem.sessions FD COUNT`.
+
+Answers to "memory" are what the server's memory has grown by, in bytes; others are as
+those of `stratagem.transfer`. The idle clients live in one more process.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from benchmarks.harness.processor_time import family
+from benchmarks.peers.process import serve
+from benchmarks.peers.server import server
+from benchmarks.peers.stratagem.server import connected
+from benchmarks.peers.stratagem.transfer import Variable
+from benchmarks.peers.transfer import Transfers
+from stratagem._servers.connection import Connection as ServerConnection
+from stratagem._servers.group import ServerGroup
+from stratagem._servers.heartbeat import Heartbeat
+from stratagem._servers.session import Identity
+from stratagem._servers.step_count import StepCount
+from stratagem_proto.channel import Deadlines
+
+
+def main(count: int, servers: ServerGroup) -> None:
+    """Opens the sessions and measures what it is asked for."""
+    transfers = Transfers(partial(Variable, servers))
+    transfers("push 100", 0.0)
+    processes = family(os.getpid())[1:]
+    before = sum(map(_resident_bytes, processes))
+
+    def answer(question: str, seconds: float) -> float:
+        if question == "memory":
+            return sum(map(_resident_bytes, processes)) - before
+        return transfers(question, seconds)
+
+    with server(hold, servers.addresses[0], servers.identity, count):
+        serve(answer)
+
+
+def hold(parent: Connection, address: str, identity: Identity, count: int) -> None:
+    """Keeps so many sessions open, in a process of its own; see `server`."""
+    steps = StepCount()
+    connections = [
+        ServerConnection(0, address, _another(identity), Deadlines(), steps)
+        for _ in range(count)
+    ]
+    for connection in connections:
+        connection.open()
+    Heartbeat(connections, steps).start()
+    parent.send(count)
+    with suppress(EOFError):
+        parent.recv()
+
+
+def _another(identity: Identity) -> Identity:
+    return replace(identity, client=secrets.token_bytes(len(identity.client)))
+
+
+def _resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    with connected() as servers:
+        main(int(sys.argv[2]), servers)
