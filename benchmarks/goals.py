@@ -36,7 +36,7 @@ class Goal:
     def name(self) -> str:
         """What tables call it, and by what its floor is found."""
         if isinstance(self.theirs, float):
-            return f"{self.ours.contestant}, {self.ours.question}: of {self.theirs:g}"
+            return f"{self.ours.contestant}, {self.ours.question}: of {self.theirs:,.10g}"
         who = self.theirs.contestant
         if who == self.ours.contestant:
             who = self.theirs.question
