@@ -19,8 +19,8 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 	&& echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster compose-test check answers coverage-table bench \
-	bench-quick peers wheels images format protos clean
+.PHONY: help demo test test-cluster compose-test netns-test check answers \
+	coverage-table bench bench-quick peers wheels images format protos clean
 
 help: ## List these targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s  %s\n", $$1, $$2 }' Makefile
@@ -29,13 +29,17 @@ demo: $(INSTALLED) ## Train a recommender on two servers and two workers.
 	$(BIN)/stratagem run --ps 2 --workers 2 examples/movielens.py
 
 test: $(INSTALLED) ## Run the tests, but for those of `test-cluster`.
-	$(BIN)/pytest --numprocesses auto --dist loadfile -m "not cluster and not compose"
+	$(BIN)/pytest --numprocesses auto --dist loadfile \
+	    -m "not cluster and not compose and not netns"
 
 test-cluster: $(INSTALLED) ## Run the tests that take clusters of processes, or long.
 	$(BIN)/pytest --numprocesses auto --dist loadfile -m cluster
 
 compose-test: $(INSTALLED) ## Train in containers, killing some; starts an engine if it must.
 	$(BIN)/pytest -m compose --capture=no --timeout=1500 tests/compose
+
+netns-test: $(INSTALLED) ## Train on hosts with networks of their own, one cut off; as root.
+	$(BIN)/pytest -m netns --capture=no tests/netns
 
 check: $(INSTALLED) ## Lint, type-check, and see that tests can fail.
 	$(BIN)/ruff check

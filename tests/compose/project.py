@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,16 +60,3 @@ class Project:
         return subprocess.run(
             command, env=self.environment, capture_output=True, text=True, check=False
         )
-
-
-def until(condition: Callable[[], bool], seconds: float) -> None:
-    """Waits for a condition."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.5)
-
-
-def demo_error(output: str) -> float:
-    """The error on held-out ratings that the demo has printed last."""
-    return float(re.findall(r"test RMSE ([\d.]+)", output)[-1])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.compose.project import Project, demo_error, until
+from tests.compose.project import Project
+from tests.demo import CLOSE, DEMO_RMSE, demo_error
+from tests.deploy.processes import eventually
 
 pytestmark = pytest.mark.compose
-
-# The median of three seeds under `stratagem run`.
-DEMO_RMSE = 0.911
 
 
 def checkpoints(project: Project) -> int:
@@ -22,7 +21,7 @@ def test_the_demo_trains_and_its_exit_code_is_that_of_the_command(
 ) -> None:
     ended = project.up("--exit-code-from", "worker-0")
     assert ended.returncode == 0, ended.stderr
-    assert abs(demo_error(ended.stdout) - DEMO_RMSE) < 0.005
+    assert abs(demo_error(ended.stdout) - DEMO_RMSE) < CLOSE
     for server in ("ps-0", "ps-1"):
         assert '"event": "stopped"' in project.logs(server)
         assert project.inspect(server, "{{.State.ExitCode}}") == "0"
@@ -33,14 +32,14 @@ def test_a_worker_and_a_server_that_crash_come_back_and_training_ends_well(
 ) -> None:
     started = project.up("--detach")
     assert started.returncode == 0, started.stderr
-    until(lambda: checkpoints(project) >= 1, seconds=300)
+    eventually(lambda: checkpoints(project) >= 1, seconds=300, poll=0.5)
     project.crash("worker-1")
     project.crash("ps-1")
     assert project.exit_code("worker-0") == 0
     assert project.exit_code("worker-1") == 0
     assert (project.restarts("worker-1"), project.restarts("ps-1")) == (1, 1)
     assert '"event": "restored"' in project.logs("ps-1")
-    assert abs(demo_error(project.logs("worker-0")) - DEMO_RMSE) < 0.005
+    assert abs(demo_error(project.logs("worker-0")) - DEMO_RMSE) < CLOSE
 
 
 def test_containers_are_closed_off(project: Project) -> None:

@@ -13,12 +13,20 @@ from pathlib import Path
 SECONDS = 60.0
 
 
-def eventually(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
-    """Waits for a condition and fails when it does not come true in time."""
+def eventually(
+    condition: Callable[[], bool], seconds: float = SECONDS, poll: float = 0.01
+) -> None:
+    """Waits for a condition and fails when it does not come true in time.
+
+    Args:
+        condition: Looked at again and again.
+        seconds: How long to wait.
+        poll: Seconds between looks.
+    """
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "what was waited for did not happen"
-        time.sleep(0.01)
+        time.sleep(poll)
 
 
 def descendants(pid: int) -> set[int]:

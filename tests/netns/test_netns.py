@@ -1,0 +1,87 @@
+"""Hosts with addresses of their own train together, by the manifests' own commands."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.demo import CLOSE, DEMO_RMSE, demo_error
+from tests.deploy.processes import eventually, is_alive, python
+from tests.netns.conftest import Cluster
+from tests.netns.host import Host
+
+pytestmark = [pytest.mark.netns, pytest.mark.timeout(900)]
+
+SERVERS = ("ps-0", "ps-1")
+WORKERS = ("worker-0", "worker-1")
+STEPS = 1200
+"""Of each worker."""
+
+CUT_SECONDS = 10.0
+MEGABYTE = 1e6
+TRAINED_FOR_A_WHILE = 20 * MEGABYTE
+
+
+def test_a_worker_that_was_cut_off_goes_on_and_the_demo_ends_well(
+    cluster: Cluster,
+) -> None:
+    hosts, network = cluster.hosts, cluster.network
+    for host in hosts.values():
+        host.start()
+    grows(cluster, "worker-1", TRAINED_FOR_A_WHILE)
+
+    network.cut("worker-1")
+    lost = network.bytes_to("worker-1")
+    others = network.bytes_to("worker-0")
+    time.sleep(CUT_SECONDS)
+    assert network.bytes_to("worker-1") < lost + MEGABYTE
+    assert network.bytes_to("worker-0") > others + MEGABYTE
+
+    network.heal("worker-1")
+    healed = time.monotonic()
+    grows(cluster, "worker-1", MEGABYTE)
+    print(f"\nworker-1 went on {time.monotonic() - healed:.1f} s after it was back")
+
+    for name in WORKERS:
+        assert hosts[name].exit_code(seconds=600) == 0, hosts[name].log
+    print(hosts["worker-0"].log)
+    assert abs(demo_error(hosts["worker-0"].log) - DEMO_RMSE) < CLOSE
+    assert updates(hosts["ps-0"]) == {STEPS * len(WORKERS)}
+    for name in SERVERS:
+        hosts[name].stop()
+        assert hosts[name].exit_code(seconds=30) == 0
+        assert '"event": "stopped"' in hosts[name].log
+
+
+def updates(host: Host) -> set[int]:
+    """How often variables have changed since they were created."""
+    addresses = [f"{name}.ps:2222" for name in SERVERS]
+    shown = host.execute("stratagem", "variables", "--json", *addresses)
+    return {variable["version"] - 1 for variable in json.loads(shown)["variables"]}
+
+
+def grows(cluster: Cluster, name: str, more: float) -> None:
+    """Waits until a host has been sent so many bytes more."""
+    enough = cluster.network.bytes_to(name) + more
+    eventually(lambda: cluster.network.bytes_to(name) > enough, seconds=300, poll=0.1)
+
+
+def test_namespaces_end_with_a_program_that_is_killed() -> None:
+    program = """if True:
+        import sys
+        from tests.netns.namespace import Namespace
+        space = Namespace()
+        inside = space.start("sleep", "600", output=sys.stderr)
+        print(space.holder.pid, inside.pid, flush=True)
+        inside.wait()
+    """
+    with python("-c", program, output=subprocess.PIPE) as maker:
+        assert maker.stdout is not None
+        pids = [int(word) for word in maker.stdout.readline().split()]
+        assert len(pids) == 2 and all(map(is_alive, pids))
+        maker.send_signal(signal.SIGKILL)
+        eventually(lambda: not any(map(is_alive, pids)))
