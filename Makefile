@@ -19,7 +19,7 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 	&& echo $$python && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-cluster compose-test netns-test check answers \
+.PHONY: help demo test test-cluster compose-test netns-test ray-test check answers \
 	coverage-table bench bench-quick peers wheels images format protos clean
 
 help: ## List these targets.
@@ -30,7 +30,7 @@ demo: $(INSTALLED) ## Train a recommender on two servers and two workers.
 
 test: $(INSTALLED) ## Run the tests, but for those of `test-cluster`.
 	$(BIN)/pytest --numprocesses auto --dist loadfile \
-	    -m "not cluster and not compose and not netns"
+	    -m "not cluster and not compose and not netns and not ray"
 
 test-cluster: $(INSTALLED) ## Run the tests that take clusters of processes, or long.
 	$(BIN)/pytest --numprocesses auto --dist loadfile -m cluster
@@ -40,6 +40,10 @@ compose-test: $(INSTALLED) ## Train in containers, killing some; starts an engin
 
 netns-test: $(INSTALLED) ## Train on hosts with networks of their own, one cut off; as root.
 	$(BIN)/pytest -m netns --capture=no tests/netns
+
+ray-test: $(INSTALLED) ## Train on a Ray of this machine, killing some of it.
+	$(PIP) install --constraint constraints.txt --editable ".[ray]"
+	$(BIN)/pytest -m ray tests/deploy/on_ray
 
 check: $(INSTALLED) ## Lint, type-check, and see that tests can fail.
 	$(BIN)/ruff check

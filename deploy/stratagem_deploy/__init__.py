@@ -1,4 +1,4 @@
-"""Clusters of local processes, and the `stratagem` command."""
+"""Clusters that programs start, and the `stratagem` command."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stratagem_deploy.local_cluster import LocalCluster
+    from stratagem_deploy.on_ray.cluster import RayCluster
 
-__all__ = ["LocalCluster"]
+__all__ = ["LocalCluster", "RayCluster"]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,4 +17,8 @@ def __getattr__(name: str) -> Any:
         from stratagem_deploy.local_cluster import LocalCluster
 
         return LocalCluster
+    if name == "RayCluster":
+        from stratagem_deploy.on_ray.cluster import RayCluster
+
+        return RayCluster
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

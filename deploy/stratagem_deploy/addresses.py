@@ -8,17 +8,17 @@ _LOOPBACK = "127.0.0.1"
 
 
 class ReservedAddress:
-    """A free loopback address, kept from everybody else until it is closed.
+    """A free address, kept from everybody else until it is closed.
 
     A socket is bound to it and never listens, so the one server that this address is
     meant for can still bind it, and bind it again after a restart, while the kernel
     gives it neither to another server nor to an outgoing connection.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = _LOOPBACK) -> None:
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind((_LOOPBACK, 0))
+        self._socket.bind((host, 0))
         self._text = "{}:{}".format(*self._socket.getsockname())
 
     def __str__(self) -> str:

@@ -40,6 +40,21 @@ class Call:
             stopped = AbortedError(f"the function ended with {stop!r}")
             return Outcome(error=stopped, traceback=traceback.format_exc())
 
+    def to_bytes(self) -> bytes:
+        """Pickles it.
+
+        Raises:
+            InvalidTypeError: The function or an argument cannot be pickled.
+        """
+        try:
+            pickled: bytes = cloudpickle.dumps(self)
+        except Exception as unpicklable:
+            raise InvalidTypeError(
+                f"the function or one of its arguments cannot be sent to a process: "
+                f"{unpicklable}; create it inside the function"
+            ) from unpicklable
+        return pickled
+
 
 @dataclass(frozen=True)
 class Outcome:

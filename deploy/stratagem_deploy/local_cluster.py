@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
-from types import TracebackType
-from typing import Any
 
 from stratagem import ClusterSpec
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_deploy.addresses import ReservedAddress
-from stratagem_deploy.call import Call
-from stratagem_deploy.local_tasks import Plan, Tasks, processes, threads
+from stratagem_deploy.cluster import Cluster
+from stratagem_deploy.local_tasks import Tasks, processes, threads
+from stratagem_deploy.plan import planned
 from stratagem_deploy.private_directory import PrivateDirectory
 from stratagem_deploy.screen import Screen
 from stratagem_deploy.servers import Server, serving
-from stratagem_deploy.team import Team
-from stratagem_deploy.workers import Worker
-from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
+from stratagem_deploy.workers import LocalWorker, Worker
 
 
-class LocalCluster:
+class LocalCluster(Cluster):
     """Parameter servers and workers on this machine.
 
         with LocalCluster(ps=2, workers=2) as cluster:
@@ -72,97 +68,28 @@ class LocalCluster:
             InvalidArgumentError: There would be nobody, or less than that; workers
                 beside worker servers; or no server that could restore anything.
         """
-        self._plan = Plan(
-            ps,
-            workers if workers is not None else int(not worker_servers),
-            worker_servers,
-            token=secrets.token_urlsafe(32),
-            lease_seconds=lease_seconds,
-            restore="" if restore is None else os.path.abspath(restore),
-        )
+        super().__init__(planned(ps, workers, worker_servers, lease_seconds, restore))
         self._processes = processes
         self._start_timeout = start_timeout
         self._screen = Screen(sys.stderr) if show_output else None
         self._addresses: dict[str, list[ReservedAddress]] = {}
-        self._running = False
         self._tasks: Tasks | None = None
 
-    def __enter__(self) -> LocalCluster:
+    def _start(self) -> Sequence[Worker]:
         with ExitStack() as resources:
             self._addresses = {
                 job: [self._reserved(resources) for _ in range(count)]
                 for job, count in {**self._plan.counts, "chief": 1}.items()
             }
             self._tasks = tasks = self._created(resources)
-            self._team = Team(tasks.workers)
             servers = [*chain.from_iterable(tasks.servers.values())]
             resources.enter_context(serving(servers, self._start_timeout))
             self._resources = resources.pop_all()
-        self._running = True
-        return self
+        return tasks.workers
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._running = False
+    def _end(self) -> None:
         self._tasks = None
         self._resources.close()
-
-    @property
-    def cluster_resolver(self) -> SimpleClusterResolver:
-        """The cluster as a program outside of its workers sees it, being the chief.
-
-        Only there has the cluster a chief: in what `run` does, worker 0 is it.
-        """
-        return self._resolver(("chief", "ps", "worker"), "chief", 0)
-
-    def resolver(self, job: str, index: int) -> SimpleClusterResolver:
-        """Returns the cluster as the given task sees it.
-
-        There is an "evaluator" 0 besides servers and workers, which `run` leaves to
-        you.
-
-        Raises:
-            InvalidArgumentError: There is no such task.
-        """
-        if (job, index) != ("evaluator", 0):
-            self._check(job, index)
-        return self._resolver(("ps", "worker"), job, index)
-
-    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Calls `function(resolver, *arguments)` on every worker, at the same time.
-
-        Worker processes are started for this call and get the function by
-        cloudpickle; their environment is this process's own. When one fails, the
-        others are ended; threads, which cannot be, are left to themselves.
-
-        Args:
-            function: Called once per worker with the resolver of its task.
-            arguments: Further arguments, the same for all.
-
-        Returns:
-            What each worker's call returned, by worker index.
-
-        Raises:
-            Exception: What the first call that failed raised; its `__cause__` names
-                the worker and shows the traceback there.
-            AbortedError: A worker's process ended without a result.
-            InvalidTypeError: The function, an argument or a result cannot be sent.
-            FailedPreconditionError: The cluster does not run, or another `run` does, or
-                its workers serve a coordinator.
-        """
-        self._check_running()
-        if self._plan.worker_servers:
-            raise FailedPreconditionError(
-                "the workers of this cluster serve a coordinator and make no calls of "
-                "run(); make the cluster with workers instead of worker_servers"
-            )
-        resolvers = [self.resolver("worker", i) for i in range(self._plan.workers)]
-        calls = [Call(function, (resolver, *arguments)) for resolver in resolvers]
-        return self._team.run(calls)
 
     def kill(self, job: str, index: int) -> None:
         """Ends a task by SIGKILL, or a server in this process with all its calls.
@@ -233,35 +160,19 @@ class LocalCluster:
     def _resolver(
         self, jobs: Sequence[str], job: str, index: int
     ) -> SimpleClusterResolver:
-        self._check_running()
         addresses = {name: [str(a) for a in self._addresses[name]] for name in jobs}
         spec = ClusterSpec({name: tasks for name, tasks in addresses.items() if tasks})
         resolver = SimpleClusterResolver(spec, task_type=job, task_id=index)
         resolver.cluster_token = self._plan.token
         return resolver
 
-    def _task(self, job: str, index: int) -> Server | Worker:
+    def _task(self, job: str, index: int) -> Server | LocalWorker:
         self._check(job, index)
         tasks = self._running_tasks()
         servers = tasks.servers[job]
         return servers[index] if servers else tasks.workers[index]
 
-    def _check(self, job: str, index: int) -> None:
-        counts = self._plan.counts
-        if not 0 <= index < counts.get(job, 0):
-            raise InvalidArgumentError(
-                f"the cluster has no task {job}:{index}; it has {counts['ps']} "
-                f"tasks of ps and {counts['worker']} of worker, from index 0"
-            )
-
     def _running_tasks(self) -> Tasks:
-        self._check_running()
+        self._require_running()
         assert self._tasks
         return self._tasks
-
-    def _check_running(self) -> None:
-        if not self._running:
-            raise FailedPreconditionError(
-                "the cluster does not run; use it inside `with LocalCluster(...) as "
-                "cluster:`"
-            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,8 +21,17 @@ _Outcomes = SimpleQueue[tuple[int, Outcome]]
 class Team:
     """Runs one call on each worker at the same time; the first failure ends all."""
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
+    def __init__(
+        self, workers: Sequence[Worker], begin: Callable[[], None] = lambda: None
+    ) -> None:
+        """Makes no call yet.
+
+        Args:
+            workers: The workers.
+            begin: Called before each run.
+        """
         self._workers = workers
+        self._begin = begin
         self._busy = threading.Lock()
 
     def run(self, calls: Sequence[Call]) -> list[Any]:
@@ -35,7 +44,7 @@ class Team:
         if not self._busy.acquire(blocking=False):
             raise FailedPreconditionError(
                 "the workers of this cluster are running a function already; wait for "
-                "that run() to return, or make a second LocalCluster"
+                "that run() to return, or make a second cluster"
             )
         try:
             return self._run(calls)
@@ -43,6 +52,7 @@ class Team:
             self._busy.release()
 
     def _run(self, calls: Sequence[Call]) -> list[Any]:
+        self._begin()
         outcomes: _Outcomes = SimpleQueue()
         results: dict[int, Any] = {}
         threads = [

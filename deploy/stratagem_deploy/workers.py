@@ -1,4 +1,4 @@
-"""The workers of a local cluster: threads of this process, or processes."""
+"""The workers of a cluster, and those that are threads or processes of this one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from stratagem_deploy.transcript import Transcript
 from stratagem_proto.errors import (
     AbortedError,
     FailedPreconditionError,
-    InvalidTypeError,
     UnimplementedError,
 )
 
@@ -28,6 +27,13 @@ class Worker(Protocol):
 
     def make(self, call: Call) -> Outcome:
         """Makes a call, and returns when it has ended or was ended."""
+
+    def give_up(self, grace: float) -> None:
+        """Stops a call if one is still being made and that is possible."""
+
+
+class LocalWorker(Worker, Protocol):
+    """A worker on this machine, which nobody else looks after."""
 
     def kill(self) -> None:
         """Ends whatever makes the call, without any grace.
@@ -41,9 +47,6 @@ class Worker(Protocol):
 
     def restart(self, timeout: float) -> None:
         """Kills it and makes the same call anew, from its beginning."""
-
-    def give_up(self, grace: float) -> None:
-        """Stops a call if one is still being made and that is possible."""
 
 
 class ThreadWorker:
@@ -96,7 +99,7 @@ class ProcessWorker:
 
     def make(self, call: Call) -> Outcome:
         file = self._directory / f"{self._name}-{next(self._numbers)}.call"
-        file.write_bytes(_pickled(call))
+        file.write_bytes(call.to_bytes())
         with self._lock:
             attempt = self._attempt = self._try(file)
         while not self._is_settled(attempt):
@@ -172,15 +175,3 @@ class _Attempt:
 def _kill(process: Process) -> None:
     process.send(signal.SIGKILL)
     process.wait()
-
-
-def _pickled(call: Call) -> bytes:
-    try:
-        pickled: bytes = cloudpickle.dumps(call)
-    except Exception as unpicklable:
-        raise InvalidTypeError(
-            f"the function or one of its arguments cannot be sent to a process: "
-            f"{unpicklable}; create it inside the function, or use "
-            "LocalCluster(processes=False)"
-        ) from unpicklable
-    return pickled

@@ -159,7 +159,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
         if not self._resolver.cluster_spec():
             return LocalExtended(self, [canonicalize(device) for device in devices])
         member = member_of(self._resolver)
-        servers = servers_of(member, self._resolver.cluster_token, self._settings)
+        servers = servers_of(member, self._resolver, self._settings)
         return self._extended_type(
             self,
             member,

@@ -7,6 +7,7 @@ from stratagem._cluster.visibility import visible_servers
 from stratagem._devices import list_logical_devices
 from stratagem._parameter_server.consistencies import encoded
 from stratagem._parameter_server.pace import Pace
+from stratagem._parameter_server.server_lookup import ServerLookup
 from stratagem._parameter_server.settings import Settings
 from stratagem._parameter_server.store import RemoteStore
 from stratagem._servers.group import ServerGroup
@@ -26,22 +27,23 @@ def member_of(resolver: ClusterResolver) -> Membership:
 
 
 def servers_of(
-    member: Membership, cluster_token: str | None, settings: Settings
+    member: Membership, resolver: ClusterResolver, settings: Settings
 ) -> ServerGroup:
     """Return the servers of a task; nothing is sent to them yet.
 
     Args:
         member: The task.
-        cluster_token: The cluster's secret, where the settings have none; by default
-            that of the environment.
+        resolver: Has the cluster's secret, where the settings have none; by default
+            that of the environment. Asked again for servers that cannot be reached.
         settings: What the user chose.
     """
-    token = cluster_token if settings.token is None else settings.token
+    token = resolver.cluster_token if settings.token is None else settings.token
     return ServerGroup(
         member.server_addresses,
         _identity_of(member, token, settings.synchronous),
         Deadlines(connect=settings.connect_seconds),
         visible_servers(member, settings.device_filters, settings.session_config),
+        ServerLookup(resolver),
     )
 
 

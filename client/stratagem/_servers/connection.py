@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from stratagem._servers.closure_identity import next_closure_key
@@ -52,6 +52,7 @@ class Connection:
         identity: Identity,
         deadlines: Deadlines,
         steps: StepCount | None = None,
+        locate: Callable[[], str] | None = None,
     ) -> None:
         """Describes the server; does not connect.
 
@@ -61,6 +62,8 @@ class Connection:
             identity: What to tell it about this process.
             deadlines: How long its calls may take.
             steps: The steps of this process; none if not given.
+            locate: Says where the server is now, "" if that is not known; by default
+                where it was.
         """
         self.peer = f"/job:ps/task:{task} at {address}"
         self.deadlines = deadlines
@@ -70,9 +73,12 @@ class Connection:
         self._steps = steps or StepCount()
         self._process = os.getpid()
         self._transports = Transports(address)
+        self._left: list[Transports] = []
+        self._locate = locate
         self._session: Session | None = None
         self._expected = b""
         self._restarted = False
+        self._moving = threading.Lock()
         self._opening = threading.Lock()
         self._mutating = threading.Lock()
 
@@ -93,6 +99,26 @@ class Connection:
         the server has been restarted since.
         """
         self._expected = run
+
+    @property
+    def address(self) -> str:
+        """Where the server is, as far as is known."""
+        return self._transports.address
+
+    def find(self) -> None:
+        """Looks where the server is after it could not be reached."""
+        if self._locate is not None:
+            self.move(self._locate())
+
+    def move(self, address: str) -> None:
+        """Sends what comes from now on to another address, unless it is empty."""
+        with self._moving:
+            if address in ("", self.address) or self.closed.is_set():
+                return
+            _LOG.warning("%s is looked for at %s from now on", self.peer, address)
+            # Other threads may still wait there, each until its own call fails.
+            self._left.append(self._transports)
+            self._transports = Transports(address)
 
     @property
     def is_local(self) -> bool:
@@ -233,7 +259,9 @@ class Connection:
         with suppress(StratagemError):
             self._say_goodbye()
         self.closed.set()
-        self._transports.close()
+        with self._moving:
+            for transports in (*self._left, self._transports):
+                transports.close()
 
     def _say_goodbye(self) -> None:
         if self._session is None or self._restarted:

@@ -6,6 +6,7 @@ import secrets
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from stratagem._cluster.visibility import VisibleServers
 from stratagem._servers.connection import Connection
@@ -38,6 +39,7 @@ class ServerGroup:
         identity: Identity,
         deadlines: Deadlines | None = None,
         visible: VisibleServers | None = None,
+        locate: Callable[[int], str] | None = None,
     ) -> None:
         """Describes the servers; does not connect.
 
@@ -46,14 +48,22 @@ class ServerGroup:
             identity: What to tell them about this process.
             deadlines: How long calls may take.
             visible: Which of them this task uses and may call; by default all.
+            locate: Says where the server of an index is now, "" if that is not known.
         """
-        self._description = addresses, identity, deadlines, visible
+        self._description = addresses, identity, deadlines, visible, locate
         self._visible = visible or VisibleServers(tuple(range(len(addresses))))
         self.steps = StepCount()
         self.snapshot = b""
         client = replace(identity, client=secrets.token_bytes(SESSION_ID_BYTES))
         connections = tuple(
-            Connection(task, address, client, deadlines or Deadlines(), self.steps)
+            Connection(
+                task,
+                address,
+                client,
+                deadlines or Deadlines(),
+                self.steps,
+                partial(locate, task) if locate else None,
+            )
             for task, address in enumerate(addresses)
         )
         self._connections = connections
@@ -69,8 +79,8 @@ class ServerGroup:
 
     @property
     def addresses(self) -> Sequence[str]:
-        """The "host:port" of each server, by task index."""
-        return self._description[0]
+        """The "host:port" of each server as far as is known, by task index."""
+        return [connection.address for connection in self._connections]
 
     @property
     def identity(self) -> Identity:
@@ -96,6 +106,15 @@ class ServerGroup:
         """
         for task, run in runs.items():
             self._connections[task].expect(run)
+
+    def move(self, addresses: Sequence[str]) -> None:
+        """Takes note of where servers are now.
+
+        Args:
+            addresses: Another task's `addresses`.
+        """
+        for connection, address in zip(self._connections, addresses, strict=True):
+            connection.move(address)
 
     @property
     def closed(self) -> bool:

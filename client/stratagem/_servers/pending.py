@@ -104,6 +104,8 @@ class Pending(Generic[Result]):
             self._connection.resume()
         elif not self._may_pass(error):
             raise error
+        elif not isinstance(error, ResourceExhaustedError):
+            self._connection.find()
         if self._connection.closed.is_set():
             raise CancelledError(
                 f"{self._request.method} on {self._connection.peer}: the strategy was "

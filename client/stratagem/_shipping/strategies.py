@@ -29,7 +29,7 @@ class StrategyKind(SessionKind, ChangingKind):
 
     Where workers prove that they belong to the cluster, they do so by their own token.
     Of each server they know the run that the coordinator knows, so that a new worker
-    sees as well that variables were lost.
+    sees as well that variables were lost, and its address.
     """
 
     name = "strategy"
@@ -57,10 +57,13 @@ class StrategyKind(SessionKind, ChangingKind):
         return AttachedStrategy(resolver, token=task.token, **settings)
 
     def state(self, subject: ParameterServerStrategy) -> Mapping[str, Any]:
-        return {"runs": _servers(subject).runs}
+        servers = _servers(subject)
+        return {"runs": servers.runs, "addresses": servers.addresses}
 
     def update(self, made: AttachedStrategy, change: Change) -> None:
-        _servers(made).expect(change.state["runs"])
+        servers = _servers(made)
+        servers.move(change.state.get("addresses", servers.addresses))
+        servers.expect(change.state.get("runs", {}))
 
     def refresh(self, made: AttachedStrategy) -> None:
         made.extended.refresh_new()

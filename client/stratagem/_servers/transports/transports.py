@@ -17,12 +17,12 @@ _LOG = logging.getLogger("stratagem")
 class Transports:
     """Calls a server over a local socket where there is one, else by gRPC.
 
-    Args:
+    Attributes:
         address: "host:port" of the server.
     """
 
     def __init__(self, address: str) -> None:
-        self._address = address
+        self.address = address
         self._grpc = GrpcTransport(address)
         self._local: LocalTransport | None = None
         self._setting = transport_from_environment()
@@ -33,14 +33,14 @@ class Transports:
         if self._local is not None and self._local.place == place:
             return
         self._forget()
-        through_proxy = not self._address.endswith(f":{place.port}")
+        through_proxy = not self.address.endswith(f":{place.port}")
         if self._setting == GRPC or not place.name or through_proxy:
             return
         local = LocalTransport(place, shares=self._setting == AUTO)
         try:
             local.connect()
         except (OSError, MalformedStreamError) as error:
-            _LOG.debug("%s is called by gRPC: %s", self._address, error)
+            _LOG.debug("%s is called by gRPC: %s", self.address, error)
         else:
             self._local = local
             if self._closed:
@@ -71,7 +71,7 @@ class Transports:
             try:
                 return local.send(call)
             except OSError as error:
-                _LOG.debug("%s is called by gRPC: %s", self._address, error)
+                _LOG.debug("%s is called by gRPC: %s", self.address, error)
                 local.retire()
                 self._local = None
         return self._grpc.send(call)

@@ -1,0 +1,1 @@
+"""Clusters whose tasks are actors of Ray."""

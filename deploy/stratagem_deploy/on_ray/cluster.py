@@ -1,0 +1,177 @@
+"""A cluster whose tasks are actors of Ray."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from stratagem_deploy.addresses import ReservedAddress
+from stratagem_deploy.cluster import Cluster
+from stratagem_deploy.on_ray.directory import Directory
+from stratagem_deploy.on_ray.library import connected, load
+from stratagem_deploy.on_ray.reservation import Reservation, Resources, reserved
+from stratagem_deploy.on_ray.resolver import RayClusterResolver
+from stratagem_deploy.on_ray.tasks import RayServer, RayWorker, Site
+from stratagem_deploy.plan import planned
+from stratagem_deploy.servers import serving
+
+_ONE_CPU: Resources = {"CPU": 1}
+
+
+class RayCluster(Cluster):
+    """Parameter servers and workers as actors of Ray, wherever it has room for them.
+
+        with RayCluster(ps=2, workers=8, restore="/shared/run") as cluster:
+            losses = cluster.run(train)  # train(resolver), once per worker
+
+    It uses the Ray that the program has connected to, else the one that `ray.init()`
+    finds or starts. All nodes need the same versions of Python and Stratagem, and the
+    program's modules. What tasks send is protected by a token made for this cluster,
+    and not encrypted.
+
+    Ray starts a task again whose process ends, on another node if it must. A server
+    then begins with the last checkpoint in `restore`, at its old address if that is
+    free; where it is not, clients learn the new one. A worker makes its call from the
+    beginning, and finds the variables that the servers keep.
+    """
+
+    def __init__(  # noqa: PLR0913 - independent settings, most by name
+        self,
+        ps: int = 1,
+        workers: int | None = None,
+        *,
+        worker_servers: int = 0,
+        ps_resources: Resources = _ONE_CPU,
+        worker_resources: Resources = _ONE_CPU,
+        placement_strategy: str = "SPREAD",
+        restarts: int = 3,
+        lease_seconds: float | None = None,
+        start_timeout: float = 60.0,
+        restore: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Describes the cluster; entering the block starts it.
+
+        Args:
+            ps: Number of parameter servers; none for workers that train without.
+            workers: Number of workers that `run` calls functions on; by default one,
+                or none where there are worker servers.
+            worker_servers: Number of workers that serve a coordinator instead: the
+                program that makes its strategy from `cluster_resolver`.
+            ps_resources: What Ray reserves for each parameter server, by its names:
+                `{"CPU": 2, "memory": 8e9}`.
+            worker_resources: Likewise for each worker, as in `{"CPU": 4, "GPU": 1}`.
+            placement_strategy: How Ray places the tasks on nodes: "PACK", "SPREAD",
+                "STRICT_PACK" or "STRICT_SPREAD".
+            restarts: How often Ray starts each task again; -1 for no limit.
+            lease_seconds: Time without a sign of a client after which a server takes
+                it for dead; by default 30, and 10 for worker servers.
+            start_timeout: Longest time for Ray to find room, and then for the servers
+                to start, in seconds.
+            restore: Folder of checkpoints on a file system of all nodes: each server
+                begins with its part of the latest one, if there is one yet, also when
+                it is started again.
+
+        Raises:
+            InvalidArgumentError: There would be nobody, or less than that; workers
+                beside worker servers; or no server that could restore anything.
+
+        Entering the block raises:
+            ImportError: Ray is not installed.
+            ResourceExhaustedError: Ray has not as much room.
+            UnavailableError: A server ended instead of serving.
+            DeadlineExceededError: One did not start in time.
+        """
+        super().__init__(planned(ps, workers, worker_servers, lease_seconds, restore))
+        self._bundles = {"ps": ps_resources, "worker": worker_resources}
+        self._placement_strategy = placement_strategy
+        self._restarts = restarts
+        self._start_timeout = start_timeout
+        self._directory_name = f"stratagem-{secrets.token_hex(8)}"
+
+    def _start(self) -> Sequence[RayWorker]:
+        with ExitStack() as resources:
+            resources.enter_context(connected())
+            tasks = [*_tasks(self._plan.counts)]
+            room = resources.enter_context(
+                reserved(
+                    [self._bundles[job] for job, _ in tasks],
+                    self._placement_strategy,
+                    self._start_timeout,
+                )
+            )
+            self._directory = self._opened_directory(resources)
+            self._sites = {
+                task: Site(*task, self._directory_name, self._options(room, bundle))
+                for bundle, task in enumerate(tasks)
+            }
+            self._servers = {
+                task: RayServer(self._sites[task], self._plan)
+                for task in _tasks(self._plan.served)
+            }
+            servers = [*self._servers.values()]
+            resources.enter_context(serving(servers, self._start_timeout))
+            self._resources = resources.pop_all()
+        self._workers = [
+            RayWorker(self._sites["worker", index])
+            for index in range(self._plan.workers)
+        ]
+        return self._workers
+
+    def _opened_directory(self, resources: ExitStack) -> Any:
+        """Starts the directory, which knows this program as the chief."""
+        ray = load()
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        here = ray.get_runtime_context().get_node_id()
+        options = {
+            "name": self._directory_name,
+            "num_cpus": 0,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False),
+        }
+        counts = {**self._plan.counts, "chief": 1}
+        directory = ray.remote(Directory).options(**options).remote(counts)
+        resources.callback(ray.kill, directory)
+        chief = ReservedAddress(str(ray.util.get_node_ip_address()))
+        resources.callback(chief.close)
+        ray.get(directory.publish.remote("chief", 0, str(chief)))
+        return directory
+
+    def _options(self, room: Reservation, bundle: int) -> dict[str, Any]:
+        again = {"max_restarts": self._restarts, "max_task_retries": self._restarts}
+        return {**room.options(bundle), **again}
+
+    def _begin_run(self) -> None:
+        # A worker must not find the address that another one had in the last run.
+        load().get(self._directory.forget.remote("worker"))
+
+    def _end(self) -> None:
+        self._resources.close()
+
+    def kill(self, job: str, index: int) -> None:
+        """Ends the process of a task as a crash would; Ray starts it again.
+
+        Raises:
+            InvalidArgumentError: There is no such task.
+            FailedPreconditionError: It is a worker, which have processes only while
+                `run` waits for them; or the cluster does not run.
+        """
+        self._check(job, index)
+        self._require_running()
+        server = self._servers.get((job, index))
+        (server or self._workers[index]).kill()
+
+    def _resolver(
+        self, jobs: Sequence[str], job: str, index: int
+    ) -> RayClusterResolver:
+        return RayClusterResolver(
+            self._directory_name, jobs, job, index, self._plan.token
+        )
+
+
+def _tasks(counts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    for job, count in counts.items():
+        for index in range(count):
+            yield job, index

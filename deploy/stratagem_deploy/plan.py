@@ -1,0 +1,119 @@
+"""Which tasks a cluster has."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from stratagem_worker.server import WorkerServer
+from stratagem_worker.settings import WorkerSettings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which tasks there are, and how the servers among them are set up.
+
+    Attributes:
+        ps: Number of parameter servers.
+        workers: Number of workers that make calls.
+        worker_servers: Number of workers that serve a coordinator.
+        token: The cluster's secret.
+        lease_seconds: Silence after which a server takes a client for dead; None for
+            what is usual for its kind.
+        restore: Folder of checkpoints that parameter servers begin with, or "".
+
+    Raises:
+        InvalidArgumentError: There would be nobody, or less than that; workers of both
+            kinds; or no server that could restore anything.
+    """
+
+    ps: int
+    workers: int
+    worker_servers: int
+    token: str = field(repr=False)
+    lease_seconds: float | None
+    restore: str
+
+    def __post_init__(self) -> None:
+        numbers = self.ps, self.workers, self.worker_servers
+        if min(numbers) < 0 or not any(numbers):
+            raise InvalidArgumentError(
+                f"a cluster of {self.ps} parameter servers, {self.workers} workers and "
+                f"{self.worker_servers} worker servers cannot be; ask for at least one "
+                "of them"
+            )
+        if self.workers and self.worker_servers:
+            raise InvalidArgumentError(
+                "the workers of a cluster either run the program or serve a "
+                "coordinator; ask for workers or for worker_servers, not for both"
+            )
+        if self.restore and not self.ps:
+            raise InvalidArgumentError(
+                f"a cluster without parameter servers cannot restore {self.restore!r}; "
+                "ask for servers, or restore it by strategy.restore()"
+            )
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The number of tasks of each job."""
+        return {"ps": self.ps, "worker": self.workers + self.worker_servers}
+
+    @property
+    def served(self) -> Mapping[str, int]:
+        """The number of servers of each job."""
+        return {"ps": self.ps, "worker": self.worker_servers}
+
+    def new_server(
+        self, job: str, index: int, address: str, *, insecure: bool = False
+    ) -> ParameterServer | WorkerServer:
+        """Returns the server of a task, not started, for this process.
+
+        Args:
+            job: The job.
+            index: Index in the job.
+            address: Where it is to listen.
+            insecure: Whether other machines may connect.
+        """
+        options: dict[str, Any] = {"bind": address, "task": index, "token": self.token}
+        if self.lease_seconds is not None:
+            options["lease_seconds"] = self.lease_seconds
+        if job == "worker":
+            return WorkerServer(WorkerSettings(**options, insecure=insecure))
+        settings = ServerSettings(**options, insecure=insecure, restore=self.restore)
+        return ParameterServer(settings)
+
+
+def planned(
+    ps: int,
+    workers: int | None,
+    worker_servers: int,
+    lease_seconds: float | None,
+    restore: str | os.PathLike[str] | None,
+) -> Plan:
+    """Returns the plan of a cluster, with a secret made for it.
+
+    Args:
+        ps: Number of parameter servers.
+        workers: Number of workers that make calls; by default one, or none where there
+            are worker servers.
+        worker_servers: Number of workers that serve a coordinator.
+        lease_seconds: As of `Plan`.
+        restore: Folder of checkpoints, if there is one.
+
+    Raises:
+        InvalidArgumentError: As of `Plan`.
+    """
+    return Plan(
+        ps,
+        workers if workers is not None else int(not worker_servers),
+        worker_servers,
+        token=secrets.token_urlsafe(32),
+        lease_seconds=lease_seconds,
+        restore="" if restore is None else os.path.abspath(restore),
+    )

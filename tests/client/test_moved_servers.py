@@ -1,0 +1,125 @@
+"""Servers that are started again at other addresses, which a resolver knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import stratagem
+from stratagem import ClusterSpec, ParameterServerStrategy, Variable
+from stratagem.cluster_resolver import SimpleClusterResolver
+from stratagem.coordinator import ClusterCoordinator
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from stratagem_worker.server import WorkerServer
+from stratagem_worker.settings import WorkerSettings
+from tests.conftest import TOKEN
+
+
+class MovingServers:
+    """Two servers, and a resolver that knows where they are."""
+
+    def __init__(self, root: Path, stack: ExitStack) -> None:
+        self.root = root
+        self._stack = stack
+        self._running = [self._started(task) for task in range(2)]
+
+    def _started(self, task: int) -> ParameterServer:
+        settings = ServerSettings(task=task, token=TOKEN, restore=str(self.root))
+        return self._stack.enter_context(ParameterServer(settings))
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        return [server.address for server in self._running]
+
+    def move(self, task: int) -> None:
+        """Starts one somewhere else, while its old address is still taken."""
+        moved = self._started(task)
+        self._running[task].stop(0)
+        self._running[task] = moved
+
+
+class Resolver(SimpleClusterResolver):
+    """Looks at the servers each time."""
+
+    def __init__(self, servers: MovingServers, worker: str = "worker0.test:1") -> None:
+        super().__init__(ClusterSpec({}), task_type="worker", task_id=0)
+        self.silent = False
+        self.cluster_token = TOKEN
+        self._servers, self._worker = servers, worker
+
+    def cluster_spec(self) -> ClusterSpec:
+        if self.silent:
+            raise OSError("nobody knows")
+        jobs = {"ps": self._servers.addresses, "worker": [self._worker]}
+        return ClusterSpec(
+            jobs | ({"chief": ["h:1"]} if self.task_type == "chief" else {})
+        )
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def servers(tmp_path: Path, stack: ExitStack) -> MovingServers:
+    return MovingServers(tmp_path / "run", stack)
+
+
+def counters(strategy: ParameterServerStrategy) -> list[Variable]:
+    with strategy.scope():
+        return [Variable(1.0, name=f"on{server}") for server in range(2)]
+
+
+def test_a_worker_goes_on_where_its_server_has_gone(
+    servers: MovingServers, stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = stack.enter_context(ParameterServerStrategy(Resolver(servers)))
+    _, counter = counters(strategy)
+    strategy.save(servers.root)
+    servers.move(1)
+    counter.assign_add(2.0)
+    assert counter.numpy() == 3.0
+    assert f"is looked for at {servers.addresses[1]}" in caplog.text
+    assert "went back to its last checkpoint" in caplog.text
+
+
+def test_a_resolver_that_fails_leaves_servers_where_they_were(
+    servers: MovingServers, stack: ExitStack
+) -> None:
+    resolver = Resolver(servers)
+    strategy = ParameterServerStrategy(resolver, connect_seconds=0.1)
+    stack.enter_context(strategy)
+    _, counter = counters(strategy)
+    resolver.silent = True
+    servers.move(1)
+    with pytest.raises(stratagem.UnavailableError, match="Check that the server runs"):
+        counter.assign_add(2.0)
+
+
+def test_workers_of_a_coordinator_follow_it(
+    servers: MovingServers, stack: ExitStack
+) -> None:
+    worker = stack.enter_context(WorkerServer(WorkerSettings(token=TOKEN)))
+    resolver = Resolver(servers, worker.address)
+    resolver.task_type = "chief"
+    strategy = stack.enter_context(ParameterServerStrategy(resolver))
+    _, counter = counters(strategy)
+    coordinator = ClusterCoordinator(strategy)
+
+    def step() -> None:
+        counter.assign_add(2.0)
+
+    coordinator.schedule(step)
+    coordinator.join()
+    strategy.save(servers.root)
+    servers.move(1)
+    assert counter.numpy() == 3.0  # the coordinator has found it
+    coordinator.schedule(step)
+    coordinator.join()
+    assert counter.numpy() == 5.0
