@@ -35,12 +35,13 @@ class Goal:
     @property
     def name(self) -> str:
         """What tables call it, and by what its floor is found."""
+        ours = f"{self.ours.contestant}, {self.ours.question}"
         if isinstance(self.theirs, float):
-            return f"{self.ours.contestant}, {self.ours.question}: of {self.theirs:,.10g}"
+            return f"{ours}: of {self.theirs:,.10g}"
         who = self.theirs.contestant
         if who == self.ours.contestant:
             who = self.theirs.question
-        return f"{self.ours.contestant}, {self.ours.question}: of {who}"
+        return f"{ours}: of {who}"
 
     @property
     def floor(self) -> float | None:

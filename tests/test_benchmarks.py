@@ -7,12 +7,15 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.floors import FLOORS
 from benchmarks.goals import GOALS, Goal
@@ -35,41 +38,53 @@ from benchmarks.measurements import (
     workers,
 )
 from benchmarks.peers.process import Program, peer
+from stratagem_deploy import LocalCluster
 from tests.deploy.processes import eventually
 
 ALL = tuple(Foreign)
 SMALL = steps.Model(layers=1, width=4, batch=2)
 
 
-def measured(contest: Contest) -> Sequence[Figure]:
-    """What a contest finds, once all has been warmed up."""
-    return [*hold(contest, rounds=2, report=lambda _: None)]
+def in_threads(**settings: Any) -> LocalCluster:
+    """A cluster that starts at once."""
+    return LocalCluster(**{**settings, "processes": False})
 
 
-@pytest.mark.cluster
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Clusters without processes, while contestants are in this process too."""
+    for module in ("server", "training", "coordinator", "workers", "startup"):
+        cluster = f"benchmarks.peers.stratagem.{module}.LocalCluster"
+        monkeypatch.setattr(cluster, in_threads)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     "contest",
     [
-        transfer.transfer([4_000], seconds=0.0),
-        resnet.resnet(seconds=0.0),
-        lookups.lookups(seconds=0.0),
-        movielens.movielens(seconds=0.0),
-        sessions.sessions(count=3, seconds=0.0),
-        startup.startup(),
-        workers.workers([2]),
-        steps.steps([replace(steps.COMPARISONS[1], model=SMALL)], seconds=0.0)[0],
-        scheduling.scheduling([2], seconds=0.05)[0],
+        transfer.transfer([4_000]),
+        resnet.resnet(tensors=3),
+        lookups.lookups(),
+        movielens.movielens(),
+        workers.workers([1]),
+        steps.steps([replace(steps.COMPARISONS[1], model=SMALL)])[0],
+        scheduling.scheduling([2])[0],
+        # These start processes of their own.
+        pytest.param(startup.startup(), marks=pytest.mark.cluster),
+        pytest.param(sessions.sessions(count=3), marks=pytest.mark.cluster),
     ],
     ids=lambda contest: contest.name,
 )
 def test_we_and_the_limits_answer_all_questions(contest: Contest) -> None:
-    here = contest.among([])
-    figures = measured(here)
-    names = {each.name for each in here.contestants}
-    for question in here.questions:
-        found = {f.cell.contestant for f in figures if f.cell.question == question.name}
-        assert found == names & set(question.of)
-    assert all(figure.median >= 0 for figure in figures)
+    for contestant in contest.among([]).contestants:
+        program = import_module(f"benchmarks.peers.{contestant.module}")
+        with program.contestant(*contestant.arguments) as answer:
+            for question in contest.questions:
+                if contestant.name in question.of:
+                    assert answer(question.asked, 0.01) >= 0
 
 
 @pytest.mark.cluster
@@ -79,7 +94,8 @@ def test_peers_answer_in_environments_of_their_own(foreign: Foreign) -> None:
         pytest.skip(why)
     contest = transfer.transfer([4_000], seconds=0.0)
     theirs = [each for each in contest.contestants if each.peer is foreign]
-    figures = measured(replace(contest, contestants=theirs))
+    alone = replace(contest, contestants=theirs)
+    figures = [*hold(alone, rounds=2, report=lambda _: None)]
     assert {figure.cell.contestant for figure in figures} == {theirs[0].name}
 
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -156,13 +156,15 @@ def _process(
     )
 
 
-def serve(answer: Answer) -> None:
-    """Answers, in the process of a peer, until who asks has gone."""
-    with Connection(int(sys.argv[1])) as connection:
-        connection.send(0.0)
-        try:
+def serve(contestant: Callable[..., AbstractContextManager[Answer]]) -> None:
+    """Answers, in the process of a peer, until who asks has gone.
+
+    Args:
+        contestant: Gets the program's further arguments, and yields what answers.
+    """
+    with Connection(int(sys.argv[1])) as asking, contestant(*sys.argv[2:]) as answer:
+        asking.send(0.0)
+        with suppress(EOFError):
             while True:
-                question, seconds = connection.recv()
-                connection.send(answer(question, seconds))
-        except EOFError:
-            return
+                question, seconds = asking.recv()
+                asking.send(answer(question, seconds))

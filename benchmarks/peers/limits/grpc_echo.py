@@ -6,15 +6,15 @@ With `stream` one stream stands, in which what is large goes in chunks of a MiB.
 from __future__ import annotations
 
 import queue
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 
 import grpc
 
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.server import server
 from benchmarks.peers.transfer import Transfer, Transfers
 
@@ -136,11 +136,12 @@ _KINDS: dict[str, Callable[[grpc.Channel, int], Transfer]] = {
 }
 
 
-def main(kind: str) -> None:
-    """Connects to a server of its own and measures what it is asked for."""
+@contextmanager
+def contestant(kind: str) -> Iterator[Answer]:
+    """What is connected to a server of its own."""
     with server(run) as address, open_channel(address) as channel:
-        serve(Transfers(partial(_KINDS[kind], channel)))
+        yield Transfers(partial(_KINDS[kind], channel))
 
 
 if __name__ == "__main__":
-    main(sys.argv[2])
+    serve(contestant)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import grpc
@@ -9,7 +11,7 @@ import numpy as np
 
 from benchmarks.peers.limits import grpc_echo
 from benchmarks.peers.lookups import answers
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.row_batches import WIDTH, Indices
 from benchmarks.peers.server import server
 
@@ -38,6 +40,12 @@ def _different(indices: bytes) -> int:
     return len(np.unique(np.frombuffer(indices, np.int64)))
 
 
-if __name__ == "__main__":
+@contextmanager
+def contestant() -> Iterator[Answer]:
+    """What moves bytes."""
     with server(grpc_echo.run) as address, grpc_echo.open_channel(address) as channel:
-        serve(answers(Bytes(channel)))
+        yield answers(Bytes(channel))
+
+
+if __name__ == "__main__":
+    serve(contestant)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.transfer import Transfers
 
 
@@ -25,6 +28,12 @@ class Copy:
         """Leaves the buffers to the next one."""
 
 
-if __name__ == "__main__":
+@contextmanager
+def contestant() -> Iterator[Answer]:
+    """What copies."""
     torch.set_num_threads(1)
-    serve(Transfers(Copy))
+    yield Transfers(Copy)
+
+
+if __name__ == "__main__":
+    serve(contestant)

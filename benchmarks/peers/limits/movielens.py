@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from benchmarks.peers import recommender, timing
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 
 
-def main(file: str) -> None:
-    """Measures a step."""
+@contextmanager
+def contestant(file: str) -> Iterator[Answer]:
+    """What takes a step."""
     torch.set_num_threads(1)
     model = recommender.Recommender()
     step = recommender.stepping(model, recommender.adamw(model))
     batches = recommender.drawn(file)
-    serve(timing.answering(lambda: step(*next(batches))))
+    yield timing.answering(lambda: step(*next(batches)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[2])
+    serve(contestant)

@@ -1,22 +1,24 @@
-"""Adam here, with a copy before and behind it: `... benchmarks.peers.limits.resnet FD`.
+"""Adam here, with a copy before and behind it: `... benchmarks.peers.limits.resnet FD TENSORS`.
 
 The copies are what any server needs at least: of the gradients, and of the values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from benchmarks.peers import resnet, timing
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 
 
-def main() -> None:
-    """Measures a step."""
+@contextmanager
+def contestant(tensors: str) -> Iterator[Answer]:
+    """What takes a step."""
     torch.set_num_threads(1)
-    shapes = resnet.shapes()
+    shapes = resnet.shapes()[: int(tensors)]
     pushed, received, values, pulled = (
         [torch.zeros(shape) for shape in shapes] for _ in range(4)
     )
@@ -29,7 +31,7 @@ def main() -> None:
         adam.step()
         _copy(values, pulled)
 
-    serve(timing.answering(step))
+    yield timing.answering(step)
 
 
 def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
@@ -38,4 +40,4 @@ def _copy(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> N
 
 
 if __name__ == "__main__":
-    main()
+    serve(contestant)

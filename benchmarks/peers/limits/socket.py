@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import socket
-import sys
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.server import server
 from benchmarks.peers.transfer import Transfers
 
@@ -47,12 +47,13 @@ class Bytes:
         """Leaves the buffers to the next one."""
 
 
-def main(kind: str) -> None:
-    """Connects to a server of its own and measures what it is asked for."""
+@contextmanager
+def contestant(kind: str) -> Iterator[Answer]:
+    """What is connected to a server of its own."""
     with TemporaryDirectory() as folder:
         bind = ("127.0.0.1", 0) if kind == "tcp" else str(Path(folder) / "socket")
         with server(_serve, bind) as address, closing(_connected(address)) as mine:
-            serve(Transfers(partial(Bytes, mine)))
+            yield Transfers(partial(Bytes, mine))
 
 
 def _connected(address: Address) -> socket.socket:
@@ -103,4 +104,4 @@ def _receive(connection: socket.socket, view: memoryview) -> bool:
 
 
 if __name__ == "__main__":
-    main(sys.argv[2])
+    serve(contestant)

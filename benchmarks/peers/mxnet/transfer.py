@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.transfer import Transfers
 
 _RATE = 0.1
@@ -46,21 +46,24 @@ class Store:
         """Does nothing, as the store keeps its keys."""
 
 
-def main() -> None:
-    """Starts scheduler and server and measures what it is asked for."""
+@contextmanager
+def contestant() -> Iterator[Answer]:
+    """What is connected to a scheduler and a server of its own."""
     with _cluster() as environment:
         os.environ.update(environment, DMLC_ROLE="worker")
         # The store says goodbye to the server, so it ends before that does.
-        _measure()
+        with _store() as answer:
+            yield answer
 
 
-def _measure() -> None:
+@contextmanager
+def _store() -> Iterator[Answer]:
     # It takes its role while it is imported.
     import mxnet
 
     store = mxnet.kv.create("dist_sync")
     store.set_optimizer(mxnet.optimizer.SGD(learning_rate=_RATE))
-    serve(Transfers(partial(Store, store)))
+    yield Transfers(partial(Store, store))
 
 
 @contextmanager
@@ -94,4 +97,4 @@ def _free_port() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    serve(contestant)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import ray
 import torch
 
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.transfer import Transfers
 
 _RATE = 0.1
@@ -51,11 +53,17 @@ class Actor:
         ray.kill(self._server)
 
 
-if __name__ == "__main__":
+@contextmanager
+def contestant() -> Iterator[Answer]:
+    """What calls actors."""
     ray.init(
         num_cpus=os.cpu_count(),
         include_dashboard=False,
         log_to_driver=False,
         runtime_env={"env_vars": {"PYTHONWARNINGS": "ignore"}},
     )
-    serve(Transfers(Actor))
+    yield Transfers(Actor)
+
+
+if __name__ == "__main__":
+    serve(contestant)

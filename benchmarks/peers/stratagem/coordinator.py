@@ -5,21 +5,23 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from benchmarks.peers.coordination import answers
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from stratagem import ParameterServerStrategy, Variable
 from stratagem.coordinator import ClusterCoordinator
 from stratagem_deploy import LocalCluster
 
 
-def main(workers: int) -> None:
-    """Starts a cluster and measures what it is asked for."""
+@contextmanager
+def contestant(workers: str) -> Iterator[Answer]:
+    """What has a cluster with so many workers."""
     torch.set_num_threads(1)
-    with LocalCluster(ps=1, worker_servers=workers, processes=True) as cluster:
+    with LocalCluster(ps=1, worker_servers=int(workers), processes=True) as cluster:
         strategy = ParameterServerStrategy(cluster.cluster_resolver)
         with strategy.scope():
             variable = Variable(torch.zeros(10))
@@ -31,8 +33,8 @@ def main(workers: int) -> None:
             variable.assign_add(torch.ones(10))
 
         closures = {"nothing": nothing, "update": update}
-        serve(answers(ClusterCoordinator(strategy), closures))
+        yield answers(ClusterCoordinator(strategy), closures)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[2]))
+    serve(contestant)

@@ -5,10 +5,13 @@ As with embedding tables, each row of a batch travels once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from benchmarks.peers.lookups import answers
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.row_batches import LOOKUPS, ROWS, WIDTH, Indices
 from benchmarks.peers.stratagem.server import connected, created, program
 from stratagem._servers import reads, updates
@@ -42,6 +45,12 @@ class Rows:
         self._servers.call(0, updates.step(self._adagrad, [gradient]))
 
 
-if __name__ == "__main__":
+@contextmanager
+def contestant() -> Iterator[Answer]:
+    """What has a server with a table."""
     with connected() as servers:
-        serve(answers(Rows(servers)))
+        yield answers(Rows(servers))
+
+
+if __name__ == "__main__":
+    serve(contestant)

@@ -8,26 +8,27 @@ SETTINGS is JSON: what the optimizer gets besides.
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from benchmarks.peers import recommender, timing
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.stratagem.training import alone
 from stratagem import DistributedOptimizer
 
 
-def main(file: str, settings: Mapping[str, Any]) -> None:
-    """Measures a step."""
+@contextmanager
+def contestant(file: str, settings: str) -> Iterator[Answer]:
+    """What takes a step."""
     with alone(ps=1) as strategy:
         with strategy.scope():
             model = recommender.Recommender()
-        optimizer = DistributedOptimizer(recommender.adamw(model), **settings)
+        adamw = recommender.adamw(model)
+        optimizer = DistributedOptimizer(adamw, **json.loads(settings))
         step = recommender.stepping(model, optimizer)
         batches = recommender.drawn(file)
-        serve(timing.answering(lambda: strategy.run(step, args=tuple(next(batches)))))
+        yield timing.answering(lambda: strategy.run(step, args=tuple(next(batches))))
 
 
 if __name__ == "__main__":
-    main(sys.argv[2], json.loads(sys.argv[3]))
+    serve(contestant)

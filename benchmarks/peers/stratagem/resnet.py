@@ -1,23 +1,33 @@
-"""A step of Adam on a server: `... benchmarks.peers.stratagem.resnet FD`.
+"""A step of Adam on a server: `... benchmarks.peers.stratagem.resnet FD TENSORS`.
 
 Gradients of all variables are pushed in one request, and values pulled in another.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import torch
 
 from benchmarks.peers import resnet, timing
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.stratagem.server import connected, created, program
 from stratagem._servers import reads, updates
 from stratagem._servers.group import ServerGroup
 
 
-def main(servers: ServerGroup) -> None:
-    """Measures a step."""
+@contextmanager
+def contestant(tensors: str) -> Iterator[Answer]:
+    """What takes a step."""
+    with connected() as servers:
+        yield timing.answering(_stepping(servers, int(tensors)))
+
+
+def _stepping(servers: ServerGroup, tensors: int) -> Callable[[], None]:
     values = {
-        f"parameter.{i}": torch.zeros(shape) for i, shape in enumerate(resnet.shapes())
+        f"parameter.{i}": torch.zeros(shape)
+        for i, shape in enumerate(resnet.shapes()[:tensors])
     }
     adam = program(torch.optim.Adam([torch.zeros(1)], fused=True))
     created(servers, values)
@@ -31,9 +41,8 @@ def main(servers: ServerGroup) -> None:
         servers.call(0, updates.step(adam, gradients))
         servers.call(0, reads.read(readings))
 
-    serve(timing.answering(step))
+    return step
 
 
 if __name__ == "__main__":
-    with connected() as servers:
-        main(servers)
+    serve(contestant)

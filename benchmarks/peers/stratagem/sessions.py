@@ -8,41 +8,42 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.harness.processor_time import family
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.server import server
 from benchmarks.peers.stratagem.server import connected
 from benchmarks.peers.stratagem.transfer import Variable
 from benchmarks.peers.transfer import Transfers
 from stratagem._servers.connection import Connection as ServerConnection
-from stratagem._servers.group import ServerGroup
 from stratagem._servers.heartbeat import Heartbeat
 from stratagem._servers.session import Identity
 from stratagem._servers.step_count import StepCount
 from stratagem_proto.channel import Deadlines
 
 
-def main(count: int, servers: ServerGroup) -> None:
-    """Opens the sessions and measures what it is asked for."""
-    transfers = Transfers(partial(Variable, servers))
-    transfers("push 100", 0.0)
-    processes = family(os.getpid())[1:]
-    before = sum(map(_resident_bytes, processes))
+@contextmanager
+def contestant(count: str) -> Iterator[Answer]:
+    """What has a server, and opens the sessions."""
+    with connected() as servers:
+        transfers = Transfers(partial(Variable, servers))
+        transfers("push 100", 0.0)
+        processes = family(os.getpid())[1:]
+        before = sum(map(_resident_bytes, processes))
 
-    def answer(question: str, seconds: float) -> float:
-        if question == "memory":
-            return sum(map(_resident_bytes, processes)) - before
-        return transfers(question, seconds)
+        def answer(question: str, seconds: float) -> float:
+            if question == "memory":
+                return sum(map(_resident_bytes, processes)) - before
+            return transfers(question, seconds)
 
-    with server(hold, servers.addresses[0], servers.identity, count):
-        serve(answer)
+        with server(hold, servers.addresses[0], servers.identity, int(count)):
+            yield answer
 
 
 def hold(parent: Connection, address: str, identity: Identity, count: int) -> None:
@@ -70,5 +71,4 @@ def _resident_bytes(pid: int) -> int:
 
 
 if __name__ == "__main__":
-    with connected() as servers:
-        main(int(sys.argv[2]), servers)
+    serve(contestant)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from stratagem_deploy import LocalCluster
 
 # Nothing that torch needs counts.
@@ -34,5 +36,11 @@ def _server() -> float:
         return time.perf_counter() - start
 
 
+@contextmanager
+def contestant() -> Iterator[Answer]:
+    """What starts things."""
+    yield answer
+
+
 if __name__ == "__main__":
-    serve(answer)
+    serve(contestant)

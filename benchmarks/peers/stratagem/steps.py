@@ -8,24 +8,26 @@ a pull, forward, backward, and a push to both servers.
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from benchmarks.peers import timing
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.stratagem.training import alone
 from stratagem import DistributedOptimizer, ParameterServerStrategy
 
 
-def main(settings: Mapping[str, Any]) -> None:
-    """Measures a step of one model."""
+@contextmanager
+def contestant(encoded: str) -> Iterator[Answer]:
+    """What takes a step of one model."""
+    settings = json.loads(encoded)
     with alone(ps=2, consistency=settings["consistency"]) as strategy:
         step = _training(strategy, settings)
-        serve(timing.answering(lambda: strategy.run(step)))
+        yield timing.answering(lambda: strategy.run(step))
 
 
 def _training(
@@ -48,4 +50,4 @@ def _training(
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[2]))
+    serve(contestant)

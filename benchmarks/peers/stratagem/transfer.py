@@ -6,11 +6,13 @@ has. They are the two requests of which a training step consists.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
 
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.stratagem.server import connected, created, program
 from benchmarks.peers.transfer import Transfers
 from stratagem._servers import reads, updates, writes
@@ -42,6 +44,12 @@ class Variable:
         self._servers.call(0, writes.delete([self._name]))
 
 
-if __name__ == "__main__":
+@contextmanager
+def contestant() -> Iterator[Answer]:
+    """What has a server."""
     with connected() as servers:
-        serve(Transfers(partial(Variable, servers)))
+        yield Transfers(partial(Variable, servers))
+
+
+if __name__ == "__main__":
+    serve(contestant)

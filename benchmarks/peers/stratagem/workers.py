@@ -7,38 +7,44 @@ one is asked to measure; what they did before that does not count.
 from __future__ import annotations
 
 import os
-import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Client, Connection, Listener
 
 import torch
 
 from benchmarks.harness.processor_time import processor_seconds
 from benchmarks.peers import recommender
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from stratagem import DistributedOptimizer, ParameterServerStrategy
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy import LocalCluster
+from stratagem_proto.errors import StratagemError
 
 _STEPS = 100
 
 
-def main(file: str, workers: int) -> None:
-    """Starts a cluster and has its first worker answer."""
+@contextmanager
+def contestant(file: str, workers: str) -> Iterator[Answer]:
+    """What has a cluster, whose first worker answers."""
     with (
         Listener() as listener,
-        LocalCluster(ps=1, workers=workers, processes=True) as cluster,
+        LocalCluster(ps=1, workers=int(workers), processes=True) as cluster,
     ):
-        arguments = train, file, listener.address, os.getpid()
-        threading.Thread(target=cluster.run, args=arguments, daemon=True).start()
+        arguments = file, listener.address, os.getpid()
+        threading.Thread(target=_run, args=(cluster, *arguments), daemon=True).start()
         with listener.accept() as worker:
-            serve(_asking(worker))
-            # Who is at the barrier has nothing to wait for any more.
-            os._exit(0)
+            yield _asking(worker)
 
 
-def _asking(worker: Connection) -> Callable[[str, float], float]:
+def _run(cluster: LocalCluster, file: str, address: str, family: int) -> None:
+    # Others are at the barrier when the first worker is asked no more.
+    with suppress(StratagemError):
+        cluster.run(train, file, address, family)
+
+
+def _asking(worker: Connection) -> Answer:
     def answer(question: str, seconds: float) -> float:
         worker.send(seconds)
         figure: float = worker.recv()
@@ -64,7 +70,7 @@ def train(resolver: ClusterResolver, file: str, address: str, family: int) -> No
         while True:
             _together(strategy, steps)
     examples = resolver.cluster_spec().num_tasks("worker") * _STEPS * recommender.BATCH
-    with Client(address) as asking:
+    with Client(address) as asking, suppress(EOFError):
         while True:
             asking.recv()
             asking.send(_cost(strategy, steps, family) / examples)
@@ -87,6 +93,6 @@ def _together(strategy: ParameterServerStrategy, steps: Callable[[], None]) -> N
 
 if __name__ == "__main__":
     # Workers find by its name what they are to call.
-    from benchmarks.peers.stratagem.workers import main
+    from benchmarks.peers.stratagem.workers import contestant
 
-    main(sys.argv[2], int(sys.argv[3]))
+    serve(contestant)

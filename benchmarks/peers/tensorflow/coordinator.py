@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import tensorflow as tf
 
 from benchmarks.peers.coordination import answers
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.tensorflow import cluster
 
 
-def main(workers: int) -> None:
-    """Starts a cluster and measures what it is asked for."""
-    with cluster.strategy(workers) as strategy:
+@contextmanager
+def contestant(workers: str) -> Iterator[Answer]:
+    """What has a cluster with so many workers."""
+    with cluster.strategy(int(workers)) as strategy:
         with strategy.scope():
             variable = tf.Variable(tf.zeros([10]))
 
@@ -28,8 +30,8 @@ def main(workers: int) -> None:
 
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         closures = {"nothing": tf.function(nothing), "update": tf.function(update)}
-        serve(answers(coordinator, closures))
+        yield answers(coordinator, closures)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[2]))
+    serve(contestant)

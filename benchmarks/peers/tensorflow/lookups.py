@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from benchmarks.peers.lookups import answers
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.row_batches import LOOKUPS, ROWS, WIDTH, Indices
 from benchmarks.peers.tensorflow import cluster
 
@@ -65,6 +67,12 @@ class Rows:
             return tf.constant(0)
 
 
-if __name__ == "__main__":
+@contextmanager
+def contestant() -> Iterator[Answer]:
+    """What has a server with a table."""
     with cluster.strategy() as strategy:
-        serve(answers(Rows(strategy)))
+        yield answers(Rows(strategy))
+
+
+if __name__ == "__main__":
+    serve(contestant)

@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from benchmarks.peers import ratings, timing
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.tensorflow import cluster
 from benchmarks.peers.tensorflow.adam import Adam
 
@@ -20,8 +20,15 @@ _TURN = 10
 _DROPPED = 0.5
 
 
-def main(file: str, strategy: tf.distribute.Strategy) -> None:
-    """Measures a step, of which several are scheduled at once, as is its way."""
+@contextmanager
+def contestant(file: str) -> Iterator[Answer]:
+    """What takes steps, of which several are scheduled at once, as is its way."""
+    with cluster.strategy() as strategy:
+        turn = _turn(file, strategy)
+        yield lambda _, seconds: timing.median(turn, seconds) / _TURN
+
+
+def _turn(file: str, strategy: tf.distribute.Strategy) -> Callable[[], None]:
     with strategy.scope():
         model = _variables()
         adam = Adam(model, ratings.RATE)
@@ -34,7 +41,7 @@ def main(file: str, strategy: tf.distribute.Strategy) -> None:
             coordinator.schedule(step, args=(iterator,))
         coordinator.join()
 
-    serve(lambda _, seconds: timing.median(turn, seconds) / _TURN)
+    return turn
 
 
 def _variables() -> Sequence[Any]:
@@ -78,5 +85,4 @@ def _predicted(model: Sequence[Any], user: Any, item: Any) -> Any:
 
 
 if __name__ == "__main__":
-    with cluster.strategy() as strategy:
-        main(sys.argv[2], strategy)
+    serve(contestant)

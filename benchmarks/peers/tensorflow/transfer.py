@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.tensorflow import cluster
 from benchmarks.peers.transfer import Transfers
 
@@ -68,6 +69,12 @@ def _compiled(function: Callable[[], Any]) -> Callable[[], Any]:
     return compiled
 
 
-if __name__ == "__main__":
+@contextmanager
+def contestant() -> Iterator[Answer]:
+    """What has a server."""
     with cluster.strategy() as strategy:
-        serve(Transfers(partial(Variable, strategy)))
+        yield Transfers(partial(Variable, strategy))
+
+
+if __name__ == "__main__":
+    serve(contestant)

@@ -6,7 +6,6 @@ With `plain` a push is a call that gets the gradient and does nothing with it.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed import rpc
 
-from benchmarks.peers.process import serve
+from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.server import server
 from benchmarks.peers.transfer import Transfers
 
@@ -88,17 +87,18 @@ def run(parent: Connection, file: str) -> None:
         parent.poll(None)
 
 
-def main(kind: str) -> None:
-    """Connects to a server of its own and measures what it is asked for."""
+@contextmanager
+def contestant(kind: str) -> Iterator[Answer]:
+    """What is connected to a server of its own."""
     pushed = {"update": update, "plain": plain}[kind]
     with TemporaryDirectory() as folder:
         file = os.path.join(folder, "rendezvous")
         with server(run, file), connected(1, file):
-            serve(Transfers(partial(Calls, pushed)))
+            yield Transfers(partial(Calls, pushed))
 
 
 if __name__ == "__main__":
     # Calls travel by the name of their function, which the server has to know too.
-    from benchmarks.peers.torch_rpc.transfer import main
+    from benchmarks.peers.torch_rpc.transfer import contestant
 
-    main(sys.argv[2])
+    serve(contestant)
