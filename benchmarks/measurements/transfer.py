@@ -20,10 +20,16 @@ _LIMITS = (
     Contestant("gRPC unary", "limits.grpc_echo", ["unary"]),
     Contestant("gRPC stream", "limits.grpc_echo", ["stream"]),
 )
+_TRANSPORTS = {"TCP": "grpc", "Unix": "unix"}
 _OURS = (
     Contestant("Stratagem", "stratagem.transfer"),
-    Contestant(
-        "Stratagem TCP", "stratagem.transfer", settings={"STRATAGEM_TRANSPORT": "grpc"}
+    *(
+        Contestant(
+            f"Stratagem {name}",
+            "stratagem.transfer",
+            settings={"STRATAGEM_TRANSPORT": transport},
+        )
+        for name, transport in _TRANSPORTS.items()
     ),
 )
 

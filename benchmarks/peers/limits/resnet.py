@@ -1,4 +1,6 @@
-"""Adam here, with a copy before and behind it: `... benchmarks.peers.limits.resnet FD TENSORS`.
+"""Adam here, with a copy before and behind it.
+
+`... benchmarks.peers.limits.resnet FD TENSORS`
 
 The copies are what any server needs at least: of the gradients, and of the values.
 """

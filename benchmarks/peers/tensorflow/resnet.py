@@ -1,4 +1,6 @@
-"""A step of Adam on a parameter server: `... benchmarks.peers.tensorflow.resnet FD TENSORS`.
+"""A step of Adam on a parameter server.
+
+`... benchmarks.peers.tensorflow.resnet FD TENSORS`
 
 One function sends all gradients, steps Adam, and gets all values.
 """
