@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from stratagem_deploy.cli import app
+from stratagem_proto.errors import VariableNotFoundError
+from stratagem_proto.serving.log import to_stderr
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
+from tests.psserver.wire import RawClient
 
 PAGE = (Path(__file__).parent.parent / "docs" / "observing.md").read_text()
 # What is behind a pipe is another program's.
@@ -46,3 +52,31 @@ def test_the_commands_of_the_page_answer(
 
 def test_the_page_shows_each_command() -> None:
     assert {command[0] for command in COMMANDS} == {"status", "top", "variables"}
+
+
+def test_the_program_of_the_page_runs() -> None:
+    (program,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    exec(compile(program, "observing.md", "exec"), {"__name__": "__main__"})
+
+
+def test_servers_log_what_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    (shown,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    logger, lines = logging.getLogger("stratagem_server"), io.StringIO()
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "level", logger.level)
+    monkeypatch.setattr("sys.stderr", lines)
+    to_stderr()
+    with (
+        ParameterServer(ServerSettings(token=TOKEN)) as server,
+        RawClient(server.address, TOKEN) as client,
+    ):
+        client.open()
+        client.create(**{"dense.weight": torch.ones(1)})
+        with pytest.raises(VariableNotFoundError):
+            client.read("dense.wieght")
+    found = [json.loads(line) for line in lines.getvalue().splitlines()]
+    logged = {one["event"]: one for one in found}
+    for line in map(json.loads, shown.splitlines()):
+        real = logged[line["event"]]
+        assert line.keys() == real.keys()
+        assert line.get("why") == real.get("why")

@@ -88,6 +88,7 @@ if TYPE_CHECKING:
         experimental,
         nn,
         partitioners,
+        tensorboard,
     )
     from stratagem._cluster.device_filters import ClusterDeviceFilters
     from stratagem._cluster.server import Server
@@ -207,6 +208,7 @@ __all__ = [
     "in_cross_replica_context",
     "nn",
     "partitioners",
+    "tensorboard",
 ]
 
 
@@ -249,6 +251,7 @@ _LATE = {
     "experimental": "stratagem.experimental",
     "nn": "stratagem.nn",
     "partitioners": "stratagem.partitioners",
+    "tensorboard": "stratagem.tensorboard",
 }
 
 

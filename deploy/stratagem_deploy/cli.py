@@ -5,6 +5,9 @@ What a subcommand needs is loaded by it, so that `--help` need not wait for PyTo
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -67,6 +70,28 @@ def serve_functions(context: typer.Context) -> None:
     from stratagem_worker.cli import app as server
 
     server(args=context.args, prog_name="stratagem worker")
+
+
+@app.command(
+    "bench",
+    context_settings=_THEIRS,
+    add_help_option=False,
+    help="Measure, in a clone of the sources; see `stratagem bench --help`.",
+)
+def measure(context: typer.Context) -> None:
+    """Hand over to the benchmarks of the folder that this is called in.
+
+    Exit code: theirs; 2 if there are none.
+    """
+    if not Path("benchmarks", "__main__.py").is_file():
+        typer.echo(
+            "stratagem: there are no benchmarks here, and none are installed. Call "
+            "this in a clone of the sources, where `make bench` runs them all",
+            err=True,
+        )
+        raise typer.Exit(2)
+    benchmarks = [sys.executable, "-m", "benchmarks", *context.args]
+    raise typer.Exit(subprocess.call(benchmarks))
 
 
 @app.command()

@@ -58,3 +58,18 @@ def test_a_server_is_started_found_healthy_and_drained(
             assert f'server="{kind}:0"' in response.read().decode()
         server.terminate()
         assert server.wait() == 0
+
+
+def test_benchmarks_are_those_of_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    missing = CliRunner().invoke(app, ["bench", "transfer"])
+    assert missing.exit_code == 2
+    assert "in a clone of the sources" in missing.output
+    (tmp_path / "benchmarks").mkdir()
+    benchmarks = (
+        "import sys; sys.exit(7 if sys.argv[1:] == ['transfer', '--big'] else 1)"
+    )
+    (tmp_path / "benchmarks" / "__main__.py").write_text(benchmarks)
+    assert CliRunner().invoke(app, ["bench", "transfer", "--big"]).exit_code == 7
