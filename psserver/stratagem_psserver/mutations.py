@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Sequence,
+)
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from google.protobuf.message import Message
@@ -23,6 +30,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.frames import ChunkView
 from stratagem_proto.placed import borrowed
 from stratagem_proto.protocol import MAX_TENSORS
+from stratagem_proto.serving.eager import begin
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.tensors import total_nbytes
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
@@ -233,9 +241,11 @@ async def _serialised(apply: Callable[[], Awaitable[Message]]) -> bytes:
     return (await apply()).SerializeToString()
 
 
-async def _to_its_end(work: Awaitable[bytes]) -> bytes:
+async def _to_its_end(work: Coroutine[Any, Any, bytes]) -> bytes:
     """Awaits work that goes on even if the caller is cancelled meanwhile."""
-    task = asyncio.ensure_future(work)
+    task = begin(work)
+    if task.done():
+        return task.result()
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:

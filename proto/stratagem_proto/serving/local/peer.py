@@ -11,6 +11,7 @@ from typing import Protocol
 
 from stratagem_proto.errors import MalformedStreamError, StratagemError
 from stratagem_proto.local.frames import Frame, FrameReader, Kind, prefix
+from stratagem_proto.serving.eager import begin
 from stratagem_proto.serving.local.arriving import Arriving
 from stratagem_proto.serving.local.call import Handler, LocalCall
 from stratagem_proto.serving.local.outgoing import Outgoing
@@ -55,7 +56,7 @@ class Peer:
         self._take: Callable[[Frame], None] = self._greet
         self._memory = PeerMemory(house.reserve)
         self._call: LocalCall | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Future[None] | None = None
         self._whole = True
         self._paused = self._closing = self._closed = False
         self._loop.add_reader(sock, self._readable)
@@ -113,7 +114,9 @@ class Peer:
         handler = self._house.handler(frame.path)
         memory = self._memory.segment
         self._call = LocalCall(handler, frame, arriving, self._out, memory)
-        self._task = self._loop.create_task(self._serve(self._call))
+        serving = begin(self._serve(self._call))
+        if not serving.done():
+            self._task = serving
 
     def _share(self) -> None:
         status = RecordedStatus()
