@@ -58,6 +58,11 @@ class Executor:
             return taken
 
     @property
+    def has_more(self) -> bool:
+        """Whether there is something to do after what is being done."""
+        return bool(self._jobs)
+
+    @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
         with self._changed:

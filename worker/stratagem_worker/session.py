@@ -108,6 +108,7 @@ class WorkSession:
     def _obey_run(self, order: pb.Run) -> None:
         payload = self._pieces.joined(order.payload)
         if self._accepting:
+            self.outbox.expect()
             self._submit(partial(self._run, order, payload), order.closure)
 
     def _obey_cancel(self, order: pb.Cancel) -> None:
@@ -170,7 +171,8 @@ class WorkSession:
 
     def _run(self, order: pb.Run, payload: bytes) -> None:
         closure, worker = order.closure, self._settings.label
-        self.outbox.put(pb.WorkEvent(started=pb.Started(closure=closure)))
+        started = pb.Started(closure=closure)
+        self.outbox.put(pb.WorkEvent(started=started), at_once=False)
         began = time.monotonic()
         with (
             captured(partial(self._write, closure)),
