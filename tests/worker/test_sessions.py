@@ -15,6 +15,7 @@ from stratagem._servers.traffic import TrafficMeter
 from stratagem._shipping.results import load_result
 from stratagem._worker_servers import link as links
 from stratagem._worker_servers.closure_failure import ClosureFailure, FailureKind
+from stratagem._worker_servers.grpc_wire import GrpcWire
 from stratagem._worker_servers.link import WorkerLink
 from stratagem._worker_servers.runtime import this_runtime
 from stratagem._worker_servers.work_stream import WorkStream
@@ -31,6 +32,7 @@ from stratagem_proto.errors import (
     WorkerLostError,
 )
 from stratagem_proto.status import translated
+from stratagem_proto.transport import AUTO, GRPC, VARIABLE
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
@@ -264,6 +266,24 @@ def test_a_client_that_falls_silent_loses_its_session() -> None:
         silence.set()
 
 
+@pytest.mark.parametrize("transport", [AUTO, GRPC])
+def test_a_session_fares_the_same_over_both_transports(
+    worker: WorkerServer, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, transport)
+    with connected(worker) as link:
+        assert link.is_local is (transport == AUTO)
+        assert result(link, 1, lambda: "done") == "done"
+        large = result(link, 2, lambda: bytes(3 << 20))
+        assert large == bytes(3 << 20)
+        waiting = link.run(3, payload_of(wait_at_gate))
+        assert has_entered()
+        link.close()
+        with pytest.raises(CancelledError, match="was closed before"):
+            waiting.result(PATIENCE)
+        gate.set()
+
+
 def test_a_client_that_waits_keeps_its_session() -> None:
     settings = WorkerSettings(token=TOKEN, lease_seconds=1.0)
     with WorkerServer(settings) as worker, connected(worker) as link:
@@ -274,17 +294,15 @@ def test_a_worker_that_falls_silent_is_lost(
     worker: WorkerServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a worker that is stopped: its beats are not heard."""
-    with open_channel(worker.address) as channel:
-        opened = opening().open
-        stream = WorkStream(
-            channel, "the worker", opened, lambda *_: None, TrafficMeter()
-        )
-        stream.open(PATIENCE)
-        monkeypatch.setattr(stream, "_take", lambda response: None)
-        future = stream.run(1, [])
-        stream._start(stream._watch, "watch", 0.2)
-        with pytest.raises(WorkerLostError, match="the worker was lost: nothing"):
-            future.result(PATIENCE)
+    wire = GrpcWire(worker.address, opening().open, TrafficMeter())
+    stream = WorkStream(wire, "the worker", lambda *_: None, TrafficMeter())
+    stream.open(PATIENCE)
+    monkeypatch.setattr(stream, "_take", lambda response: None)
+    future = stream.run(1, [])
+    stream._start(stream._watch, "watch", 0.2)
+    with pytest.raises(WorkerLostError, match="the worker was lost: nothing"):
+        future.result(PATIENCE)
+    wire.close()
 
 
 # --- The end of the worker -----------------------------------------------------

@@ -9,6 +9,7 @@ import grpc
 from stratagem_proto.channel import PATIENT_SERVER_OPTIONS
 from stratagem_proto.serving.server import Server
 from stratagem_proto.serving.status import StatusService
+from stratagem_proto.v1.session_pb2 import LocalSocket
 from stratagem_worker.servicer import SERVICE, service_handler
 from stratagem_worker.settings import WorkerSettings
 from stratagem_worker.state import WorkerState
@@ -34,6 +35,9 @@ class WorkerServer(Server):
             self.settings, state.incarnation, state.figures, state.fill
         )
         return (self._status.handler(), service_handler(state))
+
+    def _listens(self, local: LocalSocket) -> None:
+        self._state.local_socket = local
 
     async def _refuse(self, seconds: float) -> None:
         await self._state.drain(seconds)

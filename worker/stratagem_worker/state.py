@@ -13,7 +13,7 @@ from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import check_handshake
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.v1.session_pb2 import OpenSessionResponse, Task
+from stratagem_proto.v1.session_pb2 import LocalSocket, OpenSessionResponse, Task
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_worker.compatibility import check_runtime
 from stratagem_worker.executor import Executor
@@ -36,6 +36,7 @@ class WorkerState:
         self._interruptible = Interruptible[Running]()
         self._sessions: dict[bytes, WorkSession] = {}
         self._draining = False
+        self.local_socket: LocalSocket | None = None
 
     def open(self, request: pb.OpenWorkerSession) -> WorkSession:
         """Begins a session.
@@ -63,6 +64,7 @@ class WorkerState:
                 incarnation=self.incarnation,
                 task=Task(job=self.settings.job, index=self.settings.task),
                 lease_seconds=self.settings.lease_seconds,
+                local_socket=self.local_socket,
             ),
             gpus=self._gpus,
         )

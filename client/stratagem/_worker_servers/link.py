@@ -5,21 +5,25 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-
-import grpc
+from contextlib import suppress
+from functools import partial
 
 from stratagem._servers.session import Identity, check_answering, handshake
 from stratagem._servers.traffic import TrafficMeter
+from stratagem._servers.transports.transports import may_connect
 from stratagem._worker_servers.answer import Answer
+from stratagem._worker_servers.grpc_wire import GrpcWire
+from stratagem._worker_servers.local_wire import LocalWire
 from stratagem._worker_servers.output import Show, labelled
 from stratagem._worker_servers.runtime import this_runtime
-from stratagem._worker_servers.work_stream import Instructions, WorkStream, lost
-from stratagem_proto.channel import PATIENT_CHANNEL_OPTIONS, Deadlines, open_channel
+from stratagem._worker_servers.wire import Instructions, MakeWire, Wire
+from stratagem._worker_servers.work_stream import WorkStream, lost
+from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import CancelledError, StratagemError
 from stratagem_proto.payloads import split
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.v1.session_pb2 import ClosureIdentity, Task
+from stratagem_proto.v1.session_pb2 import ClosureIdentity, LocalSocket, Task
 
 
 class WorkerLink:
@@ -62,7 +66,8 @@ class WorkerLink:
         self._identity = identity
         self._deadlines = deadlines or Deadlines()
         self._show = on_output or labelled(self.task)
-        self._channel: grpc.Channel | None = None
+        self._wire: Wire | None = None
+        self._place = LocalSocket()
         self._stream: WorkStream | None = None
 
     @property
@@ -75,6 +80,11 @@ class WorkerLink:
         """Whether there is a session that has not ended."""
         return self._stream is not None and self._stream.going
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the session goes over a socket of this host, and not by gRPC."""
+        return isinstance(self._wire, LocalWire)
+
     def connect(self) -> None:
         """Opens a session; one that this link has already is ended.
 
@@ -85,19 +95,27 @@ class WorkerLink:
                 cloudpickle or Stratagem, or is another task.
         """
         self.close()
-        channel = open_channel(self._address, PATIENT_CHANNEL_OPTIONS)
+        self._begin(partial(GrpcWire, self._address))
+        if may_connect(self._place, self._address):
+            # Where that fails, gRPC does.
+            with suppress(OSError, StratagemError):
+                self._begin(partial(LocalWire, self._place))
+
+    def _begin(self, make: MakeWire) -> None:
+        """Opens a session, in place of the one there is."""
         session = secrets.token_bytes(SESSION_ID_BYTES)
-        opening = _opening(self._identity, session, self._address)
-        stream = WorkStream(channel, self.peer, opening, self._show, self.meter)
+        wire = make(_opening(self._identity, session, self._address), self.meter)
+        stream = WorkStream(wire, self.peer, self._show, self.meter)
         try:
             opened = stream.open(self._deadlines.connect)
             check_answering(opened.session.task, self.peer)
         except BaseException:
             stream.end(lost(self.peer, "it cannot be used"))
-            channel.close()
+            wire.close()
             raise
-        self._channel, self._stream, self.incarnation = channel, stream, session
-        self.gpus = opened.gpus
+        self.close()
+        self._wire, self._stream, self.incarnation = wire, stream, session
+        self._place, self.gpus = opened.session.local_socket, opened.gpus
 
     def when_ended(self, tell: Callable[[StratagemError], None]) -> None:
         """Lets a function know when the session that there is ends, and why.
@@ -189,9 +207,9 @@ class WorkerLink:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.end(_closed(self.peer))
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
 
     def _not_connected(self) -> Future[Answer]:
         future: Future[Answer] = Future()
@@ -216,13 +234,13 @@ def task_at(address: str, identity: Identity, deadlines: Deadlines) -> Task:
     """
     peer = f"the worker at {address}"
     session = secrets.token_bytes(SESSION_ID_BYTES)
-    with open_channel(address, PATIENT_CHANNEL_OPTIONS) as channel:
-        opening = _opening(identity, session, address)
-        stream = WorkStream(channel, peer, opening, labelled(peer), TrafficMeter())
-        try:
-            return stream.open(deadlines.connect).session.task
-        finally:
-            stream.end(_closed(peer))
+    wire = GrpcWire(address, _opening(identity, session, address), TrafficMeter())
+    stream = WorkStream(wire, peer, labelled(peer), TrafficMeter())
+    try:
+        return stream.open(deadlines.connect).session.task
+    finally:
+        stream.end(_closed(peer))
+        wire.close()
 
 
 def _opening(identity: Identity, session: bytes, address: str) -> pb.OpenWorkerSession:

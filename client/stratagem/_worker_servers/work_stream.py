@@ -5,58 +5,42 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
-from itertools import chain
-from queue import Empty, SimpleQueue
-
-import grpc
 
 from stratagem._servers.traffic import TrafficMeter
 from stratagem._worker_servers.answer import Answer
 from stratagem._worker_servers.closure_failure import failure_of
 from stratagem._worker_servers.output import Show, stream_of
+from stratagem._worker_servers.wire import Instructions, Wire
 from stratagem_proto.errors import StratagemError, UnavailableError, WorkerLostError
-from stratagem_proto.payloads import Pieces, batches
+from stratagem_proto.payloads import Pieces
 from stratagem_proto.status import translated
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
 
 _LOG = logging.getLogger("stratagem")
 
 # A worker is asked for a sign of life, and looked at, this often within its lease.
 _BEATS = 4
 
-Instructions = Iterable[pb.Instruction]
-
 
 class WorkStream:
     """A call of `Work`: instructions there, events back. Thread-safe.
 
     Args:
-        channel: To the worker.
-        peer: What errors call it.
-        opening: The handshake.
+        wire: The call, which has begun.
+        peer: What errors call the worker.
         show: Shows what functions write.
-        meter: Counts what passes.
+        meter: Counts what comes back.
 
     Attributes:
         ending: Why the session ended, once it has.
     """
 
-    def __init__(
-        self,
-        channel: grpc.Channel,
-        peer: str,
-        opening: pb.OpenWorkerSession,
-        show: Show,
-        meter: TrafficMeter,
-    ) -> None:
+    def __init__(self, wire: Wire, peer: str, show: Show, meter: TrafficMeter) -> None:
         self.peer = peer
         self._show = show
         self._meter = meter
-        self._outbox: SimpleQueue[Instructions | None] = SimpleQueue()
         self._pending: dict[int, Future[Answer]] = {}
         self._returning: dict[int, Future[Answer]] = {}
         self._pieces = Pieces()
@@ -65,9 +49,8 @@ class WorkStream:
         self._loss: StratagemError | None = None
         self._ended = threading.Event()
         self._heard = time.monotonic()
-        self._call = WorkerServiceStub(channel).Work(
-            self._requests(opening), wait_for_ready=True
-        )
+        self._wire = wire
+        self._responses = iter(wire)
 
     def open(self, seconds: float) -> pb.WorkerSessionOpened:
         """Waits for the answer to the handshake, and goes on from there.
@@ -79,14 +62,23 @@ class WorkStream:
             UnavailableError: The worker cannot be reached, or is shutting down.
             StratagemError: It refused the handshake.
         """
-        patience = threading.Timer(seconds, self._call.cancel)
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self._wire.cancel()
+
+        patience = threading.Timer(seconds, give_up)
         patience.daemon = True
         patience.start()
         try:
             with translated(self.peer, "Work"):
-                response = next(self._call, pb.WorkResponse())
+                response = next(self._responses, pb.WorkResponse())
         except StratagemError as error:
-            raise self._unreached(error, seconds) from error
+            self.end(error)
+            if late.is_set():
+                raise self._unanswered(seconds) from error
+            raise
         finally:
             patience.cancel()
         self._take(response)
@@ -96,10 +88,7 @@ class WorkStream:
         )
         return response.opened
 
-    def _unreached(self, error: StratagemError, seconds: float) -> StratagemError:
-        self.end(error)
-        if self._call.code() is not grpc.StatusCode.CANCELLED:
-            return error
+    def _unanswered(self, seconds: float) -> StratagemError:
         return UnavailableError(
             f"{self.peer} did not answer for {seconds:g} s. Check that the worker "
             "server runs and that its address is right"
@@ -115,7 +104,7 @@ class WorkStream:
 
     def send(self, instructions: Instructions) -> None:
         """Sends instructions, if the session has not ended; does not wait."""
-        self._outbox.put(instructions)
+        self._wire.send(instructions)
 
     def run(self, closure: int, instructions: Instructions) -> Future[Answer]:
         """Sends what runs a function; returns its result to come."""
@@ -134,11 +123,13 @@ class WorkStream:
     ) -> Future[Answer]:
         future: Future[Answer] = Future()
         with self._changing:
-            if self._loss is None:
+            loss = self._loss
+            if loss is None:
                 waiting[closure] = future
-                self._outbox.put(instructions)
-                return future
-        future.set_exception(self._loss)
+        if loss is None:
+            self._wire.send(instructions)
+        else:
+            future.set_exception(loss)
         return future
 
     def end(self, loss: StratagemError) -> None:
@@ -154,30 +145,10 @@ class WorkStream:
             self._pending.clear()
             self._returning.clear()
         self._ended.set()
-        self._outbox.put(None)
-        self._call.cancel()
+        self._wire.cancel()
         for future in pending:
             future.set_exception(loss)
         self.ending.set_result(loss)
-
-    # What goes there.
-
-    def _requests(self, opening: pb.OpenWorkerSession) -> Iterator[pb.WorkRequest]:
-        yield pb.WorkRequest(open=opening)
-        while (waiting := self._taken()) is not None:
-            for batch in batches(waiting):
-                request = pb.WorkRequest(instructions=batch)
-                self._meter.sent(request.ByteSize())
-                yield request
-
-    def _taken(self) -> Instructions | None:
-        """All that is to be sent now, waiting for the first; None at the end."""
-        waiting = [self._outbox.get()]
-        with suppress(Empty):
-            while waiting[-1] is not None:
-                waiting.append(self._outbox.get_nowait())
-        found = [instructions for instructions in waiting if instructions is not None]
-        return chain.from_iterable(found) if None not in waiting else None
 
     # What comes back.
 
@@ -185,7 +156,7 @@ class WorkStream:
         loss = "it ended the session"
         try:
             with translated(self.peer, "Work"):
-                for response in self._call:
+                for response in self._responses:
                     self._take(response)
         except StratagemError as error:
             loss = error.message

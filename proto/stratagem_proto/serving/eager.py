@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Coroutine, Generator
+from functools import partial
 from types import coroutine
 from typing import Any, TypeVar
 
@@ -42,10 +43,10 @@ def _rest(work: Coroutine[Any, Any, Result], awaited: Any) -> Generator[Any, Any
         try:
             sent = yield awaited
         except BaseException as error:
-            step, value = work.throw, error
+            resume = partial(work.throw, error)
         else:
-            step, value = work.send, sent
+            resume = partial(work.send, sent)
         try:
-            awaited = step(value)
+            awaited = resume()
         except StopIteration as end:
             return end.value

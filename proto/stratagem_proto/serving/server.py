@@ -57,7 +57,8 @@ class Server(ABC):
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
 
-    def _listens(self, local: LocalSocket) -> None:  # noqa: B027 - some do not tell
+    @abstractmethod
+    def _listens(self, local: LocalSocket) -> None:
         """Learns of the socket for processes of this host, before calls arrive."""
 
     def _share(self, nbytes: int) -> Reserved:

@@ -5,36 +5,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, cast
-
-import grpc
+from typing import cast
 
 from stratagem._servers.transports.attempt import Attempt, Call, Responses
 from stratagem._servers.transports.idle_links import IdleLinks
+from stratagem._servers.transports.local_error import broken, require_ok
 from stratagem._servers.transports.local_link import LocalLink
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.local.frames import Frame, Kind
+from stratagem_proto.local.frames import Kind
 from stratagem_proto.segment import Segment, grown
-from stratagem_proto.status import code_of, trailers
-from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import LocalSocket
-
-
-class LocalError(grpc.RpcError):
-    """A call that failed, with what gRPC's errors have."""
-
-    def __init__(self, status: RecordedStatus) -> None:
-        super().__init__(status.message)
-        self._status = status
-
-    def code(self) -> grpc.StatusCode:
-        return code_of(self._status)
-
-    def details(self) -> str:
-        return self._status.message
-
-    def trailing_metadata(self) -> Any:
-        return trailers(self._status)
 
 
 class LocalTransport:
@@ -173,7 +153,8 @@ class _Exchange:
         try:
             yield from self._responses()
         except (OSError, MalformedStreamError) as error:
-            raise LocalError(self._broken(error)) from error
+            self._transport.distrust()
+            raise broken(error) from error
         finally:
             self.cancel()
 
@@ -187,7 +168,7 @@ class _Exchange:
         for frame in link.frames():
             if frame.kind == Kind.STATUS:
                 self._end(usable=True)
-                return _require_ok(frame)
+                return require_ok(frame)
             # What is in the segment must stay until it was taken.
             if frame.is_last and self.segment is None:
                 self._end(usable=True)
@@ -204,13 +185,6 @@ class _Exchange:
             raise TimeoutError("the time for the call is over")
         link.allow(left)
 
-    def _broken(self, error: Exception) -> RecordedStatus:
-        self._transport.distrust()
-        code = grpc.StatusCode.UNAVAILABLE
-        if isinstance(error, TimeoutError):
-            code = grpc.StatusCode.DEADLINE_EXCEEDED
-        return RecordedStatus(code=code.value[0], message=f"local socket: {error}")
-
     def cancel(self) -> None:
         """Gives the call up, if it has not ended."""
         self._end(usable=False)
@@ -219,9 +193,3 @@ class _Exchange:
         link, self._link = self._link, None
         if link is not None:
             self._transport.give_back(link, usable)
-
-
-def _require_ok(end: Frame) -> None:
-    status = RecordedStatus.FromString(bytes(end.message))
-    if status.code:
-        raise LocalError(status)

@@ -61,8 +61,8 @@ class LocalLink:
         ):
             raise ConnectionRefusedError("somebody else has the name of the server")
 
-    def allow(self, seconds: float) -> None:
-        """Sets how long each step of sending and receiving may take."""
+    def allow(self, seconds: float | None) -> None:
+        """Sets how long each step of sending and receiving may take; None: any time."""
         self._socket.settimeout(seconds)
 
     def send(

@@ -33,8 +33,7 @@ class Transports:
         if self._local is not None and self._local.place == place:
             return
         self._forget()
-        through_proxy = not self.address.endswith(f":{place.port}")
-        if self._setting == GRPC or not place.name or through_proxy:
+        if not may_connect(place, self.address):
             return
         local = LocalTransport(place, shares=self._setting == AUTO)
         try:
@@ -86,3 +85,15 @@ class Transports:
         self._closed = True
         self._forget()
         self._grpc.close()
+
+
+def may_connect(place: LocalSocket, address: str) -> bool:
+    """Whether to try what a server says of its socket.
+
+    Args:
+        place: What it says.
+        address: The "host:port" by which it was called.
+    """
+    through_proxy = not address.endswith(f":{place.port}")
+    allowed = transport_from_environment() != GRPC
+    return allowed and bool(place.name) and not through_proxy

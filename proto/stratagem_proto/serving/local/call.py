@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import grpc
@@ -68,16 +68,17 @@ class LocalCall:
         handler: Any = self._handler
         if handler is None:
             return self._end(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        if handler.response_streaming and handler.request_streaming:
+            return await self._stream(handler.stream_stream(self.arriving, self))
         if handler.response_streaming:
-            return await self._stream(handler.unary_stream)
+            return await self._stream(handler.unary_stream(self._first.message, self))
         if handler.request_streaming:
             response = await handler.stream_unary(self.arriving, self)
         else:
             response = await handler.unary_unary(self._first.message, self)
         self._send(response, is_last=True)
 
-    async def _stream(self, handle: Callable[[Any, Any], Any]) -> None:
-        answers = handle(self._first.message, self)
+    async def _stream(self, answers: Any) -> None:
         if isinstance(answers, Awaitable):
             await answers
             return self._end(grpc.StatusCode.OK)

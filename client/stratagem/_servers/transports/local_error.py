@@ -1,0 +1,48 @@
+"""How calls over local sockets fail: as gRPC's do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from stratagem_proto.local.frames import Frame
+from stratagem_proto.status import code_of, trailers
+from stratagem_proto.v1.error_pb2 import RecordedStatus
+
+
+class LocalError(grpc.RpcError):
+    """A call that failed, with what gRPC's errors have."""
+
+    def __init__(self, status: RecordedStatus) -> None:
+        super().__init__(status.message)
+        self._status = status
+
+    def code(self) -> grpc.StatusCode:
+        return code_of(self._status)
+
+    def details(self) -> str:
+        return self._status.message
+
+    def trailing_metadata(self) -> Any:
+        return trailers(self._status)
+
+
+def broken(error: Exception) -> LocalError:
+    """The error of a call whose connection broke or whose time is over."""
+    code = grpc.StatusCode.UNAVAILABLE
+    if isinstance(error, TimeoutError):
+        code = grpc.StatusCode.DEADLINE_EXCEEDED
+    status = RecordedStatus(code=code.value[0], message=f"local socket: {error}")
+    return LocalError(status)
+
+
+def require_ok(end: Frame) -> None:
+    """Looks at the status that ends a call.
+
+    Raises:
+        LocalError: The call failed.
+    """
+    status = RecordedStatus.FromString(bytes(end.message))
+    if status.code:
+        raise LocalError(status)
