@@ -90,8 +90,10 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
 
     The view of a CPU tensor is writable and shares the tensor's storage.
     """
-    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
+    plain = tensor.detach()
+    if not (plain.is_cpu and plain.is_contiguous()) or plain.is_conj():
+        plain = plain.resolve_conj().cpu().contiguous()
+    return plain.resolve_neg().reshape(-1).view(torch.uint8).numpy().data
 
 
 def int64_vector(data: bytes) -> torch.Tensor:

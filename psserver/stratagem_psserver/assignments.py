@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -183,13 +184,22 @@ def _operation(variable: Variable, mode: pb.AssignMode.ValueType) -> Operation:
             f"the assignment to {variable.name!r} has no mode; say SET, ADD, ...",
             variable=variable.name,
         )
-    scratch = torch.empty(0, dtype=variable.value.dtype)
-    try:
-        operation(scratch, scratch)
-    except (RuntimeError, NotImplementedError) as error:
+    reason = _inability(mode, variable.value.dtype)
+    if reason:
         raise InvalidTypeError(
             f"{pb.AssignMode.Name(mode)} does not exist for {variable.name!r}, a "
-            f"{variable.value.dtype}: {error}",
+            f"{variable.value.dtype}: {reason}",
             variable=variable.name,
-        ) from error
+        )
     return operation
+
+
+@cache
+def _inability(mode: pb.AssignMode.ValueType, dtype: torch.dtype) -> str:
+    """Why numbers of a dtype have no such operation; empty if they have."""
+    scratch = torch.empty(0, dtype=dtype)
+    try:
+        _OPERATIONS[mode](scratch, scratch)
+    except (RuntimeError, NotImplementedError) as error:
+        return str(error)
+    return ""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 
@@ -20,34 +19,19 @@ class VariableLocks:
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
 
-    @asynccontextmanager
-    async def holding(
+    def holding(
         self, names: Iterable[str], owner: Callable[[str], str] = str
-    ) -> AsyncIterator[None]:
+    ) -> Holding:
         """Holds the locks of the owners of some names, all at once.
 
         All callers take them in the order of the owners' names, so none waits for
         another in a circle. Owners may change while locks are waited for: those that
         are held in the end are the owners then.
         """
-        names, held = list(names), list[str]()
-        try:
-            while held != (wanted := sorted({owner(name) for name in names})):
-                self._release(held)
-                for name in wanted:
-                    await self._acquire(name)
-                    held.append(name)
-            yield
-        finally:
-            self._release(held)
+        return Holding(self, list(names), owner)
 
-    def _release(self, held: list[str]) -> None:
-        while held:
-            name = held.pop()
-            self._entries[name].lock.release()
-            self._leave(name)
-
-    async def _acquire(self, name: str) -> None:
+    async def acquire(self, name: str) -> None:
+        """Waits for a lock."""
         entry = self._entries.setdefault(name, _Entry())
         entry.users += 1
         try:
@@ -56,8 +40,44 @@ class VariableLocks:
             self._leave(name)
             raise
 
+    def release(self, name: str) -> None:
+        """Gives a lock back."""
+        self._entries[name].lock.release()
+        self._leave(name)
+
     def _leave(self, name: str) -> None:
         entry = self._entries[name]
         entry.users -= 1
         if not entry.users:
             del self._entries[name]
+
+
+class Holding:
+    """Holds locks while it is entered; see `VariableLocks.holding`."""
+
+    def __init__(
+        self, locks: VariableLocks, names: list[str], owner: Callable[[str], str]
+    ) -> None:
+        self._locks, self._names, self._owner = locks, names, owner
+        self._held: list[str] = []
+
+    async def __aenter__(self) -> None:
+        try:
+            while self._held != (wanted := self._wanted()):
+                self._release()
+                for name in wanted:
+                    await self._locks.acquire(name)
+                    self._held.append(name)
+        except BaseException:
+            self._release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._release()
+
+    def _wanted(self) -> list[str]:
+        return sorted({self._owner(name) for name in self._names})
+
+    def _release(self) -> None:
+        while self._held:
+            self._locks.release(self._held.pop())

@@ -195,13 +195,15 @@ class Connection:
             # What grpc raises where another thread has closed the channel.
             self._require_open()
             raise
-        messages = self.meter.receiving(self._guarded(sent.responses))
+        messages = self._received(sent.responses)
         responses = Responses(messages, sent.responses.segment, self.meter.received)
         return Attempt(responses, sent.call)
 
-    def _guarded(self, responses: Iterator[bytes]) -> Iterator[bytes]:
+    def _received(self, responses: Iterator[bytes]) -> Iterator[bytes]:
         try:
-            yield from responses
+            for response in responses:
+                self.meter.received(len(response))
+                yield response
         except ValueError:
             self._require_open()
             raise

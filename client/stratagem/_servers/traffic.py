@@ -58,12 +58,6 @@ class TrafficMeter:
             self.sent(len(message))
             yield message
 
-    def receiving(self, messages: Iterator[bytes]) -> Iterator[bytes]:
-        """The same messages, counted."""
-        for message in messages:
-            self.received(len(message))
-            yield message
-
     def sent(self, nbytes: int) -> None:
         """Takes note of a message to a server."""
         with self._lock:

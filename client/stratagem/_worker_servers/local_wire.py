@@ -43,7 +43,11 @@ class LocalWire:
         self._link = LocalLink(place)
         self._link.allow(None)
         message = pb.WorkRequest(open=opening).SerializeToString()
-        self._link.send(Kind.CALL, message, is_last=False, path=_PATH)
+        try:
+            self._link.send(Kind.CALL, message, is_last=False, path=_PATH)
+        except BaseException:
+            self._link.close()
+            raise
 
     def __iter__(self) -> Iterator[pb.WorkResponse]:
         try:

@@ -218,3 +218,29 @@ class Place(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["nbytes", b"nbytes", "start", b"start"]) -> None: ...
 
 global___Place = Place
+
+@typing.final
+class Frame(google.protobuf.message.Message):
+    """What every message of a stream that carries tensors looks like to who does not know
+    its header.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: builtins.int
+    CHUNKS_FIELD_NUMBER: builtins.int
+    header: builtins.bytes
+    """The encoded header; in the first message only."""
+    @property
+    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Chunk]: ...
+    def __init__(
+        self,
+        *,
+        header: builtins.bytes | None = ...,
+        chunks: collections.abc.Iterable[global___Chunk] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_header", b"_header", "header", b"header"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_header", b"_header", "chunks", b"chunks", "header", b"header"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_header", b"_header"]) -> typing.Literal["header"] | None: ...
+
+global___Frame = Frame
