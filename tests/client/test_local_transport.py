@@ -319,6 +319,24 @@ def test_a_socket_that_is_not_the_servers_is_not_used(
     transports.close()
 
 
+def test_threads_that_hear_of_a_socket_at_once_connect_to_it_once(
+    served: Served,
+) -> None:
+    transports = Transports("127.0.0.1:1")
+    threads = [
+        threading.Thread(target=transports.learn, args=(served.place,))
+        for _ in range(8)
+    ]
+    with transports._learning:
+        for thread in threads:
+            thread.start()
+    for thread in threads:
+        thread.join()
+    assert transports.is_local
+    eventually(lambda: len(served.listener._peers) == 1)
+    transports.close()
+
+
 def test_a_server_that_is_gone_is_looked_for_by_grpc(server: ParameterServer) -> None:
     with connected(server.address, connect=0.3) as connection:
         make(connection, "v", torch.zeros(2))

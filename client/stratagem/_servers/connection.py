@@ -218,10 +218,10 @@ class Connection:
         if session is not None:
             request = opening(self._identity, session)
             answer = Pending(self, request, self.deadlines).result()
-            self._transports.learn(answer.local_socket)
             if not session.goes_on(answer):
                 self._require_restored(answer)
                 session.continues(answer)
+            self._transports.learn(answer.local_socket)
         self._require_usable()
 
     def _require_restored(self, answer: OpenSessionResponse) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 from stratagem._servers.transports.attempt import Attempt, Call
 from stratagem._servers.transports.channel import GrpcTransport
@@ -27,12 +28,16 @@ class Transports:
         self._local: LocalTransport | None = None
         self._setting = transport_from_environment()
         self._closed = False
+        self._learning = threading.Lock()
 
     def learn(self, place: LocalSocket) -> None:
         """Connects to what the server says of its socket, if that is possible."""
-        if self._local is not None and self._local.place == place:
-            return
-        self._forget()
+        with self._learning:  # threads that lost one session hear of the next one each
+            if self._local is None or self._local.place != place:
+                self._forget()
+                self._connect(place)
+
+    def _connect(self, place: LocalSocket) -> None:
         if not may_connect(place, self.address):
             return
         local = LocalTransport(place, shares=self._setting == AUTO)
