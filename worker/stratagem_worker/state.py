@@ -100,7 +100,8 @@ class WorkerState:
             )
             mine.staying_results += len(session.results)
             mine.staying_result_bytes += session.results.nbytes
-        mine.running, mine.queued = self._executor.running, self._executor.queued
+        mine.running = int(self._executor.running)
+        mine.queued = self._executor.queued
         mine.ended.update(self._executor.figures.ended)
         if seconds := self._executor.figures.seconds.message():
             mine.seconds.CopyFrom(seconds)
