@@ -65,6 +65,7 @@ coverage-table: $(INSTALLED) ## Write which tests show what of the API.
 
 bench: $(INSTALLED) peers ## Measure beside physical limits and peers.
 	$(BIN)/python -m benchmarks $(ALL_PEERS)
+	$(BIN)/python -m benchmarks.step_profile
 
 bench-quick: $(INSTALLED) peers ## See that ratios reached before are reached still.
 	$(BIN)/python -m benchmarks $(ALL_PEERS) --quick

@@ -14,6 +14,7 @@ from rich.console import Console
 from benchmarks.goals import GOALS, Goal
 from benchmarks.harness.contest import Cell, Contest, hold
 from benchmarks.harness.environments import Foreign, missing
+from benchmarks.harness.plots import plot
 from benchmarks.harness.report import Report
 from benchmarks.measurements import MEASUREMENTS
 
@@ -49,6 +50,7 @@ def main(
         report = _measured(name.value, contests, _QUICK_ROUNDS if quick else rounds)
         if report.figures:
             report.write(out)
+            plot(name.value, report.figures, out)
             print(report.markdown())
         fallen += report.fallen
     for goal in fallen:

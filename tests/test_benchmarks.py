@@ -17,10 +17,12 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import step_profile
 from benchmarks.floors import FLOORS
 from benchmarks.goals import GOALS, Goal
 from benchmarks.harness.contest import Cell, Contest, Figure, hold
 from benchmarks.harness.environments import Foreign, missing, python_of
+from benchmarks.harness.plots import plot
 from benchmarks.harness.processor_time import processor_seconds
 from benchmarks.harness.report import Report
 from benchmarks.harness.table import Table
@@ -85,6 +87,15 @@ def test_we_and_the_limits_answer_all_questions(contest: Contest) -> None:
             for question in contest.questions:
                 if contestant.name in question.of:
                     assert answer(question.asked, 0.01) >= 0
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_step_is_profiled_by_parts() -> None:
+    profile = step_profile.profiled(steps=2)
+    assert profile.seconds > 0
+    shares = [int(row[2].rstrip("%")) for row in step_profile.parts(profile).rows]
+    assert 90 <= sum(shares) <= 110
+    assert len(step_profile.most(profile).rows) > 5
 
 
 @pytest.mark.cluster
@@ -169,6 +180,14 @@ def test_a_report_keeps_figures_ratios_and_tables(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "transfer.json").read_text())
     assert record["rounds"] == 3
     assert record["ratios"] == {"Stratagem, pull 1 MB: of Ray": pytest.approx(3)}
+
+
+def test_throughput_and_cost_are_drawn(tmp_path: Path) -> None:
+    cost = Figure(Cell("processors, a million examples", "2 workers"), 9e-6, 0.1, "us")
+    plot("transfer", FIGURES, tmp_path)
+    plot("workers", [cost], tmp_path)
+    plot("startup", FIGURES, tmp_path)
+    assert {each.name for each in tmp_path.iterdir()} == {"transfer.png", "workers.png"}
 
 
 def test_a_ratio_is_theirs_over_ours_where_both_are_there() -> None:

@@ -1,0 +1,76 @@
+"""Pictures of what a measurement found."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from matplotlib import figure
+from matplotlib.axes import Axes
+
+from benchmarks.harness.contest import Figure
+
+_SIZED = re.compile(r"(?P<direction>push \+ SGD|pull) (?P<megabytes>[\d.]+) MB")
+_WORKERS = re.compile(r"(\d+) workers?")
+
+Points: TypeAlias = Mapping[str, Sequence[tuple[float, float]]]
+
+
+def plot(name: str, figures: Sequence[Figure], folder: Path) -> None:
+    """Write `<name>.png` into a folder, if there is a picture of that measurement."""
+    if name in _PICTURES:
+        picture = _PICTURES[name](figures)
+        picture.savefig(folder / f"{name}.png", dpi=150)
+
+
+def _throughput(figures: Sequence[Figure]) -> figure.Figure:
+    """Throughput against size, for either direction."""
+    picture = figure.Figure(figsize=(10, 4.5), layout="constrained")
+    both = picture.subplots(1, 2, sharey=True)
+    for axes, direction in zip(both, ("push + SGD", "pull"), strict=True):
+        _lines(axes, _rates(figures, direction))
+        axes.set(title=direction, xlabel="MB", xscale="log", yscale="log")
+    both[0].set(ylabel="GB/s")
+    both[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    return picture
+
+
+def _rates(figures: Sequence[Figure], direction: str) -> Points:
+    """GB/s by MB, of each contestant."""
+    points: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for found in figures:
+        sized = _SIZED.fullmatch(found.cell.question)
+        if sized and sized["direction"] == direction:
+            megabytes = float(sized["megabytes"])
+            rate = megabytes / found.median / 1e3
+            points[found.cell.contestant].append((megabytes, rate))
+    return points
+
+
+def _costs(figures: Sequence[Figure]) -> figure.Figure:
+    """Processor time against workers."""
+    picture = figure.Figure(figsize=(5, 4), layout="constrained")
+    axes = picture.subplots()
+    _lines(axes, {"processor seconds": [*_by_workers(figures)]})
+    axes.set(xlabel="workers", ylabel="seconds for a million examples", ylim=(0, None))
+    return picture
+
+
+def _by_workers(figures: Sequence[Figure]) -> Iterator[tuple[float, float]]:
+    for found in figures:
+        if workers := _WORKERS.fullmatch(found.cell.contestant):
+            yield int(workers[1]), found.median * 1e6
+
+
+def _lines(axes: Axes, points: Points) -> None:
+    for name, line in points.items():
+        axes.plot(*zip(*sorted(line), strict=True), marker="o", label=name)
+
+
+_PICTURES: Mapping[str, Callable[[Sequence[Figure]], figure.Figure]] = {
+    "transfer": _throughput,
+    "workers": _costs,
+}
