@@ -10,6 +10,9 @@ export RAY_PYTHON ?= .venv-ray/bin/python
 export MXNET_PYTHON ?= .venv-mxnet/bin/python
 ALL_PEERS := $(foreach peer,tensorflow torch_rpc ray mxnet,--peers $(peer))
 
+SHELL_SCRIPTS := .ci/run deploy/docker/engine.sh deploy/slurm/train.sbatch \
+	tests/deploy/slurm/srun
+
 DOCKER ?= docker
 BASE_IMAGE ?= python:3.11-slim-bookworm
 
@@ -53,6 +56,7 @@ check: $(INSTALLED) ## Lint, type-check, and see that tests can fail.
 	$(BIN)/buf lint proto
 	$(BIN)/python proto/compile.py --check
 	$(BIN)/python -m tests.deploy.manifests.check
+	$(BIN)/shellcheck $(SHELL_SCRIPTS)
 # A test that passes without what it is about would never fail. Half of the time these
 # tests wait for what has been taken away.
 	$(BIN)/pytest --without-rows --numprocesses 4 --quiet

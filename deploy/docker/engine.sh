@@ -16,10 +16,10 @@ docker=$([ -x /usr/bin/docker ] && echo /usr/bin/docker || command -v docker || 
 answers() { [ -n "$docker" ] && "$docker" version >/dev/null 2>&1; }
 
 install() {
-    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || {
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
         echo "engine.sh: no Docker engine answers, and only root on Debian can start one here" >&2
         exit 69
-    }
+    fi
     apt-get update -qq
     apt-get install -qq --yes --no-install-recommends "$@" >/dev/null
 }

@@ -1,0 +1,79 @@
+"""The batch script, of which only `srun` is another."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[3] / "deploy/slurm/train.sbatch"
+
+PROGRAM = """
+import sys
+
+import stratagem
+
+with stratagem.ParameterServerStrategy(consistency="sync") as strategy:
+    with strategy.scope():
+        counter = stratagem.Variable(0.0)
+    strategy.barrier("created")
+    counter.assign_add(1.0)
+    strategy.barrier("counted")
+    print(sys.argv[1], strategy.cluster_resolver.task_id, float(counter.numpy()))
+"""
+
+
+def sbatch(
+    folder: Path, *arguments: str, tasks: int
+) -> subprocess.CompletedProcess[str]:
+    """Runs the script in a folder as Slurm would, as a job of one node."""
+    programs = [str(Path(__file__).parent), str(Path(sys.executable).parent)]
+    job = {
+        "SLURM_JOB_ID": str(random.randrange(20_000)),
+        "SLURM_NTASKS": str(tasks),
+        "SLURM_CPUS_PER_TASK": "1",
+        "PATH": os.pathsep.join([*programs, os.environ["PATH"]]),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "TMPDIR": str(folder / "tmp"),
+    }
+    (folder / "tmp").mkdir()
+    return subprocess.run(
+        [SCRIPT, *arguments],
+        cwd=folder,
+        env=os.environ | job,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(300)
+def test_a_job_trains_and_ends_with_its_workers(tmp_path: Path) -> None:
+    (tmp_path / "count.py").write_text(PROGRAM)
+    job = sbatch(tmp_path, "1", "count.py", "hello", tasks=3)
+    assert job.returncode == 0, job.stderr
+    assert sorted(job.stdout.splitlines()) == ["hello 0 2.0", "hello 1 2.0"]
+    # Neither the secret nor what tasks had in their scratch folders is left.
+    assert {path.name for path in tmp_path.iterdir()} == {"count.py", "tmp"}
+    assert not [*(tmp_path / "tmp").glob("stratagem-*")]
+
+
+@pytest.mark.parametrize("servers", ["0", "3"])
+def test_a_job_without_servers_or_workers_is_refused(
+    tmp_path: Path, servers: str
+) -> None:
+    (tmp_path / "count.py").write_text(PROGRAM)
+    job = sbatch(tmp_path, servers, "count.py", tasks=3)
+    assert job.returncode == 2
+    assert "the job has 3 tasks; see sbatch --ntasks" in job.stderr
+
+
+def test_it_says_how_it_is_called(tmp_path: Path) -> None:
+    job = sbatch(tmp_path, "train.py", tasks=3)
+    assert job.returncode == 2
+    assert job.stderr.startswith("usage: sbatch --ntasks=N train.sbatch SERVERS")
