@@ -43,6 +43,6 @@ def images(engine: Mapping[str, str]) -> None:
 def project(engine: Mapping[str, str], images: None) -> Iterator[Project]:
     """The project of `compose.yaml`, not started; nothing of it is left."""
     project = Project(ROOT / "deploy/compose/compose.yaml", engine)
-    project.compose("down", "--volumes")
+    project.down()
     yield project
-    project.compose("down", "--volumes")
+    project.down()

@@ -26,6 +26,10 @@ class Project:
         """Starts it of images that are there."""
         return self.compose("up", "--no-build", "--pull", "never", *arguments)
 
+    def down(self) -> None:
+        """Removes the containers of all profiles, and what they have written."""
+        self.compose("--profile=*", "down", "--volumes")
+
     def inside(self, service: str, *command: str) -> str:
         """What a command prints in a container; nothing if it fails."""
         return self.compose("exec", "-T", service, *command).stdout

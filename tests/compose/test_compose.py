@@ -49,3 +49,17 @@ def test_containers_are_closed_off(project: Project) -> None:
     assert project.inside("ps-0", "id", "-u").strip() == "10001"
     networks = project.inspect("ps-0", "{{json .NetworkSettings.Networks}}")
     assert "stratagem_cluster" in networks and "bridge" not in networks
+
+
+def test_a_coordinator_trains_on_worker_servers(project: Project) -> None:
+    ended = project.up("--exit-code-from", "chief", "chief")
+    assert ended.returncode == 0, ended.stderr
+    assert abs(demo_error(ended.stdout) - DEMO_RMSE) < CLOSE
+    assert not project.logs("worker-0")
+
+
+def test_servers_have_figures_for_others_on_their_network(project: Project) -> None:
+    project.up("--detach", "--wait", "ps-0", "ps-1")
+    read = "print(urllib.request.urlopen('http://ps-0:2224/metrics').read().decode())"
+    figures = project.inside("ps-1", "python", "-c", f"import urllib.request; {read}")
+    assert 'stratagem_uptime_seconds{server="ps:0"}' in figures

@@ -38,13 +38,14 @@ def options(app: typer.Typer, arguments: Sequence[str]) -> Mapping[str, Any]:
 def servers(overlay: str) -> list[tuple[Pod, Mapping[str, Any]]]:
     """Pods with a server, and the settings that it is given."""
     return [
-        (pod, _settings(pod.command[1], pod.command[2:]))
+        (pod, settings(pod.command[1], pod.command[2:]))
         for pod in pods(overlay)
         if pod.command[0] == "stratagem"
     ]
 
 
-def _settings(word: str, arguments: Sequence[str]) -> Mapping[str, Any]:
+def settings(word: str, arguments: Sequence[str]) -> Mapping[str, Any]:
+    """What a server makes of its options."""
     flags = options(SERVERS[word], arguments)
     return SETTINGS[word].read(flags).model_dump()
 

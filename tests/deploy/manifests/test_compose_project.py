@@ -1,0 +1,98 @@
+"""The services of the Compose project find each other."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.manifests.containers import COMPOSE, compose_files
+from tests.deploy.manifests.rendering import ROOT
+from tests.deploy.manifests.tasks import port, settings
+
+PROMETHEUS = ROOT / "deploy/observability/prometheus.yml"
+
+Service = Mapping[str, Any]
+
+
+@cache
+def services() -> Mapping[str, Service]:
+    """All that there are, with everything laid over the project, by their names."""
+    files = [part for file in compose_files() for part in ("--file", str(file))]
+    command = [*files, "--profile=*", "config", "--format=json"]
+    rendered = subprocess.run(
+        [Path(sys.executable).with_name("docker-compose"), *command],
+        check=True,
+        capture_output=True,
+    )
+    found: Mapping[str, Service] = json.loads(rendered.stdout)["services"]
+    return found
+
+
+def given(service: Service) -> Mapping[str, Any]:
+    """The settings of a server."""
+    return settings(service["command"][0], service["command"][1:])
+
+
+def told(service: Service) -> Any:
+    """The cluster, as a program knows it."""
+    return json.loads(service["environment"]["TF_CONFIG"])
+
+
+PROGRAMS = ("worker-0", "worker-1", "chief")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_know_servers_and_wait_for_them(program: str) -> None:
+    service = services()[program]
+    cluster, task = told(service)["cluster"], told(service)["task"]
+    for job in ("ps", "worker"):
+        for index, address in enumerate(cluster[job]):
+            if port(address) == 0:
+                continue
+            name = address.partition(":")[0]
+            assert service["depends_on"][name]["condition"] == "service_healthy"
+            server = services()[name]
+            assert (server["command"][0], given(server)["task"]) == (job, index)
+            assert port(given(server)["bind"]) == port(address)
+            assert given(server)["health_bind"] in server["healthcheck"]["test"]
+    assert cluster[task["type"]][task["index"]] == f"{program}:0"
+
+
+def test_by_itself_the_project_has_no_coordinator() -> None:
+    profiles = {name: service.get("profiles") for name, service in services().items()}
+    coordinated = {name for name, chosen in profiles.items() if chosen}
+    assert coordinated == {"worker-server-0", "worker-server-1", "chief"}
+
+
+def test_prometheus_asks_where_servers_answer() -> None:
+    (job,) = yaml.safe_load(PROMETHEUS.read_text())["scrape_configs"]
+    (targets,) = (static["targets"] for static in job["static_configs"])
+    answering = {
+        f"{name}:{port(given(service)['metrics_bind'])}"
+        for name, service in services().items()
+        if service["command"] and given(service).get("metrics_bind")
+    }
+    assert set(targets) == answering
+    shared = set(services()["prometheus"]["networks"]) & set(
+        services()["ps-0"]["networks"]
+    )
+    assert shared == {"cluster"}
+
+
+def test_what_containers_mount_is_there() -> None:
+    mounted = [
+        Path(volume["source"])
+        for service in services().values()
+        for volume in service.get("volumes", ())
+        if volume["type"] == "bind"
+    ]
+    assert mounted and all(source.exists() for source in mounted)
+    assert all(source.is_relative_to(COMPOSE.parent) for source in mounted)
