@@ -87,6 +87,7 @@ if TYPE_CHECKING:
         coordinator,
         experimental,
         nn,
+        opentelemetry,
         partitioners,
         tensorboard,
     )
@@ -207,6 +208,7 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "nn",
+    "opentelemetry",
     "partitioners",
     "tensorboard",
 ]
@@ -250,6 +252,7 @@ _LATE = {
     "coordinator": "stratagem.coordinator",
     "experimental": "stratagem.experimental",
     "nn": "stratagem.nn",
+    "opentelemetry": "stratagem.opentelemetry",
     "partitioners": "stratagem.partitioners",
     "tensorboard": "stratagem.tensorboard",
 }

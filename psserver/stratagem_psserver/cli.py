@@ -19,7 +19,7 @@ def serve(options: ServerOptions) -> None:
     says this is, and this before the table ps of the file.
     """
     server = ParameterServer(options.settings())
-    command_line.serve(server, options.token_file, options.ready_file)
+    command_line.serve(server, options)
 
 
 app.command()(command("parameter server", ServerOptions, serve))

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import torch
 from google.protobuf.message import Message
 
+from stratagem_proto import tracing
 from stratagem_proto.codec import Assembler
 from stratagem_proto.errors import (
     InvalidArgumentError,
@@ -238,7 +239,8 @@ async def _refuse(error: StratagemError) -> NoReturn:
 
 
 async def _serialised(apply: Callable[[], Awaitable[Message]]) -> bytes:
-    return (await apply()).SerializeToString()
+    with tracing.within("apply"):
+        return (await apply()).SerializeToString()
 
 
 async def _to_its_end(work: Coroutine[Any, Any, bytes]) -> bytes:

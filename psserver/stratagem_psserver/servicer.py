@@ -176,7 +176,9 @@ class Methods:
 
         async def handle(data: bytes, context: Context) -> bytes:
             async with self._border.crossing(context, request_type.__name__):
-                return _serialised(await method(request_type.FromString(data)))
+                request = request_type.FromString(data)
+                with self._border.span(request):
+                    return _serialised(await method(request))
             raise AssertionError("the border ends a call that fails")
 
         return grpc.unary_unary_rpc_method_handler(handle)
@@ -192,7 +194,8 @@ class Methods:
             async with self._border.crossing(context, header_type.__name__):
                 segment = shared_memory(context)
                 header, chunks = await _opened(messages, header_type, segment)
-                return await method(header, chunks)
+                with self._border.span(header):
+                    return await method(header, chunks)
             raise AssertionError("the border ends a call that fails")
 
         return grpc.stream_unary_rpc_method_handler(handle)
@@ -207,8 +210,10 @@ class Methods:
         async def handle(data: bytes, context: Context) -> AsyncIterator[bytes]:
             async with self._border.crossing(context, request_type.__name__):
                 request, segment = request_type.FromString(data), shared_memory(context)
-                async for frame in method(request, segment):
-                    yield frame
+                # Who asks goes on in between: it is nobody's present span.
+                with self._border.span(request, current=False):
+                    async for frame in method(request, segment):
+                        yield frame
 
         return grpc.unary_stream_rpc_method_handler(handle)
 

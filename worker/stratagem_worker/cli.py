@@ -21,7 +21,7 @@ def serve(options: WorkerOptions) -> None:
     """
     config.set_logical_cpus(options.logical_cpus)
     server = WorkerServer(options.settings())
-    command_line.serve(server, options.token_file, options.ready_file)
+    command_line.serve(server, options)
 
 
 app.command()(command("worker", WorkerOptions, serve))

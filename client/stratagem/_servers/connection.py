@@ -16,6 +16,7 @@ from stratagem._servers.step_count import StepCount
 from stratagem._servers.traffic import TrafficMeter
 from stratagem._servers.transports.attempt import Attempt, Call, Responses
 from stratagem._servers.transports.transports import Transports
+from stratagem_proto import tracing
 from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import (
     CancelledError,
@@ -31,6 +32,7 @@ from stratagem_proto.v1.session_pb2 import (
     HeartbeatRequest,
     HeartbeatResponse,
     OpenSessionResponse,
+    RequestKey,
 )
 
 _LOG = logging.getLogger("stratagem")
@@ -144,19 +146,26 @@ class Connection:
             CancelledError: The connection is closed.
         """
         if not request.mutates:
-            request.stamp(self.open().key(self._steps))
-            return Pending(self, request, self.deadlines, awaited=awaited)
+            key = self.open().key(self._steps)
+            span = self._stamped(request, key)
+            return Pending(self, request, self.deadlines, span.end, awaited)
         # Who held the lock when this process was forked will not give it back here.
         self._require_usable()
         self._mutating.acquire()
         try:
             session, steps = self.open(), self._steps
-            request.stamp(session.next_key(steps, next_closure_key(self.peer)))
-            settled = self._mutating.release
+            key = session.next_key(steps, next_closure_key(self.peer))
+            settled = self._stamped(request, key).before(self._mutating.release)
             return Pending(self, request, self.deadlines, settled, awaited)
         except BaseException:
             self._mutating.release()
             raise
+
+    def _stamped(self, request: Request[Result], key: RequestKey) -> tracing.Sending:
+        span = tracing.sending(request.method, self.peer)
+        span.mark(key)
+        request.stamp(key)
+        return span
 
     def open(self) -> Session:
         """Returns the session, after the handshake if there is none; as `start`."""

@@ -107,6 +107,8 @@ class Request(Generic[Result]):
             if "finished" in self.message.DESCRIPTOR.fields_by_name:
                 telling = cast(_Telling, self.message)
                 telling.finished, telling.report = key.finished, key.report
+            if "trace_parent" in self.message.DESCRIPTOR.fields_by_name:
+                cast(_Traced, self.message).trace_parent = key.trace_parent
 
     @property
     def session_id(self) -> bytes:
@@ -151,6 +153,10 @@ class _Numbered(Protocol):
 
 class _Anonymous(Protocol):
     session_id: bytes
+
+
+class _Traced(Protocol):
+    trace_parent: str
 
 
 class _Telling(Protocol):

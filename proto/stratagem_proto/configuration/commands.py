@@ -52,7 +52,7 @@ def explained(program: str) -> Iterator[None]:
     """Ends the process with one sentence where the body raises what users may cause."""
     try:
         yield
-    except (StratagemError, OSError) as error:
+    except (StratagemError, OSError, ImportError) as error:
         typer.echo(f"{program}: {error}", err=True)
         raise typer.Exit(2) from error
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import NoReturn, Protocol
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
+from stratagem_proto import tracing
 from stratagem_proto.errors import InvalidArgumentError, StratagemError
 from stratagem_proto.segment import Segment
 from stratagem_proto.serving.figures import Figures
@@ -73,6 +74,12 @@ class Border:
             await context.abort(code_of(record), record.message, trailers(record))
         finally:
             calls.end(began, code)
+
+    def span(
+        self, request: Message, current: bool = True
+    ) -> AbstractContextManager[None]:
+        """A span around the answer, as `tracing.answering` says."""
+        return tracing.answering(request, self._task, current)
 
     def _recorded(self, request: str, error: Exception) -> RecordedStatus:
         if isinstance(error, DecodeError):

@@ -9,33 +9,37 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.serving import log
+from stratagem_proto.serving.options import ServingOptions
 from stratagem_proto.serving.server import Server
+from stratagem_proto.serving.spans import exported_spans
 
 # Container engines put secrets there, where all users of the one container read them.
 _MOUNTED_SECRETS = Path("/run/secrets")
 
 
-def serve(server: Server, token_file: Path | None, ready_file: Path | None) -> None:
+def serve(server: Server, options: ServingOptions) -> None:
     """Serves until SIGTERM or SIGINT, then drains.
 
     Args:
         server: It has not started.
-        token_file: Where its secret came from.
-        ready_file: Written once it serves.
+        options: What the process was told.
 
     Raises:
+        ImportError: There are to be spans, and OpenTelemetry is not installed.
         InvalidArgumentError: The ready file has no folder.
         UnavailableError: An address cannot be bound.
     """
+    ready_file = options.ready_file
     _check_folder(ready_file)
     log.to_stderr()
-    _warn_of_readers(token_file)
-    with _asked_to_stop() as asked, server:
+    _warn_of_readers(options.token_file)
+    spans = exported_spans(options.label) if options.traces else nullcontext()
+    with spans, _asked_to_stop() as asked, server:
         if ready_file is not None:
             _announce(server, ready_file)
         asked.recv(1)

@@ -23,6 +23,9 @@ def _checked(check: Callable[[str], None]) -> AfterValidator:
     return AfterValidator(validate)
 
 
+# What servers inside of programs have no use for.
+_OF_PROCESSES = {"config", "token_file", "ready_file", "traces"}
+
 Address = Annotated[str, _checked(check_address)]
 OptionalAddress = Annotated[
     str, _checked(lambda address: check_address(address) if address else None)
@@ -58,11 +61,20 @@ class ServingOptions(ProcessSettings):
         description="auto: also a Unix socket and shared memory for processes of this "
         "host; unix: no shared memory; grpc: gRPC alone.",
     )
+    traces: bool = Field(
+        False,
+        description="Send spans of OpenTelemetry to OTEL_EXPORTER_OTLP_ENDPOINT.",
+    )
     ready_file: Path | None = Field(
         None, description="Written with the addresses once serving."
     )
 
+    @property
+    def label(self) -> str:
+        """The task, for instance "ps:0"."""
+        return f"{self.job}:{self.task}"
+
     def serving(self) -> dict[str, Any]:
         """What of it the settings of servers have."""
-        own = self.model_dump(exclude={"config", "token_file", "ready_file"})
+        own = self.model_dump(exclude=_OF_PROCESSES)
         return {**own, "token": read_token(self.token_file)}

@@ -280,6 +280,7 @@ class ReadRequest(google.protobuf.message.Message):
     INTO_SEGMENT_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
+    TRACE_PARENT_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     wait_seconds: builtins.float
     """Longest wait in seconds. A wait that ends without success is answered by a
@@ -296,6 +297,7 @@ class ReadRequest(google.protobuf.message.Message):
     finished: builtins.int
     """As in RequestKey."""
     report: builtins.bytes
+    trace_parent: builtins.str
     @property
     def selections(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Selection]: ...
     @property
@@ -315,9 +317,10 @@ class ReadRequest(google.protobuf.message.Message):
         into_segment: builtins.bool = ...,
         finished: builtins.int = ...,
         report: builtins.bytes = ...,
+        trace_parent: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_after", b"_after", "after", b"after"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_after", b"_after", "after", b"after", "finished", b"finished", "into_segment", b"into_segment", "report", b"report", "selections", b"selections", "session_id", b"session_id", "snapshot", b"snapshot", "wait_seconds", b"wait_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_after", b"_after", "after", b"after", "finished", b"finished", "into_segment", b"into_segment", "report", b"report", "selections", b"selections", "session_id", b"session_id", "snapshot", b"snapshot", "trace_parent", b"trace_parent", "wait_seconds", b"wait_seconds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_after", b"_after"]) -> typing.Literal["after"] | None: ...
 
 global___ReadRequest = ReadRequest

@@ -336,6 +336,7 @@ class RequestKey(google.protobuf.message.Message):
     STEP_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
+    TRACE_PARENT_FIELD_NUMBER: builtins.int
     CLOSURE_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     sequence: builtins.int
@@ -354,6 +355,10 @@ class RequestKey(google.protobuf.message.Message):
     """A WorkerReport as of that step, which servers keep for who saves a checkpoint and do
     not look into. Empty of clients that have nothing to report.
     """
+    trace_parent: builtins.str
+    """The client's span that the request belongs to, in the form of W3C's traceparent;
+    empty where there is none.
+    """
     @property
     def closure(self) -> global___ClosureKey:
         """The function of a coordinator that the request is a part of. Absent of requests
@@ -369,10 +374,11 @@ class RequestKey(google.protobuf.message.Message):
         step: builtins.int = ...,
         finished: builtins.int = ...,
         report: builtins.bytes = ...,
+        trace_parent: builtins.str = ...,
         closure: global___ClosureKey | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["closure", b"closure"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged", b"acknowledged", "closure", b"closure", "finished", b"finished", "report", b"report", "sequence", b"sequence", "session_id", b"session_id", "step", b"step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged", b"acknowledged", "closure", b"closure", "finished", b"finished", "report", b"report", "sequence", b"sequence", "session_id", b"session_id", "step", b"step", "trace_parent", b"trace_parent"]) -> None: ...
 
 global___RequestKey = RequestKey
 
