@@ -158,7 +158,14 @@ class PermissionDeniedError(StratagemError, PermissionError):
 
 
 class ResourceExhaustedError(StratagemError, MemoryError):
-    """A byte budget or another limit would be exceeded."""
+    """A byte budget or another limit would be exceeded.
+
+    Attributes:
+        retry_seconds: When a server that is full at the moment wants to be asked again,
+            in seconds; 0 if waiting will not help, or it does not say.
+    """
+
+    retry_seconds = 0.0
 
 
 class AbortedError(StratagemError, RuntimeError):

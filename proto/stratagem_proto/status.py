@@ -55,8 +55,15 @@ def to_record(error: BaseException) -> RecordedStatus:
             variable=error.variable,
             task=error.task,
             location=error.location,
+            retry_seconds=_retry_seconds(error),
         ),
     )
+
+
+def _retry_seconds(error: StratagemError) -> float:
+    if isinstance(error, ResourceExhaustedError):
+        return error.retry_seconds
+    return 0.0
 
 
 def from_record(record: RecordedStatus) -> StratagemError:
@@ -64,12 +71,15 @@ def from_record(record: RecordedStatus) -> StratagemError:
     code = _CODES_BY_NUMBER.get(record.code, grpc.StatusCode.UNKNOWN)
     cls = CLASSES_BY_NAME.get(record.detail.error, CLASSES_BY_CODE[code])
     detail = record.detail
-    return cls(
+    error = cls(
         record.message,
         variable=detail.variable,
         task=detail.task,
         location=detail.location,
     )
+    if isinstance(error, ResourceExhaustedError) and detail.retry_seconds:
+        error.retry_seconds = detail.retry_seconds
+    return error
 
 
 def code_of(record: RecordedStatus) -> grpc.StatusCode:

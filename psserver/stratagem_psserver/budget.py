@@ -7,6 +7,10 @@ from types import TracebackType
 
 from stratagem_proto.errors import ResourceExhaustedError
 
+# When to come again: what is in the way is applied or sent at about this rate.
+_BYTES_PER_SECOND = 1e9
+_LEAST_SECONDS = 0.1
+
 
 class Budget:
     """Counts bytes that are staged or waiting, before they are allocated.
@@ -35,13 +39,21 @@ class Budget:
         if nbytes > self.available:
             self._reclaim()
         if nbytes > self.available:
-            remedy = "repeat it in a moment" if nbytes <= self.limit else "ask for less"
-            raise ResourceExhaustedError(
-                f"{purpose} needs {nbytes} bytes; {self.used} of the budget of "
-                f"{self.limit} bytes for staged and waiting data are in use; {remedy}, "
-                "or start the server with a larger --staged-bytes"
-            )
+            raise self._refusal(nbytes, purpose)
         return Reservation(self, nbytes)
+
+    def _refusal(self, nbytes: int, purpose: str) -> ResourceExhaustedError:
+        passes = nbytes <= self.limit
+        remedy = "repeat it in a moment" if passes else "ask for less"
+        error = ResourceExhaustedError(
+            f"{purpose} needs {nbytes} bytes; {self.used} of the budget of "
+            f"{self.limit} bytes for staged and waiting data are in use; {remedy}, "
+            "or start the server with a larger --staged-bytes"
+        )
+        if passes:
+            in_the_way = nbytes - self.available
+            error.retry_seconds = _LEAST_SECONDS + in_the_way / _BYTES_PER_SECOND
+        return error
 
 
 class Reservation:

@@ -115,6 +115,36 @@ def test_a_server_that_stays_full_is_reported_in_the_end() -> None:
         assert add(connection, "v", ones) == 2
 
 
+class Pauses(threading.Event):
+    """Notes how long is waited for it, and spends less."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout or 0.0)
+        return super().wait(0.01)
+
+
+def test_a_request_is_not_repeated_before_the_server_wants_it() -> None:
+    ones = torch.ones(50, dtype=torch.int64)
+    with (
+        ParameterServer(SMALL_BUDGET) as server,
+        connected(server.address, connect=0.2) as connection,
+    ):
+        make(connection, "v", torch.zeros_like(ones))
+        connection.closed = pauses = Pauses()
+        with (
+            budget_in_use(server.address),
+            pytest.raises(ResourceExhaustedError) as caught,
+        ):
+            add(connection, "v", ones)
+        refusal = caught.value.__cause__
+        assert isinstance(refusal, ResourceExhaustedError)
+        assert 0.1 < refusal.retry_seconds <= min(pauses.seconds)
+
+
 def test_a_request_larger_than_the_budget_is_refused_at_once() -> None:
     with (
         ParameterServer(SMALL_BUDGET) as server,

@@ -32,6 +32,19 @@ def test_whether_a_repetition_may_help_is_said() -> None:
         budget.reserve(11, "a read")
 
 
+def test_a_refusal_says_when_to_come_again() -> None:
+    budget = Budget(4_000_000_000)
+    budget.reserve(4_000_000_000, "a request")
+    refused = {}
+    for nbytes in (1, 2_000_000_000, 5_000_000_000):
+        with pytest.raises(ResourceExhaustedError) as caught:
+            budget.reserve(nbytes, "a read")
+        refused[nbytes] = caught.value.retry_seconds
+    assert 0 < refused[1] < 1
+    assert refused[2_000_000_000] == pytest.approx(refused[1] + 2)
+    assert refused[5_000_000_000] == 0
+
+
 def test_bytes_are_given_back_once_by_whoever_has_them() -> None:
     budget = Budget(10)
     with budget.reserve(7, "a request") as first:

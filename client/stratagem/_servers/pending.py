@@ -59,8 +59,8 @@ class Pending(Generic[Result]):
     def result(self) -> Result:
         """Waits for the result.
 
-        The request is repeated where connections fail, or where the server has no
-        room for it at the moment.
+        The request is repeated where connections fail, or, not before it says, where
+        the server has no room for it at the moment.
 
         Raises:
             StratagemError: The server's answer.
@@ -93,6 +93,8 @@ class Pending(Generic[Result]):
                     return self._request.receive(self._attempt.responses)
             except StratagemError as error:
                 self._require_repeatable(error)
+                if isinstance(error, ResourceExhaustedError):
+                    pause = max(pause, error.retry_seconds)
             self._connection.closed.wait(pause)
             self._attempt = self._connection.attempt(
                 self._request, self._deadlines, self._awaited

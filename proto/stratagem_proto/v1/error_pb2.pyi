@@ -23,6 +23,7 @@ class ErrorDetail(google.protobuf.message.Message):
     VARIABLE_FIELD_NUMBER: builtins.int
     TASK_FIELD_NUMBER: builtins.int
     LOCATION_FIELD_NUMBER: builtins.int
+    RETRY_SECONDS_FIELD_NUMBER: builtins.int
     error: builtins.str
     """Name of the class in the error tree, for instance "VariableNotFoundError"."""
     variable: builtins.str
@@ -31,6 +32,10 @@ class ErrorDetail(google.protobuf.message.Message):
     """Task that raised it, for instance "/job:ps/task:0"."""
     location: builtins.str
     """"file.py:12" in the client's source, for errors of update functions."""
+    retry_seconds: builtins.float
+    """Of what was refused for want of room: when to come again, in seconds from now. 0 if
+    waiting will not help, or nothing is known.
+    """
     def __init__(
         self,
         *,
@@ -38,8 +43,9 @@ class ErrorDetail(google.protobuf.message.Message):
         variable: builtins.str = ...,
         task: builtins.str = ...,
         location: builtins.str = ...,
+        retry_seconds: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["error", b"error", "location", b"location", "task", b"task", "variable", b"variable"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "location", b"location", "retry_seconds", b"retry_seconds", "task", b"task", "variable", b"variable"]) -> None: ...
 
 global___ErrorDetail = ErrorDetail
 
