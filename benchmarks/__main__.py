@@ -11,9 +11,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks.goals import GOALS, Goal
-from benchmarks.harness.contest import Cell, Contest, hold
-from benchmarks.harness.environments import Foreign, missing
+from benchmarks.goals import GOALS
+from benchmarks.harness.contest import Cell, Contest, Figure, hold
+from benchmarks.harness.environments import Foreign, missing, versions
+from benchmarks.harness.machine import machine
 from benchmarks.harness.plots import plot
 from benchmarks.harness.report import Report
 from benchmarks.measurements import MEASUREMENTS
@@ -42,20 +43,34 @@ def main(
 ) -> None:
     """Measures beside physical limits and peers, as ratios of one run."""
     chosen = _there(peers or ())
-    fallen: list[Goal] = []
+    rounds = _QUICK_ROUNDS if quick else rounds
+    reports: list[Report] = []
     for name in names or Name:
         contests = [each.among(chosen) for each in MEASUREMENTS[name.value]()]
         if quick:
             contests = [each.about(_kept(name.value)) for each in contests]
-        report = _measured(name.value, contests, _QUICK_ROUNDS if quick else rounds)
-        if report.figures:
-            report.write(out)
-            plot(name.value, report.figures, out)
-            print(report.markdown())
-        fallen += report.fallen
-    for goal in fallen:
-        console.print(f"below its floor: {goal.name}")
-    raise typer.Exit(bool(quick and fallen))
+        about = machine() | versions(chosen)
+        figures = _measured(contests, rounds)
+        if figures:
+            reports.append(Report(name.value, rounds, figures, about))
+            _keep(reports[-1], out)
+    _summarize(reports, out)
+    fallen = [goal.name for each in reports for goal in each.fallen]
+    if quick and fallen:
+        raise SystemExit(f"below their floors: {'; '.join(fallen)}")
+
+
+def _keep(report: Report, folder: Path) -> None:
+    report.write(folder)
+    plot(report.name, report.figures, folder)
+    print(report.markdown(), flush=True)
+
+
+def _summarize(reports: Sequence[Report], folder: Path) -> None:
+    """Keep all that was found on one page."""
+    page = "\n".join(report.markdown() for report in reports)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.md").write_text(page)
 
 
 def _there(peers: Collection[Foreign]) -> Collection[Foreign]:
@@ -75,12 +90,9 @@ def _kept(name: str) -> Collection[Cell]:
     }
 
 
-def _measured(name: str, contests: Sequence[Contest], rounds: int) -> Report:
+def _measured(contests: Sequence[Contest], rounds: int) -> Sequence[Figure]:
     with _reporting() as report:
-        figures = [
-            figure for contest in contests for figure in hold(contest, rounds, report)
-        ]
-    return Report.of(name, rounds, figures)
+        return [each for contest in contests for each in hold(contest, rounds, report)]
 
 
 @contextmanager

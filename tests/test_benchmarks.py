@@ -22,6 +22,7 @@ from benchmarks.floors import FLOORS
 from benchmarks.goals import GOALS, Goal
 from benchmarks.harness.contest import Cell, Contest, Figure, hold
 from benchmarks.harness.environments import Foreign, missing, python_of
+from benchmarks.harness.machine import machine
 from benchmarks.harness.plots import plot
 from benchmarks.harness.processor_time import processor_seconds
 from benchmarks.harness.report import Report
@@ -172,7 +173,7 @@ FIGURES = [Figure(OURS, 0.001, 0.5, "ms"), Figure(THEIRS, 0.003, 0.25, "ms")]
 
 
 def test_a_report_keeps_figures_ratios_and_tables(tmp_path: Path) -> None:
-    report = Report.of("transfer", 3, FIGURES)
+    report = Report("transfer", 3, FIGURES, machine())
     report.write(tmp_path)
     text = (tmp_path / "transfer.md").read_text()
     assert "| pull 1 MB, ms | 1 (0.50) | 3 (0.25) |" in text.splitlines()
@@ -202,7 +203,7 @@ def test_what_falls_below_its_floor_is_found(
 ) -> None:
     name = "Stratagem, pull 1 MB: of Ray"
     monkeypatch.setattr("benchmarks.goals.FLOORS", {"transfer": {name: floor}})
-    fallen = Report.of("transfer", 3, FIGURES).fallen
+    fallen = Report("transfer", 3, FIGURES, machine()).fallen
     assert [goal.name for goal in fallen] == [name] * count
 
 

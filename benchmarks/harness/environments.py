@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from collections.abc import Collection
 from enum import Enum
 from pathlib import Path
 
@@ -17,7 +19,11 @@ class Foreign(str, Enum):
     MXNET = "mxnet"
 
 
-_OF_THEIR_OWN = (Foreign.TENSORFLOW, Foreign.RAY, Foreign.MXNET)
+_OF_THEIR_OWN = {
+    Foreign.TENSORFLOW: "tensorflow-cpu",
+    Foreign.RAY: "ray",
+    Foreign.MXNET: "mxnet",
+}
 
 
 def python_of(peer: Foreign | None) -> Path:
@@ -31,6 +37,21 @@ def python_of(peer: Foreign | None) -> Path:
     default = f".venv-{peer.value}/bin/python"
     # Not resolved: a link's own place tells which environment it is of.
     return Path(os.environ.get(f"{peer.name}_PYTHON", default)).absolute()
+
+
+def versions(peers: Collection[Foreign]) -> dict[str, str]:
+    """Return the versions of those that have an environment of their own."""
+    return {
+        peer.value: _version(python_of(peer), _OF_THEIR_OWN[peer])
+        for peer in peers
+        if peer in _OF_THEIR_OWN
+    }
+
+
+def _version(python: Path, package: str) -> str:
+    program = f"from importlib.metadata import version; print(version({package!r}))"
+    found = subprocess.run([python, "-c", program], capture_output=True, text=True)
+    return found.stdout.strip()
 
 
 def missing(peer: Foreign) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from benchmarks.goals import GOALS, Goal
 from benchmarks.harness.contest import Figure
-from benchmarks.harness.machine import machine
 from benchmarks.harness.table import figures_table, goals_table
 
 
@@ -22,18 +21,13 @@ class Report:
         name: Of the measurement.
         rounds: Alternated answers of each contestant.
         figures: What they answered.
-        machine: What they ran on.
+        machine: What they ran on, and how busy it was before.
     """
 
     name: str
     rounds: int
     figures: Sequence[Figure]
     machine: Mapping[str, object]
-
-    @classmethod
-    def of(cls, name: str, rounds: int, figures: Sequence[Figure]) -> Report:
-        """The report of what was measured on this machine, just now."""
-        return cls(name, rounds, figures, machine())
 
     @cached_property
     def ratios(self) -> Mapping[Goal, float]:
