@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -21,6 +22,7 @@ from benchmarks.measurements import MEASUREMENTS
 
 _OUT = Path("runs/benchmarks")
 _QUICK_ROUNDS = 5
+_BUSY_LOAD = 1.0
 
 console = Console(stderr=True)
 
@@ -42,6 +44,8 @@ def main(
     ] = False,
 ) -> None:
     """Measures beside physical limits and peers, as ratios of one run."""
+    if os.getloadavg()[0] > _BUSY_LOAD:
+        console.print("others use this machine: ratios of small requests say little")
     chosen = _there(peers or ())
     rounds = _QUICK_ROUNDS if quick else rounds
     reports: list[Report] = []
