@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from stratagem_deploy.cli import app
 from stratagem_proto.errors import VariableNotFoundError
-from stratagem_proto.serving.log import to_stderr
+from stratagem_proto.serving.log import LOG, to_stderr
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
@@ -29,6 +29,21 @@ SHOWN = [
     for line in re.findall(r"^\$ stratagem ([^|\n]+)", PAGE, re.MULTILINE)
 ]
 COMMANDS = [command for command in SHOWN if command[0] not in ("ps", "worker")]
+
+
+class Screen(io.StringIO):
+    """What a terminal is sent."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What servers log goes nowhere at first, and again after the test."""
+    logger = logging.getLogger("stratagem_server")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "level", logger.level)
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +74,25 @@ def test_the_program_of_the_page_runs() -> None:
     exec(compile(program, "observing.md", "exec"), {"__name__": "__main__"})
 
 
+@pytest.mark.usefixtures("fresh_log")
+@pytest.mark.parametrize(("no_color", "colours"), [("", True), ("1", False)])
+def test_people_who_want_no_colours_get_none(
+    no_color: str,
+    colours: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr("sys.stderr", screen := Screen())
+    to_stderr()
+    LOG.info("serving")
+    assert ("\x1b[3" in screen.getvalue()) == colours
+    assert "serving" in screen.getvalue()
+
+
+@pytest.mark.usefixtures("fresh_log")
 def test_servers_log_what_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     (shown,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    logger, lines = logging.getLogger("stratagem_server"), io.StringIO()
-    monkeypatch.setattr(logger, "handlers", [])
-    monkeypatch.setattr(logger, "level", logger.level)
-    monkeypatch.setattr("sys.stderr", lines)
+    monkeypatch.setattr("sys.stderr", lines := io.StringIO())
     to_stderr()
     with (
         ParameterServer(ServerSettings(token=TOKEN)) as server,

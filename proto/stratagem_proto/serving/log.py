@@ -7,6 +7,7 @@ A program that runs a server inside itself hears nothing unless it gives the log
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import structlog
@@ -43,7 +44,7 @@ def to_stderr() -> None:
 
 def _rendering(terminal: bool) -> list[structlog.typing.Processor]:
     if terminal:
-        return [structlog.dev.ConsoleRenderer()]
+        return [structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR"))]
     return [
         structlog.processors.format_exc_info,
         structlog.processors.JSONRenderer(),
