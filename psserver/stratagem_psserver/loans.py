@@ -95,6 +95,8 @@ def missing_nbytes(
     variable: Variable, layout: StateLayout, slots: Mapping[str, Variable]
 ) -> int:
     """Bytes of the state that an optimizer has yet to make for all of a variable."""
+    if len(slots) == len(layout):
+        return 0
     return sum(
         state.shape(variable.value).numel() * state.dtype.itemsize
         for key, state in layout.items()
@@ -106,7 +108,11 @@ def as_tensors(
     state: Mapping[str, Any], layout: StateLayout
 ) -> dict[str, torch.Tensor]:
     """What an optimizer made, in the dtypes of the layout."""
-    return {
-        key: torch.as_tensor(value).to(layout[key].dtype)
-        for key, value in state.items()
-    }
+    return {key: _as_tensor(value, layout[key].dtype) for key, value in state.items()}
+
+
+def _as_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    # Of 160 parameters, calls that change nothing cost as much as a small step.
+    if isinstance(value, torch.Tensor) and value.dtype == dtype:
+        return value
+    return torch.as_tensor(value).to(dtype)

@@ -233,9 +233,10 @@ class Optimizers:
         """The slot variables by the optimizer's keys; empty if there are none yet."""
         found: dict[str, Variable] = {}
         for key, name in names.items():
-            check_name(name)
             slot = self._store.find(name)
-            if slot is not None:
+            if slot is None:
+                check_name(name)
+            else:
                 _check_slot(slot, variable, layout[key])
                 found[key] = slot
         if found and (missing := layout.keys() - found.keys()):
