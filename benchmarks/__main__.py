@@ -59,9 +59,18 @@ def main(
             reports.append(Report(name.value, rounds, figures, about))
             _keep(reports[-1], out)
     _summarize(reports, out)
+    if quick:
+        _list_what_is_left()
     fallen = [goal.name for each in reports for goal in each.fallen]
     if quick and fallen:
         raise SystemExit(f"below their floors: {'; '.join(fallen)}")
+
+
+def _list_what_is_left() -> None:
+    print("Goals without a floor, as they were not reached yet:")
+    for goal in GOALS:
+        if goal.floor is None:
+            print(f"- {goal.measurement}: {goal.name}, at least {goal.at_least:.2f}")
 
 
 def _keep(report: Report, folder: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from benchmarks import step_profile
+from benchmarks.__main__ import main
 from benchmarks.floors import FLOORS
 from benchmarks.goals import GOALS, Goal
 from benchmarks.harness.contest import Cell, Contest, Figure, hold
@@ -205,6 +206,16 @@ def test_what_falls_below_its_floor_is_found(
     monkeypatch.setattr("benchmarks.goals.FLOORS", {"transfer": {name: floor}})
     fallen = Report("transfer", 3, FIGURES, machine()).fallen
     assert [goal.name for goal in fallen] == [name] * count
+
+
+def test_goals_that_were_not_reached_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.goals.FLOORS", {})
+    main(out=tmp_path, quick=True)
+    assert "- startup: Stratagem, server ready: of 3, at least 1.00" in (
+        capsys.readouterr().out.splitlines()
+    )
 
 
 def test_a_peer_without_its_environment_is_missing(
