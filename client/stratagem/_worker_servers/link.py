@@ -22,6 +22,7 @@ from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import CancelledError, StratagemError
 from stratagem_proto.payloads import split
 from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.transport import GRPC, transport_from_environment
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, LocalSocket, Task
 
@@ -95,8 +96,9 @@ class WorkerLink:
                 cloudpickle or Stratagem, or is another task.
         """
         self.close()
+        allowed = transport_from_environment() != GRPC
         self._begin(partial(GrpcWire, self._address))
-        if may_connect(self._place, self._address):
+        if allowed and may_connect(self._place, self._address):
             # Where that fails, gRPC does.
             with suppress(OSError, StratagemError):
                 self._begin(partial(LocalWire, self._place))

@@ -38,7 +38,7 @@ class Transports:
                 self._connect(place)
 
     def _connect(self, place: LocalSocket) -> None:
-        if not may_connect(place, self.address):
+        if self._setting == GRPC or not may_connect(place, self.address):
             return
         local = LocalTransport(place, shares=self._setting == AUTO)
         try:
@@ -93,12 +93,11 @@ class Transports:
 
 
 def may_connect(place: LocalSocket, address: str) -> bool:
-    """Whether to try what a server says of its socket.
+    """Whether a server says of a socket that clients of an address may try.
 
     Args:
         place: What it says.
-        address: The "host:port" by which it was called.
+        address: The "host:port" by which it was called. At another port than its own
+            there is a proxy, which is not to be passed by.
     """
-    through_proxy = not address.endswith(f":{place.port}")
-    allowed = transport_from_environment() != GRPC
-    return allowed and bool(place.name) and not through_proxy
+    return bool(place.name) and address.endswith(f":{place.port}")
