@@ -73,6 +73,8 @@ class _Work:
             finally:
                 reading.cancel()
                 self._state.end(session)
+                # The loop may end with the server that this call is the last of.
+                await asyncio.wait([reading])
 
     async def _read(self, session: WorkSession, messages: AsyncIterator[bytes]) -> None:
         """Lets a session obey its client until that ends the call."""

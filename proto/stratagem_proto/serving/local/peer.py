@@ -173,6 +173,9 @@ class Peer:
             # Also where a process that was forked from this one has it open.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-        if self._task is not None:
+        if self._task is None:
+            self._house.left(self)
+        else:
+            # A server that stops meanwhile waits for it.
+            self._task.add_done_callback(lambda _: self._house.left(self))
             self._task.cancel()
-        self._house.left(self)
