@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.compose.project import Project
@@ -58,8 +60,12 @@ def test_a_coordinator_trains_on_worker_servers(project: Project) -> None:
     assert not project.logs("worker-0")
 
 
-def test_servers_have_figures_for_others_on_their_network(project: Project) -> None:
-    project.up("--detach", "--wait", "ps-0", "ps-1")
+def test_servers_tell_others_on_their_network_what_they_do(project: Project) -> None:
+    servers = ("ps-0", "ps-1", "worker-server-0")
+    project.up("--detach", "--wait", *servers)
+    addresses = [f"{server}:2222" for server in servers]
+    told = project.inside("ps-1", "stratagem", "status", "--json", *addresses)
+    assert [server["answers"] for server in json.loads(told)["servers"]] == [True] * 3
     read = "print(urllib.request.urlopen('http://ps-0:2224/metrics').read().decode())"
     figures = project.inside("ps-1", "python", "-c", f"import urllib.request; {read}")
     assert 'stratagem_uptime_seconds{server="ps:0"}' in figures
