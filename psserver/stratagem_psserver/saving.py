@@ -86,7 +86,8 @@ class Saves:
             self._state.snapshots.close(snapshot)
         self._saves += 1
         ended = time.monotonic()
-        folder, nbytes = str(path.parent), part.file.nbytes
+        # The folder of a checkpoint has another name once all parts are there.
+        folder, nbytes = str(path.parents[1]), part.file.nbytes
         self._last = _Written(folder, ended, nbytes, ended - began)
         return part, facts
 

@@ -14,6 +14,8 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+import stratagem
+from stratagem_deploy import LocalCluster
 from stratagem_deploy.addresses import ReservedAddress
 from stratagem_deploy.cli import app
 from stratagem_deploy.watching.amounts import amount, quantile, span
@@ -174,6 +176,22 @@ def test_a_cluster_may_be_in_a_file(
     )
     code, _ = told(token_file, "status", "--cluster", str(tmp_path / "cluster"))
     assert code == 0
+
+
+def test_a_server_says_where_and_when_it_wrote_a_checkpoint(tmp_path: Path) -> None:
+    with LocalCluster(ps=1) as cluster:
+        resolver = cluster.resolver("worker", 0)
+        address = resolver.cluster_spec().task_address("ps", 0)
+        with stratagem.ParameterServerStrategy(resolver) as strategy:
+            with strategy.scope():
+                torch.nn.Linear(2, 1)
+            strategy.save(tmp_path)
+        (answer,) = ask([Place(address)], resolver.cluster_token or "", 30.0)
+    assert answer.status is not None, answer.problem
+    checkpoint = answer.status.parameter_server.checkpoint
+    assert (checkpoint.folder, checkpoint.saves) == (str(tmp_path), 1)
+    assert 0 <= checkpoint.age_seconds < 60
+    assert checkpoint.bytes > 0
 
 
 def test_the_commands_say_their_exit_codes() -> None:

@@ -401,7 +401,9 @@ class CheckpointStatus(google.protobuf.message.Message):
     failures: builtins.int
     """Those that could not be written."""
     folder: builtins.str
-    """Where the last one was written; this and the rest are absent before the first."""
+    """Folder of checkpoints that the last one was written to; this and the rest are absent
+    before the first.
+    """
     age_seconds: builtins.float
     """Time since then."""
     bytes: builtins.int
