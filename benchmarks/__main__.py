@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
@@ -116,4 +117,6 @@ def _reporting() -> Iterator[Callable[[str], None]]:
 
 
 if __name__ == "__main__":
+    # As from a terminal, so that no contestant is left behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     typer.run(main)
