@@ -37,6 +37,16 @@ def test_join_raises_the_first_error(coordinator: ClusterCoordinator) -> None:
 
 
 @pytest.mark.spec("ERR-1")
+def test_the_call_that_schedules_a_function_does_not_raise_its_error(
+    coordinator: ClusterCoordinator,
+) -> None:
+    for _ in range(20):  # a worker may answer before the call returns
+        coordinator.schedule(fail)
+        with pytest.raises(ValueError, match="broken"):
+            coordinator.join()
+
+
+@pytest.mark.spec("ERR-1")
 def test_an_error_shows_where_it_was_raised(coordinator: ClusterCoordinator) -> None:
     coordinator.schedule(fail)
     with pytest.raises(ValueError) as caught:

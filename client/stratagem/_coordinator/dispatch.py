@@ -119,8 +119,12 @@ class Dispatch:
         with self._entry, self._monitor:
             self._monitor.wait(lambda: bool(self._queue.error) or not self._queue.full)
             self._outcomes.expect(closure)
+            # A worker may be so quick that the closure itself has failed by then: that
+            # is for the next call.
+            failed = bool(self._queue.error) or closure.failure is not None
             self._put(closure)
-            self._report_error()
+            if failed:
+                self._report_error()
 
     def join(self) -> None:
         """Waits until all closures have ended. Spec: COO-9, ERR-4."""
