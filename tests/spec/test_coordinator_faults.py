@@ -142,8 +142,9 @@ def test_a_worker_that_is_new_reports_what_a_server_has_lost() -> None:
         coordination.restart_server(0)
         coordination.start(0)
         value = coordinator.schedule(variable.assign_add, args=(1.0,))
-        with pytest.raises(SessionLostError, match=r"/job:ps/task:0.*was restarted"):
-            value.fetch()
+        for report in value.fetch, coordinator.join:
+            with pytest.raises(SessionLostError, match=r"/job:ps/task:0.*restarted"):
+                report()
 
 
 @pytest.mark.spec("FLT-12")
