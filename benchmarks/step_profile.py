@@ -80,7 +80,6 @@ def profiled(steps: int) -> Profile:
         before = _clocks()
         _take(step, steps)
         seconds, worker, server = np.subtract(_clocks(), before)
-        # By time.thread_time it did not end once, on a busy machine.
         profiler = cProfile.Profile()
         profiler.runcall(_take, step, steps)
     return Profile(steps, seconds, worker, server, pstats.Stats(profiler))

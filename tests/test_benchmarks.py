@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -17,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import step_profile
 from benchmarks.__main__ import main
 from benchmarks.floors import FLOORS
 from benchmarks.goals import GOALS, Goal
@@ -91,13 +91,19 @@ def test_we_and_the_limits_answer_all_questions(contest: Contest) -> None:
                     assert answer(question.asked, 0.01) >= 0
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.cluster
 def test_a_step_is_profiled_by_parts() -> None:
-    profile = step_profile.profiled(steps=2)
-    assert profile.seconds > 0
-    shares = [int(row[2].rstrip("%")) for row in step_profile.parts(profile).rows]
-    assert 90 <= sum(shares) <= 110
-    assert len(step_profile.most(profile).rows) > 5
+    # In a process where torch has compiled something, the profiler goes round for ever.
+    printed = subprocess.run(
+        [sys.executable, "-c", "from benchmarks import step_profile as p; p.main(2)"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert printed.returncode == 0, printed.stderr
+    parts = re.findall(r"^\| [a-zA-Z ]+ \| \d+ \| (\d+)% \|$", printed.stdout, re.M)
+    assert 90 <= sum(map(int, parts)) <= 110
 
 
 @pytest.mark.cluster
