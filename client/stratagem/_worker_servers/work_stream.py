@@ -13,7 +13,12 @@ from stratagem._worker_servers.answer import Answer
 from stratagem._worker_servers.closure_failure import failure_of
 from stratagem._worker_servers.output import Show, stream_of
 from stratagem._worker_servers.wire import Instructions, Wire
-from stratagem_proto.errors import StratagemError, UnavailableError, WorkerLostError
+from stratagem_proto.errors import (
+    CancelledError,
+    StratagemError,
+    UnavailableError,
+    WorkerLostError,
+)
 from stratagem_proto.payloads import Pieces
 from stratagem_proto.status import translated
 from stratagem_proto.v1 import worker_pb2 as pb
@@ -78,6 +83,8 @@ class WorkStream:
             self.end(error)
             if late.is_set():
                 raise self._unanswered(seconds) from error
+            if isinstance(error, CancelledError):
+                raise UnavailableError(f"{self.peer} is shutting down") from error
             raise
         finally:
             patience.cancel()
