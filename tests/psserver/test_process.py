@@ -121,7 +121,7 @@ def test_a_mistake_ends_the_process_without_a_traceback() -> None:
     popen = launch("--bind", "127.0.0.1:none")
     _, said = popen.communicate(timeout=PATIENCE)
     assert popen.returncode == 2
-    assert said.startswith("parameter server: '127.0.0.1:none' is no address")
+    assert said.startswith("parameter server: --bind: '127.0.0.1:none' is no")
     assert "Traceback" not in said
 
 

@@ -23,7 +23,9 @@ with stratagem.ParameterServerStrategy(consistency="sync") as strategy:
     strategy.barrier("created")
     counter.assign_add(1.0)
     strategy.barrier("counted")
-    print(sys.argv[1], strategy.cluster_resolver.task_id, float(counter.numpy()))
+    task, count = strategy.cluster_resolver.task_id, float(counter.numpy())
+    # In one piece, as both workers write here.
+    sys.stdout.write(f"{sys.argv[1]} {task} {count}\\n")
 """
 
 
