@@ -8,7 +8,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Literal, overload
 
-from stratagem._coordinator.closures.acknowledging import Acknowledging
+from stratagem._coordinator.accounts.acknowledging import Acknowledging
 from stratagem._coordinator.closures.closure import Closure
 from stratagem._coordinator.closures.remote_value import RemoteValue
 from stratagem._coordinator.closures.result import Result

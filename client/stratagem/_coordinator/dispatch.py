@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from stratagem._coordinator.closures.closure import Closure
-from stratagem._coordinator.closures.endings import (
+from stratagem._coordinator.endings import (
     cancellation,
     input_failure,
     result_of,

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from functools import partial
 
 from stratagem._coordinator.closures.closure import Closure
-from stratagem._coordinator.closures.endings import Ending, ending_of
 from stratagem._coordinator.closures.result import Result
+from stratagem._coordinator.endings import Ending, ending_of
 from stratagem._coordinator.queue.closure_queue import ClosureQueue
 from stratagem._coordinator.queue.orders import Order
 from stratagem._coordinator.threads.monitor import Monitor

@@ -55,6 +55,9 @@ class LocalWire:
                 if frame.kind == Kind.STATUS:
                     return require_ok(frame)
                 response = pb.WorkResponse.FromString(bytes(frame.message))
+                if response.HasField("opened"):
+                    # Of one who does not read for so long nothing is heard either.
+                    self._link.bound_sending(response.opened.session.lease_seconds)
                 # What the end of functions leads to is sent together.
                 self._reading = True
                 yield response

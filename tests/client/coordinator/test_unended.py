@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem._coordinator.closures.unended import Ended, Inherited, Unended
+from stratagem._coordinator.accounts.unended import Ended, Inherited, Unended
 
 BEGUN = range(1, 40)
 

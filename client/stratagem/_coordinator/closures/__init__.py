@@ -1,1 +1,1 @@
-"""Scheduled functions, what they return, and what servers are told of their end."""
+"""Scheduled functions on their way, and what they return."""

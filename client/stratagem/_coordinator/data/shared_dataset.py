@@ -8,8 +8,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from stratagem._coordinator.closures.acknowledging import Acknowledging
-from stratagem._coordinator.data.data_account import DataAccount, OpenedPass
+from stratagem._coordinator.accounts.acknowledging import Acknowledging
+from stratagem._coordinator.accounts.data_account import DataAccount, OpenedPass
 from stratagem._coordinator.data.per_worker import PerWorkerDataset, PerWorkerIterator
 from stratagem._coordinator.data.residents import Residents
 from stratagem._coordinator.data.shared_reader import SharedReader

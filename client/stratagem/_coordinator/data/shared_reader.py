@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-from stratagem._coordinator.data.data_account import BatchKeeper
+from stratagem._coordinator.accounts.data_account import BatchKeeper
 from stratagem._input.numbered_batches import NumberedBatches, Order
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._servers.draws import DataPass

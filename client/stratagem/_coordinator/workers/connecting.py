@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable
 from itertools import count
 
-from stratagem._coordinator.closures.acknowledging import Acknowledging
+from stratagem._coordinator.accounts.acknowledging import Acknowledging
 from stratagem._coordinator.workers.gpu_counts import GpuCounts
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._parameter_server.extended import ParameterServerExtended

@@ -6,6 +6,7 @@ import hmac
 import os
 import select
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -64,6 +65,12 @@ class LocalLink:
     def allow(self, seconds: float | None) -> None:
         """Sets how long each step of sending and receiving may take; None: any time."""
         self._socket.settimeout(seconds)
+
+    def bound_sending(self, seconds: float) -> None:
+        """Sets how long a step of sending may take where receiving may take any time."""
+        whole, part = divmod(int(seconds * 1e6), 1_000_000)
+        timeval = struct.pack("@ll", whole, part)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
 
     def send(
         self, kind: Kind, message: bytes, is_last: bool, path: bytes = b""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from itertools import count
 from queue import SimpleQueue
 
-from stratagem._coordinator.closures.unended import Ended, Inherited, Unended
+from stratagem._coordinator.accounts.unended import Ended, Inherited, Unended
 from stratagem._servers.closures import end_closures
 from stratagem._servers.group import ServerGroup
 from stratagem_proto.errors import StratagemError

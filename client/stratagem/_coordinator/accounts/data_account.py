@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from stratagem._coordinator.closures.acknowledging import Acknowledging
+from stratagem._coordinator.accounts.acknowledging import Acknowledging
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._servers.draws import DataPass, draw_batch, open_pass
