@@ -26,7 +26,7 @@ SETTINGS: Mapping[str, type[ProcessSettings]] = {
 """What it makes of its options."""
 
 COORDINATED = "overlays/coordinator"
-"""The overlay whose workers serve a coordinator."""
+"""The overlay whose workers serve a coordinator; what builds on it begins so, too."""
 
 
 def options(app: typer.Typer, arguments: Sequence[str]) -> Mapping[str, Any]:

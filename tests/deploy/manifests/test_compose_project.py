@@ -75,6 +75,8 @@ def test_by_itself_the_project_has_no_coordinator() -> None:
 def test_prometheus_asks_where_servers_answer() -> None:
     (job,) = yaml.safe_load(PROMETHEUS.read_text())["scrape_configs"]
     (targets,) = (static["targets"] for static in job["static_configs"])
+    (looked_up,) = job["dns_sd_configs"]
+    targets += [f"{name}:{looked_up['port']}" for name in looked_up["names"]]
     answering = {
         f"{name}:{port(given(service)['metrics_bind'])}"
         for name, service in services().items()

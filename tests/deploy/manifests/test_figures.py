@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.deploy.manifests.rendering import Manifest, rendered
-from tests.deploy.manifests.tasks import of_kind, port, selects, servers
+from tests.deploy.manifests.tasks import COORDINATED, of_kind, port, selects, servers
 
 OVERLAY = "overlays/observability"
+
+in_both = pytest.mark.parametrize("overlay", [OVERLAY, f"{COORDINATED}-observability"])
 
 FILES = {
     name: text
@@ -30,12 +34,30 @@ def labels(deployment: str) -> Manifest:
     return dict(found["metadata"]["labels"])
 
 
-def test_prometheus_asks_where_servers_answer() -> None:
+@in_both
+def test_prometheus_finds_all_servers_by_their_services(overlay: str) -> None:
     (scraping,) = settings("prometheus.yml")["scrape_configs"]
     (found,) = scraping["dns_sd_configs"]
-    for pod, given in servers(OVERLAY):
-        assert found["names"] == [f"{pod.subdomain}.{pod.namespace}.svc.cluster.local"]
-        assert found["port"] == port(given["metrics_bind"]) == pod.ports["metrics"]
+    assert found["type"] == "SRV"
+    for pod, given in servers(overlay):
+        service = of_kind(overlay, "Service")[pod.subdomain]["spec"]
+        ports = {entry["name"]: entry["port"] for entry in service["ports"]}
+        domain = f"{pod.subdomain}.{pod.namespace}.svc.cluster.local"
+        assert f"_metrics._tcp.{domain}" in found["names"]
+        assert ports["metrics"] == port(given["metrics_bind"]) == pod.ports["metrics"]
+
+
+@in_both
+def test_servers_are_named_as_their_pods_are(overlay: str) -> None:
+    (scraping,) = settings("prometheus.yml")["scrape_configs"]
+    (rule,) = scraping["relabel_configs"]
+    assert (rule["source_labels"], rule["target_label"]) == (
+        ["__address__"],
+        "instance",
+    )
+    for pod, _ in servers(overlay):
+        named = re.fullmatch(rule["regex"], f"{pod.dns_names[-1]}:2224")
+        assert named and named[1] == pod.name
 
 
 def test_alerts_and_the_dashboard_are_where_they_are_looked_for() -> None:
@@ -59,8 +81,9 @@ def test_grafana_asks_the_service_of_prometheus() -> None:
     assert service["selector"] == labels("prometheus")
 
 
-def test_figures_are_for_prometheus_and_prometheus_is_for_grafana() -> None:
-    policies = of_kind(OVERLAY, "NetworkPolicy")
+@in_both
+def test_figures_are_for_prometheus_and_prometheus_is_for_grafana(overlay: str) -> None:
+    policies = of_kind(overlay, "NetworkPolicy")
     for name, asker, open_port in (
         ("figures", "prometheus", 2224),
         ("prometheus", "grafana", 9090),
@@ -69,6 +92,6 @@ def test_figures_are_for_prometheus_and_prometheus_is_for_grafana() -> None:
         assert [entry["port"] for entry in allowed["ports"]] == [open_port]
         (source,) = allowed["from"]
         assert source["podSelector"]["matchLabels"] == labels(asker)
-    for pod, given in servers(OVERLAY):
+    for pod, given in servers(overlay):
         assert selects(policies["figures"]["spec"]["podSelector"], pod)
         assert port(given["metrics_bind"]) == 2224
