@@ -12,20 +12,18 @@ import os
 import pstats
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import TypeAlias
 
 import numpy as np
 
-from benchmarks.harness.processor_time import processor_seconds
 from benchmarks.harness.table import Table
 from benchmarks.measurements.movielens import ratings_file
-from benchmarks.peers import recommender
-from benchmarks.peers.stratagem.training import alone
-from stratagem import DistributedOptimizer
+from benchmarks.peers import timing
+from benchmarks.peers.processor_time import processor_seconds
+from benchmarks.peers.stratagem.training import alone, recommending
 
 STEPS = 300
 _SHOWN = 12
@@ -75,13 +73,14 @@ class Profile:
 
 def profiled(steps: int) -> Profile:
     """Takes as many steps without a profiler, and as many with it."""
-    with _stepping() as step:
-        _take(step, steps)
+    with alone(ps=1) as strategy:
+        take = timing.repeated(recommending(strategy, ratings_file()), steps)
+        take()
         before = _clocks()
-        _take(step, steps)
+        take()
         seconds, worker, server = np.subtract(_clocks(), before)
         profiler = cProfile.Profile()
-        profiler.runcall(_take, step, steps)
+        profiler.runcall(take)
     return Profile(steps, seconds, worker, server, pstats.Stats(profiler))
 
 
@@ -89,22 +88,6 @@ def _clocks() -> tuple[float, float, float]:
     """The time, and that of processors for the worker and for the server."""
     everything, worker = processor_seconds(os.getpid()), time.process_time()
     return time.perf_counter(), worker, everything - worker
-
-
-@contextmanager
-def _stepping() -> Iterator[Callable[[], object]]:
-    with alone(ps=1) as strategy:
-        with strategy.scope():
-            model = recommender.Recommender()
-        optimizer = DistributedOptimizer(recommender.adamw(model))
-        step = recommender.stepping(model, optimizer)
-        batches = recommender.drawn(ratings_file())
-        yield lambda: strategy.run(step, args=tuple(next(batches)))
-
-
-def _take(step: Callable[[], object], steps: int) -> None:
-    for _ in range(steps):
-        step()
 
 
 def clocks(profile: Profile) -> Table:

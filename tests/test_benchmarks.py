@@ -25,7 +25,6 @@ from benchmarks.harness.contest import Cell, Contest, Figure, hold
 from benchmarks.harness.environments import Foreign, missing, python_of
 from benchmarks.harness.machine import machine
 from benchmarks.harness.plots import plot
-from benchmarks.harness.processor_time import processor_seconds
 from benchmarks.harness.report import Report
 from benchmarks.harness.table import Table
 from benchmarks.harness.turns import Sample, alternate
@@ -42,6 +41,7 @@ from benchmarks.measurements import (
     workers,
 )
 from benchmarks.peers.process import Program, peer
+from benchmarks.peers.processor_time import processor_seconds
 from stratagem_deploy import LocalCluster
 from tests.deploy.processes import eventually
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from benchmarks.harness.processor_time import processor_seconds
 from benchmarks.peers.process import Answer
+from benchmarks.peers.processor_time import processor_seconds
 from benchmarks.peers.timing import median
 
 _FIRST_COUNT = 50

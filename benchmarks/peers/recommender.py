@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.peers.ratings import BATCH, RATE, batches, load
+from benchmarks.peers.ratings import RATE, batches, load
 from examples.movielens import WEIGHT_DECAY, Recommender
 
-__all__ = ["BATCH", "Recommender", "adamw", "drawn", "stepping"]
+__all__ = ["Recommender", "adamw", "drawn", "stepping"]
 
 
 def adamw(model: nn.Module) -> torch.optim.AdamW:
@@ -20,7 +20,7 @@ def adamw(model: nn.Module) -> torch.optim.AdamW:
 
 
 def drawn(file: str) -> Iterator[Tensor]:
-    """Endless batches of users, items and ratings, int64 (3, BATCH)."""
+    """Endless batches of users, items and ratings, int64 (3, batch)."""
     return (torch.from_numpy(batch).T for batch in batches(load(file)))
 
 

@@ -31,6 +31,16 @@ def tail(run: Callable[[], object], seconds: float) -> float:
     return found[int(_TAIL * len(found))]
 
 
+def repeated(run: Callable[[], object], times: int) -> Callable[[], None]:
+    """What calls it so many times."""
+
+    def repeat() -> None:
+        for _ in range(times):
+            run()
+
+    return repeat
+
+
 def answering(run: Callable[[], object]) -> Callable[[str, float], float]:
     """What answers any question by the median of the seconds of a call."""
     return lambda _, seconds: median(run, seconds)

@@ -15,8 +15,8 @@ from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.harness.processor_time import family
 from benchmarks.peers.process import Answer, serve
+from benchmarks.peers.processor_time import family
 from benchmarks.peers.server import server
 from benchmarks.peers.stratagem.server import connected
 from benchmarks.peers.stratagem.transfer import Variable

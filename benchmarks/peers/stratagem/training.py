@@ -1,13 +1,15 @@
-"""Servers, and this process as the only one that trains with them."""
+"""Training with servers, as contestants and the profile of a step do it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-from stratagem import ClusterSpec, ParameterServerStrategy
+from benchmarks.peers import recommender
+from stratagem import ClusterSpec, DistributedOptimizer, ParameterServerStrategy
 from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from stratagem_deploy import LocalCluster
 
@@ -31,3 +33,20 @@ def _as_chief(resolver: ClusterResolver) -> ClusterResolver:
     servers = resolver.cluster_spec().as_dict()["ps"]
     cluster = ClusterSpec({"ps": servers, "chief": ["this.invalid:1"]})
     return SimpleClusterResolver(cluster, task_type="chief", task_id=0)
+
+
+def recommending(
+    strategy: ParameterServerStrategy, file: str, **settings: Any
+) -> Callable[[], object]:
+    """What takes a step of the MovieLens example.
+
+    Args:
+        strategy: With whose servers.
+        file: The ratings.
+        settings: What the optimizer gets besides.
+    """
+    with strategy.scope():
+        model = recommender.Recommender()
+    optimizer = DistributedOptimizer(recommender.adamw(model), **settings)
+    step, batches = recommender.stepping(model, optimizer), recommender.drawn(file)
+    return lambda: strategy.run(step, args=tuple(next(batches)))

@@ -14,10 +14,12 @@ from multiprocessing.connection import Client, Connection, Listener
 
 import torch
 
-from benchmarks.harness.processor_time import processor_seconds
-from benchmarks.peers import recommender
+from benchmarks.peers import timing
 from benchmarks.peers.process import Answer, serve
-from stratagem import DistributedOptimizer, ParameterServerStrategy
+from benchmarks.peers.processor_time import processor_seconds
+from benchmarks.peers.ratings import BATCH
+from benchmarks.peers.stratagem.training import recommending
+from stratagem import ParameterServerStrategy
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy import LocalCluster
 from stratagem_proto.errors import StratagemError
@@ -57,19 +59,11 @@ def train(resolver: ClusterResolver, file: str, address: str, family: int) -> No
     """Trains as often as the first worker is asked to."""
     torch.set_num_threads(1)
     strategy = ParameterServerStrategy(resolver)
-    with strategy.scope():
-        model = recommender.Recommender()
-    optimizer = DistributedOptimizer(recommender.adamw(model))
-    step, batches = recommender.stepping(model, optimizer), recommender.drawn(file)
-
-    def steps() -> None:
-        for _ in range(_STEPS):
-            strategy.run(step, args=tuple(next(batches)))
-
+    steps = timing.repeated(recommending(strategy, file), _STEPS)
     if resolver.task_id:
         while True:
             _together(strategy, steps)
-    examples = resolver.cluster_spec().num_tasks("worker") * _STEPS * recommender.BATCH
+    examples = resolver.cluster_spec().num_tasks("worker") * _STEPS * BATCH
     with Client(address) as asking, suppress(EOFError):
         while True:
             asking.recv()
