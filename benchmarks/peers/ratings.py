@@ -11,6 +11,8 @@ import numpy.typing as npt
 BATCH = 1024
 USERS, ITEMS, WIDTH = 944, 1683, 16
 RATE = 0.01
+# Steps that are timed together, as some contestants begin many at once.
+TURN = 10
 
 Ratings: TypeAlias = npt.NDArray[np.int64]
 

@@ -41,6 +41,13 @@ def repeated(run: Callable[[], object], times: int) -> Callable[[], None]:
     return repeat
 
 
-def answering(run: Callable[[], object]) -> Callable[[str, float], float]:
-    """What answers any question by the median of the seconds of a call."""
-    return lambda _, seconds: median(run, seconds)
+def answering(
+    run: Callable[[], object], each: int = 1
+) -> Callable[[str, float], float]:
+    """What answers any question by the median of the seconds of a call.
+
+    Args:
+        run: What is called.
+        each: How many steps a call takes; the answer is for one.
+    """
+    return lambda _, seconds: median(run, seconds) / each

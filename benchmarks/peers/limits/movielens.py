@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.peers import recommender, timing
 from benchmarks.peers.process import Answer, serve
+from benchmarks.peers.ratings import TURN
 
 
 @contextmanager
@@ -18,7 +19,8 @@ def contestant(file: str) -> Iterator[Answer]:
     model = recommender.Recommender()
     step = recommender.stepping(model, recommender.adamw(model))
     batches = recommender.drawn(file)
-    yield timing.answering(lambda: step(*next(batches)))
+    turn = timing.repeated(lambda: step(*next(batches)), TURN)
+    yield timing.answering(turn, each=TURN)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from benchmarks.peers import timing
 from benchmarks.peers.process import Answer, serve
+from benchmarks.peers.ratings import TURN
 from benchmarks.peers.stratagem.training import alone, recommending
 
 
@@ -20,7 +21,8 @@ from benchmarks.peers.stratagem.training import alone, recommending
 def contestant(file: str, settings: str) -> Iterator[Answer]:
     """What takes a step."""
     with alone(ps=1) as strategy:
-        yield timing.answering(recommending(strategy, file, **json.loads(settings)))
+        step = recommending(strategy, file, **json.loads(settings))
+        yield timing.answering(timing.repeated(step, TURN), each=TURN)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.tensorflow import cluster
 from benchmarks.peers.tensorflow.adam import Adam
 
-_TURN = 10
 _DROPPED = 0.5
 
 
@@ -24,8 +23,7 @@ _DROPPED = 0.5
 def contestant(file: str) -> Iterator[Answer]:
     """What takes steps, of which several are scheduled at once, as is its way."""
     with cluster.strategy() as strategy:
-        turn = _turn(file, strategy)
-        yield lambda _, seconds: timing.median(turn, seconds) / _TURN
+        yield timing.answering(_turn(file, strategy), each=ratings.TURN)
 
 
 def _turn(file: str, strategy: tf.distribute.Strategy) -> Callable[[], None]:
@@ -37,7 +35,7 @@ def _turn(file: str, strategy: tf.distribute.Strategy) -> Callable[[], None]:
     step = tf.function(_stepping(model, adam))
 
     def turn() -> None:
-        for _ in range(_TURN):
+        for _ in range(ratings.TURN):
             coordinator.schedule(step, args=(iterator,))
         coordinator.join()
 
