@@ -1,4 +1,4 @@
-"""Batches of MovieLens-100K, the same for all contestants."""
+"""Batches of MovieLens-100K."""
 
 from __future__ import annotations
 

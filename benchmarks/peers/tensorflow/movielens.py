@@ -55,11 +55,14 @@ def _variables() -> Sequence[Any]:
 
 
 def _dataset(file: str) -> Callable[[], Any]:
-    columns = tuple(ratings.load(file).T)
+    rows = ratings.load(file)
+    batches = rows[: len(rows) // ratings.BATCH * ratings.BATCH]
+    columns = tuple(batches.T.reshape(3, -1, ratings.BATCH))
 
     def dataset() -> Any:
-        rows = tf.data.Dataset.from_tensor_slices(columns)
-        return rows.shuffle(len(columns[0])).repeat().batch(ratings.BATCH)
+        # Whole batches: to shuffle single ratings takes longer than a step.
+        whole = tf.data.Dataset.from_tensor_slices(columns)
+        return whole.shuffle(len(columns[0])).repeat()
 
     return dataset
 
