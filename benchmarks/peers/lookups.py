@@ -4,28 +4,39 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from benchmarks.peers import timing
 from benchmarks.peers.row_batches import Indices, batches
 
 KINDS = ("uniform", "zipf")
 
+Batch = TypeVar("Batch", contravariant=True)
 
-class Table(Protocol):
+
+class Table(Protocol[Batch]):
     """A table on a server, with Adagrad. Rows may be asked for more than once."""
 
-    def pull(self, indices: Indices) -> object:
+    def pull(self, batch: Batch, /) -> object:
         """Gets these rows."""
 
-    def push(self, indices: Indices) -> object:
+    def push(self, batch: Batch, /) -> object:
         """Sends a gradient for each of them, and returns when Adagrad has stepped."""
 
 
-def answers(table: Table) -> Callable[[str, float], float]:
-    """Answers for "pull" and "push" of batches, such as "pull uniform"."""
-    all_batches = {kind: itertools.cycle(batches(kind)) for kind in KINDS}
-    requests: Mapping[str, Callable[[Indices], object]] = {
+def answers(
+    table: Table[Batch], prepared: Callable[[Indices], Batch]
+) -> Callable[[str, float], float]:
+    """Answers for "pull" and "push" of batches, such as "pull uniform".
+
+    Args:
+        table: Of whose requests the time counts.
+        prepared: Makes of indices what the table is given; its time does not count.
+    """
+    all_batches = {
+        kind: itertools.cycle([*map(prepared, batches(kind))]) for kind in KINDS
+    }
+    requests: Mapping[str, Callable[[Batch], object]] = {
         "pull": table.pull,
         "push": table.push,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 
 import grpc
 import numpy as np
@@ -19,32 +19,30 @@ _INDEX_BYTES, _ROW_BYTES = 8, 4 * WIDTH
 
 
 class Bytes:
-    """As many as different rows take; as `Table`."""
+    """As many as rows take; as `Table`, with a number of rows for a batch."""
 
     def __init__(self, channel: grpc.Channel) -> None:
-        self._channel = channel
+        # What is sent is made once: to make it is no limit of gRPC.
+        self._exchange = cache(partial(grpc_echo.exchange, channel))
 
-    def pull(self, indices: Indices) -> None:
+    def pull(self, rows: int) -> None:
         """Sends indices and receives rows."""
-        rows = _different(indices.tobytes())
-        grpc_echo.exchange(self._channel, rows * _INDEX_BYTES, rows * _ROW_BYTES)()
+        self._exchange(rows * _INDEX_BYTES, rows * _ROW_BYTES)()
 
-    def push(self, indices: Indices) -> None:
+    def push(self, rows: int) -> None:
         """Sends both and receives nothing."""
-        rows = _different(indices.tobytes())
-        grpc_echo.exchange(self._channel, rows * (_INDEX_BYTES + _ROW_BYTES), 0)()
+        self._exchange(rows * (_INDEX_BYTES + _ROW_BYTES), 0)()
 
 
-@cache
-def _different(indices: bytes) -> int:
-    return len(np.unique(np.frombuffer(indices, np.int64)))
+def _different(indices: Indices) -> int:
+    return len(np.unique(indices))
 
 
 @contextmanager
 def contestant() -> Iterator[Answer]:
     """What moves bytes."""
     with server(grpc_echo.run) as address, grpc_echo.open_channel(address) as channel:
-        yield answers(Bytes(channel))
+        yield answers(Bytes(channel), _different)
 
 
 if __name__ == "__main__":

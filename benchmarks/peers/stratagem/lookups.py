@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.peers.lookups import answers
 from benchmarks.peers.process import Answer, serve
-from benchmarks.peers.row_batches import LOOKUPS, ROWS, WIDTH, Indices
+from benchmarks.peers.row_batches import LOOKUPS, ROWS, WIDTH
 from benchmarks.peers.stratagem.server import connected, created, program
 from stratagem._servers import reads, updates
 from stratagem._servers.group import ServerGroup
@@ -29,17 +29,17 @@ class Rows:
         self._adagrad = program(torch.optim.Adagrad([torch.zeros(1)]))
         created(servers, {_NAME: torch.zeros(ROWS, WIDTH)})
 
-    def pull(self, indices: Indices) -> torch.Tensor:
+    def pull(self, indices: torch.Tensor) -> torch.Tensor:
         """Reads each row once, and repeats it where it is asked for again."""
-        rows, places = torch.from_numpy(indices).unique(return_inverse=True)
+        rows, places = indices.unique(return_inverse=True)
         values = torch.empty(len(rows), WIDTH)
         reading = reads.Reading(_NAME, values, rows=rows)
         self._servers.call(0, reads.read([reading]))
         return values[places]
 
-    def push(self, indices: Indices) -> None:
+    def push(self, indices: torch.Tensor) -> None:
         """Adds up what is for the same row; the server steps Adagrad."""
-        rows, places = torch.from_numpy(indices).unique(return_inverse=True)
+        rows, places = indices.unique(return_inverse=True)
         sums = torch.zeros(len(rows), WIDTH).index_add_(0, places, self._gradients)
         gradient = updates.Gradient(_NAME, sums, group=0, rows=rows)
         self._servers.call(0, updates.step(self._adagrad, [gradient]))
@@ -49,7 +49,7 @@ class Rows:
 def contestant() -> Iterator[Answer]:
     """What has a server with a table."""
     with connected() as servers:
-        yield answers(Rows(servers))
+        yield answers(Rows(servers), torch.from_numpy)
 
 
 if __name__ == "__main__":

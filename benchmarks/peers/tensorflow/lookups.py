@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from benchmarks.peers.lookups import answers
 from benchmarks.peers.process import Answer, serve
-from benchmarks.peers.row_batches import LOOKUPS, ROWS, WIDTH, Indices
+from benchmarks.peers.row_batches import LOOKUPS, ROWS, WIDTH
 from benchmarks.peers.tensorflow import cluster
 
 _RATE = 0.01
@@ -34,13 +34,13 @@ class Rows:
             for function in (self._pulled, self._pushed)
         )
 
-    def pull(self, indices: Indices) -> object:
+    def pull(self, indices: Any) -> object:
         """Looks the rows up."""
-        return memoryview(self._pull(tf.constant(indices)))
+        return memoryview(self._pull(indices))
 
-    def push(self, indices: Indices) -> object:
+    def push(self, indices: Any) -> object:
         """Adds up what is for the same row; the server steps Adagrad."""
-        return memoryview(self._push(tf.constant(indices)))
+        return memoryview(self._push(indices))
 
     def _pulled(self, indices: Any) -> Any:
         rows, places = tf.unique(indices)
@@ -71,7 +71,7 @@ class Rows:
 def contestant() -> Iterator[Answer]:
     """What has a server with a table."""
     with cluster.strategy() as strategy:
-        yield answers(Rows(strategy))
+        yield answers(Rows(strategy), tf.constant)
 
 
 if __name__ == "__main__":
