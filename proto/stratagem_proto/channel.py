@@ -13,6 +13,10 @@ from stratagem_proto.protocol import MAX_CHUNK_BYTES, MAX_HEADER_BYTES
 _KEEPALIVE_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
 _PATIENT_TIMEOUT_MS = 60_000
+
+STALL_SECONDS = (_KEEPALIVE_MS + _KEEPALIVE_TIMEOUT_MS) / 1000
+"""For how long keepalive bears with a peer of which nothing comes."""
+
 MESSAGE_BYTES = MAX_HEADER_BYTES + MAX_CHUNK_BYTES
 
 # Not unlimited: an unlimited message is memory that a stranger can take.

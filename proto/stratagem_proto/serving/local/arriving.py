@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.local.frames import Frame
 
 # A client that sends faster than its call is handled waits with more than this.
@@ -18,11 +19,15 @@ class Arriving:
     Args:
         first: The frame with the first one.
         emptied: Called when all that came was taken.
+
+    Attributes:
+        patience: Seconds that the next message may take to come; None for any time.
     """
 
     def __init__(self, first: Frame, emptied: Callable[[], None]) -> None:
         self._messages = deque([first.message])
         self._nbytes = len(first.message)
+        self.patience: float | None = None
         self._whole = first.is_last
         self._emptied = emptied
         self._arrival: asyncio.Future[None] | None = None
@@ -50,8 +55,17 @@ class Arriving:
             if self._whole:
                 raise StopAsyncIteration
             self._emptied()
-            self._arrival = asyncio.get_running_loop().create_future()
-            await self._arrival
+            await self._next_arrival()
         message = self._messages.popleft()
         self._nbytes -= len(message)
         return message
+
+    async def _next_arrival(self) -> None:
+        self._arrival = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.wait_for(self._arrival, self.patience)
+        except asyncio.TimeoutError as error:
+            raise DeadlineExceededError(
+                f"the next message of the call did not come in {self.patience:g} s; "
+                "send the request again, from its beginning"
+            ) from error

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import grpc
 
+from stratagem_proto.channel import STALL_SECONDS
 from stratagem_proto.local.frames import Frame, Kind, prefix
 from stratagem_proto.segment import Segment
 from stratagem_proto.serving.local.arriving import Arriving
@@ -73,6 +74,8 @@ class LocalCall:
         if handler.response_streaming:
             return await self._stream(handler.unary_stream(self._first.message, self))
         if handler.request_streaming:
+            # It is sent in one go. What it occupies must not stay with who stops.
+            self.arriving.patience = STALL_SECONDS
             response = await handler.stream_unary(self.arriving, self)
         else:
             response = await handler.unary_unary(self._first.message, self)

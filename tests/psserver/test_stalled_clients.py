@@ -1,0 +1,64 @@
+"""Clients of a local socket that stop in the middle of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import torch
+
+from stratagem._servers.transports.local_link import LocalLink
+from stratagem_proto.local.frames import Frame, Kind
+from stratagem_proto.serving.local import call
+from stratagem_proto.tensors import spec_of
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.error_pb2 import RecordedStatus
+from stratagem_psserver.server import ParameterServer
+from tests.conftest import TOKEN
+from tests.psserver.wire import LARGE, SERVICE, RawClient, encoded
+
+DEADLINE_EXCEEDED = 4
+
+
+@pytest.fixture
+def client(server: ParameterServer) -> Iterator[RawClient]:
+    with RawClient(server.address, TOKEN) as client:
+        yield client
+
+
+def assignment(client: RawClient, value: torch.Tensor) -> list[bytes]:
+    header = pb.AssignHeader(
+        key=client.key(),
+        assignments=[pb.Assignment(variable="v", mode=pb.ASSIGN_MODE_SET, value=0)],
+        tensors=[spec_of(value)],
+    )
+    return encoded(header, [value])
+
+
+def sent(link: LocalLink, method: str, messages: list[bytes], whole: bool) -> Frame:
+    """Begins a call, and returns the first frame of its answer."""
+    kind, path = Kind.CALL, f"/{SERVICE}/{method}".encode()
+    for index, message in enumerate(messages):
+        is_last = whole and index == len(messages) - 1
+        link.send(kind, message, is_last, path)
+        kind, path = Kind.MESSAGE, b""
+    return next(link.frames())
+
+
+def test_an_upload_that_stops_gives_its_memory_and_its_number_back(
+    server: ParameterServer, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call, "STALL_SECONDS", 0.05)
+    opened = client.open()
+    client.create(v=torch.zeros(LARGE))
+    messages = assignment(client, torch.ones(LARGE))
+    with closing(LocalLink(opened.local_socket)) as link:
+        refused = sent(link, "Assign", messages[:1], whole=False)
+    status = RecordedStatus.FromString(bytes(refused.message))
+    assert status.code == DEADLINE_EXCEEDED
+    assert "did not come in 0.05 s" in status.message
+    assert server._state.budget.used == 0
+    with closing(LocalLink(opened.local_socket)) as link:
+        assert sent(link, "Assign", messages, whole=True).kind == Kind.MESSAGE
+    assert client.read("v")[0].eq(1).all()
