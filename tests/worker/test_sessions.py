@@ -6,12 +6,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from stratagem._servers.session import Identity, handshake
 from stratagem._servers.traffic import TrafficMeter
+from stratagem._servers.transports.local_link import LocalLink
 from stratagem._shipping.results import load_result
 from stratagem._worker_servers import link as links
 from stratagem._worker_servers.closure_failure import ClosureFailure, FailureKind
@@ -31,6 +33,7 @@ from stratagem_proto.errors import (
     UnavailableError,
     WorkerLostError,
 )
+from stratagem_proto.local.frames import Kind
 from stratagem_proto.status import translated
 from stratagem_proto.transport import AUTO, GRPC, VARIABLE
 from stratagem_proto.v1 import worker_pb2 as pb
@@ -41,6 +44,8 @@ from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN
 from tests.deploy.processes import eventually
 from tests.worker.links import PATIENCE, connected, link_to, payload_of, refuses, result
+
+PATH = b"/stratagem_proto.v1.WorkerService/Work"
 
 entered = threading.Semaphore(0)
 gate = threading.Event()
@@ -264,6 +269,27 @@ def test_a_client_that_falls_silent_loses_its_session() -> None:
         ):
             list(call)
         silence.set()
+
+
+def large_result() -> bytes:
+    entered.release()
+    return bytes(16 << 20)
+
+
+def test_a_silent_client_that_does_not_read_loses_its_session_too() -> None:
+    settings = WorkerSettings(token=TOKEN, lease_seconds=0.3)
+    with WorkerServer(settings) as worker:
+        with connected(worker) as other:
+            place = other._place
+        with closing(LocalLink(place)) as link:
+            first = opening().SerializeToString()
+            link.send(Kind.CALL, first, is_last=False, path=PATH)
+            assert next(link.frames()).kind == Kind.MESSAGE
+            run = pb.Run(closure=1, payload=payload_of(large_result))
+            request = pb.WorkRequest(instructions=[pb.Instruction(run=run)])
+            link.send(Kind.MESSAGE, request.SerializeToString(), is_last=False)
+            assert has_entered()
+            eventually(lambda: not worker._state._sessions)
 
 
 @pytest.mark.parametrize("transport", [AUTO, GRPC])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncIterator
 from typing import TypeAlias
 
@@ -64,26 +65,42 @@ class _Work:
                 raise MalformedStreamError("the call does not begin with a handshake")
             session = self._state.open(first.open)
             reading = asyncio.create_task(self._read(session, messages))
+            sending = asyncio.create_task(self._send(session, context))
             try:
-                opened = pb.WorkResponse(opened=self._state.answer())
-                await context.write(opened.SerializeToString())
-                async for batch in session.outbox.batches():
-                    response = pb.WorkResponse(events=batch)
-                    await context.write(response.SerializeToString())
+                await asyncio.wait((reading, sending), return_when=FIRST_COMPLETED)
+                if reading.done():
+                    reading.result()
+                await sending
             finally:
                 reading.cancel()
+                sending.cancel()
                 self._state.end(session)
                 # The loop may end with the server that this call is the last of.
-                await asyncio.wait([reading])
+                await asyncio.gather(reading, sending, return_exceptions=True)
+
+    async def _send(self, session: WorkSession, context: Context) -> None:
+        """Lets the client know what happens until the session ends."""
+        opened = pb.WorkResponse(opened=self._state.answer())
+        await context.write(opened.SerializeToString())
+        async for batch in session.outbox.batches():
+            response = pb.WorkResponse(events=batch)
+            await context.write(response.SerializeToString())
 
     async def _read(self, session: WorkSession, messages: AsyncIterator[bytes]) -> None:
-        """Lets a session obey its client until that ends the call."""
+        """Lets a session obey its client until that ends the call.
+
+        Raises:
+            SessionLostError: Nothing is heard of the client. It may not read either, so
+                that what waits to be sent is no reason to go on.
+        """
         error: StratagemError | None = None
         try:
             while (request := await self._request(messages)) is not None:
                 session.obey(request.instructions)
         except DecodeError:
             error = InvalidArgumentError("the request is no WorkRequest")
+        except SessionLostError:
+            raise
         except StratagemError as refusal:
             error = refusal
         except grpc.aio.AbortError:
