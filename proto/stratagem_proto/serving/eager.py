@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Coroutine, Generator
+from contextvars import Context, copy_context
 from functools import partial
 from types import coroutine
 from typing import Any, TypeVar
@@ -25,19 +26,23 @@ def begin(work: Coroutine[Any, Any, Result]) -> asyncio.Future[Result]:
     if sys.version_info >= (3, 12):
         return asyncio.Task(work, loop=loop, eager_start=True)
     ended: asyncio.Future[Result] = loop.create_future()
+    # One for all steps, as a task would have it: what the first sets, the last resets.
+    context = copy_context()
     try:
-        awaited = work.send(None)
+        awaited = context.run(work.send, None)
     except StopIteration as end:
         ended.set_result(end.value)
     except Exception as error:
         ended.set_exception(error)
     else:
-        return loop.create_task(_rest(work, awaited))
+        return loop.create_task(_rest(work, awaited, context))
     return ended
 
 
 @coroutine
-def _rest(work: Coroutine[Any, Any, Result], awaited: Any) -> Generator[Any, Any, Any]:
+def _rest(
+    work: Coroutine[Any, Any, Result], awaited: Any, context: Context
+) -> Generator[Any, Any, Any]:
     """What is left of a coroutine that waits for something."""
     while True:
         try:
@@ -47,6 +52,6 @@ def _rest(work: Coroutine[Any, Any, Result], awaited: Any) -> Generator[Any, Any
         else:
             resume = partial(work.send, sent)
         try:
-            awaited = resume()
+            awaited = context.run(resume)
         except StopIteration as end:
             return end.value
