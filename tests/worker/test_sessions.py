@@ -355,16 +355,22 @@ def test_a_worker_that_stops_lets_its_function_end_and_begins_none() -> None:
             link.run(3, payload_of(bool)).result(PATIENCE)
 
 
+def threads_since(before: set[threading.Thread]) -> set[str]:
+    """Names of the threads that have been begun and have not ended."""
+    since = {thread.name for thread in set(threading.enumerate()) - before}
+    return {name for name in since if "_poll_wrapper" not in name}
+
+
 def test_a_stopped_worker_leaves_no_threads() -> None:
     before = set(threading.enumerate())
     with WorkerServer(WorkerSettings(token=TOKEN)) as worker, connected(worker) as link:
         result(link, 1, lambda: None)
-    eventually(
-        lambda: (
-            not {
-                thread.name
-                for thread in set(threading.enumerate()) - before
-                if "_poll_wrapper" not in thread.name
-            }
-        )
-    )
+    eventually(lambda: not threads_since(before))
+
+
+def test_a_worker_that_cannot_start_leaves_no_threads(worker: WorkerServer) -> None:
+    before = set(threading.enumerate())
+    second = WorkerServer(WorkerSettings(token=TOKEN, bind=worker.address))
+    with pytest.raises(UnavailableError, match="cannot listen"):
+        second.start()
+    eventually(lambda: not threads_since(before))

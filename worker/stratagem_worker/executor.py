@@ -42,6 +42,9 @@ class Executor:
         self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begins with the jobs."""
         self._thread.start()
 
     def submit(self, job: Job) -> None:

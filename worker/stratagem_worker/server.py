@@ -39,6 +39,9 @@ class WorkerServer(Server):
     def _listens(self, local: LocalSocket) -> None:
         self._state.local_socket = local
 
+    async def _begin(self) -> None:
+        self._state.begin()
+
     async def _refuse(self, seconds: float) -> None:
         await self._state.drain(seconds)
 

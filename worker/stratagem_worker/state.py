@@ -38,6 +38,10 @@ class WorkerState:
         self._draining = False
         self.local_socket: LocalSocket | None = None
 
+    def begin(self) -> None:
+        """Starts the thread."""
+        self._executor.start()
+
     def open(self, request: pb.OpenWorkerSession) -> WorkSession:
         """Begins a session.
 
