@@ -47,10 +47,15 @@ def test_frames_come_out_as_they_went_in_wherever_they_are_cut(
     assert read(FrameReader(bytearray(64)), data, pieces) == sent
 
 
+LONG_PATH = Frame(Kind.CALL, True, b"", b"/" * 33)
+
+
 def test_a_message_that_is_too_large_is_refused_before_its_memory_is_taken() -> None:
     reader = FrameReader(bytearray(64), limit=32)
     with pytest.raises(MalformedStreamError, match="4294967295 bytes"):
         read(reader, prefix(Kind.CALL, 2**32 - 1, True), [])
+    with pytest.raises(MalformedStreamError, match="a path of 33"):
+        read(FrameReader(bytearray(64), limit=32), encoded(LONG_PATH), [])
     admitted = FrameReader(bytearray(64), limit=32)
     admitted.admit()
     with pytest.raises(MalformedStreamError, match=str(MESSAGE_BYTES)):

@@ -73,7 +73,7 @@ class FrameReader:
     Args:
         scratch: Memory for small frames. Several readers may have the same, as what
             is in it is not needed after `received`.
-        limit: The most bytes of a message.
+        limit: The most bytes of a message, and of a path.
     """
 
     def __init__(self, scratch: bytearray, limit: int = MESSAGE_BYTES) -> None:
@@ -101,8 +101,8 @@ class FrameReader:
         """The frames that are complete now that so many bytes have come.
 
         Raises:
-            MalformedStreamError: A message is larger than it may be. Its memory was
-                not taken.
+            MalformedStreamError: A message, or a path, is larger than it may be. Its
+                memory was not taken.
         """
         if self._large is not None:
             return self._more_of_large(self._large, nbytes)
@@ -119,10 +119,10 @@ class FrameReader:
 
     def _size(self, data: bytes, at: int) -> int:
         message, path, _ = _HEADER.unpack_from(data, at)
-        if message > self._limit:
+        if max(message, path) > self._limit:
             raise MalformedStreamError(
-                f"a message of {message} bytes came over a local socket; at most "
-                f"{self._limit} are allowed"
+                f"a message of {message} bytes for a path of {path} came over a local "
+                f"socket; at most {self._limit} are allowed of either"
             )
         return _HEADER.size + int(path) + int(message)
 
