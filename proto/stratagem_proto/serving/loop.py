@@ -47,6 +47,20 @@ class LoopThread:
         self._thread.join()
         self._loop.close()
 
-    def run(self, work: Coroutine[object, object, Result]) -> Result:
-        """The result of a coroutine, run on the loop and waited for here."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def run(
+        self, work: Coroutine[object, object, Result], seconds: float | None = None
+    ) -> Result:
+        """The result of a coroutine, run on the loop and waited for here.
+
+        Args:
+            work: The coroutine.
+            seconds: How long to wait; as long as it takes if not given.
+
+        Raises:
+            TimeoutError: That was not enough; the work is cancelled.
+        """
+        running = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return running.result(seconds)
+        finally:
+            running.cancel()

@@ -24,6 +24,10 @@ from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.transport import GRPC
 from stratagem_proto.v1.session_pb2 import LocalSocket
+from stratagem_proto.v1.status_pb2 import GetStatusResponse
+
+# Prometheus has given up by then. Of a server that stops meanwhile no answer comes.
+_SCRAPE_SECONDS = 10.0
 
 
 class Server(ABC):
@@ -71,7 +75,7 @@ class Server(ABC):
 
     @abstractmethod
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
-        """What answers the calls, `_status` among it; made when the server starts."""
+        """What answers the calls, `_status` among it; begins nothing yet."""
 
     async def _begin(self) -> None:  # noqa: B027 - a server may have nothing to begin
         """Begins what goes on beside the calls."""
@@ -109,9 +113,10 @@ class Server(ABC):
         # Few processes need what this loads.
         from stratagem_proto.serving.metrics.endpoint import MetricsEndpoint
 
-        endpoint = MetricsEndpoint(
-            self._metrics_bind, lambda: self._loop.run(self._status.status())
-        )
+        def ask() -> GetStatusResponse:
+            return self._loop.run(self._status.status(), _SCRAPE_SECONDS)
+
+        endpoint = MetricsEndpoint(self._metrics_bind, ask)
         opened.callback(endpoint.stop)
         self.metrics_address = endpoint.address
 
@@ -120,8 +125,12 @@ class Server(ABC):
         self._server.add_generic_rpc_handlers(tuple(handlers))
         self.address = bound(self._server, self._bind)
         self._local = self._local_listener(handlers)
-        await self._server.start()
-        await self._begin()
+        try:
+            await self._server.start()
+            await self._begin()
+        except BaseException:
+            await self._hang_up(0)
+            raise
 
     def _local_listener(
         self, handlers: Sequence[grpc.GenericRpcHandler]
@@ -156,9 +165,13 @@ class Server(ABC):
 
     async def _drain(self, seconds: float) -> None:
         await self._refuse(seconds)
+        await self._hang_up(seconds)
+        await self._end()
+
+    async def _hang_up(self, seconds: float) -> None:
+        """Takes no more calls; those under way get that time to end."""
         local = [self._local.stop(seconds)] if self._local else []
         await asyncio.gather(self._server.stop(seconds), *local)
-        await self._end()
 
     def join(self) -> None:
         """Waits until the server has stopped."""

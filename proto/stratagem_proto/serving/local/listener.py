@@ -63,10 +63,7 @@ class LocalListener:
         self.handler = lru_cache(maxsize=256)(self._find)
         self._services, self.reserve = services, reserve
         self._peers: set[Peer] = set()
-        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listening.bind(b"\0" + self.socket.name)
-        self._listening.setblocking(False)
-        self._listening.listen(_BACKLOG)
+        self._listening = _listening(self.socket.name)
         self._stopped = False
         self._loop = asyncio.get_running_loop()
         self._watch()
@@ -110,3 +107,15 @@ class LocalListener:
             peer.close()
         if leaving:
             await asyncio.wait(leaving)
+
+
+def _listening(name: bytes) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind(b"\0" + name)
+        listening.setblocking(False)
+        listening.listen(_BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
