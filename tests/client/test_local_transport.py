@@ -229,10 +229,28 @@ def test_strangers_are_hung_up_on(served: Served, data: bytes) -> None:
     assert served.call("Echo", b"hello") == [b"hello"]
 
 
-def test_a_second_call_before_the_first_ends_is_hung_up_on(served: Served) -> None:
+def test_calls_that_are_pipelined_are_answered_in_order(served: Served) -> None:
     link = LocalLink(served.place)
-    for _ in range(2):
-        link.send(Kind.CALL, b"", True, b"/echo.Echo/Wait")
+    link.send(Kind.CALL, b"", True, b"/echo.Echo/Wait")
+    asked = [b"%d" % number * 1000 for number in range(1000)]
+    sending = threading.Thread(
+        target=lambda: [
+            link.send(Kind.CALL, each, True, b"/echo.Echo/Echo") for each in asked
+        ]
+    )
+    sending.start()
+    assert served.echo.waiting.wait(20)
+    served.release()
+    answers = [bytes(next(link.frames()).message) for _ in range(1001)]
+    assert answers == [b"released", *asked]
+    sending.join()
+    link.close()
+
+
+def test_a_long_call_before_the_first_ends_is_hung_up_on(served: Served) -> None:
+    link = LocalLink(served.place)
+    link.send(Kind.CALL, b"", True, b"/echo.Echo/Wait")
+    link.send(Kind.CALL, b"", False, b"/echo.Echo/Size")
     with pytest.raises(ConnectionError):
         next(link.frames())
     link.close()

@@ -19,6 +19,7 @@ from stratagem import (
 )
 from stratagem._servers.connection import Connection
 from stratagem._servers.request import Request
+from stratagem._servers.transports.attempt import Style
 from tests.client.clusters import Cluster, running
 
 ROWS, SERVERS = 13_000, 3
@@ -42,7 +43,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], i
     """Counts the requests to read that a function sends."""
     start, sent = Connection.start, Counter[str]()
 
-    def counted(self: Connection, request: Request[Any], **how: bool) -> Any:
+    def counted(self: Connection, request: Request[Any], **how: Style) -> Any:
         sent[request.method] += 1
         return start(self, request, **how)
 

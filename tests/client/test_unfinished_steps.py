@@ -16,6 +16,7 @@ from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._servers.connection import Connection
 from stratagem._servers.pending import Pending
 from stratagem._servers.request import Request
+from stratagem._servers.transports.attempt import Style
 from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.clusters import Cluster, running
 from tests.client.pairs import Pair, after, pairs
@@ -43,7 +44,7 @@ class Fate:
             patch.setattr(connection, "start", start)
 
     def _start(
-        self, connection: Connection, request: Request[Any], awaited: bool = False
+        self, connection: Connection, request: Request[Any], style: Style = Style.SENT
     ) -> Pending[Any]:
         if len(self.sent) == self._number:
             for pending in self._pending:

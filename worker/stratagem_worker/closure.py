@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
+from itertools import takewhile
 
+from stratagem._servers.write_behind import Line, Write
 from stratagem._shipping.exceptions import dump_exception
 from stratagem._shipping.loader import Loader
 from stratagem._shipping.results import dump_result
@@ -50,6 +53,30 @@ def failed(
     # The first frame is `finished` above.
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     lines = traceback.format_exception(type(error), error, frames)
+    return _failed(closure, kind, error, lines)
+
+
+def write_failed(closure: int, write: Write, error: Exception) -> pb.Finished:
+    """Returns how a function ended of whose writes one has failed afterwards."""
+    lines = [
+        "Traceback (most recent call last):\n",
+        *traceback.format_list(_stack(write.lines)),
+        *traceback.format_exception_only(type(error), error),
+    ]
+    return _failed(closure, pb.FAILURE_KIND_FUNCTION, error, lines)
+
+
+def _stack(lines: Sequence[Line]) -> list[traceback.FrameSummary]:
+    called = takewhile(lambda line: line[0] != __file__, lines)
+    return [traceback.FrameSummary(*line) for line in called][::-1]
+
+
+def _failed(
+    closure: int,
+    kind: pb.FailureKind.ValueType,
+    error: BaseException,
+    lines: Sequence[str],
+) -> pb.Finished:
     failure = pb.Failure(
         kind=kind,
         class_name=type(error).__qualname__,

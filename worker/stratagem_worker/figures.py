@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 
 from stratagem_proto.serving.figures import SECONDS, Distribution
@@ -9,7 +10,7 @@ from stratagem_proto.v1 import worker_pb2 as pb
 
 
 class ClosureFigures:
-    """How functions ended, and how long they ran; counted by the thread that runs them.
+    """How functions ended, and how long they ran. Thread-safe.
 
     Attributes:
         ended: How many, by how they ended.
@@ -19,11 +20,13 @@ class ClosureFigures:
     def __init__(self) -> None:
         self.ended = Counter[str]()
         self.seconds = Distribution(SECONDS)
+        self._counting = threading.Lock()
 
     def count(self, end: pb.Finished, seconds: float) -> None:
         """Counts a function that has ended."""
         how = "OK"
         if end.HasField("failure"):
             how = pb.FailureKind.Name(end.failure.kind).removeprefix("FAILURE_KIND_")
-        self.ended[how] += 1
-        self.seconds.observe(seconds)
+        with self._counting:
+            self.ended[how] += 1
+            self.seconds.observe(seconds)

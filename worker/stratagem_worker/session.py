@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from stratagem._servers.closure_identity import running
+from stratagem._servers.write_behind import WritesBehind, writing_behind
 from stratagem._shipping.loader import Loader
 from stratagem._worker_servers.worker_index import on_worker
 from stratagem_proto.errors import InvalidArgumentError
@@ -24,6 +25,7 @@ from stratagem_worker.interruption import Interrupted, Interruptible
 from stratagem_worker.outbox import Outbox
 from stratagem_worker.settings import WorkerSettings
 from stratagem_worker.staying_results import StayingResults
+from stratagem_worker.unreported_ends import End, UnreportedEnds
 
 
 class Running(NamedTuple):
@@ -62,6 +64,7 @@ class WorkSession:
         self.role, self.task = client.role, client.task
         self.heard = time.monotonic()
         self.outbox = Outbox()
+        self._ends = UnreportedEnds(self._report)
         self.results = StayingResults(client.session_id)
         self._copies = Copies(self.results, settings)
         self._settings = settings
@@ -170,7 +173,7 @@ class WorkSession:
             self._loader.lack(handle, error)
 
     def _run(self, order: pb.Run, payload: bytes) -> None:
-        closure, worker = order.closure, self._settings.label
+        closure, worker, writes = order.closure, self._settings.label, WritesBehind()
         started = pb.Started(closure=closure)
         self.outbox.put(pb.WorkEvent(started=started), at_once=False)
         began = time.monotonic()
@@ -178,6 +181,7 @@ class WorkSession:
             captured(partial(self._write, closure)),
             on_worker(self._settings.task),
             running(order.identity if order.HasField("identity") else None),
+            writing_behind(writes),
         ):
             end = self._interruptible.run(
                 Running(self, closure),
@@ -185,7 +189,11 @@ class WorkSession:
                 partial(cancelled, closure, worker),
             )
         self._given_up.discard(closure)
-        self._executor.figures.count(end, time.monotonic() - began)
+        ended = End(end, time.monotonic() - began, writes)
+        self._ends.add(ended, self._executor.has_more)
+
+    def _report(self, end: pb.Finished, seconds: float) -> None:
+        self._executor.figures.count(end, seconds)
         self.outbox.put_finished(end)
 
     def _finished(self, order: pb.Run, payload: bytes) -> pb.Finished:

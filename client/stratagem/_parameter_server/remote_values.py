@@ -47,11 +47,9 @@ class RemoteValues(TablesExtended):
             super()._write_each(write, values)
             return
         remotes = {self._own(variable): value for variable, value in values.items()}
-        self._store.write(
+        self._store.write_behind(
             {remote: remote.writing(write, value) for remote, value in remotes.items()}
         )
-        for remote in remotes:
-            remote.outdate()
 
     def _own(self, variable: Any) -> RemoteVariable:
         parts = self._own_parts(variable)

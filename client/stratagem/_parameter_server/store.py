@@ -288,21 +288,32 @@ class RemoteStore:
             The version of each variable afterwards, by name.
         """
         groups = by_server(writings)
-        versions = self.servers.together(
-            {
-                server: assign([writings[variable] for variable in group])
-                for server, group in groups.items()
-            }
-        )
+        versions = self.servers.together(_assignments(groups, writings))
         return {
             variable.name: version
             for server, group in groups.items()
             for variable, version in zip(group, versions[server], strict=True)
         }
 
+    def write_behind(self, writings: Mapping[RemoteVariable, Writing]) -> None:
+        """Write variables; a scheduled function does not wait until that is done."""
+        self.servers.write(_assignments(by_server(writings), writings))
+        for variable in writings:
+            variable.outdate()
+
     def listing(self) -> dict[int, list[VariableInfo]]:
         """Return what each server hosts, slot variables included."""
         return self.servers.on_all(list_variables)
+
+
+def _assignments(
+    groups: Mapping[int, Sequence[RemoteVariable]],
+    writings: Mapping[RemoteVariable, Writing],
+) -> dict[int, Request[list[int]]]:
+    return {
+        server: assign([writings[variable] for variable in group])
+        for server, group in groups.items()
+    }
 
 
 def _initial_values(variables: Sequence[RemoteVariable]) -> list[torch.Tensor]:

@@ -189,8 +189,7 @@ class RemoteVariable(Variable):
         return self.leaf is tensor
 
     def _write(self, write: Write, value: Any) -> None:
-        self._store.write({self: self.writing(write, value)})
-        self.outdate()
+        self._store.write_behind({self: self.writing(write, value)})
 
     def writing(self, write: Write, value: Any) -> Writing:
         """Return what to send so that it is written.

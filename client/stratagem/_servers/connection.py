@@ -14,7 +14,12 @@ from stratagem._servers.request import Request, Result, sole
 from stratagem._servers.session import Identity, Session, opened, opening
 from stratagem._servers.step_count import StepCount
 from stratagem._servers.traffic import TrafficMeter
-from stratagem._servers.transports.attempt import Attempt, Call, Responses
+from stratagem._servers.transports.attempt import (
+    Attempt,
+    Call,
+    Responses,
+    Style,
+)
 from stratagem._servers.transports.transports import Transports
 from stratagem_proto import tracing
 from stratagem_proto.channel import Deadlines
@@ -44,7 +49,7 @@ class Connection:
     """All dealings of this process with one server. Thread-safe.
 
     Nothing is sent before the first request. Mutations are numbered and go one at a
-    time; other requests may overlap them.
+    time, except for those that are pipelined; other requests may overlap them.
     """
 
     def __init__(
@@ -129,15 +134,16 @@ class Connection:
 
     def call(self, request: Request[Result]) -> Result:
         """Sends a request and waits for its result; raises as `start` and `result`."""
-        return self.start(request, awaited=True).result()
+        return self.start(request, style=Style.AWAITED).result()
 
-    def start(self, request: Request[Result], awaited: bool = False) -> Pending[Result]:
+    def start(
+        self, request: Request[Result], style: Style = Style.SENT
+    ) -> Pending[Result]:
         """Sends a request. Waits while another mutation is under way, if it is one.
 
         Args:
             request: The request.
-            awaited: Whether the result is asked for at once, so that it need not be
-                sent before.
+            style: When it is sent, and its result is asked for.
 
         Raises:
             StratagemError: The server could not be reached, or refused the handshake.
@@ -148,17 +154,40 @@ class Connection:
         if not request.mutates:
             key = self.open().key(self._steps)
             span = self._stamped(request, key)
-            return Pending(self, request, self.deadlines, span.end, awaited)
+            return Pending(self, request, self.deadlines, span.end, style)
         # Who held the lock when this process was forked will not give it back here.
         self._require_usable()
         self._mutating.acquire()
         try:
-            session, steps = self.open(), self._steps
-            key = session.next_key(steps, next_closure_key(self.peer))
-            settled = self._stamped(request, key).before(self._mutating.release)
-            return Pending(self, request, self.deadlines, settled, awaited)
+            return self._numbered(request, style, self._mutating.release)
         except BaseException:
             self._mutating.release()
+            raise
+
+    def pipeline(self, request: Request[Result]) -> Pending[Result]:
+        """Sends a small mutation; others may follow before its result is asked for.
+
+        Results are to be asked for in the order of sending. Raises as `start`.
+        """
+        self._require_usable()
+        with self._mutating:
+            return self._numbered(request, Style.PIPELINED, lambda: None)
+
+    def _numbered(
+        self, request: Request[Result], style: Style, settled: Callable[[], None]
+    ) -> Pending[Result]:
+        session = self.open()
+        key = session.next_key(self._steps, next_closure_key(self.peer))
+
+        def settle() -> None:
+            session.settle(key.sequence)
+            settled()
+
+        try:
+            span = self._stamped(request, key)
+            return Pending(self, request, self.deadlines, span.before(settle), style)
+        except BaseException:
+            session.settle(key.sequence)
             raise
 
     def _stamped(self, request: Request[Result], key: RequestKey) -> tracing.Sending:
@@ -173,17 +202,22 @@ class Connection:
         return self._session or self._first_opened()
 
     def attempt(
-        self, request: Request[Result], deadlines: Deadlines, awaited: bool = False
+        self,
+        request: Request[Result],
+        deadlines: Deadlines,
+        style: Style = Style.SENT,
     ) -> Attempt:
-        """Sends a stamped request once; as late as when the responses are asked for.
+        """Sends a stamped request once.
 
         Args:
             request: The request.
             deadlines: For the attempt.
-            awaited: Whether it may be sent so late.
+            style: When it is sent, and its responses are asked for.
         """
         self._require_open()
         nbytes = request.request_nbytes + request.response_nbytes
+        if request.response_nbytes > CHUNK_BYTES:
+            style = Style.SENT
 
         def encode(segment: Segment | None) -> Iterator[bytes]:
             if segment is not None:
@@ -195,7 +229,7 @@ class Connection:
             encode,
             deadlines.attempt(nbytes, request.wait),
             uploads=request.request_nbytes > CHUNK_BYTES,
-            awaited=awaited and request.response_nbytes <= CHUNK_BYTES,
+            style=style,
             room=request.room,
         )
         try:

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from stratagem._cluster.visibility import VisibleServers
 from stratagem._servers.connection import Connection
@@ -16,9 +17,13 @@ from stratagem._servers.request import Request, Result
 from stratagem._servers.session import Identity
 from stratagem._servers.step_count import StepCount
 from stratagem._servers.traffic import Traffic
+from stratagem._servers.write_behind import Backlog, present_writes
 from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import FailedPreconditionError, StratagemError
 from stratagem_proto.protocol import SESSION_ID_BYTES
+
+# Larger writes are waited for: there is more to gain by sending them well.
+_MOST_BEHIND_BYTES = 16 << 10
 
 
 class ServerGroup:
@@ -67,6 +72,7 @@ class ServerGroup:
             for task, address in enumerate(addresses)
         )
         self._connections = connections
+        self._backlog = Backlog(self.steps)
         self._heartbeat = Heartbeat(connections, self.steps)
         self._finalizer = weakref.finalize(self, _close, connections, self._heartbeat)
 
@@ -159,6 +165,7 @@ class ServerGroup:
         """Sends a request that changes nothing to one server; raises as `call`."""
         self.require_visible(task)
         self._heartbeat.start()
+        self._backlog.settle()
         return self._connections[task].start(request)
 
     def together(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
@@ -177,11 +184,34 @@ class ServerGroup:
         for task in requests:
             self.require_visible(task)
         self._heartbeat.start()
+        self._backlog.settle()
         if any(request.mutates for request in requests.values()):
             self._require_present()
             with self.steps.taking():
                 return self._together(requests)
         return self._together(requests)
+
+    def write(self, requests: Mapping[int, Request[Any]]) -> None:
+        """Sends writes to servers; a scheduled function does not wait for small ones.
+
+        Raises:
+            FailedPreconditionError: A server is hidden from this task, or this task
+                reads from a snapshot.
+            StratagemError: As `together`. Of writes that are not waited for, only that
+                they could not be sent; otherwise they fail the function.
+        """
+        writes = present_writes()
+        if writes is None or not all(map(_is_small, requests.values())):
+            self.together(requests)
+            return
+        for task in requests:
+            self.require_visible(task)
+        self._heartbeat.start()
+        self._require_present()
+        for task, request in requests.items():
+            # It may be sent again when whoever has the tensors has changed them.
+            owned = replace(request, tensors=[each.clone() for each in request.tensors])
+            self._backlog.add(writes, partial(self._connections[task].pipeline, owned))
 
     def _require_present(self) -> None:
         if self.snapshot:
@@ -216,6 +246,10 @@ class ServerGroup:
     def close(self) -> None:
         """Ends the sessions. May be called again."""
         self._finalizer()
+
+
+def _is_small(request: Request[Any]) -> bool:
+    return request.request_nbytes <= _MOST_BEHIND_BYTES
 
 
 def _results(pending: Mapping[int, Pending[Result]]) -> dict[int, Result]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Generic
 import grpc
 
 from stratagem._servers.request import Request, Result
+from stratagem._servers.transports.attempt import Style
 from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import (
     CancelledError,
@@ -37,7 +38,7 @@ class Pending(Generic[Result]):
         request: Request[Result],
         deadlines: Deadlines,
         settled: Callable[[], None] = lambda: None,
-        awaited: bool = False,
+        style: Style = Style.SENT,
     ) -> None:
         """Sends the request for the first time.
 
@@ -46,15 +47,14 @@ class Pending(Generic[Result]):
             request: Stamped with its session, and with its number if it has one.
             deadlines: For each attempt, and for repeating it.
             settled: Called when the request is answered or given up.
-            awaited: Whether it may as well be sent when its result is asked for.
+            style: When it is sent for the first time, and its result is asked for.
         """
         self._connection = connection
         self._request = request
         self._deadlines = deadlines
         self._settled: Callable[[], None] | None = settled
-        self._awaited = awaited
         self._give_up_at: float | None = None
-        self._attempt = connection.attempt(request, deadlines, awaited)
+        self._attempt = connection.attempt(request, deadlines, style)
 
     def result(self) -> Result:
         """Waits for the result.
@@ -97,7 +97,7 @@ class Pending(Generic[Result]):
                     pause = max(pause, error.retry_seconds)
             self._connection.closed.wait(pause)
             self._attempt = self._connection.attempt(
-                self._request, self._deadlines, self._awaited
+                self._request, self._deadlines, Style.AWAITED
             )
         raise AssertionError("pauses never end")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from dataclasses import dataclass, field
 
 from stratagem._servers.request import Request, sole
@@ -58,6 +59,8 @@ class Session:
     lease_seconds: float
     max_request_bytes: int
     sequence: int = 0
+    _unsettled: dict[int, None] = field(default_factory=dict)
+    _counting: threading.Lock = field(default_factory=threading.Lock)
 
     def key(self, steps: StepCount) -> RequestKey:
         """Identifies a request that changes nothing."""
@@ -73,24 +76,37 @@ class Session:
             steps: Of this process.
             closure: Which of a scheduled function's mutations it is, if it is one.
 
-        Mutations are sent one at a time, so all before are settled: answered, or
-        given up and by this closed for ever.
+        `settle` must follow, once it is answered or given up; by the keys after it
+        that is closed for ever.
         """
-        self.sequence += 1
+        with self._counting:
+            self.sequence += 1
+            self._unsettled[self.sequence] = None
         finished, report = steps.finished()
         return RequestKey(
             session_id=self.identifier,
             sequence=self.sequence,
-            acknowledged=self.sequence - 1,
+            acknowledged=self.acknowledged,
             step=steps.current,
             finished=finished,
             report=report,
             closure=closure,
         )
 
+    def settle(self, sequence: int) -> None:
+        """Takes note that a mutation will not be sent any more."""
+        with self._counting:
+            self._unsettled.pop(sequence, None)
+
+    @property
+    def acknowledged(self) -> int:
+        """The number up to which all mutations are settled."""
+        with self._counting:
+            return next(iter(self._unsettled), self.sequence + 1) - 1
+
     def goes_on(self, answer: OpenSessionResponse) -> bool:
         """Whether a second handshake found the server as the first one left it."""
-        forgotten = answer.last_sequence == 0 and self.sequence > 1
+        forgotten = answer.last_sequence == 0 and self.acknowledged > 0
         return answer.incarnation == self.incarnation and not forgotten
 
     def continues(self, answer: OpenSessionResponse) -> None:

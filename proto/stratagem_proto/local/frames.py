@@ -1,9 +1,9 @@
 """What crosses a local socket: calls of the contract's methods, in frames.
 
-The messages are byte for byte those that gRPC would carry. A socket has one call at a
-time. The client sends a CALL with the first message, and a MESSAGE for each further
-one; the server answers by MESSAGEs, or ends the call by a STATUS. The last frame of
-either side is marked.
+The messages are byte for byte those that gRPC would carry. The client sends a CALL with
+the first message, and a MESSAGE for each further one; the server answers by MESSAGEs,
+or ends the call by a STATUS. The last frame of either side is marked. A socket answers
+one call at a time; those of a single frame may be pipelined, and are answered in order.
 """
 
 from __future__ import annotations

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol, TypeVar
 
 from stratagem_proto.segment import Segment
 
 Value = TypeVar("Value")
+
+
+class Style(Enum):
+    """When a call is sent, and its responses are asked for.
+
+    Attributes:
+        SENT: At once; whenever it suits.
+        AWAITED: As late as when its one response is asked for, which is soon.
+        PIPELINED: At once, a single message, by one thread at a time; its one response
+            after those of all that were pipelined before.
+    """
+
+    SENT = "sent"
+    AWAITED = "awaited"
+    PIPELINED = "pipelined"
 
 
 @dataclass(frozen=True)
@@ -21,8 +37,7 @@ class Call:
             places in it.
         timeout: Seconds in which the last response must have come.
         uploads: Whether there may be more than one request; then there is one response.
-        awaited: Whether there is one response, which is asked for at once, so that
-            nothing need be sent before.
+        style: When it is sent, and its responses are asked for.
         room: Bytes of a segment that the tensors of the call would take; 0 if they are
             better sent.
     """
@@ -31,7 +46,7 @@ class Call:
     encode: Callable[[Segment | None], Iterator[bytes]]
     timeout: float
     uploads: bool = False
-    awaited: bool = False
+    style: Style = Style.SENT
     room: int = 0
 
 

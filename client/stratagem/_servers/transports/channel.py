@@ -6,7 +6,13 @@ from functools import partial
 
 import grpc
 
-from stratagem._servers.transports.attempt import Attempt, Call, Responses, once
+from stratagem._servers.transports.attempt import (
+    Attempt,
+    Call,
+    Responses,
+    Style,
+    once,
+)
 from stratagem_proto.channel import open_channel
 from stratagem_proto.memory import keep_freed_memory
 
@@ -38,7 +44,7 @@ class GrpcTransport:
         # A stream of one message is a unary call on the wire, which needs no thread to
         # feed it.
         (message,) = call.encode(None)
-        if call.awaited:
+        if call.style is Style.AWAITED:
             return self._exchange(call, message)
         method: grpc.UnaryStreamMultiCallable[bytes, bytes]
         method = self._open().unary_stream(call.path)

@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator
 from typing import cast
 
-from stratagem._servers.transports.attempt import Attempt, Call, Responses
+from stratagem._servers.transports.attempt import Attempt, Call, Responses, Style
 from stratagem._servers.transports.idle_links import IdleLinks
 from stratagem._servers.transports.local_error import broken, require_ok
 from stratagem._servers.transports.local_link import LocalLink
+from stratagem._servers.transports.pipeline import Pipeline
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.local.frames import Kind
 from stratagem_proto.segment import Segment, grown
@@ -20,7 +21,8 @@ from stratagem_proto.v1.session_pb2 import LocalSocket
 class LocalTransport:
     """Calls a server over its local socket. Thread-safe.
 
-    Each call has a connection for itself, which its thread writes and reads.
+    Each call has a connection for itself, which its thread writes and reads; only those
+    that are pipelined share one.
 
     Args:
         place: What the server says of the socket.
@@ -33,6 +35,7 @@ class LocalTransport:
         # More are not shared, for the time being.
         self._most_shared = self._wanted = sys.maxsize if shares else 0
         self._busy: set[LocalLink] = set()
+        self._pipeline: Pipeline | None = None
         self._closed = False
 
     def connect(self) -> None:
@@ -52,6 +55,8 @@ class LocalTransport:
         """
         if self._closed:
             raise ConnectionAbortedError("the transport is closed")
+        if call.style is Style.PIPELINED:
+            return self._pipelined(call)
         link = self._idle.take(call.room) or LocalLink(self.place)
         self._busy.add(link)
         if self._closed:
@@ -59,6 +64,15 @@ class LocalTransport:
             link.close()
         exchange = _Exchange(self, link, call)
         return Attempt(Responses(exchange.responses(), exchange.segment), exchange)
+
+    def _pipelined(self, call: Call) -> Attempt:
+        pipeline = self._pipeline
+        if pipeline is None or pipeline.is_broken:
+            pipeline = self._pipeline = Pipeline(self.place)
+        if self._closed:
+            # Another thread has closed all that it knew of meanwhile.
+            pipeline.break_off()
+        return pipeline.send(call)
 
     def memory_of(self, link: LocalLink, room: int) -> Segment | None:
         """What a link shares with the server for a call; None if it is to send.
@@ -107,6 +121,8 @@ class LocalTransport:
         self.retire()
         for link in list(self._busy):
             link.close()
+        if self._pipeline is not None:
+            self._pipeline.break_off()
 
 
 class _Exchange:

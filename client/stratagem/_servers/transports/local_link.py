@@ -1,4 +1,4 @@
-"""One local socket of a client, which has one call at a time."""
+"""One local socket of a client."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import struct
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -46,6 +47,7 @@ class LocalLink:
         self.segment: Segment | None = None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._reader = FrameReader(bytearray(SCRATCH_BYTES))
+        self._arrived: deque[Frame] = deque()
         try:
             self.allow(_HELLO_SECONDS)
             self._socket.connect(b"\0" + place.name)
@@ -67,7 +69,7 @@ class LocalLink:
         self._socket.settimeout(seconds)
 
     def bound_sending(self, seconds: float) -> None:
-        """Sets how long a step of sending may take where receiving may take any time."""
+        """Sets how long each step of sending may take, where receiving has no limit."""
         whole, part = divmod(int(seconds * 1e6), 1_000_000)
         timeval = struct.pack("@ll", whole, part)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
@@ -125,13 +127,18 @@ class LocalLink:
             MalformedStreamError: The server sent what it may not.
         """
         while True:
-            nbytes = self._socket.recv_into(self._reader.room)
-            if not nbytes:
-                raise ConnectionResetError("the server closed the connection")
-            for frame in self._reader.received(nbytes):
-                yield frame
-                if frame.is_last:
-                    return
+            while not self._arrived:
+                self._receive()
+            frame = self._arrived.popleft()
+            yield frame
+            if frame.is_last:
+                return
+
+    def _receive(self) -> None:
+        nbytes = self._socket.recv_into(self._reader.room)
+        if not nbytes:
+            raise ConnectionResetError("the server closed the connection")
+        self._arrived.extend(self._reader.received(nbytes))
 
     def close(self) -> None:
         """Closes the socket; who waits at it fails. May be called again."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # Smaller messages are copied behind their prefixes: one part costs less than two.
 _SMALL_BYTES = 16 << 10
@@ -17,16 +19,35 @@ class Outgoing:
         self._loop, self._socket = loop, sock
         self._waiting: deque[memoryview] = deque()
         self._nbytes = 0
+        self._held: list[bytes] | None = None
         self._progress: asyncio.Future[None] | None = None
         self._closed = False
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Sends small frames of the body at its end, by one call of the system."""
+        self._held = []
+        try:
+            yield
+        finally:
+            self._flush()
+            self._held = None
+
     def send(self, prefix: bytes, message: bytes) -> None:
         """Sends a frame, at once as far as there is room."""
-        if len(message) <= _SMALL_BYTES:
-            self._send(memoryview(prefix + message))
-        else:
+        if len(message) > _SMALL_BYTES:
+            self._flush()
             self._send(memoryview(prefix))
             self._send(memoryview(message))
+        elif self._held is None:
+            self._send(memoryview(prefix + message))
+        else:
+            self._held.append(prefix + message)
+
+    def _flush(self) -> None:
+        if self._held:
+            self._send(memoryview(b"".join(self._held)))
+            self._held.clear()
 
     def _send(self, part: memoryview) -> None:
         rest = part if self._waiting else part[self._sent(part) :]

@@ -20,6 +20,7 @@ from stratagem_proto.serving.local.peer_memory import (
     PeerMemory,
     Reserve,
 )
+from stratagem_proto.serving.local.queued_calls import QueuedCalls
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.status import to_record
 from stratagem_proto.v1.error_pb2 import RecordedStatus
@@ -44,7 +45,7 @@ class House(Protocol):
 
 
 class Peer:
-    """A client that makes one call at a time, once it has shown its ticket."""
+    """A client whose calls are answered in turn, once it has shown its ticket."""
 
     def __init__(self, house: House, sock: socket.socket) -> None:
         self._house, self._socket = house, sock
@@ -56,6 +57,7 @@ class Peer:
         self._take: Callable[[Frame], None] = self._greet
         self._memory = PeerMemory(house.reserve)
         self._call: LocalCall | None = None
+        self._queued = QueuedCalls()
         self._task: asyncio.Future[None] | None = None
         self._whole = True
         self._paused = self._closing = self._closed = False
@@ -81,8 +83,9 @@ class Peer:
             self._memory.arrived(ancillary)
         if not nbytes:
             self.close()
-        for frame in self._reader.received(nbytes):
-            self._take(frame)
+        with self._out.together():
+            for frame in self._reader.received(nbytes):
+                self._take(frame)
         return bool(nbytes)
 
     def _greet(self, frame: Frame) -> None:
@@ -99,6 +102,8 @@ class Peer:
     def _obey(self, frame: Frame) -> None:
         if frame.kind == Kind.CALL and self._whole and self._call is None:
             self._begin(frame)
+        elif frame.kind == Kind.CALL and self._whole and frame.is_last:
+            self._enqueue(frame)
         elif frame.kind == Kind.MESSAGE and not self._whole:
             self._continue(frame)
         elif frame.kind == Kind.SEGMENT and self._whole and self._call is None:
@@ -110,13 +115,14 @@ class Peer:
 
     def _begin(self, frame: Frame) -> None:
         self._whole = frame.is_last
-        arriving = Arriving(frame, self._resume)
-        handler = self._house.handler(frame.path)
-        memory = self._memory.segment
-        self._call = LocalCall(handler, frame, arriving, self._out, memory)
-        serving = begin(self._serve(self._call))
+        serving = begin(self._serve(frame))
         if not serving.done():
             self._task = serving
+
+    def _enqueue(self, frame: Frame) -> None:
+        self._queued.put(frame)
+        if self._queued.are_many:
+            self._pause()
 
     def _share(self) -> None:
         status = RecordedStatus()
@@ -134,23 +140,36 @@ class Peer:
         if self._call is not None:
             self._call.arriving.put(frame)
             if self._call.arriving.is_much:
-                self._paused = True
-                self._loop.remove_reader(self._socket)
+                self._pause()
+
+    def _pause(self) -> None:
+        if not self._paused and not self._closed:
+            self._paused = True
+            self._loop.remove_reader(self._socket)
 
     def _resume(self) -> None:
-        if self._paused and not self._closed:
+        if self._paused and not self._closed and not self._queued.are_many:
             self._paused = False
             self._loop.add_reader(self._socket, self._readable)
 
-    async def _serve(self, call: LocalCall) -> None:
+    async def _serve(self, frame: Frame) -> None:
         try:
-            await call.run()
+            await self._answer(frame)
+            while self._queued and not self._closing:
+                await self._answer(self._queued.take())
         finally:
             self._call = self._task = None
             self._resume()
             if self._closing:
                 await self._out.below(0)
                 self.close()
+
+    async def _answer(self, frame: Frame) -> None:
+        arriving = Arriving(frame, self._resume)
+        handler = self._house.handler(frame.path)
+        memory = self._memory.segment
+        self._call = LocalCall(handler, frame, arriving, self._out, memory)
+        await self._call.run()
 
     async def leave(self) -> None:
         """Ends once the call under way is answered; none begins any more."""

@@ -1,0 +1,93 @@
+"""A local socket on which calls follow each other before they are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from stratagem._servers.transports.attempt import Attempt, Call, Responses
+from stratagem._servers.transports.local_error import broken, require_ok
+from stratagem._servers.transports.local_link import LocalLink
+from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.local.frames import Frame, Kind
+from stratagem_proto.v1.session_pb2 import LocalSocket
+
+
+class Pipeline:
+    """Sends calls of one message, whose answers are asked for in the same order.
+
+    One thread at a time sends, and one at a time receives. Where one call fails to
+    come through, or is given up, so do all that are under way.
+
+    Args:
+        place: What the server says of its socket.
+
+    Raises:
+        OSError: Nobody, or not the server, answers there.
+    """
+
+    def __init__(self, place: LocalSocket) -> None:
+        self._link = LocalLink(place)
+        self.is_broken = False
+
+    def send(self, call: Call) -> Attempt:
+        """Sends a call; where that fails, its responses say so."""
+        turn = _Turn(self)
+        try:
+            self._link.allow(call.timeout)
+            (message,) = call.encode(None)
+            path = call.path.encode()
+            self._link.send(Kind.CALL, message, is_last=True, path=path)
+        except OSError as error:
+            self.break_off()
+            turn.failure = error
+        return Attempt(Responses(turn.responses()), turn)
+
+    def next_frame(self) -> Frame:
+        """Waits for the next answer.
+
+        Raises:
+            OSError: The connection broke, or it took too long.
+            MalformedStreamError: The server sent what it may not.
+        """
+        return next(self._link.frames())
+
+    def break_off(self) -> None:
+        """Gives up all that is under way. May be called again."""
+        self.is_broken = True
+        self._link.close()
+
+
+class _Turn:
+    """One call; its answer is the next one when it is asked for."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.failure: OSError | None = None
+        self._pipeline = pipeline
+        self._answered = False
+
+    def responses(self) -> Iterator[bytes]:
+        """The one response.
+
+        Raises:
+            LocalError: The call failed.
+        """
+        frame = self._answer()
+        if frame.kind == Kind.STATUS:
+            return require_ok(frame)
+        yield cast(bytes, frame.message)
+
+    def _answer(self) -> Frame:
+        try:
+            if self.failure is not None:
+                raise self.failure
+            frame = self._pipeline.next_frame()
+        except (OSError, MalformedStreamError) as error:
+            raise broken(error) from error
+        self._answered = True
+        return frame
+
+    def cancel(self) -> None:
+        """Gives the call up, if it has not ended."""
+        if not self._answered:
+            self._pipeline.break_off()

@@ -1,0 +1,186 @@
+"""Functions that do not wait for their small writes, and how these end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from stratagem import ParameterServerStrategy, Variable
+from stratagem._parameter_server.extended import ParameterServerExtended
+from stratagem._servers.group import ServerGroup
+from stratagem._servers.write_behind import WritesBehind, writing_behind
+from stratagem._servers.writes import delete
+from stratagem._shipping.results import load_result
+from stratagem._worker_servers.closure_failure import ClosureFailure
+from stratagem._worker_servers.link import WorkerLink
+from stratagem_proto.errors import VariableNotFoundError
+from stratagem_proto.transport import AUTO, GRPC, VARIABLE
+from tests.client.clusters import running
+from tests.worker.links import PATIENCE, payload_of
+
+entered = threading.Event()
+gate = threading.Event()
+variables: list[Variable] = []
+
+
+@pytest.fixture(autouse=True, params=[AUTO, GRPC])
+def strategy(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ParameterServerStrategy]:
+    """A strategy in the worker's process, with a variable on each of two servers."""
+    monkeypatch.setenv(VARIABLE, request.param)
+    entered.clear()
+    gate.clear()
+    with running(num_servers=2) as cluster, cluster.strategy() as strategy:
+        with strategy.scope():
+            variables[:] = [Variable(torch.zeros(2)) for _ in range(2)]
+        yield strategy
+
+
+def increment() -> None:
+    for variable in variables:
+        variable.assign_add(torch.ones(2))
+
+
+def increment_and_look() -> list[float]:
+    increment()
+    return [variable.numpy()[0].item() for variable in variables]
+
+
+def nothing() -> None:
+    pass
+
+
+def wait_at_gate() -> None:
+    entered.set()
+    assert gate.wait(PATIENCE)
+
+
+def spin_behind_a_write() -> None:
+    increment()
+    entered.set()
+    while True:
+        variables[0].numpy()
+
+
+def run_all(link: WorkerLink, functions: list[Callable[[], object]]) -> list[object]:
+    """Sends functions all at once; what each returns, or how it fails."""
+    ends = [
+        link.run(number, payload_of(function))
+        for number, function in enumerate(functions, 1)
+    ]
+    results = [end.exception(PATIENCE) or end.result() for end in ends]
+    return [
+        each if isinstance(each, BaseException) else load_result(each.payload)
+        for each in results
+    ]
+
+
+def values() -> list[float]:
+    return [variable.numpy()[0].item() for variable in variables]
+
+
+def servers_of(strategy: ParameterServerStrategy) -> ServerGroup:
+    extended = strategy.extended
+    assert isinstance(extended, ParameterServerExtended)
+    return extended._store.servers
+
+
+def cut_off(strategy: ParameterServerStrategy) -> None:
+    """Breaks the connections that pipelined calls go over, if they do."""
+    for connection in servers_of(strategy)._connections:
+        local = connection._transports._local
+        if local is not None and local._pipeline is not None:
+            local._pipeline.break_off()
+
+
+def test_the_writes_of_many_functions_are_applied_once_each(link: WorkerLink) -> None:
+    assert run_all(link, [increment] * 100) == [None] * 100
+    assert values() == [100.0, 100.0]
+
+
+def test_a_function_reads_what_it_and_those_before_have_written(
+    link: WorkerLink,
+) -> None:
+    ends = run_all(link, [increment, increment_and_look] * 5)
+    assert ends[1::2] == [[2.0 * n, 2.0 * n] for n in range(1, 6)]
+
+
+def test_a_write_that_fails_fails_its_function_and_says_where(
+    link: WorkerLink, strategy: ParameterServerStrategy
+) -> None:
+    servers_of(strategy).call(1, delete([variables[1].name]))
+    good, bad = run_all(link, [nothing, increment])
+    assert good is None
+    assert isinstance(bad, ClosureFailure)
+    assert isinstance(bad.exception, VariableNotFoundError)
+    assert "variable.assign_add(torch.ones(2))" in bad.traceback
+    assert "closure.py" not in bad.traceback
+
+
+def test_the_end_of_a_function_does_not_wait_for_the_next_one(link: WorkerLink) -> None:
+    first = link.run(1, payload_of(increment))
+    second = link.run(2, payload_of(wait_at_gate))
+    assert entered.wait(PATIENCE)
+    first.result(PATIENCE)
+    assert not second.done()
+    gate.set()
+    second.result(PATIENCE)
+
+
+def test_a_function_that_is_given_up_gives_up_no_writes_of_others(
+    link: WorkerLink,
+) -> None:
+    first = link.run(1, payload_of(increment))
+    second = link.run(2, payload_of(spin_behind_a_write))
+    assert entered.wait(PATIENCE)
+    link.cancel(2, interrupt=True)
+    first.result(PATIENCE)
+    with pytest.raises(ClosureFailure, match="given up"):
+        second.result(PATIENCE)
+    assert values() == [2.0, 2.0]
+
+
+def test_writes_that_are_cut_off_are_applied_once(
+    strategy: ParameterServerStrategy,
+) -> None:
+    functions = [WritesBehind() for _ in range(3)]
+    for number, writes in enumerate(functions):
+        with writing_behind(writes):
+            increment()
+        if number == 1:
+            cut_off(strategy)
+    for writes in functions:
+        writes.settle()
+        assert writes.settled
+        assert writes.failed is None
+    assert values() == [3.0, 3.0]
+
+
+def test_what_is_not_waited_for_is_one_step_until_it_is_settled(
+    strategy: ParameterServerStrategy,
+) -> None:
+    steps, writes = servers_of(strategy).steps, WritesBehind()
+    with writing_behind(writes):
+        increment()
+        begun = steps.current
+        increment()
+    assert steps.current == begun > 0
+    writes.settle()
+    assert steps.current == 0
+    assert steps.finished().step == begun
+
+
+def test_a_tensor_may_change_once_it_is_written(
+    strategy: ParameterServerStrategy,
+) -> None:
+    writes, ones = WritesBehind(), torch.ones(2)
+    with writing_behind(writes):
+        variables[0].assign_add(ones)
+    ones.zero_()
+    cut_off(strategy)
+    writes.settle()
+    assert values() == [1.0, 0.0]
