@@ -229,15 +229,16 @@ def test_strangers_are_hung_up_on(served: Served, data: bytes) -> None:
     assert served.call("Echo", b"hello") == [b"hello"]
 
 
+def send_all(link: LocalLink, messages: list[bytes]) -> None:
+    for message in messages:
+        link.send(Kind.CALL, message, True, b"/echo.Echo/Echo")
+
+
 def test_calls_that_are_pipelined_are_answered_in_order(served: Served) -> None:
     link = LocalLink(served.place)
     link.send(Kind.CALL, b"", True, b"/echo.Echo/Wait")
     asked = [b"%d" % number * 1000 for number in range(1000)]
-    sending = threading.Thread(
-        target=lambda: [
-            link.send(Kind.CALL, each, True, b"/echo.Echo/Echo") for each in asked
-        ]
-    )
+    sending = threading.Thread(target=send_all, args=(link, asked))
     sending.start()
     assert served.echo.waiting.wait(20)
     served.release()
