@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -43,8 +44,15 @@ def main(
     quick: Annotated[
         bool, typer.Option(help="Only what has a floor; fails below it.")
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a line of JSON for each measurement.")
+    ] = False,
 ) -> None:
-    """Measures beside physical limits and peers, as ratios of one run."""
+    """Measures beside physical limits and peers, as ratios of one run.
+
+    Exit code: 0 when all was measured, 1 if --quick finds a ratio below what was
+    reached before.
+    """
     if os.getloadavg()[0] > _BUSY_LOAD:
         console.print("others use this machine: ratios of small requests say little")
     chosen = _there(peers or ())
@@ -59,8 +67,9 @@ def main(
         if figures:
             reports.append(Report(name.value, rounds, figures, about))
             _keep(reports[-1], out)
+            _print(reports[-1], as_json)
     _summarize(reports, out)
-    if quick:
+    if quick and not as_json:
         _list_what_is_left()
     fallen = [goal.name for each in reports for goal in each.fallen]
     if quick and fallen:
@@ -77,7 +86,13 @@ def _list_what_is_left() -> None:
 def _keep(report: Report, folder: Path) -> None:
     report.write(folder)
     plot(report.name, report.figures, folder)
-    print(report.markdown(), flush=True)
+
+
+def _print(report: Report, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"name": report.name, **report.facts()}), flush=True)
+    else:
+        print(report.markdown(), flush=True)
 
 
 def _summarize(reports: Sequence[Report], folder: Path) -> None:

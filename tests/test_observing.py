@@ -90,6 +90,14 @@ def test_people_who_want_no_colours_get_none(
 
 
 @pytest.mark.usefixtures("fresh_log")
+def test_people_who_want_json_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", screen := Screen())
+    to_stderr(as_json=True)
+    LOG.info("serving")
+    assert json.loads(screen.getvalue())["event"] == "serving"
+
+
+@pytest.mark.usefixtures("fresh_log")
 def test_servers_log_what_the_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     (shown,) = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     monkeypatch.setattr("sys.stderr", lines := io.StringIO())

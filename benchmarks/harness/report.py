@@ -60,14 +60,18 @@ class Report:
             parts.append(goals_table(self.ratios).markdown())
         return "\n".join(parts)
 
-    def write(self, folder: Path) -> None:
-        """Keep `<name>.json` and `<name>.md` in a folder."""
-        record = {
+    def facts(self) -> Mapping[str, object]:
+        """Return the same for JSON."""
+        return {
             "machine": self.machine,
             "rounds": self.rounds,
             "figures": list(map(asdict, self.figures)),
             "ratios": {goal.name: ratio for goal, ratio in self.ratios.items()},
         }
+
+    def write(self, folder: Path) -> None:
+        """Keep `<name>.json` and `<name>.md` in a folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{self.name}.json").write_text(json.dumps(record, indent=2) + "\n")
+        record = json.dumps(self.facts(), indent=2) + "\n"
+        (folder / f"{self.name}.json").write_text(record)
         (folder / f"{self.name}.md").write_text(self.markdown())

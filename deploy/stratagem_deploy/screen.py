@@ -9,12 +9,16 @@ import pty
 import termios
 import threading
 import tty
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
 
+from stratagem_deploy.display import Display
+from stratagem_deploy.process import Process, describe_exit
 from stratagem_deploy.transcript import Transcript
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue")
@@ -22,14 +26,15 @@ _ERASE_LINE = b"\r\x1b[K"
 _LONGEST_OPEN_LINE = 4_096  # bytes
 
 
-class Screen:
+class Screen(Display):
     """Keeps the lines of the other processes apart from the main program's output.
 
     The main program may have left its line open, for instance for a progress bar;
     the line of another process is then put above it.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, verbose: bool = False) -> None:
+        self._verbose = verbose
         self._console = Console(file=stream, highlight=False, soft_wrap=True)
         self._stream = stream
         self._lock = threading.Lock()
@@ -42,6 +47,41 @@ class Screen:
             line = (self._open_line + data).rpartition(b"\n")[2]
             line = line.rstrip(b"\r").rpartition(b"\r")[2]
             self._open_line = line[-_LONGEST_OPEN_LINE:]
+
+    def of_worker(self, name: str, index: int) -> tuple[Transcript, Transcript]:
+        """The chief is the main program: what it writes is the run's own output."""
+        if index > 0:
+            both = Transcript(self.labelled(name, index))
+            return both, both
+        errors = Copied(2, self.copy)
+        # One pipe for both keeps their order where a reader could see it.
+        if os.path.sameopenfile(1, 2):
+            return errors, errors
+        return Copied(1, partial(write_all, 1)), errors
+
+    def of_server(self, name: str, index: int) -> Callable[[str], None]:
+        return self.labelled(name, index)
+
+    def started(self, cluster: Mapping[str, Sequence[str]], token_file: Path) -> None:
+        if self._verbose and cluster["ps"]:
+            servers = " ".join(cluster["ps"])
+            watch = f"STRATAGEM_TOKEN_FILE={token_file} stratagem top {servers}"
+            self.say(f"stratagem: to watch the servers: {watch}")
+
+    def failed(self, process: Process) -> None:
+        """Says how it ended, above the end of its log."""
+        ended = describe_exit(process.exit_code or 0)
+        message = f"stratagem: {process.name} failed first, with {ended}"
+        tail = process.tail()
+        end = "; the end of its log:" if tail else " and without a word"
+        self.say(message + end, "bold red")
+        show = self.labelled(process.name, 0)
+        for line in tail.splitlines():
+            show(line)
+
+    def ended(self, exit_code: int, problem: str) -> None:
+        if problem:
+            self.say(f"stratagem: {problem}")
 
     def labelled(self, name: str, index: int) -> Callable[[str], None]:
         """Returns what prints a line behind a process's name, in its colour."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 import typer
 from pydantic import Field
 
+from stratagem_deploy.display import Display
+from stratagem_deploy.json_lines import JsonLines
+from stratagem_deploy.screen import Screen
 from stratagem_deploy.script_run import ScriptRun, ScriptSettings
 from stratagem_proto.configuration.commands import command
 from stratagem_proto.configuration.model import ProcessSettings
@@ -20,6 +24,9 @@ Script = Annotated[
 ]
 Arguments = Annotated[
     list[str] | None, typer.Argument(help="Its arguments.", metavar="ARGS")
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print each line of all processes as JSON.")
 ]
 
 
@@ -40,18 +47,28 @@ class RunOptions(ProcessSettings):
     )
     verbose: bool = Field(
         False,
-        description="Show all that servers log.",
+        description="Show how to watch the servers, and all that they log.",
         json_schema_extra={"short": "-v"},
     )
 
 
-def run(options: RunOptions, script: Script, arguments: Arguments = None) -> None:
+def run(
+    options: RunOptions,
+    script: Script,
+    arguments: Arguments = None,
+    as_json: AsJson = False,
+) -> None:
     """Run a script on local parameter servers and workers.
 
     The script runs once per worker, with TF_CONFIG and STRATAGEM_TOKEN_FILE set.
     Worker 0 is the chief, and its output is this command's output. What the others
     write goes to standard error, each line behind the name of its process.
     OMP_NUM_THREADS, unless set, shares the cores out among the workers.
+
+    With --json this command's output is a line of JSON for each line of a process:
+    its task, its stream and the line. The first one tells where the servers are:
+    cluster and token_file. The last one tells how the run ended: exit_code, failed (the
+    task that did so first), problem and seconds.
 
     With --restore and a folder that the script saves to, a script that is run again
     goes on with the values of the last checkpoint and with their optimizers' state.
@@ -69,12 +86,21 @@ def run(options: RunOptions, script: Script, arguments: Arguments = None) -> Non
         verbose=options.verbose,
         restore=str(options.restore.absolute()) if options.restore else "",
     )
+    display: Display = Screen(sys.stderr, options.verbose)
+    if as_json:
+        display = JsonLines(sys.stdout)
+    raise typer.Exit(_shown(settings, display))
+
+
+def _shown(settings: ScriptSettings, display: Display) -> int:
+    """Runs the script to its end; returns its exit code."""
+    code, problem = 1, ""
     try:
-        code = ScriptRun(settings).exit_code()
+        code = ScriptRun(settings, display).exit_code()
     except StratagemError as error:
-        typer.echo(f"stratagem: {error}", err=True)
-        raise typer.Exit(1) from error
-    raise typer.Exit(code)
+        problem = str(error)
+    display.ended(code, problem)
+    return code
 
 
 # What follows a script is the script's, even where it looks like options.

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import secrets
 import signal
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
 
 from stratagem_deploy.addresses import ReservedAddress
+from stratagem_deploy.display import Display
 from stratagem_deploy.private_directory import PrivateDirectory
-from stratagem_deploy.process import Process, describe_exit
-from stratagem_deploy.screen import Copied, Screen
+from stratagem_deploy.process import Process
+from stratagem_deploy.screen import Copied
 from stratagem_deploy.script_workers import ScriptWorkers
 from stratagem_deploy.server_log import is_routine
 from stratagem_deploy.server_process import ServerCommand, ServerProcess
-from stratagem_deploy.servers import serving
+from stratagem_deploy.servers import Server, serving
 from stratagem_deploy.supervision import Supervision
 
 _SERVER_START_SECONDS = 60.0
@@ -62,9 +63,9 @@ class ScriptRun:
     signals, and the ends of processes.
     """
 
-    def __init__(self, settings: ScriptSettings) -> None:
+    def __init__(self, settings: ScriptSettings, display: Display) -> None:
         self._settings = settings
-        self._screen = Screen(sys.stderr)
+        self._display = display
         self._events: SimpleQueue[Process | int] = SimpleQueue()
         self._workers: list[Process] = []
 
@@ -95,25 +96,29 @@ class ScriptRun:
         directory = PrivateDirectory()
         resources.callback(directory.close)
         token_file = directory.write_secret("token", secrets.token_urlsafe(32))
+        servers = self._servers(cluster["ps"], token_file)
+        resources.enter_context(serving(servers, _SERVER_START_SECONDS))
+        self._display.started(cluster, token_file)
+        resources.callback(self._end_workers)
+        starter = ScriptWorkers(self._settings.command, cluster, token_file)
+        for index in range(self._settings.workers):
+            worker = starter.start(index, self._display, self._events.put)
+            self._workers.append(worker)
+
+    def _servers(self, addresses: Sequence[str], token_file: Path) -> list[Server]:
         restore = self._settings.restore
         options = ("--restore", restore) if restore else ()
-        servers = [
+        return [
             ServerProcess(
                 ServerCommand("ps", index, address, token_file, options),
                 show=self._shown_log(index),
                 on_end=self._events.put,
             )
-            for index, address in enumerate(cluster["ps"])
+            for index, address in enumerate(addresses)
         ]
-        resources.enter_context(serving(servers, _SERVER_START_SECONDS))
-        resources.callback(self._end_workers)
-        starter = ScriptWorkers(self._settings.command, cluster, token_file)
-        for index in range(self._settings.workers):
-            worker = starter.start(index, self._screen, self._events.put)
-            self._workers.append(worker)
 
     def _shown_log(self, index: int) -> Callable[[str], None]:
-        show = self._screen.labelled(f"ps:{index}", index)
+        show = self._display.of_server(f"ps:{index}", index)
         if self._settings.verbose:
             return show
         return lambda line: None if is_routine(line) else show(line)
@@ -152,18 +157,8 @@ class ScriptRun:
             return supervision.signalled(event)
         signum = supervision.ended(event.name, event.exit_code or 0)
         if signum:
-            self._report(event)
+            self._display.failed(event)
         return signum
-
-    def _report(self, process: Process) -> None:
-        ended = describe_exit(process.exit_code or 0)
-        message = f"stratagem: {process.name} failed first, with {ended}"
-        tail = process.tail()
-        end = "; the end of its log:" if tail else " and without a word"
-        self._screen.say(message + end, "bold red")
-        show = self._screen.labelled(process.name, 0)
-        for line in tail.splitlines():
-            show(line)
 
     def _end_workers(self) -> None:
         for worker in self._workers:

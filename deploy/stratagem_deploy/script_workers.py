@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
+from stratagem_deploy.display import Display
 from stratagem_deploy.process import Process, share_of_cores
-from stratagem_deploy.screen import Copied, Screen, write_all
-from stratagem_deploy.transcript import Transcript
 
 
 @dataclass(frozen=True)
@@ -30,18 +27,19 @@ class ScriptWorkers:
     token_file: Path
 
     def start(
-        self, index: int, screen: Screen, on_end: Callable[[Process], None]
+        self, index: int, display: Display, on_end: Callable[[Process], None]
     ) -> Process:
         """Starts a worker.
 
         Args:
             index: Its index; worker 0 is the chief.
-            screen: Where its output goes.
+            display: Where its output goes.
             on_end: Called from another thread, once, when it has ended.
         """
-        output, errors = _chief(screen) if index == 0 else _labelled(index, screen)
+        name = f"worker:{index}"
+        output, errors = display.of_worker(name, index)
         return Process(
-            f"worker:{index}",
+            name,
             [sys.executable, *self.command],
             environment=self.environment(index),
             output=output,
@@ -59,17 +57,3 @@ class ScriptWorkers:
             "PYTHONUNBUFFERED": "1",
             **share_of_cores(len(self.cluster["worker"])),
         }
-
-
-def _chief(screen: Screen) -> tuple[Transcript, Transcript]:
-    """The chief is the main program: what it writes is the run's own output."""
-    errors = Copied(2, screen.copy)
-    # One pipe for both keeps their order where a reader could see it.
-    if os.path.sameopenfile(1, 2):
-        return errors, errors
-    return Copied(1, partial(write_all, 1)), errors
-
-
-def _labelled(index: int, screen: Screen) -> tuple[Transcript, Transcript]:
-    both = Transcript(screen.labelled(f"worker:{index}", index))
-    return both, both

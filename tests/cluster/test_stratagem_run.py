@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -46,6 +47,13 @@ else:
     sys.stderr.write("\\r 50%\\r100%\\n")
     print("from", task, flush=True)
     Path(folder / "other").touch()
+"""
+SPEAK_AND_FAIL = """
+print("started")
+if task == 1:
+    print("this went wrong", file=sys.stderr)
+    sys.exit(7)
+time.sleep(1000)
 """
 FAIL = """
 if task == 1:
@@ -163,6 +171,25 @@ def test_the_first_failure_is_named_with_the_end_of_its_log(
     ]
 
 
+def test_all_that_is_said_is_lines_of_json_if_asked(
+    script: Callable[[str], Path],
+) -> None:
+    options = ("--json", "--ps", "0", "--workers", "2")
+    code, output, errors = finished(script(SPEAK_AND_FAIL), *options)
+    objects = [json.loads(line) for line in output]
+    page = (Path(__file__).parents[2] / "docs" / "command.md").read_text()
+    shown = [json.loads(line) for line in re.findall(r"^{.*}$", page, re.MULTILINE)]
+    assert set(map(tuple, shown)) == set(map(tuple, objects))
+    start, *lines, end = objects
+    assert (code, errors) == (7, [])
+    assert [len(tasks) for tasks in start["cluster"].values()] == [0, 2]
+    assert {"task": "worker:1", "stream": "stdout", "line": "started"} in lines
+    wrong = {"task": "worker:1", "stream": "stderr", "line": "this went wrong"}
+    assert wrong in lines
+    assert end.pop("seconds") > 0
+    assert end == {"exit_code": 7, "failed": "worker:1", "problem": ""}
+
+
 def test_a_server_that_dies_ends_the_run(
     script: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -234,6 +261,8 @@ def test_on_a_terminal_the_chief_sees_it_and_labels_have_colours(
     assert "0 True" in lines
     assert "\x1b[32mworker:1 | \x1b[0m1 False" in lines
     assert any("ps:0 | " in line and "serving" in line for line in lines)
+    (watch,) = (line for line in lines if "to watch the servers" in line)
+    assert " stratagem top 127.0.0.1:" in watch
 
 
 def test_the_chiefs_terminal_takes_the_size_of_the_real_one(

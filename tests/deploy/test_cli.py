@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from stratagem_deploy.cli import app
@@ -21,11 +25,32 @@ def test_asking_for_help_does_not_wait_for_torch() -> None:
     assert output == "False\n"
 
 
-@pytest.mark.parametrize("subcommand", ["run", "health"])
-def test_help_tells_the_exit_codes(subcommand: str) -> None:
-    finished = CliRunner().invoke(app, [subcommand, "--help"])
+def verbs(group: Any, *above: str) -> Iterator[list[str]]:
+    """The words of each command."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from verbs(command, *above, name)
+        else:
+            yield [*above, name]
+
+
+VERBS = list(verbs(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize(
+    "verb", [verb for verb in VERBS if verb != ["bench"]], ids=" ".join
+)
+def test_help_tells_the_exit_codes_and_how_to_get_json(verb: list[str]) -> None:
+    finished = CliRunner().invoke(app, [*verb, "--help"], env={"COLUMNS": "200"})
     assert finished.exit_code == 0
     assert "Exit code: 0" in finished.output
+    assert "--json" in finished.output
+
+
+def test_the_page_has_the_exit_codes_of_each_command() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "command.md").read_text()
+    rows = re.findall(r"^\| `stratagem ([\w ]+)` \| .*\b0 \w+", page, re.MULTILINE)
+    assert sorted(rows) == sorted(map(" ".join, VERBS))
 
 
 def test_a_script_that_is_not_there_is_refused() -> None:

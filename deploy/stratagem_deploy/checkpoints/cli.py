@@ -61,7 +61,11 @@ def _answering() -> Iterator[None]:
 
 @app.command()
 def inspect(source: Source, as_json: AsJson = False) -> None:
-    """List the variables of a checkpoint and the state of their optimizers."""
+    """List the variables of a checkpoint and the state of their optimizers.
+
+    Exit code: 0 when it is done, 1 if the checkpoint is damaged, and 2 if it cannot be
+    read.
+    """
     from stratagem_deploy.checkpoints.listing import contents, table
     from stratagem_proto.checkpoint.folder import open_checkpoint
 
@@ -75,7 +79,10 @@ def inspect(source: Source, as_json: AsJson = False) -> None:
 
 @app.command()
 def verify(source: Source, as_json: AsJson = False) -> None:
-    """Read every byte of a checkpoint and compare it with its checksums."""
+    """Read every byte of a checkpoint and compare it with its checksums.
+
+    Exit code: 0 when all is intact, 1 if it is damaged, and 2 if it cannot be read.
+    """
     from stratagem_proto.checkpoint.contents import wholes_of
     from stratagem_proto.checkpoint.folder import open_checkpoint
 
@@ -103,6 +110,9 @@ def export_file(
     Values and optimizers' state are kept, each tensor whole; what was saved as extra,
     versions and sessions are not. Rows of tables that were never written are filled in;
     tables of over 4 GiB with these, and dynamic ones, need --stored-rows.
+
+    Exit code: 0 when it is done, 1 if the checkpoint is damaged, and 2 if it cannot be
+    read, or the file not be written.
     """
     from stratagem_deploy.checkpoints.dcp import export_dcp
     from stratagem_deploy.checkpoints.exports import export
@@ -148,6 +158,9 @@ def import_file(  # noqa: PLR0913  # one parameter for each option
     torch.distributed.checkpoint.state_dict.get_optimizer_state_dict gives it. torch
     reads a folder of dcp by pickle, which runs what its author put there: import only
     what you trust. What are no tensors is left out, and named.
+
+    Exit code: 0 when it is done, 1 if the source is damaged, and 2 if it cannot be
+    read, or the checkpoint not be written.
     """
     key, given, name = optimizer.partition("=")
     if optimizer and not (key and given):
@@ -187,7 +200,11 @@ def reshard(
     keep: Keep = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Write a checkpoint for another number of servers."""
+    """Write a checkpoint for another number of servers.
+
+    Exit code: 0 when it is done, 1 if the checkpoint is damaged, and 2 if it cannot be
+    read, or the new one not be written.
+    """
     _write_anew(source, target, servers, keep, as_json)
 
 
@@ -209,7 +226,11 @@ def _say_written(path: Path, servers: int, as_json: bool, **facts: object) -> No
 
 @app.command()
 def diff(first: Source, second: Source, as_json: AsJson = False) -> None:
-    """List the variables in which two checkpoints differ."""
+    """List the variables in which two checkpoints differ.
+
+    Exit code: 0 if they are the same, 1 if they differ or one is damaged, and 2 if one
+    cannot be read.
+    """
     from stratagem_deploy.checkpoints.comparison import differences
     from stratagem_proto.checkpoint.folder import open_checkpoint
 

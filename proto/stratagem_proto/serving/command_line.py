@@ -11,6 +11,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.serving import log
@@ -21,13 +24,18 @@ from stratagem_proto.serving.spans import exported_spans
 # Container engines put secrets there, where all users of the one container read them.
 _MOUNTED_SECRETS = Path("/run/secrets")
 
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Log lines of JSON on a terminal, too.")
+]
 
-def serve(server: Server, options: ServingOptions) -> None:
+
+def serve(server: Server, options: ServingOptions, as_json: bool) -> None:
     """Serves until SIGTERM or SIGINT, then drains.
 
     Args:
         server: It has not started.
         options: What the process was told.
+        as_json: Whether people are to read JSON, too.
 
     Raises:
         ImportError: There are to be spans, and OpenTelemetry is not installed.
@@ -36,7 +44,7 @@ def serve(server: Server, options: ServingOptions) -> None:
     """
     ready_file = options.ready_file
     _check_folder(ready_file)
-    log.to_stderr()
+    log.to_stderr(as_json)
     _warn_of_readers(options.token_file)
     spans = exported_spans(options.label) if options.traces else nullcontext()
     with spans, _asked_to_stop() as asked, server:

@@ -27,14 +27,18 @@ LOG: structlog.stdlib.BoundLogger = structlog.wrap_logger(
 )
 
 
-def to_stderr() -> None:
-    """Sends the log to stderr: one JSON object a line, or colours on a terminal."""
+def to_stderr(as_json: bool = False) -> None:
+    """Sends the log to stderr: one JSON object a line, or colours on a terminal.
+
+    Args:
+        as_json: Whether a terminal is to have JSON, too.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *_rendering(sys.stderr.isatty()),
+                *_rendering(sys.stderr.isatty() and not as_json),
             ]
         )
     )
@@ -42,8 +46,8 @@ def to_stderr() -> None:
     _PLAIN.setLevel(logging.INFO)
 
 
-def _rendering(terminal: bool) -> list[structlog.typing.Processor]:
-    if terminal:
+def _rendering(for_people: bool) -> list[structlog.typing.Processor]:
+    if for_people:
         return [structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR"))]
     return [
         structlog.processors.format_exc_info,

@@ -46,8 +46,9 @@ def servers(overlay: str) -> list[tuple[Pod, Mapping[str, Any]]]:
 
 def settings(word: str, arguments: Sequence[str]) -> Mapping[str, Any]:
     """What a server makes of its options."""
-    flags = options(SERVERS[word], arguments)
-    return SETTINGS[word].read(flags).model_dump()
+    model, flags = SETTINGS[word], options(SERVERS[word], arguments)
+    own = {name: flags[name] for name in model.model_fields}
+    return model.read(own).model_dump()
 
 
 def programs(overlay: str) -> list[Pod]:
