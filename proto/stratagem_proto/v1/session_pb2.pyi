@@ -76,24 +76,6 @@ class Task(google.protobuf.message.Message):
 global___Task = Task
 
 @typing.final
-class Capabilities(google.protobuf.message.Message):
-    """Optional abilities. Both sides send theirs; what both have may be used."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    SHARED_MEMORY_FIELD_NUMBER: builtins.int
-    shared_memory: builtins.bool
-    """Tensor bytes may travel in shared memory when both ends are on one host."""
-    def __init__(
-        self,
-        *,
-        shared_memory: builtins.bool = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["shared_memory", b"shared_memory"]) -> None: ...
-
-global___Capabilities = Capabilities
-
-@typing.final
 class OpenSessionRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -102,7 +84,6 @@ class OpenSessionRequest(google.protobuf.message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     ROLE_FIELD_NUMBER: builtins.int
     TASK_FIELD_NUMBER: builtins.int
-    CAPABILITIES_FIELD_NUMBER: builtins.int
     CLIENT_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     OUTLIVES_SERVERS_FIELD_NUMBER: builtins.int
@@ -134,8 +115,6 @@ class OpenSessionRequest(google.protobuf.message.Message):
     def task(self) -> global___Task:
         """Task of the client, for messages and for the order of contributions."""
 
-    @property
-    def capabilities(self) -> global___Capabilities: ...
     def __init__(
         self,
         *,
@@ -144,13 +123,12 @@ class OpenSessionRequest(google.protobuf.message.Message):
         session_id: builtins.bytes = ...,
         role: global___Role.ValueType = ...,
         task: global___Task | None = ...,
-        capabilities: global___Capabilities | None = ...,
         client: builtins.bytes = ...,
         incarnation: builtins.bytes = ...,
         outlives_servers: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "client", b"client", "cluster_token", b"cluster_token", "incarnation", b"incarnation", "outlives_servers", b"outlives_servers", "protocol_version", b"protocol_version", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["task", b"task"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["client", b"client", "cluster_token", b"cluster_token", "incarnation", b"incarnation", "outlives_servers", b"outlives_servers", "protocol_version", b"protocol_version", "role", b"role", "session_id", b"session_id", "task", b"task"]) -> None: ...
 
 global___OpenSessionRequest = OpenSessionRequest
 
@@ -161,7 +139,6 @@ class OpenSessionResponse(google.protobuf.message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
     TASK_FIELD_NUMBER: builtins.int
-    CAPABILITIES_FIELD_NUMBER: builtins.int
     LEASE_SECONDS_FIELD_NUMBER: builtins.int
     MAX_CHUNK_BYTES_FIELD_NUMBER: builtins.int
     MAX_REQUEST_BYTES_FIELD_NUMBER: builtins.int
@@ -195,8 +172,6 @@ class OpenSessionResponse(google.protobuf.message.Message):
         """Task of the server."""
 
     @property
-    def capabilities(self) -> global___Capabilities: ...
-    @property
     def local_socket(self) -> global___LocalSocket:
         """Where processes of the server's host can call it without gRPC. Absent where there
         is no such place.
@@ -208,7 +183,6 @@ class OpenSessionResponse(google.protobuf.message.Message):
         protocol_version: builtins.int = ...,
         incarnation: builtins.bytes = ...,
         task: global___Task | None = ...,
-        capabilities: global___Capabilities | None = ...,
         lease_seconds: builtins.float = ...,
         max_chunk_bytes: builtins.int = ...,
         max_request_bytes: builtins.int = ...,
@@ -216,8 +190,8 @@ class OpenSessionResponse(google.protobuf.message.Message):
         restored: builtins.bool = ...,
         local_socket: global___LocalSocket | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["capabilities", b"capabilities", "local_socket", b"local_socket", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "incarnation", b"incarnation", "last_sequence", b"last_sequence", "lease_seconds", b"lease_seconds", "local_socket", b"local_socket", "max_chunk_bytes", b"max_chunk_bytes", "max_request_bytes", b"max_request_bytes", "protocol_version", b"protocol_version", "restored", b"restored", "task", b"task"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["local_socket", b"local_socket", "task", b"task"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "last_sequence", b"last_sequence", "lease_seconds", b"lease_seconds", "local_socket", b"local_socket", "max_chunk_bytes", b"max_chunk_bytes", "max_request_bytes", b"max_request_bytes", "protocol_version", b"protocol_version", "restored", b"restored", "task", b"task"]) -> None: ...
 
 global___OpenSessionResponse = OpenSessionResponse
 

@@ -34,7 +34,6 @@ class SessionRpcs:
             protocol_version=PROTOCOL_VERSION,
             incarnation=self._state.incarnation,
             task=pb.Task(job=settings.job, index=settings.task),
-            capabilities=pb.Capabilities(),
             lease_seconds=settings.lease_seconds,
             max_chunk_bytes=MAX_CHUNK_BYTES,
             max_request_bytes=settings.staged_bytes,
