@@ -47,6 +47,7 @@ class HoldStepsRequest(google.protobuf.message.Message):
     FINISHED_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    """As in OpenSessionRequest."""
     cut: builtins.bytes
     """Which cut, 16 random bytes."""
     wait_seconds: builtins.float
@@ -54,6 +55,7 @@ class HoldStepsRequest(google.protobuf.message.Message):
     finished: builtins.int
     """As in RequestKey."""
     report: builtins.bytes
+    """As in RequestKey."""
     @property
     def begun(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ClientStep]:
         """Steps that have begun on some server and may go on on this one."""
@@ -84,6 +86,7 @@ class ClientProgress(google.protobuf.message.Message):
     FINISHED_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
     client: builtins.bytes
+    """As in ClientStep."""
     label: builtins.str
     """The client for messages, for instance "/job:worker/task:1"."""
     begun: builtins.int
@@ -136,7 +139,9 @@ class ReleaseStepsRequest(google.protobuf.message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     CUT_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    """As in OpenSessionRequest."""
     cut: builtins.bytes
+    """As in HoldStepsRequest."""
     def __init__(
         self,
         *,
@@ -165,7 +170,9 @@ class BeginSaveRequest(google.protobuf.message.Message):
     CUT_FIELD_NUMBER: builtins.int
     FOLDER_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    """As in OpenSessionRequest."""
     cut: builtins.bytes
+    """As in HoldStepsRequest."""
     folder: builtins.str
     """Absolute path of a folder that exists. The server adds one new file to it."""
     def __init__(
@@ -196,6 +203,7 @@ class OpenSnapshotRequest(google.protobuf.message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     CUT_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    """As in OpenSessionRequest."""
     cut: builtins.bytes
     """By which reads name it. It takes the place of the snapshot that the session has,
     and ends with the session at the latest.
@@ -226,6 +234,7 @@ class CloseSnapshotRequest(google.protobuf.message.Message):
 
     SESSION_ID_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    """As in OpenSessionRequest."""
     def __init__(
         self,
         *,
@@ -253,7 +262,9 @@ class FinishSaveRequest(google.protobuf.message.Message):
     CUT_FIELD_NUMBER: builtins.int
     WAIT_SECONDS_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    """As in OpenSessionRequest."""
     cut: builtins.bytes
+    """As in HoldStepsRequest."""
     wait_seconds: builtins.float
     """Longest wait in seconds."""
     def __init__(
@@ -309,7 +320,9 @@ class SavedPart(google.protobuf.message.Message):
         """CRC-32 of each MiB; the last may be shorter."""
 
     @property
-    def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SavedTensor]: ...
+    def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SavedTensor]:
+        """What it has, in the order of the file."""
+
     def __init__(
         self,
         *,
@@ -336,6 +349,7 @@ class SavedTensor(google.protobuf.message.Message):
     begin: builtins.int
     """First byte of the value in the file."""
     version: builtins.int
+    """Version of the variable at the cut."""
     @property
     def spec(self) -> stratagem_proto.v1.variable_pb2.VariableSpec:
         """The variable. Of what else there is of a table, a name and a tensor: the name is
@@ -411,6 +425,7 @@ class TableHistory(google.protobuf.message.Message):
     evicted_rows: builtins.int
     """As in TableStatistics."""
     dropped_gradients: builtins.int
+    """As in TableStatistics."""
     def __init__(
         self,
         *,
@@ -434,6 +449,7 @@ class StageVariablesRequest(google.protobuf.message.Message):
     PATH_FIELD_NUMBER: builtins.int
     VARIABLES_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    """As in OpenSessionRequest."""
     restoration: builtins.bytes
     """What it is for, 16 random bytes; RestoreVariables has the same."""
     path: builtins.str
@@ -478,7 +494,9 @@ class RestoreVariablesRequest(google.protobuf.message.Message):
     restoration: builtins.bytes
     """As in the StageVariablesRequest; empty restores nothing."""
     @property
-    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey: ...
+    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
+        """As of every request that changes variables."""
+
     def __init__(
         self,
         *,
@@ -507,6 +525,7 @@ class ListRestoredRequest(google.protobuf.message.Message):
 
     SESSION_ID_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    """As in OpenSessionRequest."""
     def __init__(
         self,
         *,
@@ -522,7 +541,9 @@ class ListRestoredResponse(google.protobuf.message.Message):
 
     IDENTITIES_FIELD_NUMBER: builtins.int
     @property
-    def identities(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def identities(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """As in RestoreVariablesRequest, in their order."""
+
     def __init__(
         self,
         *,

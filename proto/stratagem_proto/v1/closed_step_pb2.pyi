@@ -27,6 +27,7 @@ class ListClosedStepsRequest(google.protobuf.message.Message):
     STEP_FIELD_NUMBER: builtins.int
     WAIT_SECONDS_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    """As in OpenSessionRequest."""
     group: builtins.str
     """Name of the synchronous group; an optimizer's name."""
     step: builtins.int
@@ -67,6 +68,8 @@ global___ListClosedStepsResponse = ListClosedStepsResponse
 
 @typing.final
 class ClosedStep(google.protobuf.message.Message):
+    """What one server knows of a closed step."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     STEP_FIELD_NUMBER: builtins.int
@@ -74,6 +77,7 @@ class ClosedStep(google.protobuf.message.Message):
     NONFINITE_VARIABLE_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
     step: builtins.int
+    """Number of the step."""
     squares: builtins.float
     """Sum of the squares of all elements of the gradients that this server reduced,
     within all limits that come before that of the norm.
@@ -109,7 +113,9 @@ class FinishStepRequest(google.protobuf.message.Message):
     step: builtins.int
     """The step. If it is finished already, nothing happens."""
     @property
-    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey: ...
+    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
+        """As of every request that changes variables."""
+
     @property
     def norm(self) -> global___GlobalNorm:
         """The same on all servers, whoever sends it."""

@@ -65,7 +65,9 @@ class ClusterDef(google.protobuf.message.Message):
 
     JOB_FIELD_NUMBER: builtins.int
     @property
-    def job(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobDef]: ...
+    def job(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobDef]:
+        """Each job once."""
+
     def __init__(
         self,
         *,
@@ -102,6 +104,7 @@ class JobDeviceFilters(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     TASKS_FIELD_NUMBER: builtins.int
     name: builtins.str
+    """As in JobDef."""
     @property
     def tasks(self) -> google.protobuf.internal.containers.MessageMap[builtins.int, global___TaskDeviceFilters]:
         """By task index. A task that is not listed sees every device."""
@@ -144,7 +147,9 @@ class ClusterDeviceFilters(google.protobuf.message.Message):
 
     JOBS_FIELD_NUMBER: builtins.int
     @property
-    def jobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobDeviceFilters]: ...
+    def jobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobDeviceFilters]:
+        """Each job at most once. A task of one that is not listed sees every device."""
+
     def __init__(
         self,
         *,
@@ -214,11 +219,17 @@ class ServerDef(google.protobuf.message.Message):
     port of the cluster's address.
     """
     @property
-    def cluster(self) -> global___ClusterDef: ...
+    def cluster(self) -> global___ClusterDef:
+        """All tasks, this one included."""
+
     @property
-    def default_session_config(self) -> global___ConfigProto: ...
+    def default_session_config(self) -> global___ConfigProto:
+        """Of sessions that bring none of their own."""
+
     @property
-    def cluster_device_filters(self) -> global___ClusterDeviceFilters: ...
+    def cluster_device_filters(self) -> global___ClusterDeviceFilters:
+        """What the tasks see of each other."""
+
     def __init__(
         self,
         *,

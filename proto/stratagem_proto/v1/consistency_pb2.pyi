@@ -57,12 +57,15 @@ global___ConsistencyMode = ConsistencyMode
 
 @typing.final
 class Consistency(google.protobuf.message.Message):
+    """What holds for a group."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     MODE_FIELD_NUMBER: builtins.int
     BOUND_FIELD_NUMBER: builtins.int
     REPLICAS_TO_AGGREGATE_FIELD_NUMBER: builtins.int
     mode: global___ConsistencyMode.ValueType
+    """What holds the workers together."""
     bound: builtins.int
     """BOUNDED only: the steps that a worker may be ahead; 0 is lockstep."""
     replicas_to_aggregate: builtins.int
@@ -88,6 +91,7 @@ class BeginStepRequest(google.protobuf.message.Message):
     STEPS_FIELD_NUMBER: builtins.int
     WAIT_SECONDS_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    """As in OpenSessionRequest."""
     wait_seconds: builtins.float
     """Longest wait in seconds. A wait that ends without success is answered by a
     status that names the workers that are too slow.
@@ -205,10 +209,15 @@ class SetConsistencyRequest(google.protobuf.message.Message):
     GROUP_FIELD_NUMBER: builtins.int
     CONSISTENCY_FIELD_NUMBER: builtins.int
     group: builtins.str
+    """As in StepBegin."""
     @property
-    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey: ...
+    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
+        """As of every request that changes anything."""
+
     @property
-    def consistency(self) -> global___Consistency: ...
+    def consistency(self) -> global___Consistency:
+        """What is to hold."""
+
     def __init__(
         self,
         *,
@@ -243,6 +252,7 @@ class DescribeConsistencyRequest(google.protobuf.message.Message):
 
     SESSION_ID_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    """As in OpenSessionRequest."""
     def __init__(
         self,
         *,
@@ -272,6 +282,8 @@ global___DescribeConsistencyResponse = DescribeConsistencyResponse
 
 @typing.final
 class GroupConsistency(google.protobuf.message.Message):
+    """What holds for a group, and how its workers fare."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     GROUP_FIELD_NUMBER: builtins.int
@@ -279,6 +291,7 @@ class GroupConsistency(google.protobuf.message.Message):
     SINCE_FIELD_NUMBER: builtins.int
     WORKERS_FIELD_NUMBER: builtins.int
     group: builtins.str
+    """As in StepBegin."""
     since: builtins.int
     """First step for which it holds."""
     @property
@@ -315,9 +328,11 @@ class WorkerClock(google.protobuf.message.Message):
     STALENESS_FIELD_NUMBER: builtins.int
     GONE_FIELD_NUMBER: builtins.int
     worker: builtins.int
+    """As in StepBegin."""
     task: builtins.str
     """As messages name it, for instance "/job:worker/task:1"."""
     finished: builtins.int
+    """The last step that it has finished, as in StepBegin."""
     dropped: builtins.int
     """Contributions that came too late for their step."""
     gone: builtins.str

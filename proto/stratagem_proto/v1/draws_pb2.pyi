@@ -33,7 +33,9 @@ class OpenPassRequest(google.protobuf.message.Message):
     before goes on with the last pass, unless that is over.
     """
     @property
-    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey: ...
+    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
+        """As of every request that changes anything."""
+
     def __init__(
         self,
         *,
@@ -59,6 +61,7 @@ class OpenPassResponse(google.protobuf.message.Message):
     number: builtins.int
     """Number of the pass, from 0."""
     seed: builtins.int
+    """By which workers shuffle this pass, as in OpenPassRequest."""
     drawn: builtins.int
     """How many batches have been drawn."""
     @property
@@ -79,6 +82,8 @@ global___OpenPassResponse = OpenPassResponse
 
 @typing.final
 class EarlierCoordinator(google.protobuf.message.Message):
+    """A coordinator that has drawn of the pass before."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SPACE_FIELD_NUMBER: builtins.int
@@ -103,6 +108,8 @@ global___EarlierCoordinator = EarlierCoordinator
 
 @typing.final
 class UnfinishedFunction(google.protobuf.message.Message):
+    """A function that may run again."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: builtins.int
@@ -130,6 +137,7 @@ class DrawBatchRequest(google.protobuf.message.Message):
     NUMBER_FIELD_NUMBER: builtins.int
     NUM_BATCHES_FIELD_NUMBER: builtins.int
     ledger: builtins.str
+    """As in OpenPassRequest."""
     number: builtins.int
     """As in OpenPassResponse."""
     num_batches: builtins.int

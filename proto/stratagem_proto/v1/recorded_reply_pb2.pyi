@@ -23,10 +23,13 @@ class RecordedReply(google.protobuf.message.Message):
     STATUS_FIELD_NUMBER: builtins.int
     RESPONSE_FIELD_NUMBER: builtins.int
     sequence: builtins.int
+    """As in RequestKey."""
     response: builtins.bytes
     """Serialised response of the RPC; empty when the status is an error."""
     @property
-    def status(self) -> stratagem_proto.v1.error_pb2.RecordedStatus: ...
+    def status(self) -> stratagem_proto.v1.error_pb2.RecordedStatus:
+        """How the request ended."""
+
     def __init__(
         self,
         *,

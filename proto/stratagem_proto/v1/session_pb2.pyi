@@ -100,6 +100,7 @@ class OpenSessionRequest(google.protobuf.message.Message):
     resumes it: its numbering and its recorded replies go on.
     """
     role: global___Role.ValueType
+    """What the client is to the cluster."""
     client: builtins.bytes
     """Names the client in all its sessions, those with other servers included; 16 random
     bytes. Empty of a client of this server alone.
@@ -240,9 +241,11 @@ class HeartbeatRequest(google.protobuf.message.Message):
     FINISHED_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    """As in OpenSessionRequest."""
     finished: builtins.int
     """As in RequestKey."""
     report: builtins.bytes
+    """As in RequestKey."""
     def __init__(
         self,
         *,
@@ -276,6 +279,7 @@ class CloseSessionRequest(google.protobuf.message.Message):
 
     SESSION_ID_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    """As in OpenSessionRequest."""
     def __init__(
         self,
         *,
@@ -313,6 +317,7 @@ class RequestKey(google.protobuf.message.Message):
     TRACE_PARENT_FIELD_NUMBER: builtins.int
     CLOSURE_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    """As in OpenSessionRequest."""
     sequence: builtins.int
     """Number of this request."""
     acknowledged: builtins.int

@@ -54,10 +54,11 @@ class GetStatusResponse(google.protobuf.message.Message):
     incarnation: builtins.bytes
     """As in OpenSessionResponse."""
     protocol_version: builtins.int
+    """As in OpenSessionResponse."""
     pid: builtins.int
     """Process id on the server's machine."""
     uptime_seconds: builtins.float
-    """Since the server started."""
+    """Time since the server started, in seconds."""
     @property
     def task(self) -> stratagem_proto.v1.session_pb2.Task:
         """Task of the server."""
@@ -71,9 +72,13 @@ class GetStatusResponse(google.protobuf.message.Message):
         """Those that were called, by name."""
 
     @property
-    def parameter_server(self) -> global___ParameterServerStatus: ...
+    def parameter_server(self) -> global___ParameterServerStatus:
+        """Of a task of the ps job."""
+
     @property
-    def worker_server(self) -> global___WorkerServerStatus: ...
+    def worker_server(self) -> global___WorkerServerStatus:
+        """Of a task whose server runs functions."""
+
     def __init__(
         self,
         *,
@@ -102,9 +107,11 @@ class SessionStatus(google.protobuf.message.Message):
     TASK_FIELD_NUMBER: builtins.int
     SILENT_SECONDS_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    """As in OpenSessionRequest."""
     role: stratagem_proto.v1.session_pb2.Role.ValueType
+    """What the client is to the cluster."""
     silent_seconds: builtins.float
-    """Time since it was last heard of."""
+    """Time since it was last heard of, in seconds."""
     @property
     def task(self) -> stratagem_proto.v1.session_pb2.Task:
         """Task of the client."""
@@ -132,6 +139,7 @@ class Distribution(google.protobuf.message.Message):
     COUNTS_FIELD_NUMBER: builtins.int
     SUM_FIELD_NUMBER: builtins.int
     sum: builtins.float
+    """All of what was counted, added up."""
     @property
     def bounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
         """Upper bounds of the buckets, rising; each belongs to its bucket."""
@@ -184,6 +192,7 @@ class MethodStatus(google.protobuf.message.Message):
     method: builtins.str
     """Name of the RPC without its service."""
     in_progress: builtins.int
+    """Calls that have begun and not ended."""
     @property
     def ended(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Calls that have ended, by the name of their status, for instance "OK"."""
@@ -257,7 +266,9 @@ class ParameterServerStatus(google.protobuf.message.Message):
         """Requests that wait for other tasks, by what they wait for."""
 
     @property
-    def checkpoint(self) -> global___CheckpointStatus: ...
+    def checkpoint(self) -> global___CheckpointStatus:
+        """What this run has read and written of checkpoints."""
+
     def __init__(
         self,
         *,
@@ -287,7 +298,9 @@ class VariableStatus(google.protobuf.message.Message):
     these then nothing.
     """
     @property
-    def variable(self) -> stratagem_proto.v1.variable_pb2.VariableInfo: ...
+    def variable(self) -> stratagem_proto.v1.variable_pb2.VariableInfo:
+        """As DescribeVariables says it."""
+
     def __init__(
         self,
         *,
@@ -311,7 +324,9 @@ class VariableTotal(google.protobuf.message.Message):
     TABLES_FIELD_NUMBER: builtins.int
     TABLE_ROWS_FIELD_NUMBER: builtins.int
     kind: stratagem_proto.v1.variable_pb2.VariableKind.ValueType
+    """What they are for."""
     count: builtins.int
+    """How many there are."""
     bytes: builtins.int
     """What they take. Tables count with their index and with their optimizers' state."""
     tables: builtins.int
@@ -340,7 +355,9 @@ class Budget(google.protobuf.message.Message):
     USED_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
     used: builtins.int
+    """Bytes that are taken now."""
     limit: builtins.int
+    """Bytes that may be."""
     def __init__(
         self,
         *,
@@ -405,11 +422,11 @@ class CheckpointStatus(google.protobuf.message.Message):
     before the first.
     """
     age_seconds: builtins.float
-    """Time since then."""
+    """Time since then, in seconds."""
     bytes: builtins.int
-    """Its size."""
+    """Its size in bytes."""
     seconds: builtins.float
-    """How long writing it took."""
+    """How long writing it took, in seconds."""
     def __init__(
         self,
         *,
@@ -468,6 +485,7 @@ class WorkerServerStatus(google.protobuf.message.Message):
     staying_results: builtins.int
     """Large results that stay here until their clients release them."""
     staying_result_bytes: builtins.int
+    """Bytes of these."""
     gpus: builtins.int
     """GPUs of the machine that the server uses."""
     @property

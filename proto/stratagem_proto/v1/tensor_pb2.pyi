@@ -111,6 +111,7 @@ class TensorSpec(google.protobuf.message.Message):
     DTYPE_FIELD_NUMBER: builtins.int
     SHAPE_FIELD_NUMBER: builtins.int
     dtype: global___DataType.ValueType
+    """Type of each element."""
     @property
     def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Sizes in elements, outermost first. Empty means a scalar; 0 is a legal size."""
@@ -137,6 +138,7 @@ class Encoding(google.protobuf.message.Message):
     KIND_FIELD_NUMBER: builtins.int
     COMPANION_FIELD_NUMBER: builtins.int
     kind: global___EncodingKind.ValueType
+    """What stands for the elements."""
     companion: builtins.int
     """Index into the `tensors` of the same header of what the kind needs besides.
     Absent for NARROWED.
@@ -209,6 +211,7 @@ class Place(google.protobuf.message.Message):
     start: builtins.int
     """First byte, in bytes from the beginning of the segment; a multiple of 64."""
     nbytes: builtins.int
+    """How many bytes there are."""
     def __init__(
         self,
         *,
@@ -232,7 +235,9 @@ class Frame(google.protobuf.message.Message):
     header: builtins.bytes
     """The encoded header; in the first message only."""
     @property
-    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Chunk]: ...
+    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Chunk]:
+        """Bytes of the tensors that the header describes."""
+
     def __init__(
         self,
         *,

@@ -158,6 +158,7 @@ class GradientLimits(google.protobuf.message.Message):
     CLIP_VALUE_FIELD_NUMBER: builtins.int
     CLIP_NORM_FIELD_NUMBER: builtins.int
     on_nonfinite: global___NonfiniteAction.ValueType
+    """What is done about NaN and infinities, before all else."""
     clip_value: builtins.float
     """Bound of each element's magnitude, above 0; absent means none."""
     clip_norm: builtins.float
@@ -231,11 +232,14 @@ class Hyperparameter(google.protobuf.message.Message):
     NUMBER_FIELD_NUMBER: builtins.int
     NUMBERS_FIELD_NUMBER: builtins.int
     flag: builtins.bool
+    """A bool, for instance `nesterov`."""
     integer: builtins.int
+    """An int."""
     number: builtins.float
+    """A float, for instance `lr`."""
     @property
     def numbers(self) -> global___NumberList:
-        """For instance Adam's betas."""
+        """Floats, for instance `betas`."""
 
     def __init__(
         self,
@@ -259,7 +263,9 @@ class NumberList(google.protobuf.message.Message):
 
     VALUES_FIELD_NUMBER: builtins.int
     @property
-    def values(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]: ...
+    def values(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """Its items, in order."""
+
     def __init__(
         self,
         *,
@@ -284,9 +290,13 @@ class GraphProgram(google.protobuf.message.Message):
     INPUTS_FIELD_NUMBER: builtins.int
     NODES_FIELD_NUMBER: builtins.int
     @property
-    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GraphInput]: ...
+    def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GraphInput]:
+        """What a request binds, in order."""
+
     @property
-    def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GraphNode]: ...
+    def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GraphNode]:
+        """What is called, in this order."""
+
     def __init__(
         self,
         *,
@@ -426,15 +436,21 @@ class GraphArgument(google.protobuf.message.Message):
     value: builtins.int
     """Number of an input or of an earlier node's result."""
     flag: builtins.bool
+    """A bool."""
     integer: builtins.int
+    """An int."""
     number: builtins.float
+    """A float."""
     dtype: stratagem_proto.v1.tensor_pb2.DataType.ValueType
+    """A torch.dtype."""
     text: builtins.str
     """One of the few string options on the allow-list, for instance "floor" for
     `rounding_mode`, or a memory format: "contiguous_format".
     """
     @property
-    def list(self) -> global___GraphArgumentList: ...
+    def list(self) -> global___GraphArgumentList:
+        """Several arguments in one."""
+
     def __init__(
         self,
         *,
@@ -460,7 +476,9 @@ class GraphArgumentList(google.protobuf.message.Message):
 
     ITEMS_FIELD_NUMBER: builtins.int
     @property
-    def items(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GraphArgument]: ...
+    def items(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GraphArgument]:
+        """In order."""
+
     def __init__(
         self,
         *,

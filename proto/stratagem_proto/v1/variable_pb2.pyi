@@ -136,6 +136,7 @@ class Initializer(google.protobuf.message.Message):
     NORMAL_FIELD_NUMBER: builtins.int
     ZERO_ROW_FIELD_NUMBER: builtins.int
     seed: builtins.int
+    """Of the random numbers; a constant needs none."""
     constant: builtins.float
     """All the same."""
     zero_row: builtins.int
@@ -177,6 +178,7 @@ class UniformRange(google.protobuf.message.Message):
     LOW_FIELD_NUMBER: builtins.int
     HIGH_FIELD_NUMBER: builtins.int
     low: builtins.float
+    """The least of the numbers."""
     high: builtins.float
     """Not among the numbers, but for rounding to the variable's dtype."""
     def __init__(
@@ -198,6 +200,7 @@ class NormalShape(google.protobuf.message.Message):
     MEAN_FIELD_NUMBER: builtins.int
     STD_FIELD_NUMBER: builtins.int
     mean: builtins.float
+    """What they lie around."""
     std: builtins.float
     """Standard deviation, at least 0."""
     def __init__(
@@ -344,8 +347,11 @@ class VariableSpec(google.protobuf.message.Message):
     to compare. A server steps whatever an optimizer program names.
     """
     synchronization: global___Synchronization.ValueType
+    """As the creator has asked for; for workers that attach."""
     aggregation: global___Aggregation.ValueType
+    """As the creator has asked for; for workers that attach."""
     kind: global___VariableKind.ValueType
+    """What it is for."""
     slot_of: builtins.str
     """For a slot variable, the name of the variable that it belongs to and is
     deleted with; else empty.
@@ -364,7 +370,9 @@ class VariableSpec(google.protobuf.message.Message):
     comparison and messages. Empty for a variable outside of a module.
     """
     @property
-    def tensor(self) -> stratagem_proto.v1.tensor_pb2.TensorSpec: ...
+    def tensor(self) -> stratagem_proto.v1.tensor_pb2.TensorSpec:
+        """Its element type and shape."""
+
     @property
     def partition(self) -> global___Partition:
         """Absent when the variable is whole."""
@@ -416,7 +424,9 @@ class VariableInfo(google.protobuf.message.Message):
     a checkpoint, so that no version is ever given to two values.
     """
     @property
-    def spec(self) -> global___VariableSpec: ...
+    def spec(self) -> global___VariableSpec:
+        """As its creator gave it."""
+
     @property
     def table(self) -> global___TableStatistics:
         """Of a table; absent for other variables and for an optimizer's state, which the

@@ -56,16 +56,22 @@ class _OutputStreamEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     OUTPUT_STREAM_UNSPECIFIED: _OutputStream.ValueType  # 0
     OUTPUT_STREAM_STDOUT: _OutputStream.ValueType  # 1
+    """sys.stdout."""
     OUTPUT_STREAM_STDERR: _OutputStream.ValueType  # 2
+    """sys.stderr."""
     OUTPUT_STREAM_LOG: _OutputStream.ValueType  # 3
+    """The loggers of Python's logging."""
 
 class OutputStream(_OutputStream, metaclass=_OutputStreamEnumTypeWrapper):
     """Where a function wrote to."""
 
 OUTPUT_STREAM_UNSPECIFIED: OutputStream.ValueType  # 0
 OUTPUT_STREAM_STDOUT: OutputStream.ValueType  # 1
+"""sys.stdout."""
 OUTPUT_STREAM_STDERR: OutputStream.ValueType  # 2
+"""sys.stderr."""
 OUTPUT_STREAM_LOG: OutputStream.ValueType  # 3
+"""The loggers of Python's logging."""
 global___OutputStream = OutputStream
 
 class _FailureKind:
@@ -82,7 +88,8 @@ class _FailureKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     FAILURE_KIND_CANCELLED: _FailureKind.ValueType  # 3
     """It was given up, before it began or while it ran."""
 
-class FailureKind(_FailureKind, metaclass=_FailureKindEnumTypeWrapper): ...
+class FailureKind(_FailureKind, metaclass=_FailureKindEnumTypeWrapper):
+    """What failed of a function."""
 
 FAILURE_KIND_UNSPECIFIED: FailureKind.ValueType  # 0
 FAILURE_KIND_FUNCTION: FailureKind.ValueType  # 1
@@ -95,6 +102,8 @@ global___FailureKind = FailureKind
 
 @typing.final
 class WorkRequest(google.protobuf.message.Message):
+    """What a client sends in a call of Work."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     OPEN_FIELD_NUMBER: builtins.int
@@ -104,7 +113,9 @@ class WorkRequest(google.protobuf.message.Message):
         """The handshake: in the first request of a call and in no other."""
 
     @property
-    def instructions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Instruction]: ...
+    def instructions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Instruction]:
+        """What to do next, in this order."""
+
     def __init__(
         self,
         *,
@@ -118,6 +129,8 @@ global___WorkRequest = WorkRequest
 
 @typing.final
 class WorkResponse(google.protobuf.message.Message):
+    """What a worker sends in a call of Work."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     OPENED_FIELD_NUMBER: builtins.int
@@ -127,7 +140,9 @@ class WorkResponse(google.protobuf.message.Message):
         """The answer to the handshake: in the first response of a call and in no other."""
 
     @property
-    def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkEvent]: ...
+    def events(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkEvent]:
+        """What has happened since the last response, in this order."""
+
     def __init__(
         self,
         *,
@@ -141,6 +156,8 @@ global___WorkResponse = WorkResponse
 
 @typing.final
 class OpenWorkerSession(google.protobuf.message.Message):
+    """Who the client is, and what its functions need."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: builtins.int
@@ -176,6 +193,8 @@ global___OpenWorkerSession = OpenWorkerSession
 
 @typing.final
 class WorkerSessionOpened(google.protobuf.message.Message):
+    """Who the worker is."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: builtins.int
@@ -216,7 +235,9 @@ class Runtime(google.protobuf.message.Message):
     torch: builtins.str
     """Version of PyTorch without a suffix for its build, for instance "2.13.0"."""
     cloudpickle: builtins.str
+    """Version of cloudpickle."""
     stratagem: builtins.str
+    """Version of Stratagem."""
     def __init__(
         self,
         *,
@@ -248,19 +269,33 @@ class Instruction(google.protobuf.message.Message):
     carries itself. So no message is large and payloads have no limit.
     """
     @property
-    def define(self) -> global___Define: ...
+    def define(self) -> global___Define:
+        """Gives the worker an object."""
+
     @property
-    def run(self) -> global___Run: ...
+    def run(self) -> global___Run:
+        """Runs a function."""
+
     @property
-    def cancel(self) -> global___Cancel: ...
+    def cancel(self) -> global___Cancel:
+        """Gives a function up."""
+
     @property
-    def release(self) -> global___Release: ...
+    def release(self) -> global___Release:
+        """Forgets objects and results."""
+
     @property
-    def beat(self) -> global___Beat: ...
+    def beat(self) -> global___Beat:
+        """Asks whether the worker lives."""
+
     @property
-    def take(self) -> global___Take: ...
+    def take(self) -> global___Take:
+        """Gives the worker a result as an object."""
+
     @property
-    def send_back(self) -> global___SendBack: ...
+    def send_back(self) -> global___SendBack:
+        """Has a result sent."""
+
     def __init__(
         self,
         *,
@@ -351,6 +386,7 @@ class Cancel(google.protobuf.message.Message):
     CLOSURE_FIELD_NUMBER: builtins.int
     INTERRUPT_FIELD_NUMBER: builtins.int
     closure: builtins.int
+    """As in Run."""
     interrupt: builtins.bool
     """Whether a function that has begun is interrupted too, between two instructions of
     its Python code.
@@ -405,7 +441,9 @@ class Take(google.protobuf.message.Message):
     handle: builtins.int
     """As in Define."""
     @property
-    def place(self) -> global___ResultPlace: ...
+    def place(self) -> global___ResultPlace:
+        """Where the result is."""
+
     def __init__(
         self,
         *,
@@ -451,6 +489,7 @@ class SendBack(google.protobuf.message.Message):
 
     CLOSURE_FIELD_NUMBER: builtins.int
     closure: builtins.int
+    """As in Run."""
     def __init__(
         self,
         *,
@@ -487,15 +526,25 @@ class WorkEvent(google.protobuf.message.Message):
     piece: builtins.bytes
     """A piece of the payload of the next Finished or SentBack, as in Instruction."""
     @property
-    def started(self) -> global___Started: ...
+    def started(self) -> global___Started:
+        """A function has begun."""
+
     @property
-    def output(self) -> global___Output: ...
+    def output(self) -> global___Output:
+        """A function has written something."""
+
     @property
-    def finished(self) -> global___Finished: ...
+    def finished(self) -> global___Finished:
+        """A function has ended, or was given up."""
+
     @property
-    def beat(self) -> global___Beat: ...
+    def beat(self) -> global___Beat:
+        """The worker lives."""
+
     @property
-    def sent_back(self) -> global___SentBack: ...
+    def sent_back(self) -> global___SentBack:
+        """A result, as the client has asked for it."""
+
     def __init__(
         self,
         *,
@@ -514,10 +563,13 @@ global___WorkEvent = WorkEvent
 
 @typing.final
 class Started(google.protobuf.message.Message):
+    """A function has begun."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     CLOSURE_FIELD_NUMBER: builtins.int
     closure: builtins.int
+    """As in Run."""
     def __init__(
         self,
         *,
@@ -538,7 +590,9 @@ class Output(google.protobuf.message.Message):
     LEVEL_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
     closure: builtins.int
+    """As in Run."""
     stream: global___OutputStream.ValueType
+    """Where it was written to."""
     level: builtins.int
     """For OUTPUT_STREAM_LOG the record's level as of Python's logging, for instance 20."""
     text: builtins.str
@@ -557,6 +611,8 @@ global___Output = Output
 
 @typing.final
 class Finished(google.protobuf.message.Message):
+    """A function has ended."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     CLOSURE_FIELD_NUMBER: builtins.int
@@ -564,6 +620,7 @@ class Finished(google.protobuf.message.Message):
     FAILURE_FIELD_NUMBER: builtins.int
     STAYING_BYTES_FIELD_NUMBER: builtins.int
     closure: builtins.int
+    """As in Run."""
     payload: builtins.bytes
     """The result; empty if it was kept, stays on the worker or is not wanted, or with a
     failure.
@@ -596,7 +653,9 @@ class SentBack(google.protobuf.message.Message):
     CLOSURE_FIELD_NUMBER: builtins.int
     PAYLOAD_FIELD_NUMBER: builtins.int
     closure: builtins.int
+    """As in Run."""
     payload: builtins.bytes
+    """The result."""
     def __init__(
         self,
         *,
@@ -620,6 +679,7 @@ class Failure(google.protobuf.message.Message):
     TRACEBACK_FIELD_NUMBER: builtins.int
     PICKLING_ERROR_FIELD_NUMBER: builtins.int
     kind: global___FailureKind.ValueType
+    """What failed."""
     exception: builtins.bytes
     """The pickled exception; empty if it cannot be pickled and loaded again there."""
     class_name: builtins.str
@@ -648,11 +708,14 @@ global___Failure = Failure
 
 @typing.final
 class CopyRequest(google.protobuf.message.Message):
+    """Asks for a result that stays on the worker."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ASKING_FIELD_NUMBER: builtins.int
     CLOSURE_FIELD_NUMBER: builtins.int
     closure: builtins.int
+    """As in ResultPlace."""
     @property
     def asking(self) -> stratagem_proto.v1.session_pb2.OpenSessionRequest:
         """What shows that the asking worker is of the cluster, as in a handshake. It opens no
@@ -672,6 +735,8 @@ global___CopyRequest = CopyRequest
 
 @typing.final
 class CopyResponse(google.protobuf.message.Message):
+    """A part of it."""
+
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PIECE_FIELD_NUMBER: builtins.int
