@@ -37,6 +37,7 @@ from stratagem_psserver.rpcs.draws import DrawRpcs
 from stratagem_psserver.rpcs.keys import KeyRpcs
 from stratagem_psserver.rpcs.sessions import SessionRpcs
 from stratagem_psserver.rpcs.updates import UpdateRpcs
+from stratagem_psserver.rpcs.updates_and_reads import UpdateAndReadRpcs
 from stratagem_psserver.rpcs.values import ValueRpcs
 from stratagem_psserver.rpcs.variables import VariableRpcs
 from stratagem_psserver.saving import Saves
@@ -60,7 +61,7 @@ def service_handler(state: ServerState) -> grpc.GenericRpcHandler:
         **_session_methods(methods, SessionRpcs(state)),
         **_variable_methods(methods, VariableRpcs(state), KeyRpcs(state)),
         **_value_methods(methods, ValueRpcs(state)),
-        **_update_methods(methods, UpdateRpcs(state)),
+        **_update_methods(methods, state),
         **_synchronous_methods(methods, state),
         **_consistency_methods(methods, ConsistencyRpcs(state)),
     }
@@ -131,8 +132,11 @@ def _value_methods(methods: Methods, rpcs: ValueRpcs) -> Handlers:
     }
 
 
-def _update_methods(methods: Methods, rpcs: UpdateRpcs) -> Handlers:
+def _update_methods(methods: Methods, state: ServerState) -> Handlers:
+    rpcs = UpdateRpcs(state)
+    both = UpdateAndReadRpcs(state, rpcs).update_and_read
     return {
+        "UpdateAndRead": methods.exchanged(pb.UpdateHeader, both),
         "Update": methods.staged(pb.UpdateHeader, rpcs.update),
         "UpdateNonSlot": methods.staged(pb.UpdateHeader, rpcs.update_non_slot),
     }
@@ -162,7 +166,7 @@ def _consistency_methods(methods: Methods, rpcs: ConsistencyRpcs) -> Handlers:
 
 
 class Methods:
-    """Makes handlers of the three shapes that the service has."""
+    """Makes handlers of the four shapes that the service has."""
 
     def __init__(self, border: Border) -> None:
         self._border = border
@@ -199,6 +203,25 @@ class Methods:
             raise AssertionError("the border ends a call that fails")
 
         return grpc.stream_unary_rpc_method_handler(handle)
+
+    def exchanged(
+        self,
+        header_type: type[Header],
+        method: Callable[[Header, Chunks, Segment | None], AsyncIterator[bytes]],
+    ) -> Handler:
+        """A stream of frames in, another one out."""
+
+        async def handle(
+            messages: AsyncIterator[bytes], context: Context
+        ) -> AsyncIterator[bytes]:
+            async with self._border.crossing(context, header_type.__name__):
+                segment = shared_memory(context)
+                header, chunks = await _opened(messages, header_type, segment)
+                with self._border.span(header, current=False):
+                    async for frame in method(header, chunks, segment):
+                        yield frame
+
+        return grpc.stream_stream_rpc_method_handler(handle)
 
     def streamed(
         self,

@@ -51,7 +51,7 @@ class EarlyPush:
         for server, load in self._loads.items():
             if load.nbytes >= _BUCKET_BYTES:
                 request = updates.keep(self._backward, load.begin(self._backward))
-                send = partial(self._servers.call, server, request)
+                send = partial(self._servers.push, {server: request})
                 self._sent.append(self._sender.submit(send))
 
     def finish(self) -> Loads:

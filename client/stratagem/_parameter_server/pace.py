@@ -93,6 +93,14 @@ class Pace:
         for begin, grant in zip(begins, grants, strict=True):
             self._steps[begin.group].grant = grant
 
+    def is_async(self) -> bool:
+        """Return whether all optimizers have leave for an asynchronous next step."""
+        grants = map(self.grant, self._steps)
+        return all(
+            grant is not None and grant.consistency.mode == CONSISTENCY_MODE_ASYNC
+            for grant in grants
+        )
+
     def grant(self, optimizer: str) -> StepGrant | None:
         """Return the leave for the next step, None if it is yet to be asked for."""
         steps = self._steps[optimizer]

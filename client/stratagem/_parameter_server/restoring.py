@@ -9,8 +9,8 @@ from pathlib import Path
 
 from stratagem._checkpoints.entry import Entry
 from stratagem._parameter_server.restoration import Restoration
-from stratagem._parameter_server.store import RemoteStore, by_server
-from stratagem._parameter_server.variable import RemoteVariable
+from stratagem._parameter_server.store import RemoteStore
+from stratagem._parameter_server.variable import RemoteVariable, by_server
 from stratagem._servers.checkpoints import (
     announce_restored,
     list_restored,

@@ -30,6 +30,7 @@ class Settings:
     consistency: Consistency
     placement: str
     pull_dtype: torch.dtype | None
+    fused_steps: bool | None
     num_replicas_per_worker: int | None
     token: str | None
     device_filters: ClusterDeviceFilters | None

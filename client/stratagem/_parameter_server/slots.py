@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
-from stratagem._parameter_server.store import RemoteStore, by_server
-from stratagem._parameter_server.variable import RemoteVariable
+from stratagem._parameter_server.store import RemoteStore
+from stratagem._parameter_server.variable import RemoteVariable, by_server
 from stratagem._servers.listings import list_variables
 from stratagem._servers.reads import Reading
 from stratagem._servers.writes import create, delete

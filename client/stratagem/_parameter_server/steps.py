@@ -11,6 +11,7 @@ from stratagem._optimizers.step import OptimizerStep
 from stratagem._parameter_server.early_push import EarlyPush
 from stratagem._parameter_server.global_norm import finish
 from stratagem._parameter_server.loads import Loads, add_gradient, no_loads
+from stratagem._parameter_server.pushes import Push
 from stratagem._parameter_server.store import RemoteStore
 from stratagem._servers import updates
 from stratagem._servers.updates import Limits
@@ -43,25 +44,25 @@ def take(
     if grant.consistency.mode == CONSISTENCY_MODE_SYNC:
         _contribute(store, step, grant, early)
     else:
-        _push(store, step, early)
+        _push(store, step, grant, early)
     store.pace.finish(step.optimizer, grant.step)
 
 
-def _push(store: RemoteStore, step: OptimizerStep, early: EarlyPush | None) -> None:
+def _push(
+    store: RemoteStore, step: OptimizerStep, grant: StepGrant, early: EarlyPush | None
+) -> None:
     reduced = {update.variable.name: step.reduced(update) for update in step.updates()}
     gradients = step.limiter.limited(reduced)
     if gradients is None:
         return
     program = _program(step)
     loads = _loads(step, gradients, early)
-    store.servers.together(
-        {
-            server: updates.step(program, load.gradients, backward=load.backward).then(
-                load.arrived
-            )
-            for server, load in loads.items()
-        }
-    )
+    updates_by_server = {
+        server: updates.step(program, load.gradients, backward=load.backward)
+        for server, load in loads.items()
+    }
+    arrived = {server: load.arrived for server, load in loads.items()}
+    store.pushes.send(Push(step.optimizer, grant, updates_by_server, arrived))
 
 
 def _contribute(

@@ -13,7 +13,8 @@ import torch
 from stratagem._parameter_server.cached_reads import note_read, unread
 from stratagem._parameter_server.global_norm import finish
 from stratagem._parameter_server.pace import Pace
-from stratagem._parameter_server.variable import RemoteVariable
+from stratagem._parameter_server.pushes import Pushes
+from stratagem._parameter_server.variable import RemoteVariable, by_server
 from stratagem._servers.consistency import begin
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.keys import list_keys
@@ -41,11 +42,13 @@ class RemoteStore:
         pace: How far this worker is in its steps.
         pull_dtype: What trainable variables are rounded to on their way to a training
             step; None for not at all.
+        fused: Whether the answer to a push brings what the next step starts with.
 
     Attributes:
         servers: The servers.
         peer_seconds: How long to wait for what other workers have to do first.
         pace: How far this worker is in its steps.
+        pushes: What this worker pushes.
         rejected: How many synchronous steps of an optimizer were dropped, by its name.
     """
 
@@ -55,11 +58,13 @@ class RemoteStore:
         peer_seconds: float,
         pace: Pace,
         pull_dtype: torch.dtype | None = None,
+        fused: bool = False,
     ) -> None:
         self._pull_dtype = pull_dtype
         self.servers = servers
         self.peer_seconds = peer_seconds
         self.pace = pace
+        self.pushes = Pushes(servers, pace, self._pulled_as, fused)
         self.rejected: dict[str, int] = {}
 
     @property
@@ -100,8 +105,11 @@ class RemoteStore:
             variables: Whose copies.
             training: Whether they are only for a training step, and may be rounded.
         """
+        copies = [one for one in variables if one.has_copy]
+        if training and self.pushes.land(copies):
+            return
         bring = partial(self._bring, training=training)
-        groups = by_server(unread(one for one in variables if one.has_copy))
+        groups = by_server(unread(copies))
         begins = [] if self.servers.snapshot else self.pace.begins()
         if not begins:
             bring(groups)
@@ -319,13 +327,3 @@ def _assignments(
 def _initial_values(variables: Sequence[RemoteVariable]) -> list[torch.Tensor]:
     """The values of those that the server does not make itself."""
     return [v.leaf for v in variables if not v.spec.HasField("initializer")]
-
-
-def by_server(
-    variables: Iterable[RemoteVariable],
-) -> dict[int, list[RemoteVariable]]:
-    """Return the variables of each server, in their order."""
-    groups: dict[int, list[RemoteVariable]] = defaultdict(list)
-    for variable in variables:
-        groups[variable.place.server].append(variable)
-    return groups

@@ -96,6 +96,12 @@ class ParameterServerStrategy(CheckpointedStrategy):
             snapshots and `run` within `torch.no_grad()`, are exact. float16 keeps
             finite elements finite: they are 65504 at most. Without a cluster it is not
             used.
+        fused_steps: Whether the values that a step starts with come with the answer to
+            the worker's push before, which spares a request; only where steps are
+            asynchronous, with one push a run, and models are small enough (8 MiB) to
+            gain by it. What other workers finish between that push and the step is
+            seen one step later. By default only a lone worker's steps are fused, which
+            makes no difference to the values. Without a cluster it is not used.
         num_replicas_per_worker: Replicas in this process, on its first GPUs, or
             without any on the CPUs of `config.set_logical_cpus`; by default one for
             each GPU, or one.
@@ -131,6 +137,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
         consistency: Consistency | str = "async",
         placement: str = "round_robin",
         pull_dtype: torch.dtype | None = None,
+        fused_steps: bool | None = None,
         num_replicas_per_worker: int | None = None,
         token: str | None = None,
         device_filters: ClusterDeviceFilters | None = None,
@@ -145,6 +152,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
             consistency_from(consistency),
             placement,
             pull_dtype,
+            fused_steps,
             num_replicas_per_worker,
             token,
             device_filters,

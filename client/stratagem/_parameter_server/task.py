@@ -95,7 +95,9 @@ def store_of(
             f"{pull_dtype!r}"
         )
     pace = _pace_of(member, servers, settings.consistency)
-    return RemoteStore(servers, settings.peer_seconds, pace, pull_dtype)
+    is_alone = pace.worker is not None and pace.num_workers == 1
+    fused = is_alone if settings.fused_steps is None else settings.fused_steps
+    return RemoteStore(servers, settings.peer_seconds, pace, pull_dtype, fused)
 
 
 def _pace_of(member: Membership, servers: ServerGroup, initial: Consistency) -> Pace:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.initial_values import operand
 from stratagem._variables.traits import VariableTraits
 from stratagem._variables.variable import Variable
-from stratagem_proto.tensors import decode_dtype, spec_of
+from stratagem_proto.tensors import decode_dtype, nbytes_of, spec_of
 from stratagem_proto.v1.parameter_server_pb2 import (
     ASSIGN_MODE_ADD,
     ASSIGN_MODE_DIVIDE,
@@ -135,6 +137,11 @@ class RemoteVariable(Variable):
         return torch.Size(self._tensor_spec.shape)
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the value."""
+        return nbytes_of(self._tensor_spec)
+
+    @property
     def device(self) -> torch.device:
         return self.leaf.device
 
@@ -226,6 +233,15 @@ class RemoteVariable(Variable):
         newer_than = self._version if is_enough else None
         return Reading(self.name, self.leaf, newer_than, narrowed_to=narrowed_to)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the copy is a value of the variable."""
+        return self._version is not None
+
+    def is_older_than(self, version: int) -> bool:
+        """Whether the copy is, or may be, the value of a lower version."""
+        return self._version is None or self._version < version
+
     def settle(self, version: int, is_rounded: bool = False) -> None:
         """Note that the copy is now the value of that version.
 
@@ -249,6 +265,16 @@ class RemoteVariable(Variable):
         if self._hosted is not None:
             self._hosted.settle()
         self._version = None
+
+
+def by_server(
+    variables: Iterable[RemoteVariable],
+) -> dict[int, list[RemoteVariable]]:
+    """Return the variables of each server, in their order."""
+    groups: dict[int, list[RemoteVariable]] = defaultdict(list)
+    for variable in variables:
+        groups[variable.place.server].append(variable)
+    return groups
 
 
 def remote_of(variable: Variable) -> RemoteVariable | None:

@@ -229,6 +229,7 @@ class Connection:
             encode,
             deadlines.attempt(nbytes, request.wait),
             uploads=request.request_nbytes > CHUNK_BYTES,
+            downloads=request.response_nbytes > 0,
             style=style,
             room=request.room,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -36,6 +36,7 @@ class ServerGroup:
         steps: Which requests belong together; what `together` sends always does.
         snapshot: The cut of which all is read, while nothing may be changed; empty
             for what is there now.
+        changes: How often something was changed, other than by `push`.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class ServerGroup:
         self._visible = visible or VisibleServers(tuple(range(len(addresses))))
         self.steps = StepCount()
         self.snapshot = b""
+        self.changes = 0
         client = replace(identity, client=secrets.token_bytes(SESSION_ID_BYTES))
         connections = tuple(
             Connection(
@@ -181,15 +183,24 @@ class ServerGroup:
                 nothing was sent. Or of the first server, by index, that failed; the
                 others' requests were carried out all the same.
         """
-        for task in requests:
+        if any(request.mutates for request in requests.values()):
+            self.changes += 1
+            return self.push(requests)
+        self._prepare(requests)
+        return self._together(requests)
+
+    def push(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
+        """As `together`, for a part of a training step that each of them is."""
+        self._prepare(requests)
+        self._require_present()
+        with self.steps.taking():
+            return self._together(requests)
+
+    def _prepare(self, tasks: Iterable[int]) -> None:
+        for task in tasks:
             self.require_visible(task)
         self._heartbeat.start()
         self._backlog.settle()
-        if any(request.mutates for request in requests.values()):
-            self._require_present()
-            with self.steps.taking():
-                return self._together(requests)
-        return self._together(requests)
 
     def write(self, requests: Mapping[int, Request[Any]]) -> None:
         """Sends writes to servers; a scheduled function does not wait for small ones.
@@ -208,6 +219,7 @@ class ServerGroup:
             self.require_visible(task)
         self._heartbeat.start()
         self._require_present()
+        self.changes += 1
         for task, request in requests.items():
             # It may be sent again when whoever has the tensors has changed them.
             owned = replace(request, tensors=[each.clone() for each in request.tensors])

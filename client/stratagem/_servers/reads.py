@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 import torch
 
@@ -11,7 +13,7 @@ from stratagem._servers.request import Request
 from stratagem._servers.transports.attempt import Responses
 from stratagem_proto.codec import Assembler
 from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
-from stratagem_proto.frames import Frame, decode_frame
+from stratagem_proto.frames import Frame, Header, decode_frame
 from stratagem_proto.placed import needed
 from stratagem_proto.tensors import (
     allocate,
@@ -75,7 +77,7 @@ def read(
         A request whose result are the versions read, one for each reading.
     """
     message = ReadRequest(
-        selections=[_selection(reading) for reading in readings],
+        selections=selections(readings),
         after=after,
         wait_seconds=wait,
         snapshot=snapshot,
@@ -89,6 +91,11 @@ def read(
         response_room=needed(into),
         wait=wait,
     )
+
+
+def selections(readings: Iterable[Reading]) -> list[Selection]:
+    """How servers are asked for that."""
+    return [_selection(reading) for reading in readings]
 
 
 def _selection(reading: Reading) -> Selection:
@@ -109,39 +116,50 @@ def _receiver(
     readings: Sequence[Reading], rejected: Callable[[int], None]
 ) -> Callable[[Responses], list[int]]:
     def receive(responses: Responses) -> list[int]:
-        frames = _decoded(responses)
+        frames = decoded(responses, ReadHeader)
         first = next(frames, Frame())
-        if first.header is None or len(first.header.values) != len(readings):
-            raise MalformedStreamError(
-                f"a Read of {len(readings)} variables was answered without a header, "
-                "or by one for another number of them"
-            )
-        _fill(readings, first.header, first, frames)
+        if first.header is None:
+            raise MalformedStreamError("a Read was answered without a header")
+        fill(readings, first.header, [first], frames)
         rejected(first.header.rejected_steps)
         return [value.version for value in first.header.values]
 
     return receive
 
 
-def _decoded(responses: Responses) -> Iterator[Frame[ReadHeader]]:
+def decoded(responses: Responses, header_type: type[Header]) -> Iterator[Frame[Header]]:
+    """The frames of an answer."""
     for message in responses:
-        frame = decode_frame(message, ReadHeader, responses.segment)
+        frame = decode_frame(message, header_type, responses.segment)
         placed = (chunk for chunk in frame.chunks if chunk.start is not None)
         responses.found(sum(len(chunk.data) for chunk in placed))
         yield frame
 
 
-def _fill(
+def fill(
     readings: Sequence[Reading],
     header: ReadHeader,
-    first: Frame[ReadHeader],
-    rest: Iterator[Frame[ReadHeader]],
+    *frames: Iterable[Frame[Any]],
 ) -> None:
+    """Fills the readings' tensors.
+
+    Args:
+        readings: What was asked for.
+        header: What the server says of the answer.
+        frames: What has the bytes, in order.
+
+    Raises:
+        MalformedStreamError: They are no answer to that.
+        FailedPreconditionError: A variable is another one now.
+    """
+    if len(header.values) != len(readings):
+        raise MalformedStreamError(
+            f"{len(header.values)} values came where {len(readings)} were asked for"
+        )
     targets = _targets(readings, header)
     landings = list(map(_landing, targets, header.tensors))
     assembler = Assembler(header.tensors, landings)
-    assembler.add(first.chunks)
-    for frame in rest:
+    for frame in chain(*frames):
         assembler.add(frame.chunks)
     assembler.finish()
     _land(targets, landings)

@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import stratagem_proto.v1.consistency_pb2
 import stratagem_proto.v1.session_pb2
 import stratagem_proto.v1.tensor_pb2
 import stratagem_proto.v1.update_program_pb2
@@ -664,6 +665,7 @@ class UpdateHeader(google.protobuf.message.Message):
     LIMITS_FIELD_NUMBER: builtins.int
     NONFINITE_VARIABLE_FIELD_NUMBER: builtins.int
     BACKWARD_FIELD_NUMBER: builtins.int
+    THEN_FIELD_NUMBER: builtins.int
     nonfinite_variable: builtins.str
     """Name of a variable, of any server, of which the sender has a gradient that is
     not finite, so that it sends none and the step is dropped or fails as
@@ -701,6 +703,10 @@ class UpdateHeader(google.protobuf.message.Message):
     def backward(self) -> stratagem_proto.v1.update_program_pb2.BackwardPass:
         """Present when gradients of one backward pass come in several requests."""
 
+    @property
+    def then(self) -> global___FollowingRead:
+        """What to do once the program has run. Only with UpdateAndRead; no contribution."""
+
     def __init__(
         self,
         *,
@@ -713,15 +719,101 @@ class UpdateHeader(google.protobuf.message.Message):
         limits: stratagem_proto.v1.update_program_pb2.GradientLimits | None = ...,
         nonfinite_variable: builtins.str = ...,
         backward: stratagem_proto.v1.update_program_pb2.BackwardPass | None = ...,
+        then: global___FollowingRead | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_backward", b"_backward", "_contribution", b"_contribution", "backward", b"backward", "contribution", b"contribution", "key", b"key", "limits", b"limits", "program", b"program"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_backward", b"_backward", "_contribution", b"_contribution", "backward", b"backward", "bindings", b"bindings", "contribution", b"contribution", "gradients", b"gradients", "key", b"key", "limits", b"limits", "nonfinite_variable", b"nonfinite_variable", "program", b"program", "tensors", b"tensors"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_backward", b"_backward", "_contribution", b"_contribution", "_then", b"_then", "backward", b"backward", "contribution", b"contribution", "key", b"key", "limits", b"limits", "program", b"program", "then", b"then"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_backward", b"_backward", "_contribution", b"_contribution", "_then", b"_then", "backward", b"backward", "bindings", b"bindings", "contribution", b"contribution", "gradients", b"gradients", "key", b"key", "limits", b"limits", "nonfinite_variable", b"nonfinite_variable", "program", b"program", "tensors", b"tensors", "then", b"then"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_backward", b"_backward"]) -> typing.Literal["backward"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_contribution", b"_contribution"]) -> typing.Literal["contribution"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_then", b"_then"]) -> typing.Literal["then"] | None: ...
 
 global___UpdateHeader = UpdateHeader
+
+@typing.final
+class FollowingRead(google.protobuf.message.Message):
+    """What an UpdateAndRead does after its update."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SELECTIONS_FIELD_NUMBER: builtins.int
+    BEGINS_FIELD_NUMBER: builtins.int
+    @property
+    def selections(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Selection]:
+        """What to read, as of ReadRequest; the values are those of after the update, or
+        newer ones. They are left in the segment that comes with the call, if they fit,
+        in place of the gradients.
+        """
+
+    @property
+    def begins(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.consistency_pb2.StepBegin]:
+        """Leave to ask for, as of BeginStepRequest, without waiting for it."""
+
+    def __init__(
+        self,
+        *,
+        selections: collections.abc.Iterable[global___Selection] | None = ...,
+        begins: collections.abc.Iterable[stratagem_proto.v1.consistency_pb2.StepBegin] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["begins", b"begins", "selections", b"selections"]) -> None: ...
+
+global___FollowingRead = FollowingRead
+
+@typing.final
+class UpdateAndReadResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: builtins.int
+    CHUNKS_FIELD_NUMBER: builtins.int
+    @property
+    def header(self) -> global___UpdateAndReadHeader:
+        """In the first frame only."""
+
+    @property
+    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.Chunk]: ...
+    def __init__(
+        self,
+        *,
+        header: global___UpdateAndReadHeader | None = ...,
+        chunks: collections.abc.Iterable[stratagem_proto.v1.tensor_pb2.Chunk] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chunks", b"chunks", "header", b"header"]) -> None: ...
+
+global___UpdateAndReadResponse = UpdateAndReadResponse
+
+@typing.final
+class UpdateAndReadHeader(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    UPDATE_FIELD_NUMBER: builtins.int
+    VALUES_FIELD_NUMBER: builtins.int
+    GRANTS_FIELD_NUMBER: builtins.int
+    @property
+    def update(self) -> global___UpdateResponse:
+        """As of Update."""
+
+    @property
+    def values(self) -> global___ReadHeader:
+        """As of Read; has the tensors of the stream."""
+
+    @property
+    def grants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.consistency_pb2.StepGrant]:
+        """One for each of `begins`, in their order; none if one of them has to wait."""
+
+    def __init__(
+        self,
+        *,
+        update: global___UpdateResponse | None = ...,
+        values: global___ReadHeader | None = ...,
+        grants: collections.abc.Iterable[stratagem_proto.v1.consistency_pb2.StepGrant] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["update", b"update", "values", b"values"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["grants", b"grants", "update", b"update", "values", b"values"]) -> None: ...
+
+global___UpdateAndReadHeader = UpdateAndReadHeader
 
 @typing.final
 class GradientRef(google.protobuf.message.Message):

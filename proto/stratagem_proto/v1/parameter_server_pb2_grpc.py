@@ -104,6 +104,11 @@ class ParameterServerServiceStub(object):
                 request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateRequest.SerializeToString,
                 response_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateResponse.FromString,
                 _registered_method=True)
+        self.UpdateAndRead = channel.stream_stream(
+                '/stratagem_proto.v1.ParameterServerService/UpdateAndRead',
+                request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateAndReadResponse.FromString,
+                _registered_method=True)
         self.UpdateNonSlot = channel.stream_unary(
                 '/stratagem_proto.v1.ParameterServerService/UpdateNonSlot',
                 request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateNonSlotRequest.SerializeToString,
@@ -237,6 +242,14 @@ class ParameterServerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateAndRead(self, request_iterator, context):
+        """Does what Update does, then what Read does: one round trip for a training step.
+        A repetition is applied no second time, but reads anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def UpdateNonSlot(self, request_iterator, context):
         """Runs an update program on variables that belong to no one variable, for
         instance a step counter.
@@ -351,6 +364,11 @@ def add_ParameterServerServiceServicer_to_server(servicer, server):
                     servicer.Update,
                     request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateRequest.FromString,
                     response_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateResponse.SerializeToString,
+            ),
+            'UpdateAndRead': grpc.stream_stream_rpc_method_handler(
+                    servicer.UpdateAndRead,
+                    request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateAndReadResponse.SerializeToString,
             ),
             'UpdateNonSlot': grpc.stream_unary_rpc_method_handler(
                     servicer.UpdateNonSlot,
@@ -701,6 +719,33 @@ class ParameterServerService(object):
             '/stratagem_proto.v1.ParameterServerService/Update',
             stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateRequest.SerializeToString,
             stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateAndRead(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/stratagem_proto.v1.ParameterServerService/UpdateAndRead',
+            stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateAndReadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -102,6 +102,14 @@ class ParameterServerServiceStub:
     ]
     """Runs an update program on variables."""
 
+    UpdateAndRead: grpc.StreamStreamMultiCallable[
+        stratagem_proto.v1.parameter_server_pb2.UpdateRequest,
+        stratagem_proto.v1.parameter_server_pb2.UpdateAndReadResponse,
+    ]
+    """Does what Update does, then what Read does: one round trip for a training step.
+    A repetition is applied no second time, but reads anew.
+    """
+
     UpdateNonSlot: grpc.StreamUnaryMultiCallable[
         stratagem_proto.v1.parameter_server_pb2.UpdateNonSlotRequest,
         stratagem_proto.v1.parameter_server_pb2.UpdateNonSlotResponse,
@@ -231,6 +239,14 @@ class ParameterServerServiceAsyncStub:
         stratagem_proto.v1.parameter_server_pb2.UpdateResponse,
     ]
     """Runs an update program on variables."""
+
+    UpdateAndRead: grpc.aio.StreamStreamMultiCallable[
+        stratagem_proto.v1.parameter_server_pb2.UpdateRequest,
+        stratagem_proto.v1.parameter_server_pb2.UpdateAndReadResponse,
+    ]
+    """Does what Update does, then what Read does: one round trip for a training step.
+    A repetition is applied no second time, but reads anew.
+    """
 
     UpdateNonSlot: grpc.aio.StreamUnaryMultiCallable[
         stratagem_proto.v1.parameter_server_pb2.UpdateNonSlotRequest,
@@ -383,6 +399,16 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.parameter_server_pb2.UpdateResponse, collections.abc.Awaitable[stratagem_proto.v1.parameter_server_pb2.UpdateResponse]]:
         """Runs an update program on variables."""
+
+    @abc.abstractmethod
+    def UpdateAndRead(
+        self,
+        request_iterator: _MaybeAsyncIterator[stratagem_proto.v1.parameter_server_pb2.UpdateRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[stratagem_proto.v1.parameter_server_pb2.UpdateAndReadResponse], collections.abc.AsyncIterator[stratagem_proto.v1.parameter_server_pb2.UpdateAndReadResponse]]:
+        """Does what Update does, then what Read does: one round trip for a training step.
+        A repetition is applied no second time, but reads anew.
+        """
 
     @abc.abstractmethod
     def UpdateNonSlot(

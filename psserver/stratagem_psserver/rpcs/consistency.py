@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from functools import partial
 
 from stratagem_proto.errors import DeadlineExceededError
@@ -20,10 +21,7 @@ class ConsistencyRpcs:
     async def begin(self, request: pb.BeginStepRequest) -> pb.BeginStepResponse:
         state = self._state
         session = state.session(request.session_id)
-        for step in request.steps:
-            closed = state.rounds.closed(step.group)
-            if state.clocks.arrive(step, session.id, session.label, closed):
-                state.clocks_changed([step.group])
+        arrive(state, session, request.steps)
         give_up_at = time.monotonic() + request.wait_seconds
         grants = [
             await self._granted(step, give_up_at - time.monotonic())
@@ -33,11 +31,7 @@ class ConsistencyRpcs:
 
     async def _granted(self, step: pb.StepBegin, seconds: float) -> pb.StepGrant:
         state, name = self._state, step.group
-
-        def grant() -> pb.StepGrant | None:
-            closed = state.rounds.closed(name)
-            return state.clocks.grant(name, step.worker, closed)
-
+        grant = partial(granted_now, state, step)
         granted = await state.waits.until(("clock", name), grant, seconds)
         if granted is None:
             raise DeadlineExceededError(
@@ -45,7 +39,6 @@ class ConsistencyRpcs:
                 f"{state.clocks.holding(name, step.worker)}; see that the others "
                 "train, or set a consistency that allows more"
             )
-        granted.closed = state.rounds.awaited(name)
         return granted
 
     async def change(self, request: pb.SetConsistencyRequest) -> bytes:
@@ -65,3 +58,20 @@ class ConsistencyRpcs:
     ) -> pb.DescribeConsistencyResponse:
         self._state.session(request.session_id)
         return pb.DescribeConsistencyResponse(groups=self._state.clocks.report())
+
+
+def arrive(state: ServerState, session: Session, steps: Iterable[pb.StepBegin]) -> None:
+    """Takes note of the steps that a worker wants to begin."""
+    for step in steps:
+        closed = state.rounds.closed(step.group)
+        if state.clocks.arrive(step, session.id, session.label, closed):
+            state.clocks_changed([step.group])
+
+
+def granted_now(state: ServerState, step: pb.StepBegin) -> pb.StepGrant | None:
+    """Leave for a step whose worker has arrived; None as long as it has to wait."""
+    closed = state.rounds.closed(step.group)
+    granted = state.clocks.grant(step.group, step.worker, closed)
+    if granted is not None:
+        granted.closed = state.rounds.awaited(step.group)
+    return granted

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+
+from google.protobuf.message import Message
 
 from stratagem_proto.codec import split
 from stratagem_proto.errors import DeadlineExceededError
@@ -35,24 +38,15 @@ class ValueRpcs:
         state.finished(request.session_id, request.finished, request.report)
         if request.HasField("after"):
             await self._wait(request.after, request.wait_seconds)
-        names = [selection.variable for selection in request.selections]
-        async with state.locked(names):
-            variables = state.variables(request.session_id, request.snapshot)
-            header, chosen = _select(variables, request.selections)
+        variables = state.variables(request.session_id, request.snapshot)
+
+        def headed(header: pb.ReadHeader) -> pb.ReadHeader:
             header.rejected_steps = state.rounds.rejected(request.after.group)
-            nbytes = sum(each.nbytes for each in chosen)
-            reservation = state.budget.reserve(nbytes, "a read")
-            with reservation:
-                # Frames are copies, so this is the snapshot that the locks are for.
-                encode = partial(_encode, header, chosen, segment)
-                size = nbytes + len(chosen) * TENSOR_BYTES
-                frames = await state.compute.run(encode, size)
-                reservation = reservation.hand_over()
-        if nbytes:
-            state.figures.calls(pb.ReadRequest.__name__).sent.observe(nbytes)
-        with reservation:
-            for frame in frames:
-                yield frame
+            return header
+
+        reading = Reading(variables, request.selections, segment)
+        async for frame in frames_of(state, reading, headed):
+            yield frame
 
     async def _wait(self, mark: pb.StepMark, seconds: float) -> None:
         state = self._state
@@ -81,6 +75,51 @@ class ValueRpcs:
             return pb.AssignResponse(versions=[_counted(write) for write in writes])
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What to read.
+
+    Attributes:
+        variables: Of which variables.
+        selections: What of them.
+        segment: Where to leave the values, if they fit; None to send them.
+    """
+
+    variables: VariableStore | HeldSnapshot
+    selections: Sequence[pb.Selection]
+    segment: Segment | None
+
+
+async def frames_of(
+    state: ServerState,
+    reading: Reading,
+    headed: Callable[[pb.ReadHeader], Message],
+) -> AsyncIterator[bytes]:
+    """What all that is selected is at one moment, as the frames of a stream.
+
+    Args:
+        state: The server.
+        reading: What to read.
+        headed: Makes the header of the stream of that of a Read.
+    """
+    names = [selection.variable for selection in reading.selections]
+    async with state.locked(names):
+        header, chosen = _select(reading.variables, reading.selections)
+        nbytes = sum(each.nbytes for each in chosen)
+        reservation = state.budget.reserve(nbytes, "a read")
+        with reservation:
+            # Frames are copies, so this is the snapshot that the locks are for.
+            encode = partial(_encode, headed(header), chosen, reading.segment)
+            size = nbytes + len(chosen) * TENSOR_BYTES
+            frames = await state.compute.run(encode, size)
+            reservation = reservation.hand_over()
+    if nbytes:
+        state.figures.calls(pb.ReadRequest.__name__).sent.observe(nbytes)
+    with reservation:
+        for frame in frames:
+            yield frame
+
+
 def _select(
     variables: VariableStore | HeldSnapshot, selections: Sequence[pb.Selection]
 ) -> tuple[pb.ReadHeader, list[Selected]]:
@@ -99,7 +138,7 @@ def _select(
 
 
 def _encode(
-    header: pb.ReadHeader, chosen: Sequence[Selected], segment: Segment | None
+    header: Message, chosen: Sequence[Selected], segment: Segment | None
 ) -> list[bytes]:
     tensors = [each.tensor() for each in chosen]
     if segment is not None and needed(tensors) <= segment.nbytes:

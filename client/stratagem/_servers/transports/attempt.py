@@ -36,7 +36,9 @@ class Call:
         encode: Gives the encoded requests; those of a call with a segment may name
             places in it.
         timeout: Seconds in which the last response must have come.
-        uploads: Whether there may be more than one request; then there is one response.
+        uploads: Whether there may be more than one request; then there is one response,
+            unless it downloads, too.
+        downloads: Whether there may be more than one response.
         style: When it is sent, and its responses are asked for.
         room: Bytes of a segment that the tensors of the call would take; 0 if they are
             better sent.
@@ -46,6 +48,7 @@ class Call:
     encode: Callable[[Segment | None], Iterator[bytes]]
     timeout: float
     uploads: bool = False
+    downloads: bool = False
     style: Style = Style.SENT
     room: int = 0
 

@@ -60,6 +60,11 @@ class GrpcTransport:
         return Attempt(Responses(answer), _Unsent())
 
     def _upload(self, call: Call) -> Attempt:
+        if call.downloads:
+            both: grpc.StreamStreamMultiCallable[bytes, bytes]
+            both = self._open().stream_stream(call.path)
+            answered = both(call.encode(None), timeout=call.timeout)
+            return Attempt(Responses(iter(answered)), answered)
         method: grpc.StreamUnaryMultiCallable[bytes, bytes]
         method = self._open().stream_unary(call.path)
         sent = method.future(call.encode(None), timeout=call.timeout)

@@ -1,0 +1,120 @@
+"""Sending the gradients of steps that servers apply when they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from stratagem._parameter_server.next_values import Asked, NextValues, PulledAs
+from stratagem._parameter_server.pace import Pace
+from stratagem._parameter_server.variable import RemoteVariable
+from stratagem._servers.group import ServerGroup
+from stratagem._servers.request import Request
+from stratagem._servers.updates_and_reads import Answer, and_read
+from stratagem_proto.v1.consistency_pb2 import (
+    CONSISTENCY_MODE_ASYNC,
+    StepBegin,
+    StepGrant,
+)
+
+
+@dataclass(frozen=True)
+class Push:
+    """The gradients of an asynchronous step.
+
+    Attributes:
+        optimizer: Name of the optimizer.
+        grant: Leave for the step.
+        updates: What each server gets.
+        arrived: By server, called once it has that.
+    """
+
+    optimizer: str
+    grant: StepGrant
+    updates: Mapping[int, Request[list[int]]]
+    arrived: Mapping[int, Callable[[], None]]
+
+
+class Pushes:
+    """Has the answer to a push bring what the next step starts with.
+
+    That spares the next step a request. Runs that push several times are not worth it:
+    only what came last would be of use.
+
+    Args:
+        servers: The servers.
+        pace: How far this worker is in its steps.
+        pulled_as: What values are rounded to.
+        fused: Whether to do it.
+    """
+
+    def __init__(
+        self, servers: ServerGroup, pace: Pace, pulled_as: PulledAs, fused: bool
+    ) -> None:
+        self._servers, self._pace, self._fused = servers, pace, fused
+        self._values = NextValues(servers, pulled_as)
+        self._count = 0
+        self._is_lone = True
+
+    def land(self, variables: Sequence[RemoteVariable]) -> bool:
+        """Begin a run; return whether copies are as fresh as they have to be.
+
+        Args:
+            variables: Whose copies.
+        """
+        self._is_lone, self._count = self._count <= 1, 0
+        if self._fused:
+            self._values.expect(variables)
+        if not self._pace.is_async():
+            self._values.drop()
+        return self._values.land(variables)
+
+    def send(self, push: Push) -> None:
+        """Send gradients, and wait until they are applied."""
+        self._count += 1
+        if self._is_fused(push):
+            self._exchange(push, self._values.ask())
+            return
+        self._values.drop()
+        self._servers.push(
+            {
+                server: update.then(push.arrived[server])
+                for server, update in push.updates.items()
+            }
+        )
+
+    def _is_fused(self, push: Push) -> bool:
+        wanted = self._values.wanted
+        return (
+            push.grant.consistency.mode == CONSISTENCY_MODE_ASYNC
+            and self._is_lone
+            and self._count == 1
+            and bool(wanted)
+            and push.updates.keys() >= {*wanted, self._servers.used[0]}
+            and self._values.are_few
+        )
+
+    def _exchange(self, push: Push, asked: Asked) -> None:
+        begins = self._pace.begins([push.optimizer])
+        for begin in begins:
+            # Once this is answered, and nobody looks before at asynchronous steps.
+            begin.finished = push.grant.step
+        answers = self._servers.push(
+            {
+                server: self._request(server, push, asked, begins)
+                for server in push.updates
+            }
+        )
+        self._pace.finish(push.optimizer, push.grant.step)
+        if grants := answers[self._servers.used[0]].grants:
+            self._pace.granted(begins, grants)
+        versions = {server: answer.versions for server, answer in answers.items()}
+        self._values.came(asked, versions)
+
+    def _request(
+        self, server: int, push: Push, asked: Asked, begins: Sequence[StepBegin]
+    ) -> Request[Answer]:
+        readings = [*asked.readings.get(server, {}).values()]
+        own = begins if server == self._servers.used[0] else ()
+        request = and_read(push.updates[server], readings, own)
+        return request.then(push.arrived[server])

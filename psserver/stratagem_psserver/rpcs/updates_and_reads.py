@@ -1,0 +1,49 @@
+"""Updates whose answer has the values that the next step needs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.segment import Segment
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.consistency_pb2 import StepGrant
+from stratagem_psserver.mutations import Chunks
+from stratagem_psserver.rpcs.consistency import arrive, granted_now
+from stratagem_psserver.rpcs.updates import UpdateRpcs
+from stratagem_psserver.rpcs.values import Reading, frames_of
+from stratagem_psserver.state import ServerState
+
+
+class UpdateAndReadRpcs:
+    """UpdateAndRead."""
+
+    def __init__(self, state: ServerState, updates: UpdateRpcs) -> None:
+        self._state, self._updates = state, updates
+
+    async def update_and_read(
+        self, header: pb.UpdateHeader, chunks: Chunks, segment: Segment | None = None
+    ) -> AsyncIterator[bytes]:
+        if header.HasField("contribution") or header.backward.keep:
+            raise InvalidArgumentError(
+                "UpdateAndRead carries what is applied at once; send by Update what is "
+                "only kept"
+            )
+        reply = await self._updates.update(header, chunks)
+        update = pb.UpdateResponse.FromString(reply)
+        grants = self._grants(header)
+
+        def headed(values: pb.ReadHeader) -> pb.UpdateAndReadHeader:
+            return pb.UpdateAndReadHeader(update=update, values=values, grants=grants)
+
+        reading = Reading(self._state.store, header.then.selections, segment)
+        async for frame in frames_of(self._state, reading, headed):
+            yield frame
+
+    def _grants(self, header: pb.UpdateHeader) -> list[StepGrant]:
+        session = self._state.session(header.key.session_id)
+        begins = header.then.begins
+        arrive(self._state, session, begins)
+        grants = [granted_now(self._state, step) for step in begins]
+        found = [grant for grant in grants if grant is not None]
+        return found if len(found) == len(grants) else []

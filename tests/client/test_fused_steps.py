@@ -1,0 +1,208 @@
+"""Steps whose push is answered by the values that the next step starts with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from stratagem import DistributedOptimizer, ParameterServerStrategy, Variable
+from stratagem._servers import updates
+from stratagem._servers.updates_and_reads import and_read
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.serving.status import SERVICE
+from stratagem_proto.v1.session_pb2 import OpenSessionRequest
+from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
+from stratagem_proto.v1.update_program_pb2 import BackwardPass
+from tests.client.clusters import Cluster, running
+from tests.client.connections import connected
+from tests.client.test_synchronous_training import batch, bytes_of, loss_of, make_model
+from tests.conftest import TOKEN
+from tests.faults import CutAt, FaultyProxy, Verdict
+from tests.psserver.wire import RawClient
+
+STEPS = 5
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Cluster]:
+    with running(2, num_workers=1) as cluster:
+        yield cluster
+
+
+class Training:
+    """A small network under Adam.
+
+    Args:
+        strategy: Where it is trained.
+    """
+
+    def __init__(self, strategy: ParameterServerStrategy) -> None:
+        self.strategy = strategy
+        with strategy.scope():
+            self.module = make_model()
+        adam = torch.optim.Adam(self.module.parameters(), lr=0.02)
+        self.optimizer = DistributedOptimizer(adam)
+        self.pushes = 1
+
+    def step(self, inputs: torch.Tensor) -> list[bytes]:
+        begun_with = bytes_of(self.module)
+        for _ in range(self.pushes):
+            self.optimizer.zero_grad()
+            loss_of(self.module, inputs).backward()
+            self.optimizer.step()
+        assert bytes_of(self.module) == begun_with
+        return begun_with
+
+    def run(self, *numbers: int) -> list[list[bytes]]:
+        """Takes steps; returns what each began with."""
+        return [self.strategy.run(self.step, args=(batch(n),)) for n in numbers]
+
+    def values(self) -> list[bytes]:
+        self.strategy.refresh()
+        return bytes_of(self.module)
+
+
+def trained(cluster: Cluster, **settings: Any) -> list[list[bytes]]:
+    with cluster.strategy(**settings) as strategy:
+        training = Training(strategy)
+        return [*training.run(*range(STEPS)), training.values()]
+
+
+def calls(server: str, *methods: str) -> list[int]:
+    """How often methods of a server were called."""
+    asking = OpenSessionRequest(protocol_version=PROTOCOL_VERSION, cluster_token=TOKEN)
+    with RawClient(server, TOKEN) as client:
+        status = client.unary(
+            "GetStatus",
+            GetStatusRequest(asking=asking),
+            GetStatusResponse,
+            service=SERVICE,
+        )
+    ended = {one.method: sum(one.ended.values()) for one in status.methods}
+    return [ended.get(method, 0) for method in methods]
+
+
+@pytest.fixture
+def expected() -> list[list[bytes]]:
+    with running(1) as cluster:
+        return trained(cluster, fused_steps=False)
+
+
+def test_a_lone_worker_sends_one_request_a_step_and_gets_the_same_bytes(
+    expected: list[list[bytes]],
+) -> None:
+    with running(2) as cluster, cluster.strategy() as strategy:
+        training = Training(strategy)
+        found = training.run(0)
+        before = [calls(one, "Read", "BeginStep", "Update") for one in cluster.servers]
+        found += training.run(*range(1, STEPS))
+        after = [calls(one, "Read", "BeginStep", "Update") for one in cluster.servers]
+        assert [*found, training.values()] == expected
+    spent = torch.tensor(after) - torch.tensor(before)
+    assert spent.tolist() == [[0, 0, STEPS - 1]] * 2
+
+
+@pytest.mark.parametrize("verdict", [Verdict.CUT_WITHIN, Verdict.CUT_AFTER])
+def test_a_push_whose_answer_is_lost_is_applied_once_and_read_anew(
+    expected: list[list[bytes]], verdict: Verdict
+) -> None:
+    with running(1) as cluster, FaultyProxy(cluster.servers[0]) as proxy:
+        with Cluster([proxy.address], 1).strategy() as strategy:
+            training = Training(strategy)
+            found = training.run(0)
+            for number in range(1, STEPS):
+                proxy.judge = CutAt(number, verdict)
+                found += training.run(number)
+            proxy.judge = CutAt(-1)
+            assert [*found, training.values()] == expected
+        assert proxy.cuts > 1
+
+
+def test_values_that_were_written_since_are_what_the_next_step_starts_with(
+    alone: Cluster,
+) -> None:
+    with alone.strategy() as strategy:
+        training = Training(strategy)
+        with strategy.scope():
+            other = Variable(1.0)
+        training.run(0, 1)
+        with torch.no_grad():
+            for parameter in training.module.parameters():
+                parameter.fill_(3.0)
+        other.assign(5.0)
+        written = bytes_of(training.module)
+        assert training.run(2) == [written]
+        assert strategy.run(other.value).item() == 5.0
+
+
+def test_runs_of_several_pushes_read_what_the_last_one_made(alone: Cluster) -> None:
+    found = []
+    for fused in (False, True):
+        with running(1) as cluster, cluster.strategy(fused_steps=fused) as strategy:
+            training = Training(strategy)
+            training.pushes = 2
+            found.append([*training.run(0, 1, 2), training.values()])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("fused", "seen"), [(None, 2.0), (True, 1.0)])
+def test_several_workers_see_each_other_at_once_unless_steps_are_to_be_fused(
+    fused: bool | None, seen: float
+) -> None:
+    with (
+        running(1, num_workers=2) as cluster,
+        cluster.strategy(0, fused_steps=fused) as chief,
+        cluster.strategy(1, fused_steps=fused) as other,
+    ):
+        steps = [_counting(one) for one in (chief, other)]
+        assert [step() for step in steps] == [0.0, 1.0]
+        # The other one's update came after the answer to this one's.
+        assert steps[0]() == seen
+        assert steps[0]() == 3.0
+
+
+def _counting(strategy: ParameterServerStrategy) -> Callable[[], float]:
+    with strategy.scope():
+        module = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(module.weight)
+    optimizer = DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=1.0))
+
+    def step() -> float:
+        begun_with = module.weight.item()
+        optimizer.zero_grad()
+        module(torch.full((1, 1), -1.0)).sum().backward()
+        optimizer.step()
+        return begun_with
+
+    return lambda: strategy.run(step)
+
+
+def test_a_large_push_and_its_answer_go_by_grpc_as_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STRATAGEM_TRANSPORT", "grpc")
+    with running(1) as cluster, cluster.strategy() as strategy:
+        with strategy.scope():
+            module = nn.Linear(1000, 600, bias=False)
+            nn.init.zeros_(module.weight)
+        optimizer = DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=1.0))
+
+        def step() -> float:
+            optimizer.zero_grad()
+            module(-torch.ones(1, 1000)).sum().backward()
+            optimizer.step()
+            return module.weight.sum().item()
+
+        assert [strategy.run(step) for _ in range(3)] == [0, 600_000, 1_200_000]
+
+
+def test_what_is_only_kept_is_refused(alone: Cluster) -> None:
+    with connected(alone.servers[0]) as connection:
+        kept = updates.keep(BackwardPass(optimizer="SGD", number=1), [])
+        with pytest.raises(InvalidArgumentError, match="send by Update"):
+            connection.call(and_read(kept, (), ()))
