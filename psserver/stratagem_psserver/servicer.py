@@ -26,6 +26,7 @@ from stratagem_proto.v1 import (
     session_pb2,
 )
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.barrier_pb2 import BarrierRequest
 from stratagem_proto.v1.keys_pb2 import ListKeysRequest
 from stratagem_psserver.mutations import Chunks
 from stratagem_psserver.rpcs.barriers import BarrierRpcs
@@ -150,7 +151,7 @@ def _synchronous_methods(methods: Methods, state: ServerState) -> Handlers:
             closed_step_pb2.ListClosedStepsRequest, rpcs.list_closed
         ),
         "FinishStep": methods.unary(closed_step_pb2.FinishStepRequest, rpcs.finish),
-        "Barrier": methods.unary(pb.BarrierRequest, wait),
+        "Barrier": methods.unary(BarrierRequest, wait),
     }
 
 

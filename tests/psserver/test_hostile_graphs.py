@@ -9,7 +9,12 @@ import torch
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_proto.v1.update_program_pb2 import GraphNode, GraphProgram, UpdateProgram
+from stratagem_proto.v1.update_program_pb2 import (
+    GraphNode,
+    GraphProgram,
+    InputBinding,
+    UpdateProgram,
+)
 from stratagem_psserver.server import ParameterServer
 from tests.conftest import TOKEN
 from tests.graph_programs import ADD_TO_INPUT, Ref, node, program, written
@@ -41,7 +46,7 @@ def run(client: RawClient, graph: GraphProgram) -> None:
     header = pb.UpdateHeader(
         key=client.key(),
         program=UpdateProgram(graph=graph),
-        bindings=[pb.InputBinding(variable="weight")],
+        bindings=[InputBinding(variable="weight")],
     )
     client.upload("Update", encoded(header, []), pb.UpdateResponse)
 

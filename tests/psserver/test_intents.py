@@ -11,6 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from stratagem_proto.v1 import checkpoint_pb2, closure_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.update_program_pb2 import InputBinding
 from stratagem_psserver.intents import Mutation, intent_of
 
 
@@ -56,6 +57,6 @@ def test_the_same_variables_are_told_apart_by_what_is_done_to_them() -> None:
 def test_an_update_is_of_what_has_a_gradient_or_is_an_input() -> None:
     header = pb.UpdateHeader(
         gradients=[pb.GradientRef(variable="w")],
-        bindings=[pb.InputBinding(variable="c"), pb.InputBinding(tensor=0)],
+        bindings=[InputBinding(variable="c"), InputBinding(tensor=0)],
     )
     assert intent_of(header).summary == "Update of 'c', 'w'"

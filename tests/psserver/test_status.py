@@ -15,7 +15,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.serving.status import SERVICE
-from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
 from stratagem_proto.v1.session_pb2 import (
     ROLE_WORKER,
     CloseSessionRequest,
@@ -92,12 +92,12 @@ def test_clients_are_listed_until_they_leave(server: ParameterServer) -> None:
 
 
 def test_who_waits_is_counted_by_what_for(client: RawClient) -> None:
-    barrier = pb.BarrierRequest(
+    barrier = BarrierRequest(
         session_id=client.session_id, name="epoch", num_tasks=2, wait_seconds=60
     )
 
     def wait() -> None:
-        client.unary("Barrier", barrier, pb.BarrierResponse)
+        client.unary("Barrier", barrier, BarrierResponse)
 
     with ThreadPoolExecutor(1) as thread, RawClient(client.address, TOKEN) as other:
         waiting = thread.submit(wait)
@@ -108,10 +108,10 @@ def test_who_waits_is_counted_by_what_for(client: RawClient) -> None:
         assert not wait_status.HasField("seconds")
         other.task = Task(job="worker", index=1)
         other.open()
-        barrier_of_other = pb.BarrierRequest()
+        barrier_of_other = BarrierRequest()
         barrier_of_other.CopyFrom(barrier)
         barrier_of_other.session_id = other.session_id
-        other.unary("Barrier", barrier_of_other, pb.BarrierResponse)
+        other.unary("Barrier", barrier_of_other, BarrierResponse)
         waiting.result()
     (wait_status,) = status_of(client).parameter_server.waits
     assert wait_status.waiting == 0
@@ -119,11 +119,11 @@ def test_who_waits_is_counted_by_what_for(client: RawClient) -> None:
 
 
 def test_a_wait_that_is_in_vain_counts_too(client: RawClient) -> None:
-    alone = pb.BarrierRequest(
+    alone = BarrierRequest(
         session_id=client.session_id, name="epoch", num_tasks=2, wait_seconds=0.01
     )
     with pytest.raises(DeadlineExceededError):
-        client.unary("Barrier", alone, pb.BarrierResponse)
+        client.unary("Barrier", alone, BarrierResponse)
     status = status_of(client)
     assert dict(calls(status, "Barrier").ended) == {"DEADLINE_EXCEEDED": 1}
     assert status.parameter_server.waits[0].seconds.sum >= 0.01

@@ -23,6 +23,7 @@ from stratagem_proto.v1.update_program_pb2 import (
     GraphInput,
     GraphNode,
     GraphProgram,
+    InputBinding,
     OptimizerProgram,
     UpdateProgram,
 )
@@ -231,7 +232,7 @@ def run_graph_on(client: RawClient, name: str) -> None:
     header = pb.UpdateHeader(
         key=client.key(),
         program=UpdateProgram(graph=program),
-        bindings=[pb.InputBinding(variable=name)],
+        bindings=[InputBinding(variable=name)],
     )
     client.upload("Update", encoded(header, []), pb.UpdateResponse)
 

@@ -25,6 +25,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.frames import decode_frame
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
+from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
@@ -224,10 +225,10 @@ def test_a_barrier_that_stays_closed_names_who_came(workers: list[RawClient]) ->
 
 
 def arrive(client: RawClient, seconds: float) -> None:
-    request = pb.BarrierRequest(
+    request = BarrierRequest(
         session_id=client.session_id, name="b", num_tasks=2, wait_seconds=seconds
     )
-    client.unary("Barrier", request, pb.BarrierResponse)
+    client.unary("Barrier", request, BarrierResponse)
 
 
 def test_a_server_that_stops_wakes_those_who_wait() -> None:

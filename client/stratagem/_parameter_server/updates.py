@@ -15,8 +15,7 @@ from stratagem._servers.writes import Cargo
 from stratagem._tracing.recording import Source
 from stratagem._tracing.trace import TracedUpdate, trace
 from stratagem._variables.variable import Variable
-from stratagem_proto.v1.parameter_server_pb2 import InputBinding
-from stratagem_proto.v1.update_program_pb2 import GraphInput
+from stratagem_proto.v1.update_program_pb2 import GraphInput, InputBinding
 
 
 def run(

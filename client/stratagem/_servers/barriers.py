@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stratagem._servers.request import Request, sole
-from stratagem_proto.v1.parameter_server_pb2 import BarrierRequest, BarrierResponse
+from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
 
 
 def barrier(

@@ -26,7 +26,6 @@ from stratagem_proto.v1.parameter_server_pb2 import (
     CommitContributionResponse,
     Contribution,
     GradientRef,
-    InputBinding,
     StepMark,
     UpdateHeader,
     UpdateNonSlotResponse,
@@ -36,6 +35,7 @@ from stratagem_proto.v1.tensor_pb2 import Encoding
 from stratagem_proto.v1.update_program_pb2 import (
     BackwardPass,
     GraphProgram,
+    InputBinding,
     OptimizerProgram,
     UpdateProgram,
 )

@@ -680,7 +680,7 @@ class UpdateHeader(google.protobuf.message.Message):
         """For an optimizer program: what to step. Each variable at most once."""
 
     @property
-    def bindings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___InputBinding]:
+    def bindings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.update_program_pb2.InputBinding]:
         """For a graph program: one for each input, in order."""
 
     @property
@@ -713,7 +713,7 @@ class UpdateHeader(google.protobuf.message.Message):
         key: stratagem_proto.v1.session_pb2.RequestKey | None = ...,
         program: stratagem_proto.v1.update_program_pb2.UpdateProgram | None = ...,
         gradients: collections.abc.Iterable[global___GradientRef] | None = ...,
-        bindings: collections.abc.Iterable[global___InputBinding] | None = ...,
+        bindings: collections.abc.Iterable[stratagem_proto.v1.update_program_pb2.InputBinding] | None = ...,
         tensors: collections.abc.Iterable[stratagem_proto.v1.tensor_pb2.TensorSpec] | None = ...,
         contribution: global___Contribution | None = ...,
         limits: stratagem_proto.v1.update_program_pb2.GradientLimits | None = ...,
@@ -858,40 +858,6 @@ class GradientRef(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_rows", b"_rows"]) -> typing.Literal["rows"] | None: ...
 
 global___GradientRef = GradientRef
-
-@typing.final
-class InputBinding(google.protobuf.message.Message):
-    """What an input of a graph program stands for in this request."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    VARIABLE_FIELD_NUMBER: builtins.int
-    TENSOR_FIELD_NUMBER: builtins.int
-    FLAG_FIELD_NUMBER: builtins.int
-    INTEGER_FIELD_NUMBER: builtins.int
-    NUMBER_FIELD_NUMBER: builtins.int
-    variable: builtins.str
-    """Name of a variable on this server."""
-    tensor: builtins.int
-    """Index into `tensors`."""
-    flag: builtins.bool
-    """A Python number, by its type."""
-    integer: builtins.int
-    number: builtins.float
-    def __init__(
-        self,
-        *,
-        variable: builtins.str = ...,
-        tensor: builtins.int = ...,
-        flag: builtins.bool = ...,
-        integer: builtins.int = ...,
-        number: builtins.float = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["flag", b"flag", "integer", b"integer", "kind", b"kind", "number", b"number", "tensor", b"tensor", "variable", b"variable"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["flag", b"flag", "integer", b"integer", "kind", b"kind", "number", b"number", "tensor", b"tensor", "variable", b"variable"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["variable", "tensor", "flag", "integer", "number"] | None: ...
-
-global___InputBinding = InputBinding
 
 @typing.final
 class Contribution(google.protobuf.message.Message):
@@ -1054,48 +1020,3 @@ class CommitContributionResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["dropped", b"dropped"]) -> None: ...
 
 global___CommitContributionResponse = CommitContributionResponse
-
-@typing.final
-class BarrierRequest(google.protobuf.message.Message):
-    """--- Waiting -----------------------------------------------------------------"""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    SESSION_ID_FIELD_NUMBER: builtins.int
-    NAME_FIELD_NUMBER: builtins.int
-    GENERATION_FIELD_NUMBER: builtins.int
-    NUM_TASKS_FIELD_NUMBER: builtins.int
-    WAIT_SECONDS_FIELD_NUMBER: builtins.int
-    session_id: builtins.bytes
-    name: builtins.str
-    """Name of the barrier, chosen by the program."""
-    generation: builtins.int
-    """How often this run of the program has passed this barrier before, from 0, so that
-    a repetition of an earlier passage is recognised. Tasks may differ in it.
-    """
-    num_tasks: builtins.int
-    """Number of tasks to wait for."""
-    wait_seconds: builtins.float
-    """Longest wait in seconds; the error names the tasks that did come."""
-    def __init__(
-        self,
-        *,
-        session_id: builtins.bytes = ...,
-        name: builtins.str = ...,
-        generation: builtins.int = ...,
-        num_tasks: builtins.int = ...,
-        wait_seconds: builtins.float = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["generation", b"generation", "name", b"name", "num_tasks", b"num_tasks", "session_id", b"session_id", "wait_seconds", b"wait_seconds"]) -> None: ...
-
-global___BarrierRequest = BarrierRequest
-
-@typing.final
-class BarrierResponse(google.protobuf.message.Message):
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-
-global___BarrierResponse = BarrierResponse

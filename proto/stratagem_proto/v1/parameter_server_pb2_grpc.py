@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from stratagem_proto.v1 import barrier_pb2 as stratagem__proto_dot_v1_dot_barrier__pb2
 from stratagem_proto.v1 import closed_step_pb2 as stratagem__proto_dot_v1_dot_closed__step__pb2
 from stratagem_proto.v1 import consistency_pb2 as stratagem__proto_dot_v1_dot_consistency__pb2
 from stratagem_proto.v1 import keys_pb2 as stratagem__proto_dot_v1_dot_keys__pb2
@@ -146,8 +147,8 @@ class ParameterServerServiceStub(object):
                 _registered_method=True)
         self.Barrier = channel.unary_unary(
                 '/stratagem_proto.v1.ParameterServerService/Barrier',
-                request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.BarrierRequest.SerializeToString,
-                response_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.BarrierResponse.FromString,
+                request_serializer=stratagem__proto_dot_v1_dot_barrier__pb2.BarrierRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_barrier__pb2.BarrierResponse.FromString,
                 _registered_method=True)
 
 
@@ -407,8 +408,8 @@ def add_ParameterServerServiceServicer_to_server(servicer, server):
             ),
             'Barrier': grpc.unary_unary_rpc_method_handler(
                     servicer.Barrier,
-                    request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.BarrierRequest.FromString,
-                    response_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.BarrierResponse.SerializeToString,
+                    request_deserializer=stratagem__proto_dot_v1_dot_barrier__pb2.BarrierRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_barrier__pb2.BarrierResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -960,8 +961,8 @@ class ParameterServerService(object):
             request,
             target,
             '/stratagem_proto.v1.ParameterServerService/Barrier',
-            stratagem__proto_dot_v1_dot_parameter__server__pb2.BarrierRequest.SerializeToString,
-            stratagem__proto_dot_v1_dot_parameter__server__pb2.BarrierResponse.FromString,
+            stratagem__proto_dot_v1_dot_barrier__pb2.BarrierRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_barrier__pb2.BarrierResponse.FromString,
             options,
             channel_credentials,
             insecure,

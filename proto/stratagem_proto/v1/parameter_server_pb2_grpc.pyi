@@ -7,6 +7,7 @@ import abc
 import collections.abc
 import grpc
 import grpc.aio
+import stratagem_proto.v1.barrier_pb2
 import stratagem_proto.v1.closed_step_pb2
 import stratagem_proto.v1.consistency_pb2
 import stratagem_proto.v1.keys_pb2
@@ -155,8 +156,8 @@ class ParameterServerServiceStub:
     """Describes all groups and how their workers fare."""
 
     Barrier: grpc.UnaryUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.BarrierRequest,
-        stratagem_proto.v1.parameter_server_pb2.BarrierResponse,
+        stratagem_proto.v1.barrier_pb2.BarrierRequest,
+        stratagem_proto.v1.barrier_pb2.BarrierResponse,
     ]
     """Waits until the given number of tasks have arrived."""
 
@@ -293,8 +294,8 @@ class ParameterServerServiceAsyncStub:
     """Describes all groups and how their workers fare."""
 
     Barrier: grpc.aio.UnaryUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.BarrierRequest,
-        stratagem_proto.v1.parameter_server_pb2.BarrierResponse,
+        stratagem_proto.v1.barrier_pb2.BarrierRequest,
+        stratagem_proto.v1.barrier_pb2.BarrierResponse,
     ]
     """Waits until the given number of tasks have arrived."""
 
@@ -471,9 +472,9 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def Barrier(
         self,
-        request: stratagem_proto.v1.parameter_server_pb2.BarrierRequest,
+        request: stratagem_proto.v1.barrier_pb2.BarrierRequest,
         context: _ServicerContext,
-    ) -> typing.Union[stratagem_proto.v1.parameter_server_pb2.BarrierResponse, collections.abc.Awaitable[stratagem_proto.v1.parameter_server_pb2.BarrierResponse]]:
+    ) -> typing.Union[stratagem_proto.v1.barrier_pb2.BarrierResponse, collections.abc.Awaitable[stratagem_proto.v1.barrier_pb2.BarrierResponse]]:
         """Waits until the given number of tasks have arrived."""
 
 def add_ParameterServerServiceServicer_to_server(servicer: ParameterServerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -487,3 +487,37 @@ class GraphArgumentList(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["items", b"items"]) -> None: ...
 
 global___GraphArgumentList = GraphArgumentList
+
+@typing.final
+class InputBinding(google.protobuf.message.Message):
+    """What an input of a graph program stands for in this request."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VARIABLE_FIELD_NUMBER: builtins.int
+    TENSOR_FIELD_NUMBER: builtins.int
+    FLAG_FIELD_NUMBER: builtins.int
+    INTEGER_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    variable: builtins.str
+    """Name of a variable on this server."""
+    tensor: builtins.int
+    """Index into `tensors`."""
+    flag: builtins.bool
+    """A Python number, by its type."""
+    integer: builtins.int
+    number: builtins.float
+    def __init__(
+        self,
+        *,
+        variable: builtins.str = ...,
+        tensor: builtins.int = ...,
+        flag: builtins.bool = ...,
+        integer: builtins.int = ...,
+        number: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["flag", b"flag", "integer", b"integer", "kind", b"kind", "number", b"number", "tensor", b"tensor", "variable", b"variable"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["flag", b"flag", "integer", b"integer", "kind", b"kind", "number", b"number", "tensor", b"tensor", "variable", b"variable"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["kind", b"kind"]) -> typing.Literal["variable", "tensor", "flag", "integer", "number"] | None: ...
+
+global___InputBinding = InputBinding

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from stratagem_proto.errors import DeadlineExceededError
-from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
 from stratagem_psserver.listing import listed
 from stratagem_psserver.state import ServerState
 
@@ -16,7 +16,7 @@ class BarrierRpcs:
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    async def wait(self, request: pb.BarrierRequest) -> pb.BarrierResponse:
+    async def wait(self, request: BarrierRequest) -> BarrierResponse:
         state, name, generation = self._state, request.name, request.generation
         session = state.session(request.session_id)
         state.barriers.arrive(
@@ -26,7 +26,7 @@ class BarrierRpcs:
         state.waits.changed(subject)
         passed = partial(state.barriers.is_passed, name, generation, session.id)
         if await state.waits.until(subject, passed, request.wait_seconds):
-            return pb.BarrierResponse()
+            return BarrierResponse()
         raise DeadlineExceededError(
             f"barrier {name!r} did not open in {request.wait_seconds:g} s: "
             f"{request.num_tasks} tasks must come, there are "

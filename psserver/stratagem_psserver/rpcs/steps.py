@@ -8,7 +8,7 @@ import torch
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_proto.v1.update_program_pb2 import InputBinding, OptimizerProgram
 from stratagem_psserver.compute import TENSOR_BYTES
 from stratagem_psserver.gradients import Gradient, gather
 from stratagem_psserver.graph_run import prepare
@@ -51,7 +51,7 @@ async def step_optimizer(
 async def run_graph(
     state: ServerState,
     graph: CompiledGraph,
-    bindings: Sequence[pb.InputBinding],
+    bindings: Sequence[InputBinding],
     staged: Staged,
 ) -> list[int]:
     """Runs a graph program; returns the versions of the variables that it wrote.
@@ -80,7 +80,7 @@ async def run_graph(
 
 
 def _written(
-    store: VariableStore, graph: CompiledGraph, bindings: Sequence[pb.InputBinding]
+    store: VariableStore, graph: CompiledGraph, bindings: Sequence[InputBinding]
 ) -> list[Variable]:
     names = [
         bindings[number].variable for number in graph.written if number < len(bindings)
@@ -93,7 +93,7 @@ def _written(
     return [store.get(name) for name in names]
 
 
-def _bound(store: VariableStore, binding: pb.InputBinding, staged: Staged) -> Binding:
+def _bound(store: VariableStore, binding: InputBinding, staged: Staged) -> Binding:
     match binding.WhichOneof("kind"):
         case "variable":
             return _whole(store.get(binding.variable))
