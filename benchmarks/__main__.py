@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Collection, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -15,15 +15,15 @@ import typer
 from rich.console import Console
 
 from benchmarks.goals import GOALS
-from benchmarks.harness.contest import Cell, Contest, Figure, hold
-from benchmarks.harness.environments import Foreign, missing, versions
-from benchmarks.harness.machine import machine
-from benchmarks.harness.plots import plot
+from benchmarks.harness.environments import Foreign, missing
+from benchmarks.harness.goal import Goal
+from benchmarks.harness.programs import Programs
 from benchmarks.harness.report import Report
+from benchmarks.harness.table import goals_table
 from benchmarks.measurements import MEASUREMENTS
+from benchmarks.run import Run
 
 _OUT = Path("runs/benchmarks")
-_QUICK_ROUNDS = 5
 _BUSY_LOAD = 1.0
 
 console = Console(stderr=True)
@@ -37,12 +37,17 @@ def main(
     ] = None,
     peers: Annotated[
         list[Foreign] | None,
-        typer.Option(help="Whom to measure beside ourselves and the limits."),
+        typer.Option(
+            help="Whom to measure beside ourselves and the limits; may be repeated."
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=2, help="Alternated runs.")] = 7,
-    out: Annotated[Path, typer.Option(help="Folder for the figures.")] = _OUT,
+    out: Annotated[
+        Path | None,
+        typer.Option(help=f"Folder for the figures; {_OUT}, or quick in it."),
+    ] = None,
     quick: Annotated[
-        bool, typer.Option(help="Only what has a floor; fails below it.")
+        bool, typer.Option(help="Only ratios that were reached; fails below them.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a line of JSON for each measurement.")
@@ -50,56 +55,32 @@ def main(
 ) -> None:
     """Measures beside physical limits and peers, as ratios of one run.
 
-    Exit code: 0 when all was measured, 1 if --quick finds a ratio below what was
-    reached before.
+    Exit code: 0 when all was measured; 1 if a contestant failed, or if --quick finds a
+    ratio below what was reached before, or none.
     """
-    if os.getloadavg()[0] > _BUSY_LOAD:
-        console.print("others use this machine: ratios of small requests say little")
-    chosen = _there(peers or ())
-    rounds = _QUICK_ROUNDS if quick else rounds
+    start, load = time.monotonic(), os.getloadavg()[0]
+    if load > _BUSY_LOAD:
+        console.print(f"the load is {load:.1f}: ratios of small requests say little")
+    folder = out or (_OUT / "quick" if quick else _OUT)
+    run = Run(_there(peers or ()), rounds, quick, folder, console)
     reports: list[Report] = []
-    for name in names or Name:
-        contests = [each.among(chosen) for each in MEASUREMENTS[name.value]()]
-        if quick:
-            contests = [each.about(_kept(name.value)) for each in contests]
-        about = machine() | versions(chosen)
-        figures = _measured(contests, rounds)
-        if figures:
-            reports.append(Report(name.value, rounds, figures, about))
-            _keep(reports[-1], out)
-            _print(reports[-1], as_json)
-    _summarize(reports, out)
+    with Programs() as programs:
+        for name in names or Name:
+            if report := run.measure(name.value, programs):
+                reports.append(report)
+                _print(report, as_json, quick)
     if quick and not as_json:
-        _list_what_is_left()
-    fallen = [goal.name for each in reports for goal in each.fallen]
-    if quick and fallen:
-        raise SystemExit(f"below their floors: {'; '.join(fallen)}")
+        _list_ratios(reports)
+    console.print(f"took {time.monotonic() - start:.0f} s")
+    if wrong := [*_wrong(reports, quick)]:
+        raise SystemExit("; ".join(wrong))
 
 
-def _list_what_is_left() -> None:
-    print("Goals without a floor, as they were not reached yet:")
-    for goal in GOALS:
-        if goal.floor is None:
-            print(f"- {goal.measurement}: {goal.name}, at least {goal.at_least:.2f}")
-
-
-def _keep(report: Report, folder: Path) -> None:
-    report.write(folder)
-    plot(report.name, report.figures, folder)
-
-
-def _print(report: Report, as_json: bool) -> None:
+def _print(report: Report, as_json: bool, quick: bool) -> None:
     if as_json:
         print(json.dumps({"name": report.name, **report.facts()}), flush=True)
-    else:
+    elif not quick:
         print(report.markdown(), flush=True)
-
-
-def _summarize(reports: Sequence[Report], folder: Path) -> None:
-    """Keep all that was found on one page."""
-    page = "\n".join(report.markdown() for report in reports)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.md").write_text(page)
 
 
 def _there(peers: Collection[Foreign]) -> Collection[Foreign]:
@@ -109,26 +90,30 @@ def _there(peers: Collection[Foreign]) -> Collection[Foreign]:
     return [peer for peer in peers if not missing(peer)]
 
 
-def _kept(name: str) -> Collection[Cell]:
-    """The figures that goals with floors need."""
-    return {
-        cell
-        for goal in GOALS
-        if goal.measurement == name and goal.floor is not None
-        for cell in goal.cells
-    }
+def _list_ratios(reports: Sequence[Report]) -> None:
+    ratios = {goal: found for each in reports for goal, found in each.ratios.items()}
+    print(goals_table(ratios).markdown())
+    print("Without a floor, as they were not reached yet:")
+    kept = {_described(goal) for goal in GOALS if goal.kept}
+    for what in dict.fromkeys(map(_described, GOALS)):
+        if what not in kept:
+            print(f"- {what}")
 
 
-def _measured(contests: Sequence[Contest], rounds: int) -> Sequence[Figure]:
-    with _reporting() as report:
-        return [each for contest in contests for each in hold(contest, rounds, report)]
+def _described(goal: Goal) -> str:
+    return f"{goal.measurement}, {goal.about}: {goal.wording}"
 
 
-@contextmanager
-def _reporting() -> Iterator[Callable[[str], None]]:
-    """What shows on the terminal what is measured."""
-    with console.status("starting") as status:
-        yield lambda what: status.update(f"measuring {what}")
+def _wrong(reports: Sequence[Report], quick: bool) -> Sequence[str]:
+    failed = [f"{name} failed" for each in reports for name in each.failed]
+    fallen = [
+        f"{goal.measurement}: {goal.name} is "
+        + ("below its floor" if goal in each.ratios else "not measured")
+        for each in reports
+        for goal in each.fallen
+        if quick
+    ]
+    return failed + fallen
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -18,16 +18,17 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.__main__ import main
-from benchmarks.floors import FLOORS
-from benchmarks.goals import GOALS, Goal
-from benchmarks.harness.contest import Cell, Contest, Figure, hold
+from benchmarks.__main__ import Name, main
+from benchmarks.goals import GOALS
+from benchmarks.harness.contest import Contest, Contestant, Question
 from benchmarks.harness.environments import Foreign, missing, python_of
-from benchmarks.harness.machine import machine
+from benchmarks.harness.figures import Cell, Figure
+from benchmarks.harness.goal import Goal
 from benchmarks.harness.plots import plot
-from benchmarks.harness.report import Report
+from benchmarks.harness.programs import Programs
+from benchmarks.harness.report import Report, join
 from benchmarks.harness.table import Table
-from benchmarks.harness.turns import Sample, alternate
+from benchmarks.harness.turns import alternate, hold
 from benchmarks.measurements import (
     MEASUREMENTS,
     lookups,
@@ -40,8 +41,9 @@ from benchmarks.measurements import (
     transfer,
     workers,
 )
-from benchmarks.peers.process import Program, peer
+from benchmarks.peers.process import Peer, Program
 from benchmarks.peers.processor_time import processor_seconds
+from benchmarks.reached import REACHED
 from stratagem_deploy import LocalCluster
 from tests.deploy.processes import eventually
 
@@ -114,8 +116,28 @@ def test_peers_answer_in_environments_of_their_own(foreign: Foreign) -> None:
     contest = transfer.transfer([4_000], seconds=0.0)
     theirs = [each for each in contest.contestants if each.peer is foreign]
     alone = replace(contest, contestants=theirs)
-    figures = [*hold(alone, rounds=2, report=lambda _: None)]
-    assert {figure.cell.contestant for figure in figures} == {theirs[0].name}
+    with Programs() as programs:
+        outcome = hold(alone, programs, lambda _: 2, lambda _: None)
+    assert outcome.failed == {}
+    assert {cell.contestant for cell in outcome.figures} == {theirs[0].name}
+
+
+def test_a_contest_goes_on_without_who_fails() -> None:
+    names = "whole", "absent", "wrong"
+    modules = "limits.socket", "absent", "limits.socket"
+    contestants = [*map(Contestant, names, modules, (["unix"], [], ["too", "many"]))]
+    contest = Contest("c", contestants, [Question("q", "push 100", names, 0.0)])
+    with Programs() as programs:
+        outcome = hold(contest, programs, lambda _: 2, lambda _: None)
+        lasting, again = programs.by_name(), replace(contest, name="d")
+        hold(again.about(outcome.figures), programs, lambda _: 2, lambda _: None)
+        assert programs.by_name() == lasting
+    (figure,) = outcome.figures.values()
+    assert figure.cell == Cell("q", "whole")
+    assert len(figure.answers) == 2
+    assert outcome.failed.keys() == {"absent", "wrong"}
+    assert outcome.others >= 0
+    assert "No module named" in outcome.failed["absent"]
 
 
 def test_questions_have_contestants_and_goals_have_questions() -> None:
@@ -128,11 +150,12 @@ def test_questions_have_contestants_and_goals_have_questions() -> None:
     assert {cell for goal in GOALS for cell in goal.cells} <= cells
 
 
-def test_each_floor_is_that_of_a_goal() -> None:
-    goals = {(goal.measurement, goal.name) for goal in GOALS}
-    floors = {(name, goal) for name, kept in FLOORS.items() for goal in kept}
-    assert floors <= goals
-    assert len(goals) == len(GOALS)
+def test_what_was_reached_is_a_goal() -> None:
+    kept = {(goal.measurement, goal.name) for goal in GOALS if goal.kept}
+    assert kept == {
+        (name, goal) for name, reached in REACHED.items() for goal in reached
+    }
+    assert len({(goal.measurement, goal.name) for goal in GOALS}) == len(GOALS)
 
 
 def test_a_contest_asks_only_for_the_figures_that_are_needed() -> None:
@@ -147,7 +170,8 @@ def test_a_restless_program_is_stopped_between_its_turns() -> None:
     restless = Program(Path(sys.executable), socket, ["unix"], restless=True)
     children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
     before = set(children.read_text().split())
-    with peer(restless) as program:
+    with Peer(restless) as program:
+        program.wait_until_ready()
         (child,) = set(children.read_text().split()) - before
         status = Path(f"/proc/{child}/status")
         eventually(lambda: "T (stopped)" in status.read_text())
@@ -158,8 +182,9 @@ def test_a_restless_program_is_stopped_between_its_turns() -> None:
 
 def test_a_program_that_cannot_start_says_why() -> None:
     absent = Program(Path(sys.executable), "benchmarks.peers.absent")
-    with pytest.raises(RuntimeError, match=r"does not answer.*\n.*No module named"):
-        peer(absent).__enter__()
+    failing = pytest.raises(RuntimeError, match=r"does not answer.*\n.*No module named")
+    with Peer(absent) as program, failing:
+        program.wait_until_ready()
 
 
 def test_what_a_child_does_is_processor_time_of_its_parent() -> None:
@@ -176,51 +201,66 @@ def test_what_a_child_does_is_processor_time_of_its_parent() -> None:
 
 
 OURS, THEIRS = Cell("pull 1 MB", "Stratagem"), Cell("pull 1 MB", "Ray")
-FIGURES = [Figure(OURS, 0.001, 0.5, "ms"), Figure(THEIRS, 0.003, 0.25, "ms")]
+FIGURES = [
+    Figure(OURS, (0.001, 0.001, 0.002), "ms"),
+    Figure(THEIRS, (0.003, 0.003, 0.004), "ms"),
+]
+GOAL = Goal("transfer", OURS, THEIRS, 2.0, "pull: 1 MB", "2 times Ray")
 
 
 def test_a_report_keeps_figures_ratios_and_tables(tmp_path: Path) -> None:
-    report = Report("transfer", 3, FIGURES, machine())
+    report = Report("transfer", FIGURES, [GOAL], {"cores": 2}, {"MXNet": "why"})
     report.write(tmp_path)
-    text = (tmp_path / "transfer.md").read_text()
-    assert "| pull 1 MB, ms | 1 (0.50) | 3 (0.25) |" in text.splitlines()
+    (tmp_path / "steps.md").write_text("of another run\n")
+    join(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "| pull 1 MB, ms | 1 (1.00) | 3 (0.33) |" in text.splitlines()
+    assert "Medians (and spreads) of 3 alternated runs; cores 2." in text
+    assert "Failed: MXNet." in text.splitlines()
     assert "| Stratagem, pull 1 MB: of Ray | 3.00 | 2.00 | reached |" in text
-    record = json.loads((tmp_path / "transfer.json").read_text())
-    assert record["rounds"] == 3
-    assert record["ratios"] == {"Stratagem, pull 1 MB: of Ray": pytest.approx(3)}
+    assert "of another run" in text
+    assert Report.read(tmp_path, "transfer", [GOAL]) == report
 
 
 def test_throughput_and_cost_are_drawn(tmp_path: Path) -> None:
-    cost = Figure(Cell("processors, a million examples", "2 workers"), 9e-6, 0.1, "us")
+    cost = Figure(Cell("processors", "2 workers"), (9e-6, 9e-6), "us")
     plot("transfer", FIGURES, tmp_path)
     plot("workers", [cost], tmp_path)
     plot("startup", FIGURES, tmp_path)
     assert {each.name for each in tmp_path.iterdir()} == {"transfer.png", "workers.png"}
 
 
-def test_a_ratio_is_theirs_over_ours_where_both_are_there() -> None:
-    assert Goal("transfer", OURS, THEIRS, 2.0).ratio(FIGURES) == pytest.approx(3)
-    assert Goal("transfer", OURS, 0.002, 1.0).ratio(FIGURES) == 2
-    assert Goal("transfer", OURS, THEIRS, 2.0).ratio(FIGURES[:1]) is None
+def test_a_ratio_is_the_median_of_those_of_rounds() -> None:
+    assert GOAL.ratio(FIGURES) == pytest.approx(3)
+    assert replace(GOAL, theirs=0.002).ratio(FIGURES) == 2
+    assert GOAL.ratio(FIGURES[:1]) is None
+    crossed = [Figure(OURS, (1, 2, 3), "ms"), Figure(THEIRS, (4, 2, 6), "ms")]
+    assert GOAL.ratio(crossed) == 2
+    assert GOAL.ratio([replace(crossed[0], answers=(0.0,)), crossed[1]]) == math.inf
 
 
-@pytest.mark.parametrize(("floor", "count"), [(2.9, 0), (3.1, 1)])
-def test_what_falls_below_its_floor_is_found(
-    monkeypatch: pytest.MonkeyPatch, floor: float, count: int
+@pytest.mark.parametrize(
+    ("kept", "least", "figures", "count"),
+    [
+        (True, 2.9, FIGURES, 0),
+        (True, 3.1, FIGURES, 1),
+        (True, 2.9, FIGURES[:1], 1),
+        (False, 3.1, FIGURES, 0),
+    ],
+)
+def test_what_is_below_its_floor_or_not_measured_has_fallen(
+    kept: bool, least: float, figures: Sequence[Figure], count: int
 ) -> None:
-    name = "Stratagem, pull 1 MB: of Ray"
-    monkeypatch.setattr("benchmarks.goals.FLOORS", {"transfer": {name: floor}})
-    fallen = Report("transfer", 3, FIGURES, machine()).fallen
-    assert [goal.name for goal in fallen] == [name] * count
+    goal = replace(GOAL, kept=kept, at_least=least)
+    assert Report("transfer", figures, [goal], {}).fallen == [goal] * count
 
 
 def test_goals_that_were_not_reached_are_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("benchmarks.goals.FLOORS", {})
-    main(out=tmp_path, quick=True)
-    assert "- startup: Stratagem, server ready: of 3, at least 1.00" in (
-        capsys.readouterr().out.splitlines()
+    main([Name("startup")], quick=True)
+    assert (
+        "- startup, server ready: at most 3 s" in capsys.readouterr().out.splitlines()
     )
 
 
@@ -240,15 +280,17 @@ def test_contestants_take_turns_and_the_first_round_does_not_count() -> None:
         turns.append(name)
         return float(len(turns))
 
-    samples = alternate({name: partial(turn, name) for name in "ab"}, rounds=3)
+    answers, failed = alternate({name: partial(turn, name) for name in "ab"}, rounds=3)
     assert "".join(turns) == "abababab"
-    assert samples["b"].figures == (4.0, 6.0, 8.0)
+    assert answers["b"] == (4.0, 6.0, 8.0)
+    assert not failed
 
 
-def test_a_sample_is_summed_up_by_median_and_relative_spread() -> None:
-    sample = Sample((1.0, 2.0, 3.0, 4.0, 10.0))
-    assert sample.median == 3.0
-    assert sample.spread == (7.0 - 1.5) / 3.0
+def test_a_figure_is_summed_up_by_median_and_relative_spread() -> None:
+    figure = Figure(OURS, (1.0, 2.0, 3.0, 4.0, 10.0), "ms")
+    assert figure.median == 3.0
+    assert figure.spread == (7.0 - 1.5) / 3.0
+    assert Figure(OURS, (0.0, 0.0), "ms").spread == 0
 
 
 def test_a_table_is_markdown() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
-from benchmarks.harness.environments import Foreign, python_of
-from benchmarks.harness.turns import alternate
-from benchmarks.peers.process import Peer, Program, peer
+from benchmarks.harness.environments import Foreign
+from benchmarks.harness.figures import Cell
 
 
 @dataclass(frozen=True)
@@ -53,36 +50,6 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """Where a figure stands.
-
-    Attributes:
-        question: Name of the question.
-        contestant: Name of the contestant.
-    """
-
-    question: str
-    contestant: str
-
-
-@dataclass(frozen=True)
-class Figure:
-    """What one contestant answered to one question.
-
-    Attributes:
-        cell: The contestant and the question.
-        median: Of its answers.
-        spread: Interquartile range of the answers over their median.
-        unit: What tables show the median in.
-    """
-
-    cell: Cell
-    median: float
-    spread: float
-    unit: str
-
-
-@dataclass(frozen=True)
 class Contest:
     """Who answers what.
 
@@ -95,6 +62,12 @@ class Contest:
     name: str
     contestants: Sequence[Contestant]
     questions: Sequence[Question]
+
+    @property
+    def taking_part(self) -> Sequence[Contestant]:
+        """Those who are asked something."""
+        asked = {name for question in self.questions for name in question.of}
+        return [each for each in self.contestants if each.name in asked]
 
     def among(self, peers: Collection[Foreign]) -> Contest:
         """The same with ourselves, the limits, and these peers alone."""
@@ -111,55 +84,3 @@ class Contest:
             if of:
                 questions.append(replace(question, of=of))
         return replace(self, questions=questions)
-
-
-def hold(
-    contest: Contest, rounds: int, report: Callable[[str], None]
-) -> Iterator[Figure]:
-    """Asks each question in turns, so that a change of the load meets all alike.
-
-    Args:
-        contest: Who answers what.
-        rounds: Answers of each after warming up.
-        report: Told what is measured next.
-    """
-    asked = {name for question in contest.questions for name in question.of}
-    contestants = [each for each in contest.contestants if each.name in asked]
-    if not contestants:
-        return
-    report(f"{contest.name}: starting contestants")
-    with _started(contestants) as programs:
-        for question in contest.questions:
-            report(f"{contest.name}: {question.name}")
-            yield from _answers(question, programs, rounds)
-
-
-@contextmanager
-def _started(contestants: Sequence[Contestant]) -> Iterator[dict[str, Peer]]:
-    with ExitStack() as stack:
-        yield {each.name: stack.enter_context(_running(each)) for each in contestants}
-
-
-def _running(contestant: Contestant) -> AbstractContextManager[Peer]:
-    return peer(
-        Program(
-            python_of(contestant.peer),
-            f"benchmarks.peers.{contestant.module}",
-            contestant.arguments,
-            contestant.settings,
-            contestant.restless,
-        )
-    )
-
-
-def _answers(
-    question: Question, programs: Mapping[str, Peer], rounds: int
-) -> Iterator[Figure]:
-    asking = {
-        name: partial(program.measure, question.asked, question.seconds)
-        for name, program in programs.items()
-        if name in question.of
-    }
-    for name, sample in alternate(asking, rounds).items():
-        cell = Cell(question.name, name)
-        yield Figure(cell, sample.median, sample.spread, question.unit)

@@ -11,9 +11,10 @@ from typing import TypeAlias
 from matplotlib import figure
 from matplotlib.axes import Axes
 
-from benchmarks.harness.contest import Figure
+from benchmarks.harness.figures import Figure
 
-_SIZED = re.compile(r"(?P<direction>push \+ SGD|pull) (?P<megabytes>[\d.]+) MB")
+_DIRECTIONS = ("push + SGD", "pull", "push + SGD + pull")
+_SIZED = re.compile(r"(?P<direction>.+) (?P<megabytes>[\d.]+) MB")
 _WORKERS = re.compile(r"(\d+) workers?")
 
 Points: TypeAlias = Mapping[str, Sequence[tuple[float, float]]]
@@ -27,14 +28,15 @@ def plot(name: str, figures: Sequence[Figure], folder: Path) -> None:
 
 
 def _throughput(figures: Sequence[Figure]) -> figure.Figure:
-    """Throughput against size, for either direction."""
-    picture = figure.Figure(figsize=(10, 4.5), layout="constrained")
-    both = picture.subplots(1, 2, sharey=True)
-    for axes, direction in zip(both, ("push + SGD", "pull"), strict=True):
+    """Throughput against size, for either direction and for both."""
+    picture = figure.Figure(figsize=(14, 4.5), layout="constrained")
+    all_axes = picture.subplots(1, len(_DIRECTIONS), sharey=True)
+    for axes, direction in zip(all_axes, _DIRECTIONS, strict=True):
         _lines(axes, _rates(figures, direction))
         axes.set(title=direction, xlabel="MB", xscale="log", yscale="log")
-    both[0].set(ylabel="GB/s")
-    both[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        if axes.lines:
+            axes.legend(loc="upper left", bbox_to_anchor=(0, -0.15), fontsize="small")
+    all_axes[0].set(ylabel="GB/s")
     return picture
 
 

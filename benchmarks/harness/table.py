@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.goals import Goal
-from benchmarks.harness.contest import Cell, Figure
+from benchmarks.harness.figures import Cell, Figure
+from benchmarks.harness.goal import Goal
 
 _PER_BASE_UNIT: Mapping[str, float] = {"s": 1, "ms": 1e3, "us": 1e6, "MB": 1e-6}
 

@@ -10,17 +10,18 @@ from collections.abc import Sequence
 
 from benchmarks.harness.contest import Contest, Contestant, Question
 from benchmarks.harness.environments import Foreign
+from benchmarks.measurements.workers import counted
 
 _CLOSURES = ("nothing", "update")
 _KINDS = {
-    "rate": "of the clock while many are scheduled",
-    "trip": "from schedule to fetch",
-    "cost": "of processors",
+    "rate": "time for one of many",
+    "trip": "round trip",
+    "cost": "processors",
 }
 
 
 def scheduling(
-    workers: Sequence[int] = (1, 2, 4), seconds: float = 0.5
+    workers: Sequence[int] = (1, 2, 4), seconds: float = 0.3
 ) -> Sequence[Contest]:
     """A contest for each number of workers."""
     return [_contest(count, seconds) for count in workers]
@@ -37,7 +38,7 @@ def _contest(workers: int, seconds: float) -> Contest:
     names = {each.name for each in contestants}
     questions = [
         Question(
-            f"{closure}, {workers} workers, {what}",
+            f"{closure}, {counted(workers)}, {what}",
             f"{kind} {closure}",
             names,
             seconds,

@@ -67,7 +67,7 @@ def transfer(sizes: Sequence[int] = SIZES, seconds: float = 0.1) -> Contest:
     return Contest("transfer", (*_OURS, *_PEERS, _MXNET, *_LIMITS), questions)
 
 
-def small_updates(seconds: float = 0.4) -> Contest:
+def small_updates(seconds: float = 0.2) -> Contest:
     """Updates of a variable of 100 bytes."""
     contestants = (*_OURS, *_PEERS, _PLAIN, *_LIMITS[1:])
     names = {each.name for each in contestants}

@@ -19,7 +19,7 @@ Answer = Callable[[str, float], float]
 """Measures what it is asked for about so many seconds; returns a figure."""
 
 _ROOT = Path(__file__).resolve().parents[2]
-_START_SECONDS = 300.0
+_START_SECONDS = 120.0
 _MOST_SECONDS = 60.0
 _END_SECONDS = 10.0
 _SHOWN_BYTES = 4_000
@@ -54,19 +54,21 @@ class Program:
 
 
 class Peer:
-    """The program, as who asks it sees it."""
+    """The program, as who asks it sees it. A context manager, which ends it."""
 
-    def __init__(
-        self,
-        program: Program,
-        process: subprocess.Popen[bytes],
-        connection: Connection,
-        log: IO[bytes],
-    ) -> None:
+    def __init__(self, program: Program) -> None:
+        """Begins to start it."""
         self._program = program
-        self._process = process
-        self._connection = connection
-        self._log = log
+        self._log = TemporaryFile()  # noqa: SIM115 - `end` closes it
+        self._connection, theirs = Pipe()
+        with theirs:
+            self._process = _process(program, theirs, self._log)
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
     def measure(self, question: str, seconds: float) -> float:
         """Lets it measure something for about that long, and returns the figure.
@@ -74,25 +76,33 @@ class Peer:
         Raises:
             RuntimeError: It ended, or did not answer; with what it wrote last.
         """
-        with self._awake():
+        with self._explaining(), self._awake():
             self._connection.send((question, seconds))
             return self._answer(seconds + _MOST_SECONDS)
 
-    def started(self) -> None:
+    def wait_until_ready(self) -> None:
         """Waits until it can be asked; raises as `measure`."""
-        self._answer(_START_SECONDS)
+        with self._explaining():
+            self._answer(_START_SECONDS)
+            if self._program.restless:
+                os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def dismiss(self) -> None:
+        """Lets it end by itself, as it does once nobody can ask it."""
         if self._program.restless:
-            os.killpg(self._process.pid, signal.SIGSTOP)
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGCONT)
+        self._connection.close()
 
     def end(self) -> None:
         """Ends it, and the processes that it has started."""
-        with self._awake(), suppress(subprocess.TimeoutExpired):
-            # It ends by itself once nobody can ask it.
-            self._connection.close()
+        self.dismiss()
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._log.close()
 
     @contextmanager
     def _awake(self) -> Iterator[None]:
@@ -107,37 +117,23 @@ class Peer:
                 os.killpg(self._process.pid, signal.SIGSTOP)
 
     def _answer(self, seconds: float) -> float:
+        if not self._connection.poll(seconds):
+            raise TimeoutError
+        figure: float = self._connection.recv()
+        return figure
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
         try:
-            if self._connection.poll(seconds):
-                figure: float = self._connection.recv()
-                return figure
-        except EOFError:
-            pass
-        name = self._program.module
-        raise RuntimeError(f"{name} does not answer; it wrote\n{self._written()}")
+            yield
+        except (EOFError, OSError) as error:
+            name = self._program.module
+            why = f"{name} does not answer; it wrote\n{self._written()}"
+            raise RuntimeError(why) from error
 
     def _written(self) -> str:
         self._log.seek(0)
         return self._log.read()[-_SHOWN_BYTES:].decode(errors="replace")
-
-
-@contextmanager
-def peer(program: Program) -> Iterator[Peer]:
-    """The program, started and ready.
-
-    Raises:
-        RuntimeError: It did not start.
-    """
-    mine, theirs = Pipe()
-    with mine, TemporaryFile() as log:
-        with theirs:
-            process = _process(program, theirs, log)
-        started = Peer(program, process, mine, log)
-        try:
-            started.started()
-            yield started
-        finally:
-            started.end()
 
 
 def _process(
