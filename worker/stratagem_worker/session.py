@@ -189,12 +189,12 @@ class WorkSession:
                 partial(cancelled, closure, worker),
             )
         self._given_up.discard(closure)
-        ended = End(end, time.monotonic() - began, writes)
+        ended = End(end, began, time.monotonic(), writes)
         self._ends.add(ended, self._executor.has_more)
 
-    def _report(self, end: pb.Finished, seconds: float) -> None:
+    def _report(self, end: pb.Finished, seconds: float, at_once: bool) -> None:
         self._executor.figures.count(end, seconds)
-        self.outbox.put_finished(end)
+        self.outbox.put_finished(end, at_once)
 
     def _finished(self, order: pb.Run, payload: bytes) -> pb.Finished:
         if order.closure in self._given_up or not self._accepting:

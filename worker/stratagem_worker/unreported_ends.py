@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +18,9 @@ from stratagem_worker.closure import write_failed
 # is asked for waits for them.
 _MOST_AHEAD = 16
 
-# Who waits for a function waits so much longer if the next one takes its time.
+# A function that ends later than this after an unreported one waits for its writes. If
+# none ends in twice that time, another thread does, and who waits for a function whose
+# successor takes its time has waited so much longer.
 _LINGER_SECONDS = 0.005
 
 
@@ -26,24 +29,31 @@ class End(NamedTuple):
 
     Attributes:
         finished: The end, if its writes do not fail.
-        seconds: How long it ran.
+        began: When it began, in seconds of a monotonic clock.
+        ended: When it ended.
         writes: Those that it has not waited for.
     """
 
     finished: pb.Finished
-    seconds: float
+    began: float
+    ended: float
     writes: WritesBehind
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether it should be reported by now."""
+        return time.monotonic() - self.ended > _LINGER_SECONDS
 
 
 class UnreportedEnds:
     """Ends of the functions of one session, in order. Made on the event loop.
 
     Args:
-        report: Called with each end and the seconds that it took to come, from any
-            thread.
+        report: Called from any thread with each end, the seconds that the function
+            ran, and whether nothing follows that it could be told with.
     """
 
-    def __init__(self, report: Callable[[pb.Finished, float], None]) -> None:
+    def __init__(self, report: Callable[[pb.Finished, float, bool], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._report = report
         self._ends: deque[End] = deque()
@@ -58,21 +68,31 @@ class UnreportedEnds:
             more_follow: Whether there is something to run next.
         """
         if not self._ends and end.writes.settled:
-            return self._report(end.finished, end.seconds)
+            return self._tell(end, at_once=not more_follow)
         self._ends.append(end)
-        if not more_follow or len(self._ends) >= _MOST_AHEAD:
-            self.settle()
+        many = len(self._ends) >= _MOST_AHEAD
+        if not more_follow or many or self._is_overdue():
+            self._settle(at_once=not more_follow)
         else:
             self._watch()
 
-    def settle(self) -> None:
+    def _settle(self, at_once: bool) -> None:
         """Reports all, each as soon as its writes are applied."""
         with self._settling:
             while self._ends:
                 end = self._ends[0]
                 end.writes.settle()
-                self._report(_outcome(end), end.seconds)
                 self._ends.popleft()
+                self._tell(end, at_once and not self._ends)
+
+    def _is_overdue(self) -> bool:
+        try:
+            return self._ends[0].is_overdue
+        except IndexError:
+            return False  # another thread has just reported all
+
+    def _tell(self, end: End, at_once: bool) -> None:
+        self._report(_outcome(end), end.ended - end.began, at_once)
 
     def _watch(self) -> None:
         if not self._watched:
@@ -82,12 +102,14 @@ class UnreportedEnds:
                 self._loop.call_soon_threadsafe(self._wait)
 
     def _wait(self) -> None:
-        self._loop.call_later(_LINGER_SECONDS, self._look)
+        self._loop.call_later(2 * _LINGER_SECONDS, self._look)
 
     def _look(self) -> None:
         self._watched = False
-        if self._ends:
-            self._loop.run_in_executor(None, self.settle)
+        if self._is_overdue():
+            self._loop.run_in_executor(None, self._settle, True)
+        elif self._ends:
+            self._watch()
 
 
 def _outcome(end: End) -> pb.Finished:
