@@ -15,6 +15,7 @@ SHELL_SCRIPTS := .ci/run deploy/docker/engine.sh deploy/slurm/train.sbatch \
 
 DOCKER ?= docker
 BASE_IMAGE ?= python:3.11-slim-bookworm
+WHEELS ?= build/wheels
 
 # The first of these that runs and is new enough.
 PYTHON ?= $(shell for python in python3.11 python3; do \
@@ -45,7 +46,7 @@ netns-test: $(INSTALLED) ## Train on hosts with networks of their own, one cut o
 	$(BIN)/pytest -m netns --capture=no tests/netns
 
 ray-test: $(INSTALLED) ## Train on a Ray of this machine, killing some of it.
-	$(PIP) install --constraint constraints.txt --editable ".[ray]"
+	$(PIP) install --constraint constraints.txt --no-warn-conflicts --editable ".[ray]"
 	$(BIN)/pytest -m ray tests/deploy/on_ray
 
 check: $(INSTALLED) ## Lint, type-check, and see that tests can fail.
@@ -81,8 +82,8 @@ format: $(INSTALLED) ## Format the code and fix what the linter can.
 	$(BIN)/ruff format
 
 wheels: $(INSTALLED) ## Collect what images are made of in build/wheels.
-	$(PIP) wheel --constraint constraints.txt --wheel-dir build/wheels ".[examples,kubernetes]"
-	$(PIP) wheel --constraint constraints.txt --wheel-dir build/wheels --no-deps recbole
+	$(PIP) wheel --constraint constraints.txt --wheel-dir $(WHEELS) ".[examples,kubernetes]"
+	$(PIP) wheel --constraint constraints.txt --wheel-dir $(WHEELS) --no-deps recbole
 
 images: wheels deploy/compose/token ## Build the images of servers and workers.
 	for target in server worker; do \
