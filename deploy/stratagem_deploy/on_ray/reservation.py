@@ -34,6 +34,7 @@ class Reservation:
         return {
             "num_cpus": others.pop("CPU", 0),
             "num_gpus": others.pop("GPU", 0),
+            "memory": others.pop("memory", None),
             "resources": others,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(self.group, bundle),
         }

@@ -207,6 +207,12 @@ def test_what_ray_has_no_room_for_is_an_error_with_the_amounts() -> None:
         pass  # nothing of it was kept
 
 
+def test_memory_is_reserved_as_processors_are(ray: Any) -> None:
+    before = ray.cluster_resources()["memory"]
+    with RayCluster(ps_resources={"CPU": 1, "memory": 1e8}):
+        assert ray.available_resources()["memory"] <= before - 1e8
+
+
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     broken = tmp_path / "run"
     broken.mkdir()
