@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+from types import TracebackType
+
+from typing_extensions import Self
 
 _LOOPBACK = "127.0.0.1"
 
 
 class ReservedAddress:
-    """A free address, kept from everybody else until it is closed.
+    """A free address, kept from everybody else until it is closed, as by a block.
 
     A socket is bound to it and never listens, so the one server that this address is
     meant for can still bind it, and bind it again after a restart, while the kernel
@@ -23,6 +26,17 @@ class ReservedAddress:
 
     def __str__(self) -> str:
         return self._text
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
 
     def close(self) -> None:
         self._socket.close()

@@ -78,7 +78,7 @@ class LocalCluster(Cluster):
     def _start(self) -> Sequence[Worker]:
         with ExitStack() as resources:
             self._addresses = {
-                job: [self._reserved(resources) for _ in range(count)]
+                job: [resources.enter_context(ReservedAddress()) for _ in range(count)]
                 for job, count in {**self._plan.counts, "chief": 1}.items()
             }
             self._tasks = tasks = self._created(resources)
@@ -134,18 +134,13 @@ class LocalCluster(Cluster):
         """
         tasks = self._running_tasks()
         plan = replace(self._plan, worker_servers=self._plan.worker_servers + 1)
-        address = self._reserved(self._resources)
+        address = self._resources.enter_context(ReservedAddress())
         server = tasks.new_server("worker", self._plan.worker_servers, str(address))
         self._resources.enter_context(serving([server], self._start_timeout))
         self._plan = plan
         self._addresses["worker"].append(address)
         tasks.servers["worker"].append(server)
         return str(address)
-
-    def _reserved(self, resources: ExitStack) -> ReservedAddress:
-        address = ReservedAddress()
-        resources.callback(address.close)
-        return address
 
     def _created(self, resources: ExitStack) -> Tasks:
         if not self._processes:

@@ -126,7 +126,7 @@ class Copied(Transcript):
 
     def pipe(self) -> tuple[int, int]:
         if not os.isatty(self._descriptor):
-            return os.pipe()
+            return super().pipe()
         reader, writer = pty.openpty()
         tty.setraw(writer)  # the real terminal translates the line ends
         self._terminal = reader

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,8 +90,8 @@ class ScriptRun:
 
     def _start(self, resources: ExitStack) -> None:
         cluster = {
-            "ps": [_reserved(resources) for _ in range(self._settings.ps)],
-            "worker": [_reserved(resources) for _ in range(self._settings.workers)],
+            job: [str(resources.enter_context(ReservedAddress())) for _ in range(count)]
+            for job, count in self._counts.items()
         }
         directory = PrivateDirectory()
         resources.callback(directory.close)
@@ -104,6 +104,10 @@ class ScriptRun:
         for index in range(self._settings.workers):
             worker = starter.start(index, self._display, self._events.put)
             self._workers.append(worker)
+
+    @property
+    def _counts(self) -> Mapping[str, int]:
+        return {"ps": self._settings.ps, "worker": self._settings.workers}
 
     def _servers(self, addresses: Sequence[str], token_file: Path) -> list[Server]:
         restore = self._settings.restore
@@ -163,9 +167,3 @@ class ScriptRun:
     def _end_workers(self) -> None:
         for worker in self._workers:
             worker.end(grace=0)
-
-
-def _reserved(resources: ExitStack) -> str:
-    address = ReservedAddress()
-    resources.callback(address.close)
-    return str(address)

@@ -55,16 +55,7 @@ class Team:
         self._begin()
         outcomes: _Outcomes = SimpleQueue()
         results: dict[int, Any] = {}
-        threads = [
-            threading.Thread(
-                target=_make, args=(index, worker, call, outcomes), daemon=True
-            )
-            for index, (worker, call) in enumerate(
-                zip(self._workers, calls, strict=True)
-            )
-        ]
-        for thread in threads:
-            thread.start()
+        threads = self._begun(calls, outcomes)
         try:
             while len(results) < len(calls):
                 index, outcome = outcomes.get()
@@ -72,6 +63,17 @@ class Team:
         finally:
             self._finish(threads)
         return [results[index] for index in range(len(calls))]
+
+    def _begun(
+        self, calls: Sequence[Call], outcomes: _Outcomes
+    ) -> Sequence[threading.Thread]:
+        threads = [
+            threading.Thread(target=_make, args=(index, *made, outcomes), daemon=True)
+            for index, made in enumerate(zip(self._workers, calls, strict=True))
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
 
     def _finish(self, threads: Sequence[threading.Thread]) -> None:
         deadline = time.monotonic() + _GRACE_SECONDS

@@ -147,11 +147,21 @@ class ProcessWorker:
 
     def _running(self) -> _Attempt:
         if self._attempt is None:
-            raise FailedPreconditionError(
-                f"{self._name} has no process now; it has one while "
-                "LocalCluster.run() waits for its function"
-            )
+            raise no_process(self._name, "LocalCluster")
         return self._attempt
+
+
+def no_process(name: str, cluster: str) -> FailedPreconditionError:
+    """What is wrong when something is to happen to a worker that makes no call.
+
+    Args:
+        name: Of the worker.
+        cluster: The class of its cluster.
+    """
+    return FailedPreconditionError(
+        f"{name} has no process now; it has one while {cluster}.run() waits for its "
+        "function"
+    )
 
 
 class _Attempt:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from stratagem_proto.division import sizes_of_shards
 from stratagem_proto.errors import InvalidArgumentError
 
 
@@ -65,8 +66,7 @@ class Layout:
             rows: How many rows there are.
             shards: How many shards there are to be, at least 1.
         """
-        least, more = divmod(rows, shards)
-        return cls((least + 1,) * more + (least,) * (shards - more))
+        return cls(sizes_of_shards(rows, shards))
 
     @property
     def total(self) -> int:

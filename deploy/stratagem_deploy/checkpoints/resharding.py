@@ -11,13 +11,14 @@ from pathlib import Path
 
 import torch
 
-from stratagem_deploy.checkpoints.tables import divided, rows_of_shard, stored_part
+from stratagem_deploy.checkpoints.tables import divided, stored_part
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint, part_name
 from stratagem_proto.checkpoint.index import Index, Part
 from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.checkpoint.tables import KEYS, WholeTable
 from stratagem_proto.checkpoint.whole import Whole
+from stratagem_proto.division import rows_of_shard
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import (

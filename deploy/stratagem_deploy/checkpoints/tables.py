@@ -10,17 +10,11 @@ from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.parts import Content
 from stratagem_proto.checkpoint.tables import WholeTable
 from stratagem_proto.checkpoint.whole import Whole
+from stratagem_proto.division import rows_of_shard
 from stratagem_proto.v1.variable_pb2 import Partition, VariableSpec
 from stratagem_psserver.snapshot import Snapshot
 from stratagem_psserver.store import VariableStore
 from stratagem_psserver.tables.reading import read_table
-
-
-def rows_of_shard(total: int, number: int, count: int) -> tuple[int, int]:
-    """First row of a shard, and of the next; the first shards have one row more."""
-    least, more = divmod(total, count)
-    start = number * least + min(number, more)
-    return start, start + least + (number < more)
 
 
 def divided(table: WholeTable, servers: int) -> list[VariableSpec]:

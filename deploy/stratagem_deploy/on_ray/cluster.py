@@ -103,22 +103,26 @@ class RayCluster(Cluster):
                 )
             )
             self._directory = self._opened_directory(resources)
-            self._sites = {
-                task: Site(*task, self._directory_name, self._options(room, bundle))
-                for bundle, task in enumerate(tasks)
-            }
+            sites = self._sites(room, tasks)
             self._servers = {
-                task: RayServer(self._sites[task], self._plan)
+                task: RayServer(sites[task], self._plan)
                 for task in _tasks(self._plan.served)
             }
             servers = [*self._servers.values()]
             resources.enter_context(serving(servers, self._start_timeout))
             self._resources = resources.pop_all()
-        self._workers = [
-            RayWorker(self._sites["worker", index])
-            for index in range(self._plan.workers)
-        ]
+        workers = range(self._plan.workers)
+        self._workers = [RayWorker(sites["worker", index]) for index in workers]
         return self._workers
+
+    def _sites(
+        self, room: Reservation, tasks: Sequence[tuple[str, int]]
+    ) -> Mapping[tuple[str, int], Site]:
+        """Where each task is to be, by job and index."""
+        return {
+            task: Site(*task, self._directory_name, self._options(room, bundle))
+            for bundle, task in enumerate(tasks)
+        }
 
     def _opened_directory(self, resources: ExitStack) -> Any:
         """Starts the directory, which knows this program as the chief."""
@@ -134,8 +138,8 @@ class RayCluster(Cluster):
         counts = {**self._plan.counts, "chief": 1}
         directory = ray.remote(Directory).options(**options).remote(counts)
         resources.callback(ray.kill, directory)
-        chief = ReservedAddress(str(ray.util.get_node_ip_address()))
-        resources.callback(chief.close)
+        here_address = ReservedAddress(str(ray.util.get_node_ip_address()))
+        chief = resources.enter_context(here_address)
         ray.get(directory.publish.remote("chief", 0, str(chief)))
         return directory
 

@@ -12,11 +12,10 @@ from stratagem_deploy.on_ray.actors import ServerActor, WorkerActor
 from stratagem_deploy.on_ray.library import load
 from stratagem_deploy.plan import Plan
 from stratagem_deploy.servers import Server
-from stratagem_deploy.workers import Worker
+from stratagem_deploy.workers import Worker, no_process
 from stratagem_proto.errors import (
     AbortedError,
     DeadlineExceededError,
-    FailedPreconditionError,
     UnavailableError,
 )
 
@@ -122,10 +121,7 @@ class RayWorker(Worker):
             FailedPreconditionError: None is being made.
         """
         if self._actor is None:
-            raise FailedPreconditionError(
-                f"{self._site} has no process now; it has one while RayCluster.run() "
-                "waits for its function"
-            )
+            raise no_process(str(self._site), "RayCluster")
         load().kill(self._actor, no_restart=False)
 
     def give_up(self, grace: float) -> None:

@@ -11,6 +11,7 @@ from rich.table import Table
 from stratagem_deploy.watching.amounts import amount
 from stratagem_deploy.watching.asking import Answer
 from stratagem_deploy.watching.facts import plain
+from stratagem_proto.v1.status_pb2 import VariableStatus
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT
 
 _COLUMNS = ("name", "place", "dtype", "shape", "bytes", "rows", "version", "slots")
@@ -33,20 +34,23 @@ def _of_server(answer: Answer) -> list[dict[str, Any]]:
             slots = owners[spec.slot_of]["slots"]
             slots.append({"name": spec.name, "bytes": nbytes})
             continue
-        described = plain(spec)
-        table = one.variable.table
-        owners[spec.name] = {
-            "name": spec.name,
-            "place": answer.label,
-            "kind": described["kind"],
-            "dtype": described["tensor"]["dtype"],
-            "shape": described["tensor"]["shape"],
-            "bytes": nbytes,
-            "rows": table.rows if one.variable.HasField("table") else None,
-            "version": one.variable.version,
-            "slots": [],
-        }
+        owners[spec.name] = _facts(one, answer.label)
     return list(owners.values())
+
+
+def _facts(one: VariableStatus, place: str) -> dict[str, Any]:
+    variable, described = one.variable, plain(one.variable.spec)
+    return {
+        "name": variable.spec.name,
+        "place": place,
+        "kind": described["kind"],
+        "dtype": described["tensor"]["dtype"],
+        "shape": described["tensor"]["shape"],
+        "bytes": one.bytes,
+        "rows": variable.table.rows if variable.HasField("table") else None,
+        "version": variable.version,
+        "slots": [],
+    }
 
 
 def listing(variables: Iterable[dict[str, Any]]) -> Table:

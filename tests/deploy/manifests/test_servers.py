@@ -40,6 +40,14 @@ def test_servers_refuse_what_would_not_fit_in_their_memory(overlay: str) -> None
             assert given["variable_bytes"] + given["staged_bytes"] < 0.75 * limit
 
 
+def test_servers_of_jobsets_are_the_same_wherever_they_are_written() -> None:
+    written = [
+        [pod.spec for pod, _ in servers(f"overlays/{name}") if pod.component == "ps"]
+        for name in ("jobset", "kubeflow")
+    ]
+    assert written[0] == written[1] != []
+
+
 def size(quantity: str) -> int:
     return int(quantity[:-2]) * MEMORY[quantity[-2:]]
 

@@ -1,0 +1,23 @@
+"""Rows of a variable, divided over shards as evenly as possible."""
+
+from __future__ import annotations
+
+
+def sizes_of_shards(rows: int, shards: int) -> tuple[int, ...]:
+    """Number of rows of each shard; those that have one row more come first.
+
+    Spec: PRT-6.
+
+    Args:
+        rows: How many rows there are.
+        shards: How many shards there are to be, at least 1.
+    """
+    least, more = divmod(rows, shards)
+    return (least + 1,) * more + (least,) * (shards - more)
+
+
+def rows_of_shard(rows: int, number: int, shards: int) -> tuple[int, int]:
+    """First row of the shard of that number, and the row after its last one."""
+    sizes = sizes_of_shards(rows, shards)
+    start = sum(sizes[:number])
+    return start, start + sizes[number]
