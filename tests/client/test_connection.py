@@ -14,6 +14,9 @@ from stratagem._servers.reads import Reading, read
 from stratagem._servers.session import Identity
 from stratagem._servers.step_count import StepCount
 from stratagem._servers.writes import Writing, assign, create
+from stratagem_deploy.watching.asking import ask
+from stratagem_deploy.watching.calls import calls_of
+from stratagem_deploy.watching.places import Place
 from stratagem_proto.channel import Deadlines, open_channel
 from stratagem_proto.errors import (
     AlreadyExistsError,
@@ -283,6 +286,9 @@ def test_heartbeats_keep_an_idle_session_open() -> None:
         before = proxy.frames
         # Ten calls of four frames or more last several leases.
         eventually(lambda: proxy.frames >= before + 40)
+        # A session that had ended would have been opened again.
+        calls = calls_of(ask([Place(server.address)], TOKEN, timeout=10))
+        assert calls["OpenSession"].ended == {"OK": 1}
         group.close()
 
 
