@@ -209,6 +209,18 @@ def test_a_server_that_stops_ends_the_call_under_way_and_takes_no_other(
     assert not stopping.is_alive()
 
 
+def test_a_server_that_stops_lets_what_it_has_answered_be_read(served: Served) -> None:
+    attempt = served.send("Repeat", b"1")
+    (peer,) = served.listener._peers
+    eventually(lambda: peer._call is None and peer._out._nbytes > 0)
+    stopping = threading.Thread(target=served.stop, args=[20.0])
+    stopping.start()
+    eventually(lambda: peer._closing)
+    assert list(attempt.responses) == [MEBIBYTE]
+    stopping.join(20)
+    assert not stopping.is_alive()
+
+
 def test_a_server_that_stops_at_once_cancels_what_is_under_way(served: Served) -> None:
     attempt = served.send("Wait", b"")
     assert served.echo.waiting.wait(20)

@@ -10,15 +10,26 @@ import torch
 
 from stratagem._servers.transports.local_link import LocalLink
 from stratagem_proto.local.frames import Frame, Kind
-from stratagem_proto.serving.local import call
 from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from tests.client.connections import eventually
 from tests.conftest import TOKEN
 from tests.psserver.wire import LARGE, SERVICE, RawClient, encoded
 
 DEADLINE_EXCEEDED = 4
+
+
+class Impatient(ParameterServer):
+    patience = 0.05
+
+
+@pytest.fixture
+def server() -> Iterator[ParameterServer]:
+    with Impatient(ServerSettings(token=TOKEN)) as running:
+        yield running
 
 
 @pytest.fixture
@@ -47,9 +58,8 @@ def sent(link: LocalLink, method: str, messages: list[bytes], whole: bool) -> Fr
 
 
 def test_an_upload_that_stops_gives_its_memory_and_its_number_back(
-    server: ParameterServer, client: RawClient, monkeypatch: pytest.MonkeyPatch
+    server: ParameterServer, client: RawClient
 ) -> None:
-    monkeypatch.setattr(call, "STALL_SECONDS", 0.05)
     opened = client.open()
     client.create(v=torch.zeros(LARGE))
     messages = assignment(client, torch.ones(LARGE))
@@ -62,3 +72,20 @@ def test_an_upload_that_stops_gives_its_memory_and_its_number_back(
     with closing(LocalLink(opened.local_socket)) as link:
         assert sent(link, "Assign", messages, whole=True).kind == Kind.MESSAGE
     assert client.read("v")[0].eq(1).all()
+
+
+def test_a_read_that_nobody_takes_gives_its_memory_back_and_hangs_up(
+    server: ParameterServer, client: RawClient
+) -> None:
+    opened = client.open()
+    client.create(v=torch.zeros(LARGE))
+    selections = [pb.Selection(variable="v")] * 8
+    read = pb.ReadRequest(session_id=client.session_id, selections=selections)
+    with closing(LocalLink(opened.local_socket)) as link:
+        first = sent(link, "Read", [read.SerializeToString()], whole=True)
+        assert first.kind == Kind.MESSAGE
+        assert server._state.budget.used > 0
+        eventually(lambda: server._state.budget.used == 0)
+        with pytest.raises(ConnectionError):
+            while True:
+                list(link.frames())

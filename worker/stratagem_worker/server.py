@@ -23,6 +23,8 @@ class WorkerServer(Server):
 
     service = SERVICE
     options = PATIENT_SERVER_OPTIONS
+    # A session is one call, which its lease ends.
+    patience = None
 
     def __init__(self, settings: WorkerSettings) -> None:
         super().__init__(settings)

@@ -13,7 +13,7 @@ from typing import ClassVar
 import grpc
 from typing_extensions import Self
 
-from stratagem_proto.channel import SERVER_OPTIONS
+from stratagem_proto.channel import SERVER_OPTIONS, STALL_SECONDS
 from stratagem_proto.serving.addresses import bound
 from stratagem_proto.serving.health import HealthServer
 from stratagem_proto.serving.local.listener import LocalListener
@@ -39,6 +39,8 @@ class Server(ABC):
     Attributes:
         service: Full name of the service of the data plane.
         options: Options of gRPC for the data plane.
+        patience: Seconds that a client on this host may take to send or read more of a
+            call; None for any time.
         address: Where it listens, "host:port"; "" before it has started.
         health_address: Where it answers health checks.
         metrics_address: Where it answers Prometheus; "" if it does not.
@@ -47,6 +49,7 @@ class Server(ABC):
     service: ClassVar[str]
     _status: StatusService
     options: ClassVar[Sequence[tuple[str, int]]] = SERVER_OPTIONS
+    patience: ClassVar[float | None] = STALL_SECONDS
 
     def __init__(self, settings: ServingSettings) -> None:
         self.address = ""
@@ -139,7 +142,7 @@ class Server(ABC):
             return None
         try:
             port = int(self.address.rpartition(":")[2])
-            listener = LocalListener(handlers, port, self._share)
+            listener = LocalListener(handlers, port, self._share, self.patience)
         except OSError as error:
             self._log.info("no local sockets here", why=str(error))
             return None

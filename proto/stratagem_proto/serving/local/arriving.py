@@ -19,17 +19,16 @@ class Arriving:
     Args:
         first: The frame with the first one.
         emptied: Called when all that came was taken.
-
-    Attributes:
         patience: Seconds that the next message may take to come; None for any time.
     """
 
-    def __init__(self, first: Frame, emptied: Callable[[], None]) -> None:
+    def __init__(
+        self, first: Frame, emptied: Callable[[], None], patience: float | None
+    ) -> None:
         self._messages = deque([first.message])
         self._nbytes = len(first.message)
-        self.patience: float | None = None
         self._whole = first.is_last
-        self._emptied = emptied
+        self._emptied, self._patience = emptied, patience
         self._arrival: asyncio.Future[None] | None = None
 
     @property
@@ -63,9 +62,9 @@ class Arriving:
     async def _next_arrival(self) -> None:
         self._arrival = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.wait_for(self._arrival, self.patience)
+            await asyncio.wait_for(self._arrival, self._patience)
         except asyncio.TimeoutError as error:
             raise DeadlineExceededError(
-                f"the next message of the call did not come in {self.patience:g} s; "
+                f"the next message of the call did not come in {self._patience:g} s; "
                 "send the request again, from its beginning"
             ) from error

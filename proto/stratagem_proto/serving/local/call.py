@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import aclosing
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import grpc
 
-from stratagem_proto.channel import STALL_SECONDS
+from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.local.frames import Frame, Kind, prefix
 from stratagem_proto.segment import Segment
 from stratagem_proto.serving.local.arriving import Arriving
@@ -61,6 +62,8 @@ class LocalCall:
             await self._answer()
         except grpc.aio.AbortError:
             pass  # its status is sent
+        except DeadlineExceededError as error:
+            LOG.info("a local call was given up", why=error.message)
         except Exception:
             LOG.exception("a local call failed", path=self._first.path)
             self._end(grpc.StatusCode.UNKNOWN, "the server failed; see its log")
@@ -74,8 +77,6 @@ class LocalCall:
         if handler.response_streaming:
             return await self._stream(handler.unary_stream(self._first.message, self))
         if handler.request_streaming:
-            # It is sent in one go. What it occupies must not stay with who stops.
-            self.arriving.patience = STALL_SECONDS
             response = await handler.stream_unary(self.arriving, self)
         else:
             response = await handler.unary_unary(self._first.message, self)
@@ -87,20 +88,25 @@ class LocalCall:
             return self._end(grpc.StatusCode.OK)
         await self._iterate(answers)
 
-    async def _iterate(self, responses: AsyncIterator[bytes]) -> None:
+    async def _iterate(self, responses: AsyncGenerator[bytes, None]) -> None:
         # One is held back until it is known whether it is the last, which spares the
         # client to wait for a frame that says only this.
         held: bytes | None = None
-        async for response in responses:
-            if held is not None:
-                await self.write(held)
-            held = response
+        async with aclosing(responses):
+            async for response in responses:
+                if held is not None:
+                    await self.write(held)
+                held = response
         if held is None:
             return self._end(grpc.StatusCode.OK)
         self._send(held, is_last=True)
 
     async def write(self, message: bytes) -> None:
-        """Sends one response of several."""
+        """Sends one response of several.
+
+        Raises:
+            DeadlineExceededError: The client does not read.
+        """
         self._send(message)
         await self._out.below(_MUCH_BYTES)
 

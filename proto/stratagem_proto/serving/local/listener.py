@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import grpc
 
+from stratagem_proto.channel import STALL_SECONDS
 from stratagem_proto.local.frames import SCRATCH_BYTES
 from stratagem_proto.serving.local.call import Handler, find_handler
 from stratagem_proto.serving.local.peer import Peer
@@ -35,6 +36,7 @@ class LocalListener:
         socket: What clients need to know of it.
         scratch: What all peers read small frames into.
         reserve: The budget of the memory that clients share.
+        patience: Seconds that a client may take to send or read more of a call.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class LocalListener:
         services: Sequence[grpc.GenericRpcHandler],
         port: int,
         reserve: Reserve = refused,
+        patience: float | None = STALL_SECONDS,
     ) -> None:
         """Takes a name.
 
@@ -49,6 +52,8 @@ class LocalListener:
             services: What answers the calls.
             port: As of `LocalSocket`.
             reserve: The budget of the memory that clients share.
+            patience: Seconds that a client may take to send the next message of a call,
+                or to read more of the answer; None for any time.
 
         Raises:
             OSError: There are no such sockets here.
@@ -62,6 +67,7 @@ class LocalListener:
         self.scratch = bytearray(SCRATCH_BYTES)
         self.handler = lru_cache(maxsize=256)(self._find)
         self._services, self.reserve = services, reserve
+        self.patience = patience
         self._peers: set[Peer] = set()
         self._listening = _listening(self.socket.name)
         self._stopped = False

@@ -6,17 +6,26 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+from stratagem_proto.errors import DeadlineExceededError
 
 # Smaller messages are copied behind their prefixes: one part costs less than two.
 _SMALL_BYTES = 16 << 10
 
 
 class Outgoing:
-    """Sends what it is given, in order; on the event loop."""
+    """Sends what it is given, in order; on the event loop.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
-        self._loop, self._socket = loop, sock
+    Args:
+        sock: The socket.
+        patience: Seconds in which the other end must read some of what waits; None for
+            any time.
+    """
+
+    def __init__(self, sock: socket.socket, patience: float | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._socket, self._patience = sock, patience
         self._waiting: deque[memoryview] = deque()
         self._nbytes = 0
         self._held: list[bytes] | None = None
@@ -77,10 +86,28 @@ class Outgoing:
         self._wake()
 
     async def below(self, nbytes: int) -> None:
-        """Waits until at most so many bytes are on their way."""
+        """Waits until at most so many bytes are on their way.
+
+        Raises:
+            DeadlineExceededError: The other end does not read. The connection is ended.
+        """
         while self._nbytes > nbytes:
             self._progress = self._progress or self._loop.create_future()
-            await asyncio.shield(self._progress)
+            try:
+                progress = asyncio.shield(self._progress)
+                await asyncio.wait_for(progress, self._patience)
+            except asyncio.TimeoutError as error:
+                self._break_off()
+                raise DeadlineExceededError(
+                    f"the client has read nothing for {self._patience:g} s; repeat the "
+                    "request"
+                ) from error
+
+    def _break_off(self) -> None:
+        self.close()
+        with suppress(OSError):
+            # Who reads sees the end.
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Drops what is not sent; before its socket is closed."""

@@ -9,7 +9,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from stratagem_proto.errors import MalformedStreamError, StratagemError
+from stratagem_proto.errors import (
+    DeadlineExceededError,
+    MalformedStreamError,
+    StratagemError,
+)
 from stratagem_proto.local.frames import Frame, FrameReader, Kind, prefix
 from stratagem_proto.serving.eager import begin
 from stratagem_proto.serving.local.arriving import Arriving
@@ -36,6 +40,7 @@ class House(Protocol):
     socket: LocalSocket
     scratch: bytearray
     reserve: Reserve
+    patience: float | None
 
     def handler(self, path: bytes) -> Handler | None:
         """What answers the calls of a path."""
@@ -50,7 +55,7 @@ class Peer:
     def __init__(self, house: House, sock: socket.socket) -> None:
         self._house, self._socket = house, sock
         self._loop = asyncio.get_running_loop()
-        self._out = Outgoing(self._loop, sock)
+        self._out = Outgoing(sock, house.patience)
         # Nothing larger than a ticket is taken from strangers.
         self._reader = FrameReader(house.scratch, len(house.socket.ticket))
         self._patience = self._loop.call_later(_HELLO_SECONDS, self.close)
@@ -161,23 +166,28 @@ class Peer:
             self._call = self._task = None
             self._resume()
             if self._closing:
-                await self._out.below(0)
-                self.close()
+                await self._close_once_sent()
 
     async def _answer(self, frame: Frame) -> None:
-        arriving = Arriving(frame, self._resume)
+        arriving = Arriving(frame, self._resume, self._house.patience)
         handler = self._house.handler(frame.path)
         memory = self._memory.segment
         self._call = LocalCall(handler, frame, arriving, self._out, memory)
         await self._call.run()
 
     async def leave(self) -> None:
-        """Ends once the call under way is answered; none begins any more."""
+        """Ends once the client has all answers; no call begins any more."""
         self._closing = True
         if self._task is None:
-            self.close()
+            self._pause()
+            await self._close_once_sent()
         else:
             await asyncio.wait([self._task])
+
+    async def _close_once_sent(self) -> None:
+        with suppress(DeadlineExceededError):
+            await self._out.below(0)
+        self.close()
 
     def close(self) -> None:
         """Cancels the call under way and closes the socket; again does nothing."""
