@@ -22,6 +22,12 @@ _LAST = 0x80
 # What small frames are read into, several at a time.
 SCRATCH_BYTES = 64 << 10
 
+# Smaller messages are copied behind their prefixes: one part costs less than two.
+_SMALL_BYTES = 16 << 10
+
+# Where more waits on a server, to be handled or to be read, its client waits too.
+WINDOW_BYTES = 4 << 20
+
 
 class Kind(IntEnum):
     """What a frame is.
@@ -63,6 +69,14 @@ def prefix(kind: Kind, size: int, is_last: bool, path: bytes = b"") -> bytes:
     """All of a frame but its message of that many bytes."""
     marked = kind | _LAST if is_last else kind
     return _HEADER.pack(size, len(path), marked) + path
+
+
+def parts(
+    kind: Kind, message: bytes, is_last: bool, path: bytes = b""
+) -> tuple[bytes, ...]:
+    """A frame as what is best given to a socket one after the other."""
+    begin = prefix(kind, len(message), is_last, path)
+    return (begin + message,) if len(message) <= _SMALL_BYTES else (begin, message)
 
 
 class FrameReader:

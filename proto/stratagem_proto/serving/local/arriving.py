@@ -7,10 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from stratagem_proto.errors import DeadlineExceededError
-from stratagem_proto.local.frames import Frame
-
-# A client that sends faster than its call is handled waits with more than this.
-_MUCH_BYTES = 4 << 20
+from stratagem_proto.local.frames import WINDOW_BYTES, Frame
 
 
 class Arriving:
@@ -34,7 +31,7 @@ class Arriving:
     @property
     def is_much(self) -> bool:
         """Whether no more should be read before some is taken."""
-        return self._nbytes > _MUCH_BYTES
+        return self._nbytes > WINDOW_BYTES
 
     def put(self, frame: Frame) -> None:
         """Takes another message in."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 import grpc
 
 from stratagem_proto.errors import DeadlineExceededError
-from stratagem_proto.local.frames import Frame, Kind, prefix
+from stratagem_proto.local.frames import WINDOW_BYTES, Frame, Kind
 from stratagem_proto.segment import Segment
 from stratagem_proto.serving.local.arriving import Arriving
 from stratagem_proto.serving.local.outgoing import Outgoing
@@ -18,9 +18,6 @@ from stratagem_proto.status import detail_of
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
-
-# A call that sends more waits until its client has read some.
-_MUCH_BYTES = 4 << 20
 
 
 class _Details(NamedTuple):
@@ -108,7 +105,7 @@ class LocalCall:
             DeadlineExceededError: The client does not read.
         """
         self._send(message)
-        await self._out.below(_MUCH_BYTES)
+        await self._out.below(WINDOW_BYTES)
 
     async def abort(
         self,
@@ -125,7 +122,7 @@ class LocalCall:
         raise grpc.aio.AbortError
 
     def _send(self, message: bytes, is_last: bool = False) -> None:
-        self._out.send(prefix(Kind.MESSAGE, len(message), is_last), message)
+        self._out.send(Kind.MESSAGE, message, is_last)
 
     def _end(
         self,
@@ -135,5 +132,4 @@ class LocalCall:
     ) -> None:
         detail = detail_of(trailing_metadata)
         status = RecordedStatus(code=code.value[0], message=details, detail=detail)
-        data = status.SerializeToString()
-        self._out.send(prefix(Kind.STATUS, len(data), is_last=True), data)
+        self._out.send(Kind.STATUS, status.SerializeToString(), is_last=True)

@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from stratagem_proto.errors import DeadlineExceededError
-
-# Smaller messages are copied behind their prefixes: one part costs less than two.
-_SMALL_BYTES = 16 << 10
+from stratagem_proto.local.frames import Kind, parts
 
 
 class Outgoing:
@@ -42,16 +40,15 @@ class Outgoing:
             self._flush()
             self._held = None
 
-    def send(self, prefix: bytes, message: bytes) -> None:
+    def send(self, kind: Kind, message: bytes, is_last: bool) -> None:
         """Sends a frame, at once as far as there is room."""
-        if len(message) > _SMALL_BYTES:
-            self._flush()
-            self._send(memoryview(prefix))
-            self._send(memoryview(message))
-        elif self._held is None:
-            self._send(memoryview(prefix + message))
-        else:
-            self._held.append(prefix + message)
+        pieces = parts(kind, message, is_last)
+        if self._held is not None and len(pieces) == 1:
+            self._held.extend(pieces)
+            return
+        self._flush()
+        for piece in pieces:
+            self._send(memoryview(piece))
 
     def _flush(self) -> None:
         if self._held:

@@ -14,7 +14,7 @@ from stratagem_proto.errors import (
     MalformedStreamError,
     StratagemError,
 )
-from stratagem_proto.local.frames import Frame, FrameReader, Kind, prefix
+from stratagem_proto.local.frames import Frame, FrameReader, Kind
 from stratagem_proto.serving.eager import begin
 from stratagem_proto.serving.local.arriving import Arriving
 from stratagem_proto.serving.local.call import Handler, LocalCall
@@ -101,7 +101,7 @@ class Peer:
             raise MalformedStreamError("it was shown no ticket, or a wrong one")
         self._patience.cancel()
         self._reader.admit()
-        self._out.send(prefix(Kind.HELLO, len(told.proof), is_last=True), told.proof)
+        self._out.send(Kind.HELLO, told.proof, is_last=True)
         self._take = self._obey
 
     def _obey(self, frame: Frame) -> None:
@@ -136,8 +136,7 @@ class Peer:
         except StratagemError as error:
             LOG.info("no shared memory", why=error.message)
             status = to_record(error)
-        data = status.SerializeToString()
-        self._out.send(prefix(Kind.STATUS, len(data), is_last=True), data)
+        self._out.send(Kind.STATUS, status.SerializeToString(), is_last=True)
 
     def _continue(self, frame: Frame) -> None:
         self._whole = frame.is_last

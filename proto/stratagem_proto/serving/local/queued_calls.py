@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from stratagem_proto.local.frames import Frame
+from stratagem_proto.local.frames import WINDOW_BYTES, Frame
 
-# With more of either, no more are read from the client.
+# With more, or more than the window of bytes, no more are read from the client.
 _MANY = 64
-_MUCH_BYTES = 4 << 20
 
 
 class QueuedCalls:
@@ -24,7 +23,7 @@ class QueuedCalls:
     @property
     def are_many(self) -> bool:
         """Whether no more should be read before some are answered."""
-        return len(self._frames) >= _MANY or self._nbytes > _MUCH_BYTES
+        return len(self._frames) >= _MANY or self._nbytes > WINDOW_BYTES
 
     def put(self, frame: Frame) -> None:
         """Takes a call in."""
