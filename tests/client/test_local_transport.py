@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import resource
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -266,6 +268,27 @@ def test_a_long_call_before_the_first_ends_is_hung_up_on(served: Served) -> None
     link.send(Kind.CALL, b"", False, b"/echo.Echo/Size")
     with pytest.raises(ConnectionError):
         next(link.frames())
+    link.close()
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 2048), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_sockets_with_large_descriptors_do(
+    served: Served, many_descriptors: None
+) -> None:
+    link = LocalLink(served.place)
+    low = link._socket
+    link._socket = socket.socket(fileno=fcntl.fcntl(low.fileno(), fcntl.F_DUPFD, 1500))
+    low.close()
+    assert not link.is_answered
+    link.send(Kind.CALL, b"hello", True, b"/echo.Echo/Echo")
+    eventually(lambda: link.is_answered)
     link.close()
 
 

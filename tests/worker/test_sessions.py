@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -43,7 +44,16 @@ from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN
 from tests.deploy.processes import eventually
-from tests.worker.links import PATIENCE, connected, link_to, payload_of, refuses, result
+from tests.worker.links import (
+    PATIENCE,
+    Handle,
+    connected,
+    definition_of,
+    link_to,
+    payload_of,
+    refuses,
+    result,
+)
 
 PATH = b"/stratagem_proto.v1.WorkerService/Work"
 
@@ -290,6 +300,24 @@ def test_a_silent_client_that_does_not_read_loses_its_session_too() -> None:
             link.send(Kind.MESSAGE, request.SerializeToString(), is_last=False)
             assert has_entered()
             eventually(lambda: not worker._state._sessions)
+
+
+def test_who_sends_does_not_wait_for_a_worker_that_does_not_read(
+    worker: WorkerServer, link: WorkerLink
+) -> None:
+    assert link.is_local
+    in_time: list[bool] = []
+    worker._loop._loop.call_soon_threadsafe(lambda: in_time.append(gate.wait(PATIENCE)))
+    for handle in (5, 6):
+        link.define(handle, definition_of(handle, bytes(handle << 20)))
+    gate.set()
+    both = [Handle(5), Handle(6)]
+    assert result(link, 1, partial(sizes, both)) == [5 << 20, 6 << 20]
+    assert in_time == [True]
+
+
+def sizes(values: list[Any]) -> list[int]:
+    return list(map(len, values))
 
 
 @pytest.mark.parametrize("transport", [AUTO, GRPC])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 
 from stratagem._servers.traffic import TrafficMeter
@@ -12,7 +14,7 @@ from stratagem._servers.transports.local_error import broken, require_ok
 from stratagem._servers.transports.local_link import LocalLink
 from stratagem._worker_servers.wire import Instructions
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.local.frames import Kind
+from stratagem_proto.local.frames import Kind, parts
 from stratagem_proto.payloads import batches
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import LocalSocket
@@ -20,9 +22,13 @@ from stratagem_proto.v1.session_pb2 import LocalSocket
 _WORK = pb.DESCRIPTOR.services_by_name["WorkerService"].methods_by_name["Work"]
 _PATH = f"/{_WORK.containing_service.full_name}/{_WORK.name}".encode()
 
+_NAME = "stratagem-work-writer"
+
 
 class LocalWire:
     """A call of `Work`, which is written by whoever sends: no other thread is woken.
+
+    Only what the socket has no room for is left to a thread, for as long as it takes.
 
     Args:
         place: The worker's socket.
@@ -55,9 +61,6 @@ class LocalWire:
                 if frame.kind == Kind.STATUS:
                     return require_ok(frame)
                 response = pb.WorkResponse.FromString(bytes(frame.message))
-                if response.HasField("opened"):
-                    # Of one who does not read for so long nothing is heard either.
-                    self._link.bound_sending(response.opened.session.lease_seconds)
                 # What the end of functions leads to is sent together.
                 self._reading = True
                 yield response
@@ -67,7 +70,7 @@ class LocalWire:
             raise broken(error) from error
 
     def send(self, instructions: Instructions) -> None:
-        """Sends instructions, in order; waits while the worker does not read."""
+        """Sends instructions, in order; does not wait."""
         self._waiting.append(instructions)
         if not self._reading:
             self._flush()
@@ -75,21 +78,40 @@ class LocalWire:
     def _flush(self) -> None:
         # Who comes while another thread sends leaves it to that one.
         while self._waiting and self._sending.acquire(blocking=False):
+            pieces, left = self._pieces(), memoryview(b"")
             try:
-                self._send_waiting()
-            except OSError:
-                # Who reads learns of it.
-                self.cancel()
+                with self._whole():
+                    left = self._link.send_at_once(pieces)
             finally:
-                self._sending.release()
+                if not left:
+                    self._sending.release()
+            if left:
+                target = partial(self._send_rest, chain((left,), pieces))
+                return threading.Thread(target=target, name=_NAME, daemon=True).start()
 
-    def _send_waiting(self) -> None:
+    def _send_rest(self, pieces: Iterator[bytes | memoryview]) -> None:
+        with self._whole():
+            self._link.send_all(pieces)
+        self._sending.release()
+        self._flush()
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Ends the call if a frame may have been sent in part."""
+        try:
+            yield
+        except BaseException as error:
+            self.cancel()
+            if not isinstance(error, OSError):  # of which who reads learns
+                raise
+
+    def _pieces(self) -> Iterator[bytes]:
         count = range(len(self._waiting))
         taken = chain.from_iterable([self._waiting.popleft() for _ in count])
         for batch in batches(taken):
             message = pb.WorkRequest(instructions=batch).SerializeToString()
             self._meter.sent(len(message))
-            self._link.send(Kind.MESSAGE, message, is_last=False)
+            yield from parts(Kind.MESSAGE, message, is_last=False)
 
     def cancel(self) -> None:
         """Ends the call, from any thread. May be called again."""

@@ -22,7 +22,10 @@ class Wire(Protocol):
         """
 
     def send(self, instructions: Instructions) -> None:
-        """Sends instructions, in order; nothing once the call has ended."""
+        """Sends instructions, in order; nothing once the call has ended.
+
+        Does not wait: one thread may look after many workers.
+        """
 
     def cancel(self) -> None:
         """Ends the call, from any thread. May be called again."""

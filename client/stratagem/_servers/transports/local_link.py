@@ -6,9 +6,8 @@ import hmac
 import os
 import select
 import socket
-import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from stratagem_proto.local.frames import (
@@ -16,6 +15,7 @@ from stratagem_proto.local.frames import (
     Frame,
     FrameReader,
     Kind,
+    parts,
     prefix,
 )
 from stratagem_proto.segment import Segment, create
@@ -23,9 +23,6 @@ from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import LocalSocket
 
 _HELLO_SECONDS = 5.0
-
-# Smaller messages are copied behind their prefixes: one part costs less than two.
-_SMALL_BYTES = 16 << 10
 
 
 class LocalLink:
@@ -68,12 +65,6 @@ class LocalLink:
         """Sets how long each step of sending and receiving may take; None: any time."""
         self._socket.settimeout(seconds)
 
-    def bound_sending(self, seconds: float) -> None:
-        """Sets how long each step of sending may take, where receiving has no limit."""
-        whole, part = divmod(int(seconds * 1e6), 1_000_000)
-        timeval = struct.pack("@ll", whole, part)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
-
     def send(
         self, kind: Kind, message: bytes, is_last: bool, path: bytes = b""
     ) -> None:
@@ -82,12 +73,29 @@ class LocalLink:
         Raises:
             OSError: The connection broke, or it took too long.
         """
-        begin = prefix(kind, len(message), is_last, path)
-        if len(message) <= _SMALL_BYTES:
-            self._socket.sendall(begin + message)
-        else:
-            self._socket.sendall(begin)
-            self._socket.sendall(message)
+        self.send_all(parts(kind, message, is_last, path))
+
+    def send_all(self, pieces: Iterable[bytes | memoryview]) -> None:
+        """Sends pieces of frames; raises as `send`."""
+        for piece in pieces:
+            self._socket.sendall(piece)
+
+    def send_at_once(self, pieces: Iterator[bytes]) -> memoryview:
+        """Sends pieces of frames as far as there is room, and does not wait for more.
+
+        Returns:
+            What is left of the last one that was taken from `pieces`.
+
+        Raises:
+            OSError: The connection broke.
+        """
+        left = memoryview(b"")
+        with suppress(BlockingIOError):
+            for piece in pieces:
+                left = memoryview(piece)
+                while left:
+                    left = left[self._socket.send(left, socket.MSG_DONTWAIT) :]
+        return left
 
     def share(self, nbytes: int) -> bool:
         """Shares memory of that many bytes with the server, in place of what there was.
@@ -117,7 +125,9 @@ class LocalLink:
     @property
     def is_answered(self) -> bool:
         """Whether the server has answered, or is gone."""
-        return bool(select.select([self._socket], [], [], 0)[0])
+        looking = select.poll()
+        looking.register(self._socket, select.POLLIN)
+        return bool(looking.poll(0))
 
     def frames(self) -> Iterator[Frame]:
         """The frames of one answer, as they come.
