@@ -18,12 +18,11 @@ from benchmarks.goals import GOALS
 from benchmarks.harness.environments import Foreign, missing
 from benchmarks.harness.goal import Goal
 from benchmarks.harness.programs import Programs
-from benchmarks.harness.report import Report
+from benchmarks.harness.report import FOLDER, Report
 from benchmarks.harness.table import goals_table
 from benchmarks.measurements import MEASUREMENTS
 from benchmarks.run import Run
 
-_OUT = Path("runs/benchmarks")
 _BUSY_LOAD = 1.0
 
 console = Console(stderr=True)
@@ -44,7 +43,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=2, help="Alternated runs.")] = 7,
     out: Annotated[
         Path | None,
-        typer.Option(help=f"Folder for the figures; {_OUT}, or quick in it."),
+        typer.Option(help=f"Folder for the figures; {FOLDER}, or quick in it."),
     ] = None,
     quick: Annotated[
         bool, typer.Option(help="Only ratios that were reached; fails below them.")
@@ -61,7 +60,7 @@ def main(
     start, load = time.monotonic(), os.getloadavg()[0]
     if load > _BUSY_LOAD:
         console.print(f"the load is {load:.1f}: ratios of small requests say little")
-    folder = out or (_OUT / "quick" if quick else _OUT)
+    folder = out or (FOLDER / "quick" if quick else FOLDER)
     run = Run(_there(peers or ()), rounds, quick, folder, console)
     reports: list[Report] = []
     with Programs() as programs:

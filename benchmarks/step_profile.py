@@ -15,10 +15,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TypeAlias
+from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import numpy as np
+import typer
 
+from benchmarks.harness.report import FOLDER, join
 from benchmarks.harness.table import Table
 from benchmarks.measurements.movielens import ratings_file
 from benchmarks.peers import timing
@@ -30,26 +33,32 @@ _SHOWN = 12
 
 Function: TypeAlias = tuple[str, int, str]
 
-# The first whose mark is in a function's file or name has it.
-_PARTS: Mapping[str, str] = {
-    "/torch/": "torch",
-    "torch._C": "torch",
-    "torch.": "torch",
-    "_thread.lock": "locks",
-    "select": "locks",
-    "/grpc/": "gRPC",
-    "grpc._cython": "gRPC",
-    "_socket.socket": "sockets",
-    "/threading.py": "locks",
-    "/stratagem_proto/": "encoding and decoding",
-    "google.": "encoding and decoding",
-    "/stratagem/_servers/": "requests",
-    "/stratagem/_parameter_server/": "the strategy",
-    "/stratagem/_optimizers/": "the strategy",
-    "/stratagem/": "replicas and contexts",
-    "/examples/": "the model",
-    "/benchmarks/": "the model",
+# The first that a function's file begins with has it; the file as `_place` says it.
+_PARTS_BY_FILE: Mapping[str, str] = {
+    "torch/": "torch",
+    "grpc/": "gRPC",
+    "google/": "encoding and decoding",
+    "threading.py": "locks",
+    "proto/": "encoding and decoding",
+    "client/stratagem/_servers/": "requests",
+    "client/stratagem/_parameter_server/": "the strategy",
+    "client/stratagem/_optimizers/": "the strategy",
+    "client/stratagem/": "replicas and contexts",
+    "examples/": "the model",
+    "benchmarks/": "the model",
 }
+# The first that is in the name of a function without a file has it.
+_PARTS_BY_NAME: Mapping[str, str] = {
+    "torch.": "torch",
+    "grpc._cython": "gRPC",
+    "google.": "encoding and decoding",
+    "_socket.socket": "sockets",
+    "_thread.": "locks",
+    "select": "locks",
+}
+_NO_FILE = "~"
+_ROOT, _PACKAGES = f"{Path(__file__).resolve().parents[1]}/", "site-packages/"
+_NAME = "step-profile"
 
 
 @dataclass(frozen=True)
@@ -129,14 +138,29 @@ def _functions(profile: Profile) -> Mapping[Function, tuple[int, int, float, flo
 
 def _part(function: Function) -> str:
     file, _, name = function
-    marks = (part for mark, part in _PARTS.items() if mark in file or mark in name)
-    return next(marks, "other")
+    if file == _NO_FILE:
+        found = (part for mark, part in _PARTS_BY_NAME.items() if mark in name)
+    else:
+        place = _place(file)
+        found = (
+            part for start, part in _PARTS_BY_FILE.items() if place.startswith(start)
+        )
+    return next(found, "other")
+
+
+def _place(file: str) -> str:
+    """Where a file is in the repository, in what is installed, or in the library."""
+    if _PACKAGES in file:
+        return file.rpartition(_PACKAGES)[2]
+    absolute = os.path.realpath(file)
+    if absolute.startswith(_ROOT):
+        return absolute.removeprefix(_ROOT)
+    return os.path.basename(file)
 
 
 def _named(function: Function) -> str:
     file, line, name = function
-    place = "/".join(file.split("/")[-2:])
-    return f"`{name}`" if file == "~" else f"`{name}` ({place}:{line})"
+    return f"`{name}`" if file == _NO_FILE else f"`{name}` ({_place(file)}:{line})"
 
 
 def _row(name: str, seconds: float, profile: Profile) -> Sequence[str]:
@@ -145,11 +169,19 @@ def _row(name: str, seconds: float, profile: Profile) -> Sequence[str]:
     return name, f"{each:.0f}", f"{seconds / total:.0%}"
 
 
-def main(steps: int = STEPS) -> None:
-    """Prints where the time goes."""
+def main(
+    steps: Annotated[int, typer.Option(help="How many are profiled.")] = STEPS,
+    out: Annotated[Path, typer.Option(help="Folder for the tables.")] = FOLDER,
+) -> None:
+    """Prints and keeps where the time goes."""
     profile = profiled(steps)
-    print(*(table(profile).markdown() for table in (clocks, parts, most)), sep="\n")
+    tables = (table(profile).markdown() for table in (clocks, parts, most))
+    page = "\n".join([f"## {_NAME}\n", *tables])
+    print(page)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / f"{_NAME}.md").write_text(page)
+    join(out)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

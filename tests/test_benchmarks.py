@@ -94,10 +94,13 @@ def test_we_and_the_limits_answer_all_questions(contest: Contest) -> None:
 
 
 @pytest.mark.cluster
-def test_a_step_is_profiled_by_parts() -> None:
+def test_a_step_is_profiled_by_parts(tmp_path: Path) -> None:
     # In a process where torch has compiled something, the profiler goes round for ever.
     printed = subprocess.run(
-        [sys.executable, "-c", "from benchmarks import step_profile as p; p.main(2)"],
+        [
+            *(sys.executable, "-m", "benchmarks.step_profile"),
+            *("--steps", "2", "--out", str(tmp_path)),
+        ],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -106,6 +109,7 @@ def test_a_step_is_profiled_by_parts() -> None:
     assert printed.returncode == 0, printed.stderr
     parts = re.findall(r"^\| [a-zA-Z ]+ \| \d+ \| (\d+)% \|$", printed.stdout, re.M)
     assert 90 <= sum(map(int, parts)) <= 110
+    assert (tmp_path / "report.md").read_text() == printed.stdout.removesuffix("\n")
 
 
 @pytest.mark.cluster

@@ -14,6 +14,8 @@ from benchmarks.harness.goal import Goal
 from benchmarks.harness.table import figures_table, goals_table
 
 _JOINED = "report.md"
+# Where reports are kept if nothing else is said.
+FOLDER = Path("runs/benchmarks")
 
 
 @dataclass(frozen=True)
