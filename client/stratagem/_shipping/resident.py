@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from abc import ABC, abstractmethod
 
 
-@runtime_checkable
-class Resident(Protocol):
+class Resident(ABC):
     """Stands for what a worker keeps under a handle: a result, or its own part.
 
     A closure that has one gets what the worker that runs it keeps. Whoever sends the
     closure sees to it that the worker has it.
     """
 
+    @abstractmethod
     def _shipped_handle(self) -> int:
         """Return the handle, from `Dumper.new_handle`."""
 
+    @abstractmethod
     def _shipped_subject(self) -> object:
         """Return the object while which lives the handle is valid."""
