@@ -9,36 +9,21 @@ import resource
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from contextlib import suppress
 
 import grpc
 import pytest
-import torch
 
-from stratagem._servers.barriers import barrier
-from stratagem._servers.connection import Connection
 from stratagem._servers.transports.attempt import Attempt, Call
 from stratagem._servers.transports.local import LocalTransport
 from stratagem._servers.transports.local_link import LocalLink
 from stratagem._servers.transports.transports import Transports
-from stratagem_proto.errors import (
-    DeadlineExceededError,
-    InvalidArgumentError,
-    UnavailableError,
-    VariableNotFoundError,
-)
 from stratagem_proto.local.frames import Kind, prefix
 from stratagem_proto.serving.border import Context
 from stratagem_proto.serving.local.listener import LocalListener
 from stratagem_proto.serving.loop import LoopThread
-from stratagem_proto.transport import AUTO, GRPC, VARIABLE
 from stratagem_proto.v1.session_pb2 import LocalSocket
-from stratagem_psserver.server import ParameterServer
-from stratagem_psserver.settings import ServerSettings
-from tests.client.connections import add, connected, eventually, make, value_of
-from tests.conftest import TOKEN
-from tests.faults import FaultyProxy
+from tests.client.connections import eventually
 
 MEBIBYTE = bytes(1 << 20)
 GARBAGE = [
@@ -300,62 +285,6 @@ def test_who_has_taken_the_name_of_a_server_is_not_believed(served: Served) -> N
         LocalLink(place)
 
 
-@contextmanager
-def calling(monkeypatch: pytest.MonkeyPatch, transport: str) -> Iterator[Connection]:
-    """A connection of a client with that setting, to a server that has both."""
-    with ExitStack() as stack:
-        server = stack.enter_context(ParameterServer(ServerSettings(token=TOKEN)))
-        monkeypatch.setenv(VARIABLE, transport)
-        yield stack.enter_context(connected(server.address))
-
-
-@pytest.mark.parametrize("transport", [AUTO, GRPC])
-def test_requests_fare_the_same_over_both_transports(
-    monkeypatch: pytest.MonkeyPatch, transport: str
-) -> None:
-    ones = torch.ones(700_000)
-    with calling(monkeypatch, transport) as connection:
-        make(connection, "v", torch.zeros_like(ones))
-        assert connection.is_local is (transport == AUTO)
-        assert add(connection, "v", ones) == 2
-        assert value_of(connection, "v", ones).eq(1).all()
-        message = "this server hosts no variable 'w'; it hosts 1, none with a similar"
-        for _ in range(2):
-            with pytest.raises(VariableNotFoundError, match=message) as caught:
-                add(connection, "w", torch.ones(2))
-            assert caught.value.variable == "w"
-            assert caught.value.task == "/job:ps/task:0"
-        endless = replace(barrier("lonely", 0, 2, wait=60), wait=0.0)
-        brief = replace(connection.deadlines, call=0.1, connect=0.0)
-        connection.deadlines = brief
-        with pytest.raises(DeadlineExceededError, match="Barrier on /job:ps/task:0"):
-            connection.call(endless)
-
-
-def test_a_server_may_be_told_to_speak_grpc_only() -> None:
-    settings = ServerSettings(token=TOKEN, transport=GRPC)
-    with ParameterServer(settings) as server, connected(server.address) as connection:
-        make(connection, "v", torch.zeros(2))
-        assert not connection.is_local
-
-
-def test_a_transport_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidArgumentError, match="'tcp' is no transport; give"):
-        ServerSettings(token=TOKEN, transport="tcp")
-    monkeypatch.setenv(VARIABLE, "pigeon")
-    with (
-        pytest.raises(InvalidArgumentError, match="'pigeon' is no transport"),
-        connected("127.0.0.1:1"),
-    ):
-        pass
-
-
-def test_who_comes_through_a_proxy_stays_with_it(server: ParameterServer) -> None:
-    with FaultyProxy(server.address) as proxy, connected(proxy.address) as connection:
-        make(connection, "v", torch.zeros(2))
-        assert not connection.is_local
-
-
 @pytest.mark.parametrize("field", ["name", "ticket", "proof"])
 def test_a_socket_that_is_not_the_servers_is_not_used(
     served: Served, field: str, caplog: pytest.LogCaptureFixture
@@ -389,13 +318,3 @@ def test_threads_that_hear_of_a_socket_at_once_connect_to_it_once(
     assert transports.is_local
     eventually(lambda: len(served.listener._peers) == 1)
     transports.close()
-
-
-def test_a_server_that_is_gone_is_looked_for_by_grpc(server: ParameterServer) -> None:
-    with connected(server.address, connect=0.3) as connection:
-        make(connection, "v", torch.zeros(2))
-        assert connection.is_local
-        server.stop()
-        with pytest.raises(UnavailableError, match="Check that the server runs"):
-            add(connection, "v", torch.ones(2))
-        assert not connection.is_local

@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stratagem._servers.session import Identity
+from stratagem._servers.session import Identity, handshake
 from stratagem._shipping.parcel import Definition
 from stratagem._shipping.pickling import Pickler
 from stratagem._shipping.results import load_result
 from stratagem._worker_servers.link import WorkerLink
+from stratagem._worker_servers.runtime import this_runtime
 from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import UnavailableError
+from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task
 from stratagem_worker.server import WorkerServer
 from tests.conftest import TOKEN
@@ -60,6 +62,14 @@ def refuses(address: str) -> bool:
         return True
     link.close()
     return False
+
+
+def opening() -> pb.WorkRequest:
+    """The handshake of a session."""
+    session = handshake(Identity(ROLE_CLIENT, token=TOKEN), bytes(16))
+    return pb.WorkRequest(
+        open=pb.OpenWorkerSession(session=session, runtime=this_runtime())
+    )
 
 
 class Handle:

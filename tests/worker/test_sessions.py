@@ -1,4 +1,4 @@
-"""Whom a worker server serves, for how long, and what remains of it."""
+"""How long a worker server serves a client, and what remains of that."""
 
 from __future__ import annotations
 
@@ -12,25 +12,17 @@ from typing import Any
 
 import pytest
 
-from stratagem._servers.session import Identity, handshake
 from stratagem._servers.traffic import TrafficMeter
 from stratagem._servers.transports.local_link import LocalLink
 from stratagem._shipping.results import load_result
-from stratagem._worker_servers import link as links
 from stratagem._worker_servers.closure_failure import ClosureFailure, FailureKind
 from stratagem._worker_servers.grpc_wire import GrpcWire
 from stratagem._worker_servers.link import WorkerLink
-from stratagem._worker_servers.runtime import this_runtime
 from stratagem._worker_servers.work_stream import WorkStream
-from stratagem_proto.channel import Deadlines, open_channel
+from stratagem_proto.channel import open_channel
 from stratagem_proto.errors import (
     CancelledError,
-    FailedPreconditionError,
-    InvalidArgumentError,
-    MalformedStreamError,
     SessionLostError,
-    StratagemError,
-    UnauthenticatedError,
     UnavailableError,
     WorkerLostError,
 )
@@ -38,7 +30,6 @@ from stratagem_proto.local.frames import Kind
 from stratagem_proto.status import translated
 from stratagem_proto.transport import AUTO, GRPC, VARIABLE
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
@@ -49,7 +40,7 @@ from tests.worker.links import (
     Handle,
     connected,
     definition_of,
-    link_to,
+    opening,
     payload_of,
     refuses,
     result,
@@ -96,80 +87,6 @@ def another_entered() -> bool:
 
 def was_interrupted() -> bool:
     return interrupted.acquire(timeout=PATIENCE)
-
-
-# --- Handshakes ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("token", ["", "guess"])
-def test_without_the_token_no_function_runs(worker: WorkerServer, token: str) -> None:
-    with pytest.raises(UnauthenticatedError, match="/job:worker/task:0"):
-        link_to(worker.address, token=token).connect()
-
-
-def test_a_worker_without_a_token_serves_nobody() -> None:
-    with pytest.raises(InvalidArgumentError, match="--token-file"):
-        WorkerSettings()
-
-
-@pytest.mark.parametrize("field", ["python", "torch", "cloudpickle", "stratagem"])
-def test_a_client_with_another_version_is_told_both(
-    worker: WorkerServer, field: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here = this_runtime()
-    other = this_runtime()
-    setattr(other, field, "0.0")
-    monkeypatch.setattr(links, "this_runtime", lambda: other)
-    with pytest.raises(FailedPreconditionError) as caught:
-        link_to(worker.address).connect()
-    assert f"{field} 0.0" in str(caught.value)
-    assert getattr(here, field) in str(caught.value)
-
-
-def test_another_task_at_the_address_is_named(worker: WorkerServer) -> None:
-    with pytest.raises(FailedPreconditionError, match="/job:worker/task:0 answers"):
-        link_to(worker.address, task=1).connect()
-
-
-def test_a_worker_that_is_not_there_is_unavailable() -> None:
-    with WorkerServer(WorkerSettings(token=TOKEN)) as gone:
-        address = gone.address
-    link = WorkerLink(
-        address, Task(job="worker"), Identity(ROLE_CLIENT), Deadlines(connect=0.1)
-    )
-    with pytest.raises(UnavailableError, match=f"at {address} did not answer"):
-        link.connect()
-
-
-@pytest.mark.parametrize(
-    ("request_", "error"),
-    [
-        (pb.WorkRequest(), MalformedStreamError),
-        (pb.WorkRequest(instructions=[pb.Instruction()]), MalformedStreamError),
-    ],
-)
-def test_a_call_begins_with_a_handshake(
-    worker: WorkerServer, request_: pb.WorkRequest, error: type[StratagemError]
-) -> None:
-    with open_channel(worker.address) as channel, pytest.raises(error):
-        exchange(channel, request_)
-
-
-def test_an_unknown_instruction_ends_the_session(worker: WorkerServer) -> None:
-    with open_channel(worker.address) as channel, pytest.raises(InvalidArgumentError):
-        exchange(channel, opening(), pb.WorkRequest(instructions=[pb.Instruction()]))
-
-
-def opening() -> pb.WorkRequest:
-    session = handshake(Identity(ROLE_CLIENT, token=TOKEN), bytes(16))
-    return pb.WorkRequest(
-        open=pb.OpenWorkerSession(session=session, runtime=this_runtime())
-    )
-
-
-def exchange(channel: Any, *requests: pb.WorkRequest) -> None:
-    with translated("the worker", "Work"):
-        list(WorkerServiceStub(channel).Work(iter(requests), timeout=PATIENCE))
 
 
 # --- Giving up -----------------------------------------------------------------

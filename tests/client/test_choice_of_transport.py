@@ -1,0 +1,91 @@
+"""Which way requests to a server go, and that they fare the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from stratagem._servers.barriers import barrier
+from stratagem._servers.connection import Connection
+from stratagem_proto.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    UnavailableError,
+    VariableNotFoundError,
+)
+from stratagem_proto.transport import AUTO, GRPC, VARIABLE
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from tests.client.connections import add, connected, make, value_of
+from tests.conftest import TOKEN
+from tests.faults import FaultyProxy
+
+
+@contextmanager
+def calling(monkeypatch: pytest.MonkeyPatch, transport: str) -> Iterator[Connection]:
+    """A connection of a client with that setting, to a server that has both."""
+    with ExitStack() as stack:
+        server = stack.enter_context(ParameterServer(ServerSettings(token=TOKEN)))
+        monkeypatch.setenv(VARIABLE, transport)
+        yield stack.enter_context(connected(server.address))
+
+
+@pytest.mark.parametrize("transport", [AUTO, GRPC])
+def test_requests_fare_the_same_over_both_transports(
+    monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    ones = torch.ones(700_000)
+    with calling(monkeypatch, transport) as connection:
+        make(connection, "v", torch.zeros_like(ones))
+        assert connection.is_local is (transport == AUTO)
+        assert add(connection, "v", ones) == 2
+        assert value_of(connection, "v", ones).eq(1).all()
+        message = "this server hosts no variable 'w'; it hosts 1, none with a similar"
+        for _ in range(2):
+            with pytest.raises(VariableNotFoundError, match=message) as caught:
+                add(connection, "w", torch.ones(2))
+            assert caught.value.variable == "w"
+            assert caught.value.task == "/job:ps/task:0"
+        endless = replace(barrier("lonely", 0, 2, wait=60), wait=0.0)
+        brief = replace(connection.deadlines, call=0.1, connect=0.0)
+        connection.deadlines = brief
+        with pytest.raises(DeadlineExceededError, match="Barrier on /job:ps/task:0"):
+            connection.call(endless)
+
+
+def test_a_server_may_be_told_to_speak_grpc_only() -> None:
+    settings = ServerSettings(token=TOKEN, transport=GRPC)
+    with ParameterServer(settings) as server, connected(server.address) as connection:
+        make(connection, "v", torch.zeros(2))
+        assert not connection.is_local
+
+
+def test_a_transport_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidArgumentError, match="'tcp' is no transport; give"):
+        ServerSettings(token=TOKEN, transport="tcp")
+    monkeypatch.setenv(VARIABLE, "pigeon")
+    with (
+        pytest.raises(InvalidArgumentError, match="'pigeon' is no transport"),
+        connected("127.0.0.1:1"),
+    ):
+        pass
+
+
+def test_who_comes_through_a_proxy_stays_with_it(server: ParameterServer) -> None:
+    with FaultyProxy(server.address) as proxy, connected(proxy.address) as connection:
+        make(connection, "v", torch.zeros(2))
+        assert not connection.is_local
+
+
+def test_a_server_that_is_gone_is_looked_for_by_grpc(server: ParameterServer) -> None:
+    with connected(server.address, connect=0.3) as connection:
+        make(connection, "v", torch.zeros(2))
+        assert connection.is_local
+        server.stop()
+        with pytest.raises(UnavailableError, match="Check that the server runs"):
+            add(connection, "v", torch.ones(2))
+        assert not connection.is_local
