@@ -209,10 +209,16 @@ class ParameterServerExtended(RemoteOptimizers):
             "folder, of which `stratagem checkpoint export` makes a state_dict"
         )
 
+    def _flush(self) -> None:
+        self._store.servers.flight.settle()
+
     def _close(self) -> None:
-        super()._close()
-        self._checkpoints.close()
-        self._store.servers.close()
+        try:
+            self._flush()
+        finally:
+            super()._close()
+            self._checkpoints.close()
+            self._store.servers.close()
 
     # Runs.
 

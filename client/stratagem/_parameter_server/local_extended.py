@@ -74,5 +74,8 @@ class LocalExtended(CentralStorageExtended):
     def _traffic(self) -> Traffic:
         return Traffic()
 
+    def _flush(self) -> None:
+        """Nothing is ever in flight."""
+
     def _close(self) -> None:
         """There are no sessions to end."""

@@ -26,11 +26,9 @@ class Asked:
 
     Attributes:
         readings: By server and variable.
-        changes: What the servers' `changes` were.
     """
 
     readings: Mapping[int, Mapping[RemoteVariable, Reading]]
-    changes: int
 
 
 class NextValues:
@@ -73,14 +71,14 @@ class NextValues:
 
     def ask(self) -> Asked:
         """Return what to read with a push."""
-        changes = self._servers.changes
-        if self._changes != changes:
+        if self._changes != self._servers.changes:
             self.drop()
+            self._changes = self._servers.changes
         readings = {
             server: {one: self._reading(one) for one in group}
             for server, group in self._wanted.items()
         }
-        return Asked(readings, changes)
+        return Asked(readings)
 
     def _reading(self, variable: RemoteVariable) -> Reading:
         reading = variable.reading(self._pulled_as(variable, True))
@@ -98,7 +96,6 @@ class NextValues:
             self._covered.update(readings)
             for one, version in zip(readings.items(), versions[server], strict=True):
                 self._take(*one, version)
-        self._changes = asked.changes
 
     def _take(self, variable: RemoteVariable, reading: Reading, version: int) -> None:
         self._spare[variable] = reading.into
@@ -108,13 +105,14 @@ class NextValues:
             if older is not None:
                 self._spare[variable] = older[1]
 
-    def land(self, variables: Sequence[RemoteVariable]) -> bool:
+    def land(self, variables: Sequence[RemoteVariable], beside: bool = False) -> bool:
         """Bring copies up to date, if what has come is all that they need.
 
         Args:
             variables: Whose copies.
+            beside: Whether a push is in flight that has asked for more.
         """
-        if not self._are_complete(variables):
+        if not self._are_complete(variables, beside):
             self.drop()
             return False
         came = [(one, *self._came[one]) for one in variables if one in self._came]
@@ -128,9 +126,9 @@ class NextValues:
         self.drop()
         return True
 
-    def _are_complete(self, variables: Sequence[RemoteVariable]) -> bool:
+    def _are_complete(self, variables: Sequence[RemoteVariable], beside: bool) -> bool:
         if self._changes != self._servers.changes or self._servers.snapshot:
             return False
-        return self._covered.issuperset(variables) and all(
+        return (beside or self._covered.issuperset(variables)) and all(
             one.is_known or one in self._came for one in variables
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import partial
 
 from stratagem._parameter_server.next_values import Asked, NextValues, PulledAs
 from stratagem._parameter_server.pace import Pace
@@ -35,23 +37,32 @@ class Push:
     arrived: Mapping[int, Callable[[], None]]
 
 
-class Pushes:
-    """Has the answer to a push bring what the next step starts with.
+class Fusing(Enum):
+    """Whether answers to pushes bring what the next step starts with."""
 
-    That spares the next step a request. Runs that push several times are not worth it:
-    only what came last would be of use.
+    NEVER = auto()
+    ALWAYS = auto()
+    IN_FLIGHT = auto()
+    """The next but one, since the next does not wait for the answer."""
+
+
+class Pushes:
+    """Has the answer to a push bring what a later step starts with.
+
+    That spares the step a request. Runs that push several times are not worth it: only
+    what came last would be of use.
 
     Args:
         servers: The servers.
         pace: How far this worker is in its steps.
         pulled_as: What values are rounded to.
-        fused: Whether to do it.
+        fusing: Whether to do it.
     """
 
     def __init__(
-        self, servers: ServerGroup, pace: Pace, pulled_as: PulledAs, fused: bool
+        self, servers: ServerGroup, pace: Pace, pulled_as: PulledAs, fusing: Fusing
     ) -> None:
-        self._servers, self._pace, self._fused = servers, pace, fused
+        self._servers, self._pace, self._fusing = servers, pace, fusing
         self._values = NextValues(servers, pulled_as)
         self._count = 0
         self._is_lone = True
@@ -63,25 +74,40 @@ class Pushes:
             variables: Whose copies.
         """
         self._is_lone, self._count = self._count <= 1, 0
-        if self._fused:
+        if self._fusing is not Fusing.NEVER:
             self._values.expect(variables)
+        if self._servers.flight.is_out:
+            return self._land_beside(variables)
         if not self._pace.is_async():
             self._values.drop()
         return self._values.land(variables)
 
-    def send(self, push: Push) -> None:
-        """Send gradients, and wait until they are applied."""
-        self._count += 1
-        if self._is_fused(push):
-            self._exchange(push, self._values.ask())
-            return
+    def _land_beside(self, variables: Sequence[RemoteVariable]) -> bool:
+        if self._values.land(variables, beside=True):
+            return True
+        self._servers.flight.settle()
         self._values.drop()
-        self._servers.push(
-            {
-                server: update.then(push.arrived[server])
-                for server, update in push.updates.items()
-            }
-        )
+        return False
+
+    def send(self, push: Push, awaited: bool = False) -> None:
+        """Send gradients.
+
+        Args:
+            push: The gradients.
+            awaited: Whether to wait until they are applied in any case.
+        """
+        self._count += 1
+        if not self._is_fused(push):
+            self._values.drop()
+            self._servers.push(
+                {
+                    server: update.then(push.arrived[server])
+                    for server, update in push.updates.items()
+                }
+            )
+            return
+        in_flight = self._fusing is Fusing.IN_FLIGHT and not awaited
+        self._exchange(_owned(push) if in_flight else push, in_flight)
 
     def _is_fused(self, push: Push) -> bool:
         wanted = self._values.wanted
@@ -91,25 +117,26 @@ class Pushes:
             and self._count == 1
             and bool(wanted)
             and push.updates.keys() >= {*wanted, self._servers.used[0]}
-            and self._values.are_few
+            and (self._fusing is Fusing.IN_FLIGHT or self._values.are_few)
         )
 
-    def _exchange(self, push: Push, asked: Asked) -> None:
-        begins = self._pace.begins([push.optimizer])
+    def _exchange(self, push: Push, in_flight: bool) -> None:
+        asked, begins = self._values.ask(), self._pace.begins([push.optimizer])
         for begin in begins:
             # Once this is answered, and nobody looks before at asynchronous steps.
             begin.finished = push.grant.step
-        answers = self._servers.push(
+        send = partial(
+            self._servers.push,
             {
                 server: self._request(server, push, asked, begins)
                 for server in push.updates
-            }
+            },
         )
-        self._pace.finish(push.optimizer, push.grant.step)
-        if grants := answers[self._servers.used[0]].grants:
-            self._pace.granted(begins, grants)
-        versions = {server: answer.versions for server, answer in answers.items()}
-        self._values.came(asked, versions)
+        arrived = partial(self._arrived, asked, begins)
+        if in_flight:
+            self._servers.flight.begin(send, arrived)
+        else:
+            arrived(send())
 
     def _request(
         self, server: int, push: Push, asked: Asked, begins: Sequence[StepBegin]
@@ -118,3 +145,23 @@ class Pushes:
         own = begins if server == self._servers.used[0] else ()
         request = and_read(push.updates[server], readings, own)
         return request.then(push.arrived[server])
+
+    def _arrived(
+        self,
+        asked: Asked,
+        begins: Sequence[StepBegin],
+        answers: Mapping[int, Answer],
+    ) -> None:
+        if grants := answers[self._servers.used[0]].grants:
+            self._pace.granted(begins, grants)
+        versions = {server: answer.versions for server, answer in answers.items()}
+        self._values.came(asked, versions)
+
+
+def _owned(push: Push) -> Push:
+    """A push that may be sent when its gradients have been written again."""
+    updates = {
+        server: replace(update, tensors=[each.clone() for each in update.tensors])
+        for server, update in push.updates.items()
+    }
+    return replace(push, updates=updates)

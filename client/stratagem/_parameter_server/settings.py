@@ -10,7 +10,8 @@ import torch
 from stratagem._cluster.device_filters import ClusterDeviceFilters
 from stratagem._parameter_server.partitioning import VariablePartitioner
 from stratagem._parameter_server.placement import placement_named
-from stratagem.consistency import Consistency, Sync
+from stratagem.consistency import Async, Consistency, Sync
+from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 # Where variables are is decided by the task that creates them, and each task has the
@@ -23,7 +24,8 @@ class Settings:
     """The arguments of a `ParameterServerStrategy`, but for the cluster.
 
     Raises:
-        InvalidArgumentError: There is no such placement.
+        InvalidArgumentError: There is no such placement, or so many pushes cannot be in
+            flight.
     """
 
     variable_partitioner: VariablePartitioner | None
@@ -31,6 +33,7 @@ class Settings:
     placement: str
     pull_dtype: torch.dtype | None
     fused_steps: bool | None
+    pushes_in_flight: int
     num_replicas_per_worker: int | None
     token: str | None
     device_filters: ClusterDeviceFilters | None
@@ -40,6 +43,25 @@ class Settings:
 
     def __post_init__(self) -> None:
         placement_named(self.placement)
+        if self.pushes_in_flight not in (0, 1):
+            raise InvalidArgumentError(
+                f"pushes_in_flight is 0 or 1, not {self.pushes_in_flight!r}"
+            )
+        if self.pushes_in_flight:
+            self._require_asynchronous()
+
+    def _require_asynchronous(self) -> None:
+        if self.consistency != Async():
+            raise InvalidArgumentError(
+                "pushes_in_flight=1 has a step compute without the worker's last push, "
+                f"which {self.consistency!r} does not allow; leave it out, or choose "
+                'consistency="async"'
+            )
+        if self.fused_steps is False:
+            raise InvalidArgumentError(
+                "pushes_in_flight=1 takes the values of a step from the answer to a "
+                "push; leave fused_steps=False out"
+            )
 
     @property
     def synchronous(self) -> bool:

@@ -40,6 +40,8 @@ def take(
         step: The step.
         early: What has been sent of it.
     """
+    # Its answer has the leave for this one.
+    store.servers.flight.settle()
     grant = store.leave(step.optimizer)
     if grant.consistency.mode == CONSISTENCY_MODE_SYNC:
         _contribute(store, step, grant, early)
@@ -62,7 +64,8 @@ def _push(
         for server, load in loads.items()
     }
     arrived = {server: load.arrived for server, load in loads.items()}
-    store.pushes.send(Push(step.optimizer, grant, updates_by_server, arrived))
+    push = Push(step.optimizer, grant, updates_by_server, arrived)
+    store.pushes.send(push, awaited=early is not None)
 
 
 def _contribute(

@@ -13,7 +13,7 @@ import torch
 from stratagem._parameter_server.cached_reads import note_read, unread
 from stratagem._parameter_server.global_norm import finish
 from stratagem._parameter_server.pace import Pace
-from stratagem._parameter_server.pushes import Pushes
+from stratagem._parameter_server.pushes import Fusing, Pushes
 from stratagem._parameter_server.variable import RemoteVariable, by_server
 from stratagem._servers.consistency import begin
 from stratagem._servers.group import ServerGroup
@@ -42,7 +42,7 @@ class RemoteStore:
         pace: How far this worker is in its steps.
         pull_dtype: What trainable variables are rounded to on their way to a training
             step; None for not at all.
-        fused: Whether the answer to a push brings what the next step starts with.
+        fusing: Whether the answer to a push brings what the next step starts with.
 
     Attributes:
         servers: The servers.
@@ -58,13 +58,13 @@ class RemoteStore:
         peer_seconds: float,
         pace: Pace,
         pull_dtype: torch.dtype | None = None,
-        fused: bool = False,
+        fusing: Fusing = Fusing.NEVER,
     ) -> None:
         self._pull_dtype = pull_dtype
         self.servers = servers
         self.peer_seconds = peer_seconds
         self.pace = pace
-        self.pushes = Pushes(servers, pace, self._pulled_as, fused)
+        self.pushes = Pushes(servers, pace, self._pulled_as, fusing)
         self.rejected: dict[str, int] = {}
 
     @property
@@ -179,7 +179,7 @@ class RemoteStore:
             narrowed_to = self._pulled_as(variable, training)
             reading = Reading(variable.name, into, None, wanted, narrowed_to)
             readings[variable.place.server].append(reading)
-        self._read(readings)
+        self._read(readings, beside_push=training)
         return found
 
     def keys(self, part: RemoteVariable, limit: int) -> Iterator[torch.Tensor]:
@@ -240,18 +240,28 @@ class RemoteStore:
             )
         return grant
 
-    def _read(self, readings: Mapping[int, Sequence[Reading]]) -> dict[int, list[int]]:
+    def _read(
+        self, readings: Mapping[int, Sequence[Reading]], beside_push: bool = False
+    ) -> dict[int, list[int]]:
         """Read, by server, after the synchronous steps that the next step needs."""
         marks = [] if self.servers.snapshot else [*self.pace.all_after()]
         # A read waits for one mark at most.
         for mark in marks[:-1]:
             self.read_after(mark, dict.fromkeys(readings, ()))
-        return self.read_after(marks[-1] if marks else None, readings)
+        return self.read_after(marks[-1] if marks else None, readings, beside_push)
 
     def read_after(
-        self, mark: StepMark | None, readings: Mapping[int, Sequence[Reading]]
+        self,
+        mark: StepMark | None,
+        readings: Mapping[int, Sequence[Reading]],
+        beside_push: bool = False,
     ) -> dict[int, list[int]]:
         """Read, by server, after a synchronous step; or from the snapshot.
+
+        Args:
+            mark: The step, if any.
+            readings: What to read.
+            beside_push: Whether not to wait for a push in flight.
 
         Returns:
             The versions read.
@@ -262,7 +272,8 @@ class RemoteStore:
                 {
                     server: read(group, snapshot=snapshot)
                     for server, group in readings.items()
-                }
+                },
+                beside_push,
             )
         try:
             return self._read_finished(mark, readings)

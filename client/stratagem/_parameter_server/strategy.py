@@ -102,6 +102,14 @@ class ParameterServerStrategy(CheckpointedStrategy):
             gain by it. What other workers finish between that push and the step is
             seen one step later. By default only a lone worker's steps are fused, which
             makes no difference to the values. Without a cluster it is not used.
+        pushes_in_flight: 1 to compute a step while the push of the one before is sent
+            and applied; see `flush`. A step then starts with values that lack its
+            worker's own last push, but no earlier one, and what others finished since
+            the push before that was answered. Errors of a push are raised by the next
+            step. Needs "async" consistency. Steps that became otherwise since, runs
+            that push several times, and optimizers with `overlap=True` wait for their
+            push as with 0. Takes memory for the gradients and the parameters once more.
+            Without a cluster it is not used.
         num_replicas_per_worker: Replicas in this process, on its first GPUs, or
             without any on the CPUs of `config.set_logical_cpus`; by default one for
             each GPU, or one.
@@ -138,6 +146,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
         placement: str = "round_robin",
         pull_dtype: torch.dtype | None = None,
         fused_steps: bool | None = None,
+        pushes_in_flight: int = 0,
         num_replicas_per_worker: int | None = None,
         token: str | None = None,
         device_filters: ClusterDeviceFilters | None = None,
@@ -153,6 +162,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
             placement,
             pull_dtype,
             fused_steps,
+            pushes_in_flight,
             num_replicas_per_worker,
             token,
             device_filters,
@@ -220,6 +230,17 @@ class ParameterServerStrategy(CheckpointedStrategy):
         require_cross_replica_or_default(self.extended, "refresh")
         with entered(self):
             self.extended._before_replicas()
+
+    def flush(self) -> None:
+        """Wait until the push in flight is applied, if there is one.
+
+        Whatever reads or writes variables outside of `run` waits for it too, and so do
+        `refresh`, `barrier`, `save`, `snapshot` and `close`.
+
+        Raises:
+            StratagemError: It could not be applied, which is not raised again.
+        """
+        self.extended._flush()
 
     def barrier(self, name: str = "barrier", timeout: float | None = None) -> None:
         """Wait until every worker of the cluster has come here.

@@ -7,6 +7,7 @@ from stratagem._cluster.visibility import visible_servers
 from stratagem._devices import list_logical_devices
 from stratagem._parameter_server.consistencies import encoded
 from stratagem._parameter_server.pace import Pace
+from stratagem._parameter_server.pushes import Fusing
 from stratagem._parameter_server.server_lookup import ServerLookup
 from stratagem._parameter_server.settings import Settings
 from stratagem._parameter_server.store import RemoteStore
@@ -95,9 +96,16 @@ def store_of(
             f"{pull_dtype!r}"
         )
     pace = _pace_of(member, servers, settings.consistency)
+    fusing = _fusing(pace, settings)
+    return RemoteStore(servers, settings.peer_seconds, pace, pull_dtype, fusing)
+
+
+def _fusing(pace: Pace, settings: Settings) -> Fusing:
+    if settings.pushes_in_flight and pace.worker is not None:
+        return Fusing.IN_FLIGHT
     is_alone = pace.worker is not None and pace.num_workers == 1
     fused = is_alone if settings.fused_steps is None else settings.fused_steps
-    return RemoteStore(servers, settings.peer_seconds, pace, pull_dtype, fused)
+    return Fusing.ALWAYS if fused else Fusing.NEVER
 
 
 def _pace_of(member: Membership, servers: ServerGroup, initial: Consistency) -> Pace:

@@ -13,6 +13,7 @@ from stratagem._cluster.visibility import VisibleServers
 from stratagem._servers.connection import Connection
 from stratagem._servers.heartbeat import Heartbeat
 from stratagem._servers.pending import Pending
+from stratagem._servers.push_in_flight import PushInFlight
 from stratagem._servers.request import Request, Result
 from stratagem._servers.session import Identity
 from stratagem._servers.step_count import StepCount
@@ -37,6 +38,8 @@ class ServerGroup:
         snapshot: The cut of which all is read, while nothing may be changed; empty
             for what is there now.
         changes: How often something was changed, other than by `push`.
+        flight: The push that was not waited for, if there is one. All but `push` waits
+            for it.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class ServerGroup:
         )
         self._connections = connections
         self._backlog = Backlog(self.steps)
+        self.flight: PushInFlight[Any] = PushInFlight(self.steps)
         self._heartbeat = Heartbeat(connections, self.steps)
         self._finalizer = weakref.finalize(self, _close, connections, self._heartbeat)
 
@@ -167,11 +171,18 @@ class ServerGroup:
         """Sends a request that changes nothing to one server; raises as `call`."""
         self.require_visible(task)
         self._heartbeat.start()
+        self.flight.settle()
         self._backlog.settle()
         return self._connections[task].start(request)
 
-    def together(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
+    def together(
+        self, requests: Mapping[int, Request[Result]], beside_push: bool = False
+    ) -> dict[int, Result]:
         """Sends a request to each of several servers, all in flight at once.
+
+        Args:
+            requests: By task index.
+            beside_push: Whether not to wait for a push in flight.
 
         Returns:
             The results by task index.
@@ -183,6 +194,8 @@ class ServerGroup:
                 nothing was sent. Or of the first server, by index, that failed; the
                 others' requests were carried out all the same.
         """
+        if not beside_push:
+            self.flight.settle()
         if any(request.mutates for request in requests.values()):
             self.changes += 1
             return self.push(requests)
@@ -219,6 +232,7 @@ class ServerGroup:
             self.require_visible(task)
         self._heartbeat.start()
         self._require_present()
+        self.flight.settle()
         self.changes += 1
         for task, request in requests.items():
             # It may be sent again when whoever has the tensors has changed them.
