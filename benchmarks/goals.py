@@ -68,6 +68,9 @@ def _lookups() -> Iterator[Goal]:
 
 def _movielens() -> Iterator[Goal]:
     yield _beside("movielens", "step", "local loop", 0.6)
+    late = _beside("movielens", "step", "local loop", 0.85, "step, one push in flight")
+    ours = replace(late.ours, contestant="Stratagem, one in flight")
+    yield replace(late, ours=ours)
     yield _beside("movielens", "step", "TensorFlow", 3.0)
 
 

@@ -13,7 +13,7 @@ from benchmarks.harness.environments import Foreign
 
 _OURS: Mapping[str, Mapping[str, Any]] = {
     "Stratagem": {},
-    "Stratagem, overlap": {"overlap": True},
+    "Stratagem, one in flight": {"pushes_in_flight": 1},
 }
 
 

@@ -2,7 +2,7 @@
 
 `... benchmarks.peers.stratagem.movielens FD FILE SETTINGS`
 
-SETTINGS is JSON: what the optimizer gets besides.
+SETTINGS is JSON: what the strategy gets besides.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from benchmarks.peers.stratagem.training import alone, recommending
 @contextmanager
 def contestant(file: str, settings: str) -> Iterator[Answer]:
     """What takes a step."""
-    with alone(ps=1) as strategy:
-        step = recommending(strategy, file, **json.loads(settings))
+    with alone(ps=1, **json.loads(settings)) as strategy:
+        step = recommending(strategy, file)
         yield timing.answering(timing.repeated(step, TURN), each=TURN)
 
 

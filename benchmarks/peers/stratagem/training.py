@@ -15,15 +15,20 @@ from stratagem_deploy import LocalCluster
 
 
 @contextmanager
-def alone(ps: int, consistency: str = "async") -> Iterator[ParameterServerStrategy]:
-    """The strategy of a program that has so many servers to itself."""
+def alone(ps: int, **settings: Any) -> Iterator[ParameterServerStrategy]:
+    """The strategy of a program that has so many servers to itself.
+
+    Args:
+        ps: How many.
+        settings: What the strategy gets besides.
+    """
     torch.set_num_threads(1)
     with (
         LocalCluster(ps=ps, workers=1, processes=True) as cluster,
         ParameterServerStrategy(
             _as_chief(cluster.cluster_resolver),
-            consistency=consistency,
             token=cluster.cluster_resolver.cluster_token,
+            **settings,
         ) as strategy,
     ):
         yield strategy
@@ -35,18 +40,15 @@ def _as_chief(resolver: ClusterResolver) -> ClusterResolver:
     return SimpleClusterResolver(cluster, task_type="chief", task_id=0)
 
 
-def recommending(
-    strategy: ParameterServerStrategy, file: str, **settings: Any
-) -> Callable[[], object]:
+def recommending(strategy: ParameterServerStrategy, file: str) -> Callable[[], object]:
     """What takes a step of the MovieLens example.
 
     Args:
         strategy: With whose servers.
         file: The ratings.
-        settings: What the optimizer gets besides.
     """
     with strategy.scope():
         model = recommender.Recommender()
-    optimizer = DistributedOptimizer(recommender.adamw(model), **settings)
+    optimizer = DistributedOptimizer(recommender.adamw(model))
     step, batches = recommender.stepping(model, optimizer), recommender.drawn(file)
     return lambda: strategy.run(step, args=tuple(next(batches)))
