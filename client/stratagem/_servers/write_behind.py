@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any
 
 from stratagem._servers.pending import Pending
@@ -32,7 +33,7 @@ class Write:
     """
 
     def __init__(self) -> None:
-        self.lines = list(_lines())
+        self.lines = _lines()
         self.settled = False
         self.error: StratagemError | None = None
 
@@ -46,12 +47,14 @@ class Write:
             self.settled = True
 
 
-def _lines() -> Iterator[Line]:
-    frame = sys._getframe(2)
-    while (caller := frame.f_back) is not None:
+def _lines() -> list[Line]:
+    lines = []
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
         code = frame.f_code
-        yield code.co_filename, frame.f_lineno, code.co_name
-        frame = caller
+        lines.append((code.co_filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    return lines
 
 
 class WritesBehind:
