@@ -28,7 +28,7 @@ def _transfers() -> Iterator[Goal]:
 def _sized(
     direction: str, sizes: Sequence[str], peer: str, least: float
 ) -> Iterator[Goal]:
-    about = f"{direction}: {', '.join(sizes)}"
+    about = f"{direction} of {', '.join(sizes)}"
     for size in sizes:
         yield _beside("transfer", f"{direction} {size}", peer, least, about)
 
@@ -58,7 +58,7 @@ def _resnet() -> Iterator[Goal]:
 
 def _lookups() -> Iterator[Goal]:
     for direction in ("pull", "push + Adagrad"):
-        about = f"{direction}: uniform, Zipf(1.05)"
+        about = f"{direction}, uniform and Zipf(1.05)"
         for drawn in ("uniform", "Zipf(1.05)"):
             question = f"{direction}, {drawn}"
             yield _beside("lookups", question, "TensorFlow", 5.0, about)
@@ -76,7 +76,7 @@ def _movielens() -> Iterator[Goal]:
 
 def _workers() -> Iterator[Goal]:
     question = "processors, a million examples"
-    about, wording = f"{question}: 2, 4 workers", "at most 10 % more than 1 worker"
+    about, wording = f"{question}, with 2, 4 workers", "at most 10 % more than 1 worker"
     for workers in ("2 workers", "4 workers"):
         ours, theirs = Cell(question, workers), Cell(question, "1 worker")
         yield Goal("workers", ours, theirs, 1 / 1.1, about, wording)
@@ -100,7 +100,7 @@ def _startup() -> Iterator[Goal]:
 def _scheduling() -> Iterator[Goal]:
     for closure in ("nothing", "update"):
         for what, least in {"time for one of many": 4.0, "round trip": 2.0}.items():
-            about = f"{closure}, {what}: 1, 2, 4 workers"
+            about = f"{closure}, {what} with 1, 2, 4 workers"
             for workers in ("1 worker", "2 workers", "4 workers"):
                 question = f"{closure}, {workers}, {what}"
                 yield _beside("scheduling", question, "TensorFlow", least, about)

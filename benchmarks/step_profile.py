@@ -21,6 +21,7 @@ from typing import Annotated, TypeAlias
 import numpy as np
 import typer
 
+from benchmarks.harness.machine import load
 from benchmarks.harness.report import FOLDER, join
 from benchmarks.harness.table import Table
 from benchmarks.measurements.movielens import ratings_file
@@ -58,7 +59,7 @@ _PARTS_BY_NAME: Mapping[str, str] = {
 }
 _NO_FILE = "~"
 _ROOT, _PACKAGES = f"{Path(__file__).resolve().parents[1]}/", "site-packages/"
-_NAME = "step-profile"
+PROFILE = "step-profile.md"
 
 
 @dataclass(frozen=True)
@@ -174,12 +175,12 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder for the tables.")] = FOLDER,
 ) -> None:
     """Prints and keeps where the time goes."""
-    profile = profiled(steps)
+    busy, profile = load(), profiled(steps)
     tables = (table(profile).markdown() for table in (clocks, parts, most))
-    page = "\n".join([f"## {_NAME}\n", *tables])
+    page = "\n".join(["## A step\n", *tables, f"The load was {busy} before.\n"])
     print(page)
     out.mkdir(parents=True, exist_ok=True)
-    (out / f"{_NAME}.md").write_text(page)
+    (out / PROFILE).write_text(page)
     join(out)
 
 

@@ -41,9 +41,11 @@ from benchmarks.measurements import (
     transfer,
     workers,
 )
+from benchmarks.page import filled, tables
 from benchmarks.peers.process import Peer, Program
 from benchmarks.peers.processor_time import processor_seconds
 from benchmarks.reached import REACHED
+from benchmarks.step_profile import PROFILE
 from stratagem_deploy import LocalCluster
 from tests.deploy.processes import eventually
 
@@ -224,6 +226,24 @@ def test_a_report_keeps_figures_ratios_and_tables(tmp_path: Path) -> None:
     assert "| Stratagem, pull 1 MB: of Ray | 3.00 | 2.00 | reached |" in text
     assert "of another run" in text
     assert Report.read(tmp_path, "transfer", [GOAL]) == report
+
+
+def test_the_page_has_a_place_for_each_table_of_results(tmp_path: Path) -> None:
+    rounds = {"load before": 1.5, "processors that others used": 0.1}
+    about = {"cores": 2, "processor": "p", "python": "3", "torch": "2"} | rounds
+    ready = Figure(Cell("server ready", "Stratagem"), (2.0, 2.0, 2.0), "s")
+    (tmp_path / PROFILE).write_text("## A step\n\nprofiled\n")
+    for name, figures in {"transfer": FIGURES, "startup": [ready]}.items():
+        Report(name, figures, [], about).write(tmp_path)
+    Report("scheduling", [ready], [], about).write(tmp_path)
+    page = filled(Path("docs/performance.md").read_text(), tables(tmp_path))
+    assert "| `startup`: server ready | at most 3 s | 1 | **2 s** |" in page
+    assert "| 2 times Ray | 2 | **3.00**, not measured, not measured |" in page
+    assert "The load was 1.5 to 1.5 before each" in page
+    assert "| server ready, s | 2 (0.00) |" in page
+    assert "\nprofiled\n" in page
+    with pytest.raises(ValueError, match="no place for flights"):
+        filled(page, {"flights": ""})
 
 
 def test_throughput_and_cost_are_drawn(tmp_path: Path) -> None:

@@ -41,11 +41,17 @@ def figures_table(figures: Sequence[Figure]) -> Table:
     return Table(["", *contestants], rows)
 
 
+def median_with_unit(figure: Figure) -> str:
+    """The median as it is read, such as "21 MB"."""
+    return f"{_median(figure)} {figure.unit}"
+
+
 def _shown(figure: Figure | None) -> str:
-    if figure is None:
-        return ""
-    median = figure.median * _PER_BASE_UNIT[figure.unit]
-    return f"{median:.3g} ({figure.spread:.2f})"
+    return f"{_median(figure)} ({figure.spread:.2f})" if figure else ""
+
+
+def _median(figure: Figure) -> str:
+    return f"{figure.median * _PER_BASE_UNIT[figure.unit]:.3g}"
 
 
 def goals_table(ratios: Mapping[Goal, float]) -> Table:
