@@ -284,9 +284,12 @@ class Connection:
         nbytes = max(staged, request.response_nbytes)
         return self._session is None or nbytes <= self._session.max_request_bytes
 
+    def trim(self) -> None:
+        """Gives up shared memory that was not used since the last call."""
+        self._transports.trim()
+
     def renew_lease(self) -> Pending[HeartbeatResponse] | None:
         """Tells the server that this process lives, if there is a session."""
-        self._transports.trim()
         session = self._session
         if session is None or self._restarted:
             return None

@@ -75,6 +75,8 @@ class Heartbeat:
     def _renew_leases(self) -> None:
         # All at once: one server that is away must not cost the leases of others.
         beats = [connection.renew_lease() for connection in self._connections]
+        for connection in self._connections:
+            connection.trim()
         for beat in filter(None, beats):
             with suppress(StratagemError):
                 beat.result()
