@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -11,9 +11,12 @@ import torch
 
 from stratagem._servers.barriers import barrier
 from stratagem._servers.connection import Connection
+from stratagem._servers.transports.attempt import Attempt, Call
+from stratagem._servers.transports.local import LocalTransport
 from stratagem_proto.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
+    MalformedStreamError,
     UnavailableError,
     VariableNotFoundError,
 )
@@ -79,6 +82,56 @@ def test_who_comes_through_a_proxy_stays_with_it(server: ParameterServer) -> Non
     with FaultyProxy(server.address) as proxy, connected(proxy.address) as connection:
         make(connection, "v", torch.zeros(2))
         assert not connection.is_local
+
+
+class Failing(LocalTransport):
+    """Cannot begin a call; something may happen meanwhile."""
+
+    error: Exception = TimeoutError()
+    meanwhile: Callable[[], None] = staticmethod(lambda: None)
+
+    def send(self, call: Call) -> Attempt:
+        self.meanwhile()
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "stays"),
+    [
+        (TimeoutError(), True),
+        (ConnectionRefusedError(), False),
+        (MalformedStreamError("it is somebody else's"), False),
+    ],
+)
+def test_a_socket_is_given_up_where_nobody_is_there_and_not_for_one_call(
+    server: ParameterServer, error: Exception, stays: bool
+) -> None:
+    with connected(server.address) as connection:
+        make(connection, "v", torch.zeros(2))
+        transports = connection._transports
+        assert transports._local is not None
+        transports._local.close()
+        failing = Failing(transports._local.place)
+        failing.error = error
+        transports._local = failing
+        assert add(connection, "v", torch.ones(2)) == 2
+        assert (transports._local is failing) is stays
+
+
+def test_a_socket_that_fails_is_not_taken_for_one_learnt_of_meanwhile(
+    server: ParameterServer,
+) -> None:
+    with connected(server.address) as connection:
+        make(connection, "v", torch.zeros(2))
+        transports = connection._transports
+        newer = transports._local
+        assert newer is not None
+        former = Failing(newer.place)
+        former.error = ConnectionRefusedError()
+        former.meanwhile = lambda: setattr(transports, "_local", newer)
+        transports._local = former
+        assert add(connection, "v", torch.ones(2)) == 2
+        assert transports._local is newer
 
 
 def test_a_server_that_is_gone_is_looked_for_by_grpc(server: ParameterServer) -> None:

@@ -14,6 +14,9 @@ from stratagem_proto.v1.session_pb2 import LocalSocket
 
 _LOG = logging.getLogger("stratagem")
 
+# After any other failure, the next call may come through.
+_NOBODY_THERE = (ConnectionRefusedError, FileNotFoundError, MalformedStreamError)
+
 
 class Transports:
     """Calls a server over a local socket where there is one, else by gRPC.
@@ -56,9 +59,10 @@ class Transports:
         return self._local is not None
 
     def _forget(self) -> None:
-        if self._local is not None:
-            self._local.close()
-            self._local = None
+        # Taken at once: another thread may do the same.
+        local, self._local = self._local, None
+        if local is not None:
+            local.close()
 
     def send(self, call: Call, control: bool = False) -> Attempt:
         """Begins a call.
@@ -74,11 +78,17 @@ class Transports:
         if local is not None:
             try:
                 return local.send(call)
-            except OSError as error:
+            except (OSError, MalformedStreamError) as error:
                 _LOG.debug("%s is called by gRPC: %s", self.address, error)
-                local.retire()
-                self._local = None
+                if isinstance(error, _NOBODY_THERE):
+                    self._give_up(local)
         return self._grpc.send(call)
+
+    def _give_up(self, local: LocalTransport) -> None:
+        local.retire()
+        with self._learning:
+            if self._local is local:
+                self._local = None
 
     def trim(self) -> None:
         """Gives up memory that was not used lately; called now and then."""
