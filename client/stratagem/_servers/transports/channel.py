@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 
 import grpc
@@ -32,6 +33,8 @@ class GrpcTransport:
     def __init__(self, address: str) -> None:
         self._address = address
         self._channel: grpc.Channel | None = None
+        self._closed = False
+        self._opening = threading.Lock()
 
     def send(self, call: Call) -> Attempt:
         """Begins a call.
@@ -71,13 +74,21 @@ class GrpcTransport:
         return Attempt(Responses(once(sent.result)), sent)
 
     def _open(self) -> grpc.Channel:
-        if self._channel is None:
-            # A pull of 10 MB is 1.3 times as fast.
-            keep_freed_memory()
-            self._channel = open_channel(self._address)
-        return self._channel
+        return self._channel or self._first_opened()
+
+    def _first_opened(self) -> grpc.Channel:
+        with self._opening:
+            if self._closed:
+                raise ValueError("the transport is closed")
+            if self._channel is None:
+                # A pull of 10 MB is 1.3 times as fast.
+                keep_freed_memory()
+                self._channel = open_channel(self._address)
+            return self._channel
 
     def close(self) -> None:
         """Ends all calls; none can be begun any more."""
-        if self._channel is not None:
-            self._channel.close()
+        with self._opening:
+            self._closed = True
+            if self._channel is not None:
+                self._channel.close()

@@ -1,0 +1,40 @@
+"""Calls by gRPC: when there is a channel, and how many."""
+
+from __future__ import annotations
+
+import threading
+
+import grpc
+import pytest
+
+from stratagem._servers.transports import channel
+from stratagem._servers.transports.attempt import Call
+from stratagem._servers.transports.channel import GrpcTransport
+from stratagem_proto.channel import open_channel
+
+
+def test_a_closed_transport_opens_no_channel() -> None:
+    transport = GrpcTransport("127.0.0.1:1")
+    transport.close()
+    with pytest.raises(ValueError, match="is closed"):
+        transport.send(Call("/echo.Echo/Echo", lambda _: iter([b""]), 1.0))
+
+
+def test_threads_that_call_at_once_open_one_channel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    transport, opened = GrpcTransport("127.0.0.1:1"), list[grpc.Channel]()
+    other = threading.Thread(target=transport._open)
+
+    def opening(address: str) -> grpc.Channel:
+        opened.append(open_channel(address))
+        if len(opened) == 1:
+            other.start()
+            other.join(0.05)
+        return opened[0]
+
+    monkeypatch.setattr(channel, "open_channel", opening)
+    transport._open()
+    other.join()
+    transport.close()
+    assert len(opened) == 1
