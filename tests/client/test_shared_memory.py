@@ -116,6 +116,25 @@ def test_a_system_without_memory_for_it_has_the_bytes_sent() -> None:
         assert shared_bytes(server) == 0
 
 
+def test_a_segment_that_cannot_grow_is_given_back_like_any_other() -> None:
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with served() as (server, connection):
+        make(connection, "v", torch.zeros(LARGE))
+        shared = shared_bytes(server)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, unlimited[1]))
+        try:
+            make(connection, "w", torch.ones(20 * LARGE))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+        assert shared_bytes(server) == shared
+        assert add(connection, "v", torch.ones(LARGE)) == 2
+        assert shared_bytes(server) == shared
+        for _ in range(2):
+            connection.trim()
+        eventually(lambda: shared_bytes(server) == 0)
+        assert value_of(connection, "w", torch.empty(20 * LARGE)).eq(1).all()
+
+
 def test_memory_that_is_not_used_is_given_back() -> None:
     with served() as (server, connection):
         make(connection, "v", torch.zeros(LARGE))

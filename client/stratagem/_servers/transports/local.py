@@ -89,6 +89,7 @@ class LocalTransport:
         large_enough = link.segment is not None and link.segment.nbytes >= room
         if not large_enough and not link.share(grown(room)):
             self._most_shared = room - 1
+            return None
         return link.segment
 
     def trim(self) -> None:

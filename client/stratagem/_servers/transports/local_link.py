@@ -101,16 +101,17 @@ class LocalLink:
         """Shares memory of that many bytes with the server, in place of what there was.
 
         Returns:
-            Whether there is so much, and the server takes it.
+            Whether there is so much, and the server takes it. If the server does not,
+            nothing is shared any more.
 
         Raises:
             OSError: The connection broke, or it took too long.
         """
-        self.segment = None
         try:
             segment, fd = create(nbytes)
         except OSError:
             return False
+        self.segment = None
         try:
             frame = prefix(Kind.SEGMENT, 0, is_last=True)
             socket.send_fds(self._socket, [frame], [fd])
