@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import logging
 import resource
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 
 import grpc
 import pytest
 
+from stratagem._servers.transports import local
 from stratagem._servers.transports.attempt import Attempt, Call
 from stratagem._servers.transports.local import LocalTransport
 from stratagem._servers.transports.local_link import LocalLink
@@ -171,6 +174,18 @@ def test_a_call_that_is_given_up_is_cancelled_on_the_server(served: Served) -> N
 def test_a_call_that_takes_too_long_fails_and_is_cancelled(served: Served) -> None:
     assert served.refused("Wait", b"") is grpc.StatusCode.DEADLINE_EXCEEDED
     assert served.echo.cancelled.wait(20)
+
+
+def test_the_parts_of_a_call_share_its_time(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes 5 s, as its clock has it, of the 20 that there are."""
+    clock = SimpleNamespace(monotonic=itertools.count(step=5).__next__)
+    monkeypatch.setattr(local, "time", clock)
+    assert served.call("Size", MEBIBYTE) == [b"%d" % (1 << 20)]
+    with pytest.raises(grpc.RpcError) as caught:
+        served.call("Size", *[MEBIBYTE] * 9)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def test_a_server_that_stops_ends_the_call_under_way_and_takes_no_other(

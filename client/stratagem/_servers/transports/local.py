@@ -57,18 +57,19 @@ class LocalTransport:
             raise ConnectionAbortedError("the transport is closed")
         if call.style is Style.PIPELINED:
             return self._pipelined(call)
-        link = self._idle.take(call.room) or LocalLink(self.place)
+        deadline = time.monotonic() + call.timeout
+        link = self._idle.take(call.room) or LocalLink(self.place, call.timeout)
         self._busy.add(link)
         if self._closed:
             # Another thread has closed all that it knew of meanwhile.
             link.close()
-        exchange = _Exchange(self, link, call)
+        exchange = _Exchange(self, link, call, deadline)
         return Attempt(Responses(exchange.responses(), exchange.segment), exchange)
 
     def _pipelined(self, call: Call) -> Attempt:
         pipeline = self._pipeline
         if pipeline is None or pipeline.is_broken:
-            pipeline = self._pipeline = Pipeline(self.place)
+            pipeline = self._pipeline = Pipeline(self.place, call.timeout)
         if self._closed:
             # Another thread has closed all that it knew of meanwhile.
             pipeline.break_off()
@@ -133,14 +134,16 @@ class _Exchange:
         segment: What its messages may name places in; None if there is none.
     """
 
-    def __init__(self, transport: LocalTransport, link: LocalLink, call: Call) -> None:
+    def __init__(
+        self, transport: LocalTransport, link: LocalLink, call: Call, deadline: float
+    ) -> None:
         self.segment: Segment | None = None
         self._transport = transport
         self._link: LocalLink | None = link
-        self._deadline = time.monotonic() + call.timeout
+        self._deadline = deadline
         self._failure: OSError | None = None
-        link.allow(call.timeout)
         try:
+            self._allow_what_is_left(link)
             self._send(link, call)
         except OSError as error:
             self._failure = error
@@ -155,6 +158,7 @@ class _Exchange:
         held = next(messages)
         for message in messages:
             link.send(kind, held, False, path)
+            self._allow_what_is_left(link)
             kind, path, held = Kind.MESSAGE, b"", message
             if link.is_answered:
                 held = b""

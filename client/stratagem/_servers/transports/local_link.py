@@ -35,18 +35,19 @@ class LocalLink:
         OSError: Nobody, or somebody else, answers there.
     """
 
-    def __init__(self, place: LocalSocket) -> None:
+    def __init__(self, place: LocalSocket, seconds: float = _HELLO_SECONDS) -> None:
         """Connects.
 
         Args:
             place: What the server says of its socket.
+            seconds: How long each step of that may take, if not the usual time.
         """
         self.segment: Segment | None = None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._reader = FrameReader(bytearray(SCRATCH_BYTES))
         self._arrived: deque[Frame] = deque()
         try:
-            self.allow(_HELLO_SECONDS)
+            self.allow(min(seconds, _HELLO_SECONDS))
             self._socket.connect(b"\0" + place.name)
             self._greet(place)
         except BaseException:

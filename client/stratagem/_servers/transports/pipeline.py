@@ -21,13 +21,14 @@ class Pipeline:
 
     Args:
         place: What the server says of its socket.
+        seconds: How long each step of connecting may take.
 
     Raises:
         OSError: Nobody, or not the server, answers there.
     """
 
-    def __init__(self, place: LocalSocket) -> None:
-        self._link = LocalLink(place)
+    def __init__(self, place: LocalSocket, seconds: float) -> None:
+        self._link = LocalLink(place, seconds)
         self.is_broken = False
 
     def send(self, call: Call) -> Attempt:
