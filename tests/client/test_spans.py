@@ -23,9 +23,12 @@ from typer.testing import CliRunner
 import stratagem
 from stratagem_deploy import LocalCluster
 from stratagem_proto import tracing
+from stratagem_proto.errors import CancelledError
 from stratagem_proto.serving.spans import exported_spans
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.cli import app
+from stratagem_psserver.server import ParameterServer
+from tests.client.connections import add, connected, make, value_of
 
 
 @pytest.fixture
@@ -83,6 +86,21 @@ def test_a_push_is_one_trace_from_the_worker_to_the_variables(
             assert (parent.start_time or 0) <= (span.start_time or 0)
             assert span.context and parent.context
             assert span.context.trace_id == parent.context.trace_id
+
+
+def test_what_cannot_be_sent_has_a_span_that_ends(
+    server: ParameterServer, exporter: InMemorySpanExporter
+) -> None:
+    with connected(server.address) as connection:
+        make(connection, "v", torch.zeros(2))
+        connection.close()
+        exporter.clear()
+        with pytest.raises(CancelledError):
+            value_of(connection, "v", torch.zeros(2))
+        with pytest.raises(CancelledError):
+            add(connection, "v", torch.zeros(2))
+    names = [span.name for span in exporter.get_finished_spans()]
+    assert names == ["Read", "Assign"]
 
 
 def test_nothing_is_sent_or_made_of_spans_unless_asked_for() -> None:

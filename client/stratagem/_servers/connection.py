@@ -124,6 +124,7 @@ class Connection:
                 return
             _LOG.warning("%s is looked for at %s from now on", self.peer, address)
             # Other threads may still wait there, each until its own call fails.
+            self._transports.retire()
             self._left.append(self._transports)
             self._transports = Transports(address)
 
@@ -152,9 +153,7 @@ class Connection:
             CancelledError: The connection is closed.
         """
         if not request.mutates:
-            key = self.open().key(self._steps)
-            span = self._stamped(request, key)
-            return Pending(self, request, self.deadlines, span.end, style)
+            return self._sent(request, self.open().key(self._steps), style)
         # Who held the lock when this process was forked will not give it back here.
         self._require_usable()
         self._mutating.acquire()
@@ -184,17 +183,26 @@ class Connection:
             settled()
 
         try:
-            span = self._stamped(request, key)
-            return Pending(self, request, self.deadlines, span.before(settle), style)
+            return self._sent(request, key, style, settle)
         except BaseException:
             session.settle(key.sequence)
             raise
 
-    def _stamped(self, request: Request[Result], key: RequestKey) -> tracing.Sending:
+    def _sent(
+        self,
+        request: Request[Result],
+        key: RequestKey,
+        style: Style,
+        settled: Callable[[], None] = lambda: None,
+    ) -> Pending[Result]:
         span = tracing.sending(request.method, self.peer)
-        span.mark(key)
-        request.stamp(key)
-        return span
+        try:
+            span.mark(key)
+            request.stamp(key)
+            return Pending(self, request, self.deadlines, span.before(settled), style)
+        except BaseException:
+            span.end()
+            raise
 
     def open(self) -> Session:
         """Returns the session, after the handshake if there is none; as `start`."""

@@ -114,8 +114,10 @@ class LocalTransport:
         self._idle.clear()
 
     def retire(self) -> None:
-        """Lets the calls under way be the last ones."""
+        """Lets the calls under way be the last ones; those that are pipelined fail."""
         self._idle.close()
+        if self._pipeline is not None:
+            self._pipeline.break_off()
 
     def close(self) -> None:
         """Ends all calls; none can be begun any more."""
@@ -123,8 +125,6 @@ class LocalTransport:
         self.retire()
         for link in list(self._busy):
             link.close()
-        if self._pipeline is not None:
-            self._pipeline.break_off()
 
 
 class _Exchange:

@@ -95,6 +95,11 @@ class Transports:
         if local := self._local:
             local.trim()
 
+    def retire(self) -> None:
+        """Lets the calls under way be the last ones over a local socket."""
+        if local := self._local:
+            local.retire()
+
     def close(self) -> None:
         """Ends all calls; none can be begun any more."""
         self._closed = True
