@@ -208,7 +208,9 @@ class Methods:
     def exchanged(
         self,
         header_type: type[Header],
-        method: Callable[[Header, Chunks, Segment | None], AsyncIterator[bytes]],
+        method: Callable[
+            [Header, Chunks, Segment | None], Awaitable[AsyncIterator[bytes]]
+        ],
     ) -> Handler:
         """A stream of frames in, another one out."""
 
@@ -218,9 +220,10 @@ class Methods:
             async with self._border.crossing(context, header_type.__name__):
                 segment = shared_memory(context)
                 header, chunks = await _opened(messages, header_type, segment)
-                with self._border.span(header, current=False):
-                    async for frame in method(header, chunks, segment):
-                        yield frame
+                with self._border.span(header):
+                    frames = await method(header, chunks, segment)
+                async for frame in frames:
+                    yield frame
 
         return grpc.stream_stream_rpc_method_handler(handle)
 

@@ -77,7 +77,7 @@ def test_a_push_is_one_trace_from_the_worker_to_the_variables(
         if span.context
     }
     paths = [path(span, spans) for span in spans.values()]
-    push = [("Update", "SERVER"), ("Update", "CLIENT")]
+    push = [("Update", "SERVER"), ("UpdateAndRead", "CLIENT")]
     assert paths.count([("apply", "INTERNAL"), *push]) == 2
     assert [("Read", "SERVER"), ("Read", "CLIENT")] in paths
     for span in spans.values():

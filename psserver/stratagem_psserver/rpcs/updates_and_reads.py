@@ -37,8 +37,7 @@ class UpdateAndReadRpcs:
             return pb.UpdateAndReadHeader(update=update, values=values, grants=grants)
 
         reading = Reading(self._state.store, header.then.selections, segment)
-        async for frame in frames_of(self._state, reading, headed):
-            yield frame
+        return frames_of(self._state, reading, headed)
 
     def _grants(self, header: pb.UpdateHeader) -> list[StepGrant]:
         session = self._state.session(header.key.session_id)
