@@ -23,6 +23,7 @@ def test_the_demo_trains_and_its_exit_code_is_that_of_the_command(
 ) -> None:
     ended = project.up("--exit-code-from", "worker-0")
     assert ended.returncode == 0, ended.stderr
+    print(f"\nin containers: test RMSE {demo_error(ended.stdout)}")
     assert abs(demo_error(ended.stdout) - DEMO_RMSE) < CLOSE
     for server in ("ps-0", "ps-1"):
         assert '"event": "stopped"' in project.logs(server)
@@ -40,6 +41,7 @@ def test_a_worker_and_a_server_that_crash_come_back_and_training_ends_well(
     assert project.exit_code("worker-0") == 0
     assert project.exit_code("worker-1") == 0
     assert (project.restarts("worker-1"), project.restarts("ps-1")) == (1, 1)
+    print("", project.logs("ps-1"), project.logs("worker-0"), sep="\n")
     assert '"event": "restored"' in project.logs("ps-1")
     assert abs(demo_error(project.logs("worker-0")) - DEMO_RMSE) < CLOSE
 
