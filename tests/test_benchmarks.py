@@ -47,7 +47,7 @@ from benchmarks.peers.processor_time import processor_seconds
 from benchmarks.reached import REACHED
 from benchmarks.step_profile import PROFILE
 from stratagem_deploy import LocalCluster
-from tests.deploy.processes import eventually
+from tests.waiting import eventually
 
 ALL = tuple(Foreign)
 SMALL = steps.Model(layers=1, width=4, batch=2)

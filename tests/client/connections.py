@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -49,10 +48,3 @@ def value_of(connection: Connection, name: str, like: torch.Tensor) -> torch.Ten
     into = torch.full_like(like, -1)
     connection.call(read([Reading(name, into)]))
     return into
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come about"
-        time.sleep(0.005)

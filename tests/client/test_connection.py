@@ -41,16 +41,10 @@ from stratagem_proto.v1.session_pb2 import (
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from tests.client.connections import (
-    IDENTITY,
-    add,
-    connected,
-    eventually,
-    make,
-    value_of,
-)
+from tests.client.connections import IDENTITY, add, connected, make, value_of
 from tests.conftest import TOKEN
 from tests.faults import CutAt, Direction, FaultyProxy, Passing, Verdict
+from tests.waiting import eventually
 
 CUTS = [Verdict.CUT_BEFORE, Verdict.CUT_AFTER, Verdict.CUT_WITHIN]
 

@@ -26,15 +26,10 @@ from stratagem_proto.v1.parameter_server_pb2 import (
 from stratagem_proto.v1.parameter_server_pb2_grpc import ParameterServerServiceStub
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from tests.client.connections import (
-    add,
-    connected,
-    eventually,
-    make,
-    value_of,
-)
+from tests.client.connections import add, connected, make, value_of
 from tests.conftest import TOKEN
 from tests.faults import FaultyProxy
+from tests.waiting import eventually
 
 SMALL_BUDGET = ServerSettings(token=TOKEN, staged_bytes=1000)
 

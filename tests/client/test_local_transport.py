@@ -26,7 +26,7 @@ from stratagem_proto.serving.border import Context
 from stratagem_proto.serving.local.listener import LocalListener
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.v1.session_pb2 import LocalSocket
-from tests.client.connections import eventually
+from tests.waiting import eventually
 
 MEBIBYTE = bytes(1 << 20)
 GARBAGE = [

@@ -14,8 +14,8 @@ from stratagem import DistributedOptimizer, ParameterServerStrategy
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from tests.client.clusters import Cluster, running
-from tests.client.connections import eventually
 from tests.client.networks import equal
+from tests.waiting import eventually
 
 Train = Callable[[ParameterServerStrategy, bool], nn.Module]
 

@@ -6,8 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,13 +17,7 @@ from stratagem import InputOptions
 from stratagem._input.read_ahead import ReadAhead
 from tests.client.batches import batches, shares
 from tests.client.two_replicas import TwoReplicas
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+from tests.waiting import eventually
 
 
 class Numbers(Iterator[int]):
@@ -60,7 +53,7 @@ def test_a_thread_reads_as_far_ahead_as_told_and_no_further() -> None:
     assert numbers.read == []
     for taken in range(1, 5):
         assert next(ahead) == taken - 1
-        wait_until(partial(numbers.have_been_read, taken + 3))
+        eventually(partial(numbers.have_been_read, taken + 3))
     assert set(numbers.read) == {numbers.read[0]}
     assert numbers.read[0] is not threading.current_thread()
     # It would read on if it could: the place of a taken item is what it waits for.
@@ -83,7 +76,7 @@ def test_a_thread_stops_when_nobody_will_ask_again() -> None:
     (thread,) = set(numbers.read)
     del ahead
     gc.collect()
-    wait_until(lambda: not thread.is_alive())
+    eventually(lambda: not thread.is_alive())
     assert len(numbers.read) <= 3
 
 
@@ -117,11 +110,11 @@ def test_a_dataset_is_read_ahead_if_asked_for_or_worthwhile() -> None:
     options = InputOptions(experimental_per_replica_buffer_size=2)
     ahead = iter(strategy.experimental_distribute_dataset(elements, options))
     assert shares(next(ahead)) == [[0], [1]]
-    wait_until(lambda: len(threads) == 2 + 3)
+    eventually(lambda: len(threads) == 2 + 3)
     assert here not in threads[2:]
     del ahead
     gc.collect()
-    wait_until(lambda: not threads[-1].is_alive())
+    eventually(lambda: not threads[-1].is_alive())
 
 
 def test_errors_of_a_dataset_reach_the_training_loop() -> None:

@@ -31,16 +31,10 @@ from stratagem_proto.v1.session_pb2 import LocalSocket
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from tests.client.connections import (
-    IDENTITY,
-    add,
-    connected,
-    eventually,
-    make,
-    value_of,
-)
+from tests.client.connections import IDENTITY, add, connected, make, value_of
 from tests.conftest import TOKEN
 from tests.psserver.wire import optimizer_program
+from tests.waiting import eventually
 
 LARGE = 50_000  # elements of 4 bytes; more than what is sent
 

@@ -25,10 +25,10 @@ from stratagem_proto.errors import (
     VariableNotFoundError,
 )
 from tests.client.clusters import Cluster, running
-from tests.client.connections import eventually
 from tests.client.counters import SERVERS, count_until, counters
 from tests.client.networks import loss_of, network, training_step
 from tests.conftest import TOKEN
+from tests.waiting import eventually
 
 SNAPSHOTS = 10
 WORKERS = 2

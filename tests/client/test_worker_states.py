@@ -25,8 +25,8 @@ from stratagem_deploy.checkpoints.resharding import reshard
 from stratagem_proto.checkpoint.folder import open_checkpoint
 from tests.checkpoints import load_from
 from tests.client.clusters import running
-from tests.client.connections import eventually
 from tests.conftest import TOKEN
+from tests.waiting import eventually
 
 CHECKPOINTS = 40
 Program = Callable[[ParameterServerStrategy, int], Any]

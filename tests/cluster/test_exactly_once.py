@@ -25,7 +25,7 @@ from stratagem.coordinator import (
 )
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_deploy import LocalCluster
-from tests.psserver.process import until
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spec("COO-8")]
 
@@ -100,7 +100,7 @@ def counting(
 
 def begun_after(started: Path, before: int) -> int:
     """Waits until one more function has begun; returns the worker that runs it."""
-    until(lambda: len(started.read_text()) > before)
+    eventually(lambda: len(started.read_text()) > before)
     return int(started.read_text()[-1])
 
 
@@ -147,10 +147,10 @@ def test_a_worker_that_was_thought_lost_and_goes_on_changes_nothing(
         over.touch()
 
     value = coordinator.schedule(count)
-    until(lambda: process.exists() and process.read_text() != "")
+    eventually(lambda: process.exists() and process.read_text() != "")
     stopped = int(process.read_text())
     os.kill(stopped, signal.SIGSTOP)
     value.fetch()
     os.kill(stopped, signal.SIGCONT)
-    until(over.exists)
+    eventually(over.exists)
     assert [float(one.numpy()) for one in (here, there)] == [1, 1]

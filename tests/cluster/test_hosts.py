@@ -20,7 +20,7 @@ from tests.client.hosts.training import (
     parameters_of_cores,
     plainly_trained,
 )
-from tests.deploy.processes import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
 

@@ -13,7 +13,7 @@ from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem.coordinator import experimental_get_current_worker_index
 from stratagem_deploy import LocalCluster
 from tests.cluster.preemption import Training, process_of
-from tests.deploy.processes import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.processes import descendants, eventually, is_alive, python
+from tests.deploy.processes import descendants, is_alive, python
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
 

@@ -21,7 +21,7 @@ from tests.cluster.preemption import (
     process_of,
     stopped,
 )
-from tests.deploy.processes import eventually
+from tests.waiting import eventually
 from tests.worker.links import link_to
 
 pytestmark = pytest.mark.cluster

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.processes import descendants, eventually, python
+from tests.deploy.processes import descendants, python
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.compose.project import Project
 from tests.demo import CLOSE, DEMO_RMSE, demo_error
-from tests.deploy.processes import eventually
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.compose
 

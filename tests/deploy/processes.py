@@ -5,28 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-SECONDS = 60.0
-
-
-def eventually(
-    condition: Callable[[], bool], seconds: float = SECONDS, poll: float = 0.01
-) -> None:
-    """Waits for a condition and fails when it does not come true in time.
-
-    Args:
-        condition: Looked at again and again.
-        seconds: How long to wait.
-        poll: Seconds between looks.
-    """
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not happen"
-        time.sleep(poll)
 
 
 def descendants(pid: int) -> set[int]:

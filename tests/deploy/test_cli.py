@@ -15,7 +15,8 @@ import typer
 from typer.testing import CliRunner
 
 from stratagem_deploy.cli import app
-from tests.deploy.processes import eventually, python
+from tests.deploy.processes import python
+from tests.waiting import eventually
 
 
 def test_asking_for_help_does_not_wait_for_torch() -> None:

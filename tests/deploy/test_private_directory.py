@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from stratagem_deploy.private_directory import PrivateDirectory
-from tests.deploy.processes import eventually, python
+from tests.deploy.processes import python
+from tests.waiting import eventually
 
 OWNER = """
 import time

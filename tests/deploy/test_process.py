@@ -12,7 +12,8 @@ from queue import SimpleQueue
 
 from stratagem_deploy.process import Process, describe_exit
 from stratagem_deploy.transcript import Transcript
-from tests.deploy.processes import eventually, is_alive, python
+from tests.deploy.processes import is_alive, python
+from tests.waiting import eventually
 
 SLEEPER = "import time; print('ready', flush=True); time.sleep(1000)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPER}"

@@ -10,9 +10,10 @@ import time
 import pytest
 
 from tests.demo import CLOSE, DEMO_RMSE, demo_error
-from tests.deploy.processes import eventually, is_alive, python
+from tests.deploy.processes import is_alive, python
 from tests.netns.conftest import Cluster
 from tests.netns.host import Host
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(900)]
 

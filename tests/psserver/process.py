@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.waiting import eventually
 
 PATIENCE = 60.0
 
@@ -57,14 +58,6 @@ def serving(
 
 
 def _content(ready: Path, popen: subprocess.Popen[str]) -> str:
-    until(lambda: ready.exists() or popen.poll() is not None)
+    eventually(lambda: ready.exists() or popen.poll() is not None)
     assert popen.poll() is None, popen.communicate()[1]
     return ready.read_text(encoding="utf-8")
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for a condition."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "the condition was not met"
-        time.sleep(0.01)

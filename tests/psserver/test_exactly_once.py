@@ -21,8 +21,8 @@ from stratagem_proto.v1 import session_pb2
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
-from tests.psserver.process import until
 from tests.psserver.wire import SERVICE, RawClient, encoded
+from tests.waiting import eventually
 
 COUNT = 30_000  # int64s; enough to be applied beside the event loop
 BUDGET = 1 << 20
@@ -161,10 +161,10 @@ def test_a_client_that_vanishes_frees_its_staging_and_changes_nothing() -> None:
         messages = encoded(header, [value * 2], chunk_bytes=1 << 16)
         upload = Upload(vanishing, messages)
         key = other.key()
-        until(lambda: refused(other, key, value))
+        eventually(lambda: refused(other, key, value))
         upload.vanish()
         # The budget is free again, and what passed its limit may be repeated.
-        until(lambda: not refused(other, key, value))
+        eventually(lambda: not refused(other, key, value))
         assert other.everything()["w"] == (2, before["w"][1])
         # The vanished request was not applied and may still come.
         vanishing.upload("Assign", messages, pb.AssignResponse)

@@ -17,8 +17,9 @@ from stratagem_proto.channel import open_channel
 from stratagem_proto.errors import UnauthenticatedError, UnavailableError
 from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from tests.psserver.process import PATIENCE, launch, serving, until
+from tests.psserver.process import PATIENCE, launch, serving
 from tests.psserver.wire import SERVICE, RawClient, encoded
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -59,7 +60,7 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones(
             yield from first
             begun.set()
             signalled.wait(PATIENCE)
-            until(lambda: health(probe) == NOT_SERVING)
+            eventually(lambda: health(probe) == NOT_SERVING)
             yield last
 
         assign: grpc.StreamUnaryMultiCallable[bytes, bytes]
@@ -69,7 +70,7 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones(
         client.heartbeat()  # answered after what was sent before it has come
         server.popen.send_signal(signal.SIGTERM)
         signalled.set()
-        until(lambda: health(probe) == NOT_SERVING)
+        eventually(lambda: health(probe) == NOT_SERVING)
         with RawClient(server.address, "") as late, pytest.raises(UnavailableError):
             late.open()
         assert list(pb.AssignResponse.FromString(call.result(PATIENCE)).versions) == [2]

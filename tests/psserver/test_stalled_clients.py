@@ -15,9 +15,9 @@ from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from tests.client.connections import eventually
 from tests.conftest import TOKEN
 from tests.psserver.wire import LARGE, SERVICE, RawClient, encoded
+from tests.waiting import eventually
 
 DEADLINE_EXCEEDED = 4
 

@@ -29,8 +29,9 @@ from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
-from tests.psserver.process import ServerProcess, serving, until
+from tests.psserver.process import ServerProcess, serving
 from tests.psserver.wire import SERVICE, RawClient, encoded, sgd, update_header
+from tests.waiting import eventually
 
 WAITERS = 1_000
 PATIENCE = 30.0
@@ -268,7 +269,7 @@ def test_a_thousand_waiters_cost_no_thread_and_delay_nobody(tmp_path: Path) -> N
         assert health_seconds(server) < 0.1
         assert min(p50_of_small_updates(second) for _ in range(5)) < 2 * alone
         # gRPC's own pool breathes by a thread now and then.
-        until(lambda: server.thread_count() <= threads)
+        eventually(lambda: server.thread_count() <= threads)
         for client in (first, second):
             stage(client, [1.0, 2.0])
         for client in (first, second):

@@ -19,10 +19,10 @@ from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
-from tests.client.connections import eventually
 from tests.client.coordinator.coordination import Coordination, coordinating
 from tests.conftest import TOKEN
 from tests.spec.test_parameter_servers import strategy_of
+from tests.waiting import eventually
 
 CHIEF = {"chief": ["chief.test:1"]}
 SERVER = {"ps": ["p0.test:1"]}

@@ -15,9 +15,9 @@ from stratagem.coordinator import (
     RemoteValueStatus,
     experimental_get_current_worker_index,
 )
-from tests.client.connections import eventually
 from tests.client.coordinator.coordination import Coordination, coordinating
 from tests.client.coordinator.here import Gate, Journal
+from tests.waiting import eventually
 
 
 def double(x: torch.Tensor, by: int = 2) -> torch.Tensor:

@@ -9,8 +9,8 @@ import torch
 
 from stratagem import CancelledError, ClosureInputError
 from stratagem.coordinator import ClusterCoordinator
-from tests.client.connections import eventually
 from tests.client.coordinator.here import Gate, Journal
+from tests.waiting import eventually
 
 
 def fail(message: str = "broken") -> None:

@@ -17,9 +17,9 @@ from stratagem.coordinator import (
     RemoteValueStatus,
     experimental_get_current_worker_index,
 )
-from tests.client.connections import eventually
 from tests.client.coordinator.coordination import coordinating
 from tests.client.coordinator.here import Gate, Journal
+from tests.waiting import eventually
 
 
 def where() -> int:

@@ -15,7 +15,6 @@ from stratagem_proto.channel import Deadlines
 from stratagem_proto.v1.worker_pb2 import WorkEvent
 from stratagem_worker.interruption import Interrupted
 from stratagem_worker.outbox import Outbox
-from tests.client.connections import eventually
 from tests.client.coordinator.coordination import (
     Coordination,
     coordinating,
@@ -23,6 +22,7 @@ from tests.client.coordinator.coordination import (
 )
 from tests.client.coordinator.here import Journal
 from tests.faults import CutAt, FaultyProxy
+from tests.waiting import eventually
 
 
 class Route:

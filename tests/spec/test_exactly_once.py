@@ -11,9 +11,9 @@ import pytest
 import stratagem
 from stratagem import Variable
 from stratagem_psserver.server import ParameterServer
-from tests.client.connections import eventually
 from tests.client.coordinator.coordination import Coordination, coordinating
 from tests.client.coordinator.here import Gate
+from tests.waiting import eventually
 
 FUNCTIONS = 5
 

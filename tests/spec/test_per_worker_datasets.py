@@ -16,9 +16,9 @@ from stratagem.coordinator import (
     PerWorkerValues,
     experimental_get_current_worker_index,
 )
-from tests.client.connections import eventually
 from tests.client.coordinator.coordination import Coordination, coordinating
 from tests.client.coordinator.here import Gate, Journal
+from tests.waiting import eventually
 
 
 def on_each_worker(coordinator: ClusterCoordinator, fn: Any, *args: Any) -> list[Any]:

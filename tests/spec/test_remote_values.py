@@ -11,9 +11,9 @@ import torch
 
 import stratagem
 from stratagem.coordinator import ClusterCoordinator, RemoteValueStatus
-from tests.client.connections import eventually
 from tests.client.coordinator.coordination import coordinating
 from tests.client.coordinator.here import Gate, Journal
+from tests.waiting import eventually
 
 
 @pytest.mark.spec("RMV-1")

@@ -19,9 +19,9 @@ import stratagem
 from stratagem import IndexedSlices, Variable
 from stratagem._coordinator.data.shared_dataset import SharedIterator
 from stratagem.coordinator import ClusterCoordinator
-from tests.client.connections import eventually
 from tests.client.coordinator.coordination import coordinating
 from tests.client.coordinator.here import Gate, Journal
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.spec("COO-12")
 

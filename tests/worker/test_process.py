@@ -16,7 +16,8 @@ from stratagem._shipping.results import load_result
 from stratagem.config import list_logical_devices
 from stratagem_proto.errors import UnauthenticatedError, WorkerLostError
 from tests.conftest import TOKEN
-from tests.psserver.process import PATIENCE, ServerProcess, launch, serving, until
+from tests.psserver.process import PATIENCE, ServerProcess, launch, serving
+from tests.waiting import eventually
 from tests.worker.links import Shown, connected, link_to, payload_of, refuses, result
 
 pytestmark = pytest.mark.cluster
@@ -47,7 +48,7 @@ def process(token_file: Path) -> Iterator[ServerProcess]:
 def wait_for(file: Path) -> str:
     """Runs on the worker: says that it has begun, and ends when the file is gone."""
     file.touch()
-    until(lambda: not file.exists())
+    eventually(lambda: not file.exists())
     return "through"
 
 
@@ -75,9 +76,9 @@ def test_sigterm_lets_the_function_end(process: ServerProcess, tmp_path: Path) -
     with connected(process.address) as link:
         running = link.run(1, payload_of(lambda: wait_for(mark)))
         waiting = link.run(2, payload_of(os.getpid))
-        until(mark.exists)
+        eventually(mark.exists)
         process.popen.send_signal(signal.SIGTERM)
-        until(lambda: refuses(process.address))
+        eventually(lambda: refuses(process.address))
         assert not running.done()
         mark.unlink()
         assert load_result(running.result(PATIENCE).payload) == "through"
@@ -92,7 +93,7 @@ def test_a_killed_worker_is_lost_at_once(
     mark = tmp_path / "mark"
     with connected(process.address) as link:
         futures = [link.run(n, payload_of(lambda: wait_for(mark))) for n in range(3)]
-        until(mark.exists)
+        eventually(mark.exists)
         process.popen.kill()
         began = time.monotonic()
         for future in futures:
@@ -123,7 +124,7 @@ def test_a_worker_that_is_stopped_for_less_than_its_lease_keeps_its_functions(
     mark = tmp_path / "mark"
     with connected(process.address) as link:
         future = link.run(1, payload_of(lambda: wait_for(mark)))
-        until(mark.exists)
+        eventually(mark.exists)
         process.popen.send_signal(signal.SIGSTOP)
         threading.Event().wait(5)
         process.popen.send_signal(signal.SIGCONT)

@@ -19,7 +19,7 @@ from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN
-from tests.deploy.processes import eventually
+from tests.waiting import eventually
 from tests.worker.links import (
     PATIENCE,
     Handle,

@@ -13,7 +13,7 @@ from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN
-from tests.deploy.processes import eventually
+from tests.waiting import eventually
 from tests.worker.links import PATIENCE, connected, payload_of
 
 go_on = threading.Event()

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 from weakref import WeakValueDictionary
 
-from tests.client.connections import eventually
+from tests.waiting import eventually
 
 _here: WeakValueDictionary[int, Any] = WeakValueDictionary()
 

@@ -16,7 +16,6 @@ from stratagem.coordinator import (
     RemoteValueStatus,
     experimental_get_current_worker_index,
 )
-from tests.client.connections import eventually
 from tests.client.coordinator.coordination import (
     Coordination,
     coordinating,
@@ -24,6 +23,7 @@ from tests.client.coordinator.coordination import (
 )
 from tests.client.coordinator.here import Gate, Journal
 from tests.faults import FaultyProxy
+from tests.waiting import eventually
 
 LARGE = 1 << 20
 """Bytes of a large value."""

@@ -17,11 +17,11 @@ from stratagem_proto.errors import (
 )
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
-from tests.client.connections import eventually
 from tests.client.coordinator.coordination import Coordination, coordinating
 from tests.client.coordinator.here import Gate
 from tests.client.coordinator.whereabouts import gone_through, ran_on_each
 from tests.conftest import TOKEN
+from tests.waiting import eventually
 
 
 class Directory(SimpleClusterResolver):

@@ -17,9 +17,9 @@ from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
-from tests.client.connections import eventually
 from tests.conftest import TOKEN
 from tests.spec.kubernetes_api_server import ApiServer, serving
+from tests.waiting import eventually
 
 INDEX = "apps.kubernetes.io/pod-index"
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     ResourceExhaustedError,
 )
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
 
@@ -37,13 +38,6 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
     pytest.mark.usefixtures("ray"),
 ]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def test_the_documented_program_trains_the_demo_to_its_error(tmp_path: Path) -> None:
@@ -75,7 +69,7 @@ def squatter(address: str) -> Iterator[None]:
             return False
         return True
 
-    until(bound)
+    eventually(bound)
     with taken:
         taken.listen()
         threading.Thread(target=hang_up, args=(taken,), daemon=True).start()
@@ -117,11 +111,14 @@ def test_a_killed_server_goes_on_from_its_checkpoint_at_another_address(
             target=lambda: results.append(cluster.run(count_up, tmp_path))
         )
         program.start()
-        until((tmp_path / "saved").exists)
+        eventually((tmp_path / "saved").exists, seconds=120)
         cluster.kill("ps", 1)
         with squatter(before):
             resolver = cluster.resolver("ps", 1)
-            until(lambda: resolver.cluster_spec().task_address("ps", 1) != before)
+            eventually(
+                lambda: resolver.cluster_spec().task_address("ps", 1) != before,
+                seconds=120,
+            )
             (tmp_path / "enough").touch()
             program.join()
     ((kept, restored, after),) = results[0]
