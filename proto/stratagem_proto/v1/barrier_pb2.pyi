@@ -22,6 +22,7 @@ class BarrierRequest(google.protobuf.message.Message):
     NUM_TASKS_FIELD_NUMBER: builtins.int
     WAIT_SECONDS_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    """As in OpenSessionRequest."""
     name: builtins.str
     """Name of the barrier, chosen by the program."""
     generation: builtins.int

@@ -74,6 +74,7 @@ class _ReductionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     REDUCTION_UNSPECIFIED: _Reduction.ValueType  # 0
     REDUCTION_SUM: _Reduction.ValueType  # 1
+    """All contributions added up."""
     REDUCTION_MEAN: _Reduction.ValueType  # 2
     """The sum divided by the number of replicas that contributed."""
 
@@ -82,6 +83,7 @@ class Reduction(_Reduction, metaclass=_ReductionEnumTypeWrapper):
 
 REDUCTION_UNSPECIFIED: Reduction.ValueType  # 0
 REDUCTION_SUM: Reduction.ValueType  # 1
+"""All contributions added up."""
 REDUCTION_MEAN: Reduction.ValueType  # 2
 """The sum divided by the number of replicas that contributed."""
 global___Reduction = Reduction
@@ -99,7 +101,9 @@ class CreateVariablesRequest(google.protobuf.message.Message):
         """In the first frame only."""
 
     @property
-    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.Chunk]: ...
+    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.Chunk]:
+        """Bytes of the tensors."""
+
     def __init__(
         self,
         *,
@@ -118,7 +122,9 @@ class CreateVariablesHeader(google.protobuf.message.Message):
     KEY_FIELD_NUMBER: builtins.int
     VARIABLES_FIELD_NUMBER: builtins.int
     @property
-    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey: ...
+    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
+        """Number of the request."""
+
     @property
     def variables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.variable_pb2.VariableSpec]:
         """The tensors of the stream are the initial values of those without an
@@ -161,8 +167,11 @@ class DescribeVariablesRequest(google.protobuf.message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     NAMES_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    """As in OpenSessionRequest."""
     @property
-    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Of variables of this server."""
+
     def __init__(
         self,
         *,
@@ -198,6 +207,7 @@ class ListVariablesRequest(google.protobuf.message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     KINDS_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    """As in OpenSessionRequest."""
     @property
     def kinds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[stratagem_proto.v1.variable_pb2.VariableKind.ValueType]:
         """Only variables of these kinds; empty means all."""
@@ -218,7 +228,9 @@ class ListVariablesResponse(google.protobuf.message.Message):
 
     VARIABLES_FIELD_NUMBER: builtins.int
     @property
-    def variables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.variable_pb2.VariableInfo]: ...
+    def variables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.variable_pb2.VariableInfo]:
+        """In order of creation."""
+
     def __init__(
         self,
         *,
@@ -235,9 +247,13 @@ class DeleteVariablesRequest(google.protobuf.message.Message):
     KEY_FIELD_NUMBER: builtins.int
     NAMES_FIELD_NUMBER: builtins.int
     @property
-    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey: ...
+    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
+        """Number of the request."""
+
     @property
-    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Of variables of this server. A name that is unknown is an error."""
+
     def __init__(
         self,
         *,
@@ -283,6 +299,7 @@ class ReadRequest(google.protobuf.message.Message):
     REPORT_FIELD_NUMBER: builtins.int
     TRACE_PARENT_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
+    """As in OpenSessionRequest."""
     wait_seconds: builtins.float
     """Longest wait in seconds. A wait that ends without success is answered by a
     status that names the workers that are missing.
@@ -298,9 +315,13 @@ class ReadRequest(google.protobuf.message.Message):
     finished: builtins.int
     """As in RequestKey."""
     report: builtins.bytes
+    """As in RequestKey."""
     trace_parent: builtins.str
+    """As in RequestKey."""
     @property
-    def selections(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Selection]: ...
+    def selections(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Selection]:
+        """What to read, all as of one moment."""
+
     @property
     def after(self) -> global___StepMark:
         """Wait until this step of a synchronous group is applied; absent means that
@@ -360,6 +381,7 @@ class Selection(google.protobuf.message.Message):
     ROWS_FIELD_NUMBER: builtins.int
     NARROWED_TO_FIELD_NUMBER: builtins.int
     variable: builtins.str
+    """Name of the variable."""
     newer_than: builtins.int
     """Send the value only if the version is higher; absent means always."""
     narrowed_to: stratagem_proto.v1.tensor_pb2.DataType.ValueType
@@ -367,9 +389,13 @@ class Selection(google.protobuf.message.Message):
     rounded on their way; absent means that they come as they are.
     """
     @property
-    def slice(self) -> global___Slice: ...
+    def slice(self) -> global___Slice:
+        """A box of it."""
+
     @property
-    def rows(self) -> global___Rows: ...
+    def rows(self) -> global___Rows:
+        """Some of its rows."""
+
     def __init__(
         self,
         *,
@@ -448,7 +474,9 @@ class ReadResponse(google.protobuf.message.Message):
         """In the first frame only."""
 
     @property
-    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.Chunk]: ...
+    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.Chunk]:
+        """Bytes of the tensors."""
+
     def __init__(
         self,
         *,
@@ -536,7 +564,9 @@ class AssignRequest(google.protobuf.message.Message):
         """In the first frame only."""
 
     @property
-    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.Chunk]: ...
+    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.Chunk]:
+        """Bytes of the tensors."""
+
     def __init__(
         self,
         *,
@@ -556,9 +586,13 @@ class AssignHeader(google.protobuf.message.Message):
     ASSIGNMENTS_FIELD_NUMBER: builtins.int
     TENSORS_FIELD_NUMBER: builtins.int
     @property
-    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey: ...
+    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
+        """Number of the request."""
+
     @property
-    def assignments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Assignment]: ...
+    def assignments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Assignment]:
+        """What to write; all or nothing."""
+
     @property
     def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.TensorSpec]:
         """Tensors of the stream."""
@@ -586,7 +620,9 @@ class Assignment(google.protobuf.message.Message):
     VALUE_FIELD_NUMBER: builtins.int
     ROWS_FIELD_NUMBER: builtins.int
     variable: builtins.str
+    """Name of the variable."""
     mode: global___AssignMode.ValueType
+    """What is done with the present value."""
     value: builtins.int
     """Index into `tensors` of the value. Its dtype is the variable's; its shape is
     the variable's or, with `rows`, that of the rows.
@@ -640,7 +676,9 @@ class UpdateRequest(google.protobuf.message.Message):
         """In the first frame only."""
 
     @property
-    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.Chunk]: ...
+    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.Chunk]:
+        """Bytes of the tensors."""
+
     def __init__(
         self,
         *,
@@ -672,9 +710,13 @@ class UpdateHeader(google.protobuf.message.Message):
     `limits` says; empty if there is no such. Only with a contribution.
     """
     @property
-    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey: ...
+    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
+        """Number of the request."""
+
     @property
-    def program(self) -> stratagem_proto.v1.update_program_pb2.UpdateProgram: ...
+    def program(self) -> stratagem_proto.v1.update_program_pb2.UpdateProgram:
+        """What to run."""
+
     @property
     def gradients(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GradientRef]:
         """For an optimizer program: what to step. Each variable at most once."""
@@ -772,7 +814,9 @@ class UpdateAndReadResponse(google.protobuf.message.Message):
         """In the first frame only."""
 
     @property
-    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.Chunk]: ...
+    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.Chunk]:
+        """Bytes of the tensors."""
+
     def __init__(
         self,
         *,
@@ -827,6 +871,7 @@ class GradientRef(google.protobuf.message.Message):
     ROWS_FIELD_NUMBER: builtins.int
     ENCODING_FIELD_NUMBER: builtins.int
     variable: builtins.str
+    """Name of the variable."""
     tensor: builtins.int
     """Index into `tensors`."""
     group: builtins.int
@@ -881,6 +926,7 @@ class Contribution(google.protobuf.message.Message):
     replicas: builtins.int
     """Replicas behind this contribution that had data; the divisor of a mean."""
     reduction: global___Reduction.ValueType
+    """What the sum of all becomes."""
     replicas_to_aggregate: builtins.int
     """Number of contributions that close the step; 0 means those of all workers.
     With fewer, one that comes later is dropped without an error.
@@ -891,7 +937,9 @@ class Contribution(google.protobuf.message.Message):
     the sum on this server, and the step is applied at once.
     """
     @property
-    def step(self) -> global___StepMark: ...
+    def step(self) -> global___StepMark:
+        """The step that it is a part of."""
+
     def __init__(
         self,
         *,
@@ -946,7 +994,9 @@ class UpdateNonSlotRequest(google.protobuf.message.Message):
         """In the first frame only. Only graph programs, no contribution."""
 
     @property
-    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.Chunk]: ...
+    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.Chunk]:
+        """Bytes of the tensors."""
+
     def __init__(
         self,
         *,
@@ -983,7 +1033,9 @@ class CommitContributionRequest(google.protobuf.message.Message):
     KEY_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     @property
-    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey: ...
+    def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
+        """Number of the request."""
+
     @property
     def step(self) -> global___StepMark:
         """The step whose staged contribution of this session now counts. A worker

@@ -504,9 +504,11 @@ class InputBinding(google.protobuf.message.Message):
     tensor: builtins.int
     """Index into `tensors`."""
     flag: builtins.bool
-    """A Python number, by its type."""
+    """A bool of Python."""
     integer: builtins.int
+    """An int."""
     number: builtins.float
+    """A float."""
     def __init__(
         self,
         *,
