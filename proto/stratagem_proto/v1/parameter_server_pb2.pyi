@@ -804,6 +804,33 @@ class FollowingRead(google.protobuf.message.Message):
 global___FollowingRead = FollowingRead
 
 @typing.final
+class UpdateAndReadRequest(google.protobuf.message.Message):
+    """As UpdateRequest."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: builtins.int
+    CHUNKS_FIELD_NUMBER: builtins.int
+    @property
+    def header(self) -> global___UpdateHeader:
+        """In the first frame only. No contribution."""
+
+    @property
+    def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.Chunk]:
+        """Bytes of the tensors."""
+
+    def __init__(
+        self,
+        *,
+        header: global___UpdateHeader | None = ...,
+        chunks: collections.abc.Iterable[stratagem_proto.v1.tensor_pb2.Chunk] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["header", b"header"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chunks", b"chunks", "header", b"header"]) -> None: ...
+
+global___UpdateAndReadRequest = UpdateAndReadRequest
+
+@typing.final
 class UpdateAndReadResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

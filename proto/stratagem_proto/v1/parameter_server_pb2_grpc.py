@@ -107,7 +107,7 @@ class ParameterServerServiceStub(object):
                 _registered_method=True)
         self.UpdateAndRead = channel.stream_stream(
                 '/stratagem_proto.v1.ParameterServerService/UpdateAndRead',
-                request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateRequest.SerializeToString,
+                request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateAndReadRequest.SerializeToString,
                 response_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateAndReadResponse.FromString,
                 _registered_method=True)
         self.UpdateNonSlot = channel.stream_unary(
@@ -368,7 +368,7 @@ def add_ParameterServerServiceServicer_to_server(servicer, server):
             ),
             'UpdateAndRead': grpc.stream_stream_rpc_method_handler(
                     servicer.UpdateAndRead,
-                    request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateRequest.FromString,
+                    request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateAndReadRequest.FromString,
                     response_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateAndReadResponse.SerializeToString,
             ),
             'UpdateNonSlot': grpc.stream_unary_rpc_method_handler(
@@ -745,7 +745,7 @@ class ParameterServerService(object):
             request_iterator,
             target,
             '/stratagem_proto.v1.ParameterServerService/UpdateAndRead',
-            stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateAndReadRequest.SerializeToString,
             stratagem__proto_dot_v1_dot_parameter__server__pb2.UpdateAndReadResponse.FromString,
             options,
             channel_credentials,

@@ -104,7 +104,7 @@ class ParameterServerServiceStub:
     """Runs an update program on variables."""
 
     UpdateAndRead: grpc.StreamStreamMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.UpdateRequest,
+        stratagem_proto.v1.parameter_server_pb2.UpdateAndReadRequest,
         stratagem_proto.v1.parameter_server_pb2.UpdateAndReadResponse,
     ]
     """Does what Update does, then what Read does: one round trip for a training step.
@@ -242,7 +242,7 @@ class ParameterServerServiceAsyncStub:
     """Runs an update program on variables."""
 
     UpdateAndRead: grpc.aio.StreamStreamMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.UpdateRequest,
+        stratagem_proto.v1.parameter_server_pb2.UpdateAndReadRequest,
         stratagem_proto.v1.parameter_server_pb2.UpdateAndReadResponse,
     ]
     """Does what Update does, then what Read does: one round trip for a training step.
@@ -404,7 +404,7 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def UpdateAndRead(
         self,
-        request_iterator: _MaybeAsyncIterator[stratagem_proto.v1.parameter_server_pb2.UpdateRequest],
+        request_iterator: _MaybeAsyncIterator[stratagem_proto.v1.parameter_server_pb2.UpdateAndReadRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[stratagem_proto.v1.parameter_server_pb2.UpdateAndReadResponse], collections.abc.AsyncIterator[stratagem_proto.v1.parameter_server_pb2.UpdateAndReadResponse]]:
         """Does what Update does, then what Read does: one round trip for a training step.
