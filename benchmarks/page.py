@@ -89,13 +89,14 @@ def conditions(reports: Reports) -> str:
     if not reports:
         return ""
     machine = next(iter(reports.values())).machine
+    rounds = {len(each.answers) for found in reports.values() for each in found.figures}
     loads = _numbers(reports, "load before")
     others = _numbers(reports, "processors that others used")
     return (
-        f"{machine['cores']} cores of {machine['processor']}, Python "
-        f"{machine['python']}, PyTorch {machine['torch']}. The load was {min(loads)} "
-        f"to {max(loads)} before each measurement; during them others kept up to "
-        f"{max(others)} processors busy.\n"
+        f"Medians of {min(rounds)} rounds on {machine['cores']} cores of "
+        f"{machine['processor']}, Python {machine['python']}, PyTorch "
+        f"{machine['torch']}. The load was {min(loads)} to {max(loads)} before each "
+        f"measurement; during them others kept up to {max(others)} processors busy.\n"
     )
 
 

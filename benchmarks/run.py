@@ -12,6 +12,7 @@ from rich.console import Console
 from benchmarks.goals import GOALS
 from benchmarks.harness.contest import Contest, Question
 from benchmarks.harness.environments import Foreign, versions
+from benchmarks.harness.figures import Cell
 from benchmarks.harness.goal import Goal
 from benchmarks.harness.machine import load, machine
 from benchmarks.harness.plots import plot
@@ -53,7 +54,7 @@ class Run:
         if self.quick:
             fallen = _report(name, outcome, goals, about).fallen
             # Once more, as others may have used the machine just then.
-            outcome.add(self._outcome(_for(fallen, contests), programs))
+            outcome.add(self._outcome(_anew(fallen, contests), programs))
         report = _report(name, outcome, goals, about)
         self._keep(report)
         return report
@@ -93,9 +94,25 @@ class Run:
 
 def _for(goals: Sequence[Goal], contests: Sequence[Contest]) -> Sequence[Contest]:
     """What goals need of contests."""
-    cells = {cell for goal in goals for cell in goal.cells}
+    return _about({cell for goal in goals for cell in goal.cells}, contests)
+
+
+def _about(cells: Collection[Cell], contests: Sequence[Contest]) -> Sequence[Contest]:
     needed = [contest.about(cells) for contest in contests]
     return [contest for contest in needed if contest.questions]
+
+
+def _anew(goals: Sequence[Goal], contests: Sequence[Contest]) -> Sequence[Contest]:
+    """The same questions, to all: figures are compared with those of the same round."""
+    asked = {cell.question for goal in goals for cell in goal.cells}
+    cells = {
+        Cell(question.name, name)
+        for contest in contests
+        for question in contest.questions
+        for name in question.of
+        if question.name in asked
+    }
+    return _about(cells, contests)
 
 
 def _report(

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from benchmarks.__main__ import Name, main
 from benchmarks.goals import GOALS
@@ -28,7 +29,7 @@ from benchmarks.harness.plots import plot
 from benchmarks.harness.programs import Programs
 from benchmarks.harness.report import Report, join
 from benchmarks.harness.table import Table
-from benchmarks.harness.turns import alternate, hold
+from benchmarks.harness.turns import Outcome, alternate, hold
 from benchmarks.measurements import (
     MEASUREMENTS,
     lookups,
@@ -45,6 +46,7 @@ from benchmarks.page import filled, tables
 from benchmarks.peers.process import Peer, Program
 from benchmarks.peers.processor_time import processor_seconds
 from benchmarks.reached import REACHED
+from benchmarks.run import Run
 from benchmarks.step_profile import PROFILE
 from stratagem_deploy import LocalCluster
 from tests.waiting import eventually
@@ -154,6 +156,35 @@ def test_questions_have_contestants_and_goals_have_questions() -> None:
             assert set(question.of) <= names
             cells |= {Cell(question.name, name) for name in question.of}
     assert {cell for goal in GOALS for cell in goal.cells} <= cells
+
+
+def test_what_fell_is_measured_once_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    socket = Contestant("socket", "limits.socket", ["unix"])
+    questions = [Question(name, "push 100", {"socket"}, 0.01) for name in "abc"]
+    goals = [
+        Goal("m", Cell("a", "socket"), 1e-9, 1.0, "a", "in no time", kept=True),
+        Goal("m", Cell("b", "socket"), 1e9, 1.0, "b", "in any time", kept=True),
+        Goal("m", Cell("c", "socket"), 1e-9, 1.0, "c", "in no time"),
+    ]
+    asked: list[str] = []
+
+    def holding(contest: Contest, *arguments: Any) -> Outcome:
+        asked.extend(question.name for question in contest.questions)
+        return hold(contest, *arguments)
+
+    contest = Contest("m", [socket], questions)
+    monkeypatch.setattr("benchmarks.run.MEASUREMENTS", {"m": lambda: [contest]})
+    monkeypatch.setattr("benchmarks.run.GOALS", goals)
+    monkeypatch.setattr("benchmarks.run.hold", holding)
+    monkeypatch.setattr("benchmarks.run._QUICK_SECONDS", 0.0)
+    quick = Run([], 7, quick=True, folder=tmp_path, console=Console(stderr=True))
+    with Programs() as programs:
+        report = quick.measure("m", programs)
+    assert report is not None
+    assert report.fallen == goals[:1]
+    assert asked == ["a", "b", "a"]
 
 
 def test_what_was_reached_is_a_goal() -> None:
