@@ -196,11 +196,13 @@ def test_other_strategies_read_a_cluster_s_checkpoint(tmp_path: Path) -> None:
 
 def test_other_workers_restore_when_the_chief_has(tmp_path: Path) -> None:
     expected = trained(tmp_path / "run", 2)
+    other_is_there = threading.Event()
 
     def program(strategy: ParameterServerStrategy, worker: int) -> list[torch.Tensor]:
         training = Training(strategy)
-        if not worker:
-            time.sleep(0.2)  # the other one is to be there first
+        if worker:
+            other_is_there.set()
+        assert other_is_there.wait(60)
         strategy.restore(tmp_path / "run")
         return training.state()
 

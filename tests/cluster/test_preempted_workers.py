@@ -102,7 +102,7 @@ def test_a_worker_that_is_stopped_for_less_than_its_lease_keeps_its_functions(
 ) -> None:
     values = training.run_endlessly(2)
     with stopped(process_of("worker", 0)):
-        time.sleep(5)
+        time.sleep(2)
     training.join()
     assert training.ended == training.begun == 2
     processes = training.coordinator.fetch(values)

@@ -93,7 +93,9 @@ class Coordination:
 
 
 def _worker(index: int, bind: str = "127.0.0.1:0") -> WorkerServer:
-    worker = WorkerServer(WorkerSettings(bind=bind, task=index, token=TOKEN))
+    # A lease that ends within a test would hide what is noticed without it.
+    settings = WorkerSettings(bind=bind, task=index, token=TOKEN, lease_seconds=120.0)
+    worker = WorkerServer(settings)
     worker.start()
     return worker
 

@@ -37,7 +37,7 @@ def test_a_worker_that_ends_while_it_has_nothing_to_do_is_missed_at_once() -> No
         coordinator = coordination.coordinator
         eventually(lambda: coordinator.workers == [0, 1])
         coordination.stop(1)
-        eventually(lambda: coordinator.workers == [0], seconds=2)
+        eventually(lambda: coordinator.workers == [0])
         coordination.start(1)
         eventually(lambda: coordinator.workers == [0, 1])
 
