@@ -18,6 +18,7 @@ from stratagem_proto.local.frames import (
     parts,
     prefix,
 )
+from stratagem_proto.local.sockets import hang_up
 from stratagem_proto.segment import Segment, create
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import LocalSocket
@@ -154,7 +155,4 @@ class LocalLink:
 
     def close(self) -> None:
         """Closes the socket; who waits at it fails. May be called again."""
-        with suppress(OSError):
-            # Also where a process that was forked from this one has it open.
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        hang_up(self._socket)

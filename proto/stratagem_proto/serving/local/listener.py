@@ -6,13 +6,13 @@ import asyncio
 import secrets
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import lru_cache
 
 import grpc
 
 from stratagem_proto.channel import STALL_SECONDS
 from stratagem_proto.local.frames import SCRATCH_BYTES
+from stratagem_proto.local.sockets import hang_up
 from stratagem_proto.serving.local.call import Handler, find_handler
 from stratagem_proto.serving.local.peer import Peer
 from stratagem_proto.serving.local.peer_memory import Reserve, refused
@@ -102,10 +102,7 @@ class LocalListener:
         """Takes no more calls; those under way get that time to end."""
         self._stopped = True
         self._loop.remove_reader(self._listening)
-        with suppress(OSError):
-            # Also where a process that was forked from this one has it open.
-            self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
+        hang_up(self._listening)
         leaving = [asyncio.ensure_future(peer.leave()) for peer in set(self._peers)]
         if leaving:
             await asyncio.wait(leaving, timeout=seconds)

@@ -15,6 +15,7 @@ from stratagem_proto.errors import (
     StratagemError,
 )
 from stratagem_proto.local.frames import Frame, FrameReader, Kind
+from stratagem_proto.local.sockets import hang_up
 from stratagem_proto.serving.eager import begin
 from stratagem_proto.serving.local.arriving import Arriving
 from stratagem_proto.serving.local.call import Handler, LocalCall
@@ -197,10 +198,7 @@ class Peer:
         self._loop.remove_reader(self._socket)
         self._out.close()
         self._memory.close()
-        with suppress(OSError):
-            # Also where a process that was forked from this one has it open.
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        hang_up(self._socket)
         if self._task is None:
             self._house.left(self)
         else:
