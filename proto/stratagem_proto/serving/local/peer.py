@@ -7,7 +7,7 @@ import hmac
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from stratagem_proto.errors import (
     DeadlineExceededError,
@@ -18,50 +18,36 @@ from stratagem_proto.local.frames import Frame, FrameReader, Kind
 from stratagem_proto.local.sockets import hang_up
 from stratagem_proto.serving.eager import begin
 from stratagem_proto.serving.local.arriving import Arriving
-from stratagem_proto.serving.local.call import Handler, LocalCall
+from stratagem_proto.serving.local.call import LocalCall
 from stratagem_proto.serving.local.outgoing import Outgoing
 from stratagem_proto.serving.local.peer_memory import (
     ANCILLARY_BYTES,
     PeerMemory,
-    Reserve,
 )
 from stratagem_proto.serving.local.queued_calls import QueuedCalls
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.status import to_record
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.v1.session_pb2 import LocalSocket
+
+if TYPE_CHECKING:
+    from stratagem_proto.serving.local.listener import LocalListener
 
 # Who connects and does not say who they are keeps nothing open for longer.
 _HELLO_SECONDS = 5.0
 
 
-class House(Protocol):
-    """What a peer needs of the listener that accepted it."""
-
-    socket: LocalSocket
-    scratch: bytearray
-    reserve: Reserve
-    patience: float | None
-
-    def handler(self, path: bytes) -> Handler | None:
-        """What answers the calls of a path."""
-
-    def left(self, peer: Peer) -> None:
-        """Takes note that a peer is gone."""
-
-
 class Peer:
     """A client whose calls are answered in turn, once it has shown its ticket."""
 
-    def __init__(self, house: House, sock: socket.socket) -> None:
-        self._house, self._socket = house, sock
+    def __init__(self, listener: LocalListener, sock: socket.socket) -> None:
+        self._listener, self._socket = listener, sock
         self._loop = asyncio.get_running_loop()
-        self._out = Outgoing(sock, house.patience)
+        self._out = Outgoing(sock, listener.patience)
         # Nothing larger than a ticket is taken from strangers.
-        self._reader = FrameReader(house.scratch, len(house.socket.ticket))
+        self._reader = FrameReader(listener.scratch, len(listener.socket.ticket))
         self._patience = self._loop.call_later(_HELLO_SECONDS, self.close)
         self._take: Callable[[Frame], None] = self._greet
-        self._memory = PeerMemory(house.reserve)
+        self._memory = PeerMemory(listener.reserve)
         self._call: LocalCall | None = None
         self._queued = QueuedCalls()
         self._task: asyncio.Future[None] | None = None
@@ -95,7 +81,7 @@ class Peer:
         return bool(nbytes)
 
     def _greet(self, frame: Frame) -> None:
-        told = self._house.socket
+        told = self._listener.socket
         if frame.kind != Kind.HELLO or not hmac.compare_digest(
             frame.message, told.ticket
         ):
@@ -169,8 +155,8 @@ class Peer:
                 await self._close_once_sent()
 
     async def _answer(self, frame: Frame) -> None:
-        arriving = Arriving(frame, self._resume, self._house.patience)
-        handler = self._house.handler(frame.path)
+        arriving = Arriving(frame, self._resume, self._listener.patience)
+        handler = self._listener.handler(frame.path)
         memory = self._memory.segment
         self._call = LocalCall(handler, frame, arriving, self._out, memory)
         await self._call.run()
@@ -200,8 +186,8 @@ class Peer:
         self._memory.close()
         hang_up(self._socket)
         if self._task is None:
-            self._house.left(self)
+            self._listener.left(self)
         else:
             # A server that stops meanwhile waits for it.
-            self._task.add_done_callback(lambda _: self._house.left(self))
+            self._task.add_done_callback(lambda _: self._listener.left(self))
             self._task.cancel()
