@@ -94,16 +94,6 @@ class Attempt:
     call: Cancellable
 
 
-class Transport(Protocol):
-    """A way to call a server. Thread-safe."""
-
-    def send(self, call: Call) -> Attempt:
-        """Begins a call."""
-
-    def close(self) -> None:
-        """Ends all calls; none can be begun any more."""
-
-
 def once(answer: Callable[[], Value]) -> Iterator[Value]:
     """The one value of a function, which is called when it is asked for."""
     yield answer()
