@@ -8,15 +8,14 @@ without the copies of the generated classes.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import TypeAlias, TypeVar
 
 import grpc
-from google.protobuf.message import Message
 
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.frames import ChunkView, Frame, Header, decode_frame
 from stratagem_proto.segment import Segment
 from stratagem_proto.serving.border import Border, Context, shared_memory
+from stratagem_proto.serving.methods import Handler, Request, Response, unary_handler
 from stratagem_proto.v1 import (
     checkpoint_pb2,
     closed_step_pb2,
@@ -49,10 +48,7 @@ _CHECKPOINTS = checkpoint_pb2.DESCRIPTOR.services_by_name["CheckpointService"].f
 _CLOSURES = closure_pb2.DESCRIPTOR.services_by_name["ClosureService"].full_name
 _DATA = draws_pb2.DESCRIPTOR.services_by_name["DataService"].full_name
 
-Request = TypeVar("Request", bound=Message)
-Response = Message | bytes
-Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
-Handlers = Mapping[str, "grpc.RpcMethodHandler[bytes, bytes]"]
+Handlers = Mapping[str, Handler]
 
 
 def service_handler(state: ServerState) -> grpc.GenericRpcHandler:
@@ -178,15 +174,7 @@ class Methods:
         method: Callable[[Request], Awaitable[Response]],
     ) -> Handler:
         """A message in, a message out."""
-
-        async def handle(data: bytes, context: Context) -> bytes:
-            async with self._border.crossing(context, request_type.__name__):
-                request = request_type.FromString(data)
-                with self._border.span(request):
-                    return _serialised(await method(request))
-            raise AssertionError("the border ends a call that fails")
-
-        return grpc.unary_unary_rpc_method_handler(handle)
+        return unary_handler(self._border, request_type, method)
 
     def staged(
         self,
@@ -243,10 +231,6 @@ class Methods:
                         yield frame
 
         return grpc.unary_stream_rpc_method_handler(handle)
-
-
-def _serialised(response: Response) -> bytes:
-    return response if isinstance(response, bytes) else response.SerializeToString()
 
 
 async def _opened(

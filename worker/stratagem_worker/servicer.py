@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncIterator
-from typing import TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -18,11 +17,10 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.payloads import split
 from stratagem_proto.serving.border import Border, Context
+from stratagem_proto.serving.methods import Handler
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_worker.session import WorkSession
 from stratagem_worker.state import WorkerState
-
-Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 
 SERVICE = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 

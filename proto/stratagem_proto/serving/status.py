@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable
 import grpc
 
 from stratagem_proto.protocol import PROTOCOL_VERSION
-from stratagem_proto.serving.border import Border, Context
+from stratagem_proto.serving.border import Border
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import check_handshake
+from stratagem_proto.serving.methods import unary_handler
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_proto.v1.session_pb2 import Task
@@ -49,17 +50,12 @@ class StatusService:
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The service as gRPC sees it."""
-        method: grpc.RpcMethodHandler[bytes, bytes]
-        method = grpc.unary_unary_rpc_method_handler(self._handle)
+        method = unary_handler(self._border, pb.GetStatusRequest, self._answer)
         return grpc.method_handlers_generic_handler(SERVICE, {"GetStatus": method})
 
-    async def _handle(self, data: bytes, context: Context) -> bytes:
-        async with self._border.crossing(context, pb.GetStatusRequest.__name__):
-            request = pb.GetStatusRequest.FromString(data)
-            check_handshake(request.asking, self._settings)
-            status = await self.status(request.with_variables)
-            return status.SerializeToString()
-        raise AssertionError("the border ends a call that fails")
+    async def _answer(self, request: pb.GetStatusRequest) -> pb.GetStatusResponse:
+        check_handshake(request.asking, self._settings)
+        return await self.status(request.with_variables)
 
     async def status(self, with_variables: bool = False) -> pb.GetStatusResponse:
         """What the server is doing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn
 
 import grpc
 
@@ -14,10 +14,9 @@ from stratagem_proto.segment import Segment
 from stratagem_proto.serving.local.arriving import Arriving
 from stratagem_proto.serving.local.outgoing import Outgoing
 from stratagem_proto.serving.log import LOG
+from stratagem_proto.serving.methods import Handler
 from stratagem_proto.status import detail_of
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-
-Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 
 
 class _Details(NamedTuple):

@@ -1,0 +1,42 @@
+"""Handlers of a service's methods, as gRPC and local sockets call them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from stratagem_proto.serving.border import Border, Context
+
+Request = TypeVar("Request", bound=Message)
+Response = Message | bytes
+Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
+
+
+def unary_handler(
+    border: Border,
+    request_type: type[Request],
+    method: Callable[[Request], Awaitable[Response]],
+) -> Handler:
+    """A message in, a message out.
+
+    Args:
+        border: What the calls pass through.
+        request_type: Of the message.
+        method: Returns the answer, as a message or encoded.
+    """
+
+    async def handle(data: bytes, context: Context) -> bytes:
+        async with border.crossing(context, request_type.__name__):
+            request = request_type.FromString(data)
+            with border.span(request):
+                return _serialised(await method(request))
+        raise AssertionError("the border ends a call that fails")
+
+    return grpc.unary_unary_rpc_method_handler(handle)
+
+
+def _serialised(response: Response) -> bytes:
+    return response if isinstance(response, bytes) else response.SerializeToString()
