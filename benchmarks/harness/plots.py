@@ -6,9 +6,9 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from matplotlib import figure
+from matplotlib import colormaps, figure
 from matplotlib.axes import Axes
 
 from benchmarks.harness.figures import Figure
@@ -31,12 +31,15 @@ def _throughput(figures: Sequence[Figure]) -> figure.Figure:
     """Throughput against size, for either direction and for both."""
     picture = figure.Figure(figsize=(14, 4.5), layout="constrained")
     all_axes = picture.subplots(1, len(_DIRECTIONS), sharey=True)
+    names = dict.fromkeys(found.cell.contestant for found in figures)
+    colors = {name: colormaps["tab20"](place) for place, name in enumerate(names)}
     for axes, direction in zip(all_axes, _DIRECTIONS, strict=True):
-        _lines(axes, _rates(figures, direction))
+        for name, line in _rates(figures, direction).items():
+            _draw(axes, line, label=name, color=colors[name])
         axes.set(title=direction, xlabel="MB", xscale="log", yscale="log")
-        if axes.lines:
-            axes.legend(loc="upper left", bbox_to_anchor=(0, -0.15), fontsize="small")
     all_axes[0].set(ylabel="GB/s")
+    legend = {line.get_label(): line for axes in all_axes for line in axes.lines}
+    picture.legend(legend.values(), legend.keys(), loc="outside right upper")
     return picture
 
 
@@ -56,7 +59,7 @@ def _costs(figures: Sequence[Figure]) -> figure.Figure:
     """Processor time against workers."""
     picture = figure.Figure(figsize=(5, 4), layout="constrained")
     axes = picture.subplots()
-    _lines(axes, {"processor seconds": [*_by_workers(figures)]})
+    _draw(axes, [*_by_workers(figures)])
     axes.set(xlabel="workers", ylabel="seconds for a million examples", ylim=(0, None))
     return picture
 
@@ -67,9 +70,8 @@ def _by_workers(figures: Sequence[Figure]) -> Iterator[tuple[float, float]]:
             yield int(workers[1]), found.median * 1e6
 
 
-def _lines(axes: Axes, points: Points) -> None:
-    for name, line in points.items():
-        axes.plot(*zip(*sorted(line), strict=True), marker="o", label=name)
+def _draw(axes: Axes, line: Sequence[tuple[float, float]], **style: Any) -> None:
+    axes.plot(*zip(*sorted(line), strict=True), marker="o", **style)
 
 
 _PICTURES: Mapping[str, Callable[[Sequence[Figure]], figure.Figure]] = {
