@@ -22,7 +22,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _START_SECONDS = 120.0
 _MOST_SECONDS = 60.0
 _END_SECONDS = 10.0
-_SHOWN_BYTES = 4_000
+_SHOWN_BYTES = 2_000
 
 # Whoever computes does it in one thread, and where all others do.
 _ONE_THREAD = {
@@ -126,10 +126,17 @@ class Peer:
     def _explaining(self) -> Iterator[None]:
         try:
             yield
+        except TimeoutError as error:
+            raise self._silence() from error
         except (EOFError, OSError) as error:
-            name = self._program.module
-            why = f"{name} does not answer; it wrote\n{self._written()}"
-            raise RuntimeError(why) from error
+            # Why it ends, it writes last.
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_SECONDS)
+            raise self._silence() from error
+
+    def _silence(self) -> RuntimeError:
+        name = self._program.module
+        return RuntimeError(f"{name} does not answer; it wrote\n{self._written()}")
 
     def _written(self) -> str:
         self._log.seek(0)
