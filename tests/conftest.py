@@ -46,6 +46,12 @@ def one_cpu() -> Iterator[None]:
 
 
 @pytest.fixture
+def two_cpus() -> None:
+    """`CPU:0` and `CPU:1`."""
+    config.set_logical_cpus(2)
+
+
+@pytest.fixture
 def four_cpus() -> None:
     """`CPU:0` to `CPU:3`."""
     config.set_logical_cpus(4)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from stratagem._version import __version__
+from stratagem_deploy.process import import_path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (
@@ -117,7 +118,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        env=os.environ | import_path(),
         capture_output=True,
         text=True,
     )

@@ -34,6 +34,7 @@ from benchmarks.measurements import (
 from benchmarks.peers.process import Peer, Program
 from benchmarks.peers.processor_time import processor_seconds
 from stratagem_deploy import LocalCluster
+from stratagem_deploy.process import import_path
 from tests.waiting import eventually
 
 ALL = tuple(Foreign)
@@ -90,7 +91,7 @@ def test_a_step_is_profiled_by_parts(tmp_path: Path) -> None:
             *(sys.executable, "-m", "benchmarks.step_profile"),
             *("--steps", "2", "--out", str(tmp_path)),
         ],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        env=os.environ | import_path(),
         capture_output=True,
         text=True,
         timeout=100,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from stratagem import (
     InputReplicationMode,
     InvalidArgumentError,
 )
+from tests.checkpoints import reloaded
 from tests.client.batches import Streamed, batches, shares, steps
 from tests.client.two_replicas import TwoReplicas
 
@@ -109,15 +109,6 @@ def dealt(dataset_fn: Any, options: InputOptions) -> DistributedIterator:
     return iter(distributed)
 
 
-def stored(state: dict[str, Any]) -> dict[str, Any]:
-    """Return `state` after a way through a file that holds no code."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
-
-
 @pytest.mark.parametrize("kind", ["loader", "list", "stream", "function"])
 def test_an_iterator_goes_on_after_the_last_input_taken(
     kind: str, options: InputOptions
@@ -133,7 +124,7 @@ def test_an_iterator_goes_on_after_the_last_input_taken(
     first = iterated(dataset, options)
     assert [shares(next(first)) for _ in range(2)] == [[[0], [1]], [[2], [3]]]
     second = iterated(dataset, options)
-    second.load_state_dict(stored(first.state_dict()))
+    second.load_state_dict(reloaded(first.state_dict()))
     assert steps(second) == steps(first) == [[[4], [5]], [[6], [7]]]
 
 
@@ -141,9 +132,9 @@ def test_positions_before_the_first_and_after_the_last_input(
     options: InputOptions,
 ) -> None:
     iterator = iterated(batches(2, 2), options)
-    start = stored(iterator.state_dict())
+    start = reloaded(iterator.state_dict())
     assert steps(iterator) == [[[0], [1]]]
-    end = stored(iterator.state_dict())
+    end = reloaded(iterator.state_dict())
     iterator.load_state_dict(start)
     assert iterator.state_dict() == start
     assert steps(iterator) == [[[0], [1]]]
@@ -168,7 +159,7 @@ def test_a_loader_that_knows_its_position_is_asked(options: InputOptions) -> Non
     torch.manual_seed(0)
     first = dealt(lambda context: Shuffled(20), options)
     taken = [shares(next(first)) for _ in range(4)]
-    state = stored(first.state_dict())
+    state = reloaded(first.state_dict())
     fresh = Shuffled(20)
     second = dealt(lambda context: fresh, options)
     second.load_state_dict(state)
@@ -188,7 +179,7 @@ def test_an_iterator_that_knows_its_position_is_asked() -> None:
     first = dealt(dataset_fn, options)
     assert [shares(next(first)) for _ in range(2)] == [[[0], [1]], [[2], [3]]]
     second = dealt(dataset_fn, options)
-    second.load_state_dict(stored(first.state_dict()))
+    second.load_state_dict(reloaded(first.state_dict()))
     assert shares(next(second)) == [[4], [5]]
     assert shares(next(first)) == [[4], [5]]
 
@@ -204,7 +195,7 @@ def test_each_replica_has_a_position_in_its_own_dataset() -> None:
     first = dealt(dataset_fn, options)
     assert [shares(next(first)) for _ in range(2)] == [[[0], [10]], [[], [11]]]
     second = dealt(dataset_fn, options)
-    second.load_state_dict(stored(first.state_dict()))
+    second.load_state_dict(reloaded(first.state_dict()))
     assert shares(next(second)) == [[], [12]]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -14,6 +13,7 @@ from torch import nn
 import stratagem
 from stratagem import DistributedOptimizer, ParameterServerStrategy
 from stratagem.partitioners import FixedShardsPartitioner
+from tests.checkpoints import reloaded
 from tests.client.clusters import Cluster, running
 from tests.nests import same_bytes
 
@@ -72,15 +72,6 @@ class Training:
         self.schedule.load_state_dict(state["schedule"])
 
 
-def stored(state: dict[str, Any]) -> dict[str, Any]:
-    """The same after a way through a file that holds no code."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    loaded: dict[str, Any] = torch.load(file, weights_only=True)
-    return loaded
-
-
 def dividing(cluster: Cluster, shards: int, **settings: Any) -> ParameterServerStrategy:
     partitioner = FixedShardsPartitioner(shards)
     return cluster.strategy(variable_partitioner=partitioner, **settings)
@@ -97,11 +88,11 @@ def test_training_goes_on_from_a_file_of_torch(before: int, after: int) -> None:
     with running(3) as cluster, dividing(cluster, before) as strategy:
         first = Training(strategy)
         first.train(3, seed=1)
-        saved = stored(first.state())
+        saved = reloaded(first.state())
         assert same_bytes(saved["model"], plain.model.state_dict())
         assert same_bytes(saved["optimizer"], plain.optimizer.state_dict())
     again = Training()
-    again.load(stored(saved))  # torch goes on with the tensors that it is given
+    again.load(reloaded(saved))  # torch goes on with the tensors that it is given
     again.train(3, seed=2)
     with running(2) as cluster, dividing(cluster, after) as strategy:
         second = Training(strategy)
@@ -114,7 +105,7 @@ def test_training_goes_on_from_a_file_of_torch(before: int, after: int) -> None:
 def test_training_together_goes_on_as_well() -> None:
     plain = Training()
     plain.train(3, seed=1)
-    saved = stored(plain.state())
+    saved = reloaded(plain.state())
     plain.train(3, seed=2)
     settings = {"consistency": "sync"}
     with running(2) as cluster, dividing(cluster, 2, **settings) as strategy:
@@ -146,7 +137,7 @@ def test_parameters_may_be_assigned_in_the_scope(cluster: Cluster) -> None:
 def test_the_chief_loads_for_all(cluster: Cluster) -> None:
     with cluster.strategy() as strategy, cluster.strategy(1) as other:
         mine, theirs = Training(strategy), Training(other)
-        saved = stored(mine.state())
+        saved = reloaded(mine.state())
         mine.train(1, seed=1)
         mine.load(saved)
         strategy.refresh()

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 import stratagem
+from stratagem_deploy.process import import_path
 from stratagem_proto.status_codes import STATUS_CODES
 
 
@@ -83,7 +84,7 @@ def printed_by(program: str) -> list[str]:
     """The words that a fresh interpreter prints."""
     run = subprocess.run(
         [sys.executable, "-c", program],
-        env={"PYTHONPATH": ":".join(sys.path)},
+        env=import_path(),
         capture_output=True,
         check=True,
         text=True,

@@ -15,6 +15,7 @@ import torch
 
 from stratagem import InputOptions
 from stratagem._input.read_ahead import ReadAhead
+from stratagem_deploy.process import import_path
 from tests.client.batches import batches, shares
 from tests.client.two_replicas import TwoReplicas
 from tests.waiting import eventually
@@ -162,7 +163,7 @@ print(float(next(ahead)[-1]))
 def test_a_program_ends_while_its_data_do_not() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", _UNFINISHED],
-        env={"PYTHONPATH": ":".join(sys.path)},
+        env=import_path(),
         capture_output=True,
         text=True,
         timeout=60,

@@ -14,7 +14,6 @@ from stratagem import (
     ParameterServerStrategy,
     Variable,
     VariableAggregation,
-    config,
 )
 from tests.client.clusters import Cluster
 
@@ -161,13 +160,6 @@ def test_gradients_reach_the_leaf(chief: ParameterServerStrategy) -> None:
     gradient = chief.run(step)
     assert gradient is not None
     assert gradient.tolist() == [2.0, 4.0]
-
-
-@pytest.fixture
-def two_cpus() -> Iterator[None]:
-    config.set_logical_cpus(2)
-    yield
-    config.set_logical_cpus(1)
 
 
 def test_writes_of_several_replicas_are_combined_and_written_once(

@@ -19,6 +19,7 @@ from stratagem._servers.connection import Connection
 from stratagem._servers.reads import Reading, read
 from stratagem._servers.session import opening
 from stratagem._servers.transports.local_link import LocalLink
+from stratagem_deploy.process import import_path
 from stratagem_proto import segment
 from stratagem_proto.frames import ChunkView, Frame, encode_frame
 from stratagem_proto.local.frames import Kind, prefix
@@ -295,7 +296,7 @@ with connected({server.address!r}) as connection:
     print("made", flush=True)
     import time; time.sleep(600)
 """
-    paths = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    paths = os.environ | import_path()
     child = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, env=paths
     )

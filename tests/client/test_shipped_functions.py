@@ -24,6 +24,7 @@ from stratagem._shipping.loader import Loader
 from stratagem._shipping.parcel import Definition
 from stratagem._shipping.results import dump_result, load_result
 from stratagem.partitioners import FixedShardsPartitioner
+from stratagem_deploy.process import import_path
 from tests.client.clusters import running
 from tests.client.shipping import Coordination, by_value, coordinating
 from tests.conftest import TOKEN
@@ -327,7 +328,7 @@ def test_a_program_ships_its_own_classes_to_another_process(tmp_path: Path) -> N
         program, sent = tmp_path / "program.py", tmp_path / "sent"
         program.write_text(PROGRAM)
         arguments = [str(sent), " ".join(cluster.servers), TOKEN]
-        paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+        paths = import_path()
         command = [sys.executable, str(program), *arguments]
         run(command, check=True, timeout=60, env=os.environ | paths)
         payload, *definitions = pickle.loads(sent.read_bytes())

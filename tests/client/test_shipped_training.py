@@ -14,7 +14,6 @@ from stratagem import (
     ParameterServerStrategy,
     Variable,
     VariableAggregation,
-    config,
     get_replica_context,
 )
 from stratagem.nn import DynamicEmbedding, Embedding
@@ -180,13 +179,6 @@ def test_recurrent_modules_compute_with_the_parameters_of_the_worker(
     nn.init.zeros_(model.weight_hh_l0)
     coordination.dumper.dump(None)
     assert torch.equal(shipped(), model(x)[0])
-
-
-@pytest.fixture
-def two_cpus() -> Iterator[None]:
-    config.set_logical_cpus(2)
-    yield
-    config.set_logical_cpus(1)
 
 
 @pytest.mark.usefixtures("two_cpus")

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from stratagem_deploy.process import import_path
+
 
 def descendants(pid: int) -> set[int]:
     """The processes that a process started, and those that they started."""
@@ -35,7 +37,7 @@ def python(
     *arguments: str, environment: Mapping[str, str] | None = None, output: int
 ) -> Iterator[subprocess.Popen[str]]:
     """Runs Python with our import path, in a process group of its own, in a block."""
-    ours = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ours = import_path()
     with subprocess.Popen(
         [sys.executable, *arguments],
         env=os.environ | ours | dict(environment or {}),

@@ -19,6 +19,7 @@ from examples import torchrun
 from stratagem import config
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy import LocalCluster
+from stratagem_deploy.process import import_path
 
 EXAMPLE = Path(torchrun.__file__)
 
@@ -59,7 +60,7 @@ def launched(
     environment = {
         "TF_CONFIG": json.dumps(described),
         "STRATAGEM_TOKEN_FILE": str(token),
-        "PYTHONPATH": os.pathsep.join(sys.path),
+        **import_path(),
         # Sums of several threads have other last bits than those of one.
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
     }

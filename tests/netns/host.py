@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from stratagem_deploy.process import import_path
 from tests.deploy.manifests.pods import Container, Pod
 from tests.netns.namespace import Namespace
 
@@ -22,7 +22,7 @@ IMAGE_ENVIRONMENT = {
     "MPLCONFIGDIR": "/tmp/matplotlib",
     "PATH": f"{Path(sys.prefix, 'bin')}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
     "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONPATH": os.pathsep.join(sys.path),
+    **import_path(),
     "PYTHONUNBUFFERED": "1",
 }
 

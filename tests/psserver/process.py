@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from stratagem_deploy.process import import_path
 from tests.waiting import eventually
 
 PATIENCE = 60.0
@@ -34,7 +35,7 @@ def launch(
     """Starts `python -m` of a server."""
     return subprocess.Popen(
         [sys.executable, "-m", program, *arguments],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        env=os.environ | import_path(),
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 
+from stratagem_deploy.process import import_path
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -298,7 +299,7 @@ print(len(table), table.nbytes, resident() - before)
 def test_memory_follows_the_rows_that_were_touched() -> None:
     """A table of 64 GB, of which 100 000 rows and their state take 13 MB."""
     command = [sys.executable, "-c", MEMORY_OF_A_BILLION_ROWS]
-    environment = {"PYTHONPATH": ":".join(filter(None, sys.path))}
+    environment = import_path()
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=True
     )

@@ -19,6 +19,7 @@ from stratagem import (
     Variable,
 )
 from stratagem.cluster_resolver import SimpleClusterResolver
+from stratagem_deploy.process import import_path
 
 CLUSTER = {"ps": ["127.0.0.1:0", "localhost:0"], "worker": ["w0.test:1"]}
 
@@ -135,7 +136,7 @@ def test_a_program_ends_although_its_server_serves() -> None:
     program = "import stratagem; s = stratagem.Server.create_local_server()"
     subprocess.run(
         [sys.executable, "-c", program],
-        env={"PYTHONPATH": ":".join(sys.path)},
+        env=import_path(),
         check=True,
         timeout=60,
     )

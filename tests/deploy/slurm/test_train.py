@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from stratagem_deploy.process import import_path
+
 SCRIPT = Path(__file__).parents[3] / "deploy/slurm/train.sbatch"
 
 PROGRAM = """
@@ -39,7 +41,7 @@ def sbatch(
         "SLURM_NTASKS": str(tasks),
         "SLURM_CPUS_PER_TASK": "1",
         "PATH": os.pathsep.join([*programs, os.environ["PATH"]]),
-        "PYTHONPATH": os.pathsep.join(sys.path),
+        **import_path(),
         "TMPDIR": str(folder / "tmp"),
     }
     (folder / "tmp").mkdir()
