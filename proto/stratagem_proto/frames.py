@@ -28,8 +28,10 @@ _OFFSET_TAG = b"\x10"  # field 2, varint
 _DATA_TAG = b"\x1a"  # field 3, length-delimited
 _PLACE_TAG = b"\x22"  # field 4, length-delimited
 
-# Below this protobuf takes messages apart faster, copies included.
+# Below this protobuf takes messages apart faster, copies included; those whose tensors
+# are in a segment consist of many small parts.
 _SMALL_BYTES = 4 << 10
+_SMALL_PLACED_BYTES = 256 << 10
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -109,8 +111,8 @@ def decode_frame(
             is not.
     """
     try:
-        if len(data) <= _SMALL_BYTES and segment is None:
-            return _decode_small(data, header_type)
+        if len(data) <= (_SMALL_PLACED_BYTES if segment else _SMALL_BYTES):
+            return _decode_small(data, header_type, segment)
         return _decode_large(data, header_type, segment)
     except (DecodeError, IndexError) as error:
         raise MalformedStreamError(
@@ -119,18 +121,21 @@ def decode_frame(
         ) from error
 
 
-def _decode_small(data: bytes | memoryview, header_type: type[Header]) -> Frame[Header]:
+def _decode_small(
+    data: bytes | memoryview, header_type: type[Header], segment: Segment | None
+) -> Frame[Header]:
     message = tensor_pb2.Frame.FromString(bytes(data))
-    if any(chunk.HasField("place") for chunk in message.chunks):
-        return _decode_large(data, header_type, None)
     header = None
     if message.HasField("header"):
         header = header_type.FromString(message.header)
-    chunks = [
-        ChunkView(chunk.tensor, chunk.offset, memoryview(chunk.data))
-        for chunk in message.chunks
-    ]
-    return Frame(header, chunks)
+    return Frame(header, [_chunk_of(chunk, segment) for chunk in message.chunks])
+
+
+def _chunk_of(chunk: tensor_pb2.Chunk, segment: Segment | None) -> ChunkView:
+    if chunk.HasField("place"):
+        seen, start = _seen(chunk.place, segment), chunk.place.start
+        return ChunkView(chunk.tensor, chunk.offset, seen, start)
+    return ChunkView(chunk.tensor, chunk.offset, memoryview(chunk.data))
 
 
 def _decode_large(

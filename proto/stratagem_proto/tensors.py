@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
@@ -67,16 +68,22 @@ def nbytes_of(spec: pb.TensorSpec) -> int:
         InvalidArgumentError: Unknown dtype, too many dimensions, a negative size, or
             more bytes than 64-bit offsets can address.
     """
-    dtype = decode_dtype(spec.dtype)
     if len(spec.shape) > MAX_RANK:
         raise InvalidArgumentError(
             f"a tensor has {len(spec.shape)} dimensions; at most {MAX_RANK} are allowed"
         )
-    if any(size < 0 for size in spec.shape):
-        raise InvalidArgumentError(f"shape {list(spec.shape)} has a negative size")
-    nbytes = math.prod(spec.shape) * dtype.itemsize
+    return _checked_nbytes(spec.dtype, tuple(spec.shape))
+
+
+# The same tensors are described again with each step.
+@lru_cache(maxsize=4096)
+def _checked_nbytes(number: pb.DataType.ValueType, shape: tuple[int, ...]) -> int:
+    dtype = decode_dtype(number)
+    if any(size < 0 for size in shape):
+        raise InvalidArgumentError(f"shape {list(shape)} has a negative size")
+    nbytes = math.prod(shape) * dtype.itemsize
     if nbytes >= 1 << 63:
-        raise InvalidArgumentError(f"shape {list(spec.shape)} has over 2^63 bytes")
+        raise InvalidArgumentError(f"shape {list(shape)} has over 2^63 bytes")
     return nbytes
 
 

@@ -206,3 +206,15 @@ def test_what_is_only_kept_is_refused(alone: Cluster) -> None:
         kept = updates.keep(BackwardPass(optimizer="SGD", number=1), [])
         with pytest.raises(InvalidArgumentError, match="send by Update"):
             connection.call(and_read(kept, (), ()))
+
+
+def test_a_refresh_of_unchanged_variables_brings_versions_alone() -> None:
+    with running(1) as cluster, cluster.strategy() as strategy:
+        with strategy.scope():
+            module = nn.ParameterList(torch.zeros(100) for _ in range(160))
+        strategy.refresh()
+        before = strategy.traffic()
+        strategy.refresh()
+        spent = strategy.traffic() - before
+    assert len(module) == 160
+    assert spent.received_bytes < 160 * 8

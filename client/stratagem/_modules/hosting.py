@@ -185,6 +185,8 @@ class HostedParameter:
             module = owner()
             # Not what the current replica sees, but what is stored.
             stored = module and dict.get(module._parameters, key)
+            if stored is self.parameter:
+                continue  # as nearly always
             if isinstance(stored, Parameter) and hosted_parameter(stored) is None:
                 yield stored
 

@@ -81,14 +81,13 @@ class NextValues:
         return Asked(readings)
 
     def _reading(self, variable: RemoteVariable) -> Reading:
-        reading = variable.reading(self._pulled_as(variable, True))
-        newer_than = reading.newer_than
-        if variable in self._came:
-            newer_than = self._came[variable][0]
         spare = self._spare.pop(variable, None)
         if spare is None:
             spare = torch.empty(variable.shape, dtype=variable.dtype)
-        return replace(reading, into=spare, newer_than=newer_than)
+        reading = variable.reading(self._pulled_as(variable, True), spare)
+        if variable in self._came:
+            reading = replace(reading, newer_than=self._came[variable][0])
+        return reading
 
     def came(self, asked: Asked, versions: Mapping[int, Sequence[int]]) -> None:
         """Take in what came for what was asked."""

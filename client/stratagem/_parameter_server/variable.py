@@ -222,16 +222,22 @@ class RemoteVariable(Variable):
         self._hosted = hosted
         self._own_leaf = hosted.parameter  # the other copy is not needed
 
-    def reading(self, narrowed_to: torch.dtype | None = None) -> Reading:
+    def reading(
+        self,
+        narrowed_to: torch.dtype | None = None,
+        into: torch.Tensor | None = None,
+    ) -> Reading:
         """What to read to make the copy fresh.
 
         Args:
             narrowed_to: What newer values may be rounded to; None for not at all, so
                 that a copy that is rounded is replaced, too.
+            into: What receives the value; by default the copy.
         """
         is_enough = narrowed_to is not None or not self._is_rounded
         newer_than = self._version if is_enough else None
-        return Reading(self.name, self.leaf, newer_than, narrowed_to=narrowed_to)
+        target = self.leaf if into is None else into
+        return Reading(self.name, target, newer_than, narrowed_to=narrowed_to)
 
     @property
     def is_known(self) -> bool:

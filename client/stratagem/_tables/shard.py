@@ -83,7 +83,11 @@ class TableShard(RemoteVariable):
     def value(self) -> torch.Tensor:
         raise self._has_none()
 
-    def reading(self, narrowed_to: torch.dtype | None = None) -> Reading:
+    def reading(
+        self,
+        narrowed_to: torch.dtype | None = None,
+        into: torch.Tensor | None = None,
+    ) -> Reading:
         raise self._has_none()
 
     def __repr__(self) -> str:
