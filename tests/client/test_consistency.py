@@ -89,7 +89,7 @@ def test_nobody_reads_too_far_ahead_of_the_slowest() -> None:
 
     with running(num_servers=2, num_workers=2) as cluster:
         cluster.run(program, consistency=Bounded(1))
-    assert max(ahead) == 1
+    assert max(ahead) <= 1
 
 
 def test_a_worker_that_is_too_slow_is_named() -> None:

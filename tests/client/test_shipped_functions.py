@@ -22,6 +22,7 @@ from stratagem import DistributedOptimizer, ShardedVariable, Variable
 from stratagem._shipping.call import Call
 from stratagem._shipping.loader import Loader
 from stratagem._shipping.parcel import Definition
+from stratagem._shipping.resident import Resident
 from stratagem._shipping.results import dump_result, load_result
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_deploy.process import import_path
@@ -225,7 +226,7 @@ def test_handles_go_with_their_objects(coordination: Coordination) -> None:
         coordination.worker().find(handle)
 
 
-class Kept:
+class Kept(Resident):
     """Stands for what workers keep."""
 
     def __init__(self, handle: int) -> None:
