@@ -202,8 +202,8 @@ def test_a_step_is_over_once_its_push_is_answered() -> None:
         steps.keep(b"first")
     with steps.taking():
         steps.keep(b"second")
-        assert steps.finished() == (first - 1, b"")
+        assert steps.tell() == (first - 1, b"")
         with steps.taking_apart(first):
             assert steps.current == first
-        assert steps.finished() == (first, b"first")
-    assert steps.finished() == (first + 1, b"second")
+        assert steps.tell() == (first, b"first")
+    assert steps.tell() == (first + 1, b"second")

@@ -171,7 +171,7 @@ def test_what_is_not_waited_for_is_one_step_until_it_is_settled(
     assert steps.current == begun > 0
     writes.settle()
     assert steps.current == 0
-    assert steps.finished().step == begun
+    assert steps.tell().step == begun
 
 
 def test_a_tensor_may_change_once_it_is_written(

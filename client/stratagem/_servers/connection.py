@@ -301,7 +301,7 @@ class Connection:
         session = self._session
         if session is None or self._restarted:
             return None
-        finished, report = self._steps.finished()
+        finished, report = self._steps.tell()
         message = HeartbeatRequest(
             session_id=session.identifier, finished=finished, report=report
         )

@@ -64,7 +64,7 @@ class Session:
 
     def key(self, steps: StepCount) -> RequestKey:
         """Identifies a request that changes nothing."""
-        finished, report = steps.finished()
+        finished, report = steps.tell()
         return RequestKey(session_id=self.identifier, finished=finished, report=report)
 
     def next_key(
@@ -82,7 +82,7 @@ class Session:
         with self._counting:
             self.sequence += 1
             self._unsettled[self.sequence] = None
-        finished, report = steps.finished()
+        finished, report = steps.tell()
         return RequestKey(
             session_id=self.identifier,
             sequence=self.sequence,

@@ -117,8 +117,8 @@ class StepCount:
         with self._lock:
             return self._own_step or (self._current if self._inside else 0)
 
-    def finished(self) -> Finished:
-        """What is over, which the caller tells a server."""
+    def tell(self) -> Finished:
+        """Says what is over, to a caller that tells a server."""
         with self._lock:
             self._told = self._over
             return Finished(self._told, self._report)
