@@ -112,7 +112,11 @@ class WorkerState:
         mine.gpus = self._gpus
 
     async def drain(self, seconds: float) -> None:
-        """Lets what runs end, at most that long, and ends all sessions."""
+        """Lets what runs end, and ends all sessions.
+
+        Args:
+            seconds: How long to wait for what runs.
+        """
         self._draining = True
         for session in self._sessions.values():
             session.drain()

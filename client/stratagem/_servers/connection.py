@@ -221,6 +221,9 @@ class Connection:
             request: The request.
             deadlines: For the attempt.
             style: When it is sent, and its responses are asked for.
+
+        Raises:
+            CancelledError: The connection is closed.
         """
         self._require_open()
         nbytes = request.request_nbytes + request.response_nbytes
@@ -265,6 +268,7 @@ class Connection:
 
         Raises:
             SessionLostError: It cannot go on, because the server was restarted.
+            StratagemError: The server could not be reached, or refused the handshake.
         """
         session = self._session
         if session is not None:
@@ -297,7 +301,11 @@ class Connection:
         self._transports.trim()
 
     def renew_lease(self) -> Pending[HeartbeatResponse] | None:
-        """Tells the server that this process lives, if there is a session."""
+        """Tells the server that this process lives, if there is a session.
+
+        Raises:
+            CancelledError: The connection is closed.
+        """
         session = self._session
         if session is None or self._restarted:
             return None

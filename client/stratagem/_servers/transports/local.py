@@ -32,7 +32,7 @@ class LocalTransport:
     def __init__(self, place: LocalSocket, shares: bool = True) -> None:
         self.place = place
         self._idle = IdleLinks()
-        # More are not shared, for the time being.
+        # The server's budget, or the system, was full for more; asked again by `trim`.
         self._most_shared = self._wanted = sys.maxsize if shares else 0
         self._busy: set[LocalLink] = set()
         self._pipeline: Pipeline | None = None
@@ -52,6 +52,7 @@ class LocalTransport:
         Raises:
             OSError: The transport is closed, or the server does not answer there any
                 more; nothing was sent.
+            MalformedStreamError: Somebody else answers there; nothing was sent.
         """
         if self._closed:
             raise ConnectionAbortedError("the transport is closed")

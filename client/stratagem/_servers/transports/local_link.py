@@ -33,7 +33,8 @@ class LocalLink:
         segment: Memory that both ends see; None if there is none.
 
     Raises:
-        OSError: Nobody, or somebody else, answers there.
+        OSError: Nobody, or somebody else, answers there, or it takes too long.
+        MalformedStreamError: Who answers sends what the server would not.
     """
 
     def __init__(self, place: LocalSocket, seconds: float = _HELLO_SECONDS) -> None:
@@ -78,7 +79,7 @@ class LocalLink:
         self.send_all(parts(kind, message, is_last, path))
 
     def send_all(self, pieces: Iterable[bytes | memoryview]) -> None:
-        """Sends pieces of frames; raises as `send`."""
+        """Sends pieces of frames; raises as `send`, and waits as long."""
         for piece in pieces:
             self._socket.sendall(piece)
 

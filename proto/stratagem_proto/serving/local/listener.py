@@ -100,7 +100,11 @@ class LocalListener:
         self._peers.discard(peer)
 
     async def stop(self, seconds: float) -> None:
-        """Takes no more calls; those under way get that time to end."""
+        """Takes no more calls.
+
+        Args:
+            seconds: How long those under way, and their answers, get to end.
+        """
         self._stopped = True
         self._loop.remove_reader(self._listening)
         hang_up(self._listening)
