@@ -11,8 +11,8 @@ import grpc
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.local.frames import WINDOW_BYTES, Frame, Kind
 from stratagem_proto.segment import Segment
-from stratagem_proto.serving.local.arriving import Arriving
-from stratagem_proto.serving.local.outgoing import Outgoing
+from stratagem_proto.serving.local.request_stream import RequestStream
+from stratagem_proto.serving.local.send_buffer import SendBuffer
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.serving.methods import Handler
 from stratagem_proto.status import detail_of
@@ -45,11 +45,11 @@ class LocalCall:
         self,
         handler: Handler | None,
         first: Frame,
-        arriving: Arriving,
-        out: Outgoing,
+        requests: RequestStream,
+        out: SendBuffer,
         segment: Segment | None = None,
     ) -> None:
-        self.arriving, self.segment = arriving, segment
+        self.requests, self.segment = requests, segment
         self._handler, self._first, self._out = handler, first, out
 
     async def run(self) -> None:
@@ -69,11 +69,11 @@ class LocalCall:
         if handler is None:
             return self._end(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         if handler.response_streaming and handler.request_streaming:
-            return await self._stream(handler.stream_stream(self.arriving, self))
+            return await self._stream(handler.stream_stream(self.requests, self))
         if handler.response_streaming:
             return await self._stream(handler.unary_stream(self._first.message, self))
         if handler.request_streaming:
-            response = await handler.stream_unary(self.arriving, self)
+            response = await handler.stream_unary(self.requests, self)
         else:
             response = await handler.unary_unary(self._first.message, self)
         self._send(response, is_last=True)

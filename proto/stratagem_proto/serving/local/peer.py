@@ -17,14 +17,14 @@ from stratagem_proto.errors import (
 from stratagem_proto.local.frames import Frame, FrameReader, Kind
 from stratagem_proto.local.sockets import hang_up
 from stratagem_proto.serving.eager import begin
-from stratagem_proto.serving.local.arriving import Arriving
 from stratagem_proto.serving.local.call import LocalCall
-from stratagem_proto.serving.local.outgoing import Outgoing
 from stratagem_proto.serving.local.peer_memory import (
     ANCILLARY_BYTES,
     PeerMemory,
 )
 from stratagem_proto.serving.local.queued_calls import QueuedCalls
+from stratagem_proto.serving.local.request_stream import RequestStream
+from stratagem_proto.serving.local.send_buffer import SendBuffer
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.status import to_record
 from stratagem_proto.v1.error_pb2 import RecordedStatus
@@ -42,7 +42,7 @@ class Peer:
     def __init__(self, listener: LocalListener, sock: socket.socket) -> None:
         self._listener, self._socket = listener, sock
         self._loop = asyncio.get_running_loop()
-        self._out = Outgoing(sock, listener.patience)
+        self._out = SendBuffer(sock, listener.patience)
         # Nothing larger than a ticket is taken from strangers.
         self._reader = FrameReader(listener.scratch, len(listener.socket.ticket))
         self._patience = self._loop.call_later(_HELLO_SECONDS, self.close)
@@ -129,8 +129,8 @@ class Peer:
         self._whole = frame.is_last
         # What comes for a call that has ended already is dropped.
         if self._call is not None:
-            self._call.arriving.put(frame)
-            if self._call.arriving.is_much:
+            self._call.requests.put(frame)
+            if self._call.requests.is_much:
                 self._pause()
 
     def _pause(self) -> None:
@@ -155,10 +155,10 @@ class Peer:
                 await self._close_once_sent()
 
     async def _answer(self, frame: Frame) -> None:
-        arriving = Arriving(frame, self._resume, self._listener.patience)
+        requests = RequestStream(frame, self._resume, self._listener.patience)
         handler = self._listener.handler(frame.path)
         memory = self._memory.segment
-        self._call = LocalCall(handler, frame, arriving, self._out, memory)
+        self._call = LocalCall(handler, frame, requests, self._out, memory)
         await self._call.run()
 
     async def leave(self) -> None:

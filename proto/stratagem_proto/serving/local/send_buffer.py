@@ -12,7 +12,7 @@ from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.local.frames import Kind, parts
 
 
-class Outgoing:
+class SendBuffer:
     """Sends what it is given, in order; on the event loop.
 
     Args:

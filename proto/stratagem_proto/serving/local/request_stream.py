@@ -10,7 +10,7 @@ from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.local.frames import WINDOW_BYTES, Frame
 
 
-class Arriving:
+class RequestStream:
     """Iterates over the messages of a call as they come; on the event loop.
 
     Args:
@@ -43,7 +43,7 @@ class Arriving:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
-    def __aiter__(self) -> Arriving:
+    def __aiter__(self) -> RequestStream:
         return self
 
     async def __anext__(self) -> bytes | memoryview:
