@@ -11,8 +11,8 @@ import torch
 
 from stratagem._servers.barriers import barrier
 from stratagem._servers.connection import Connection
-from stratagem._servers.transports.attempt import Attempt, Call
-from stratagem._servers.transports.local import LocalTransport
+from stratagem._servers.transports.call import Attempt, Call
+from stratagem._servers.transports.local_transport import LocalTransport
 from stratagem_proto.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
@@ -108,14 +108,14 @@ def test_a_socket_is_given_up_where_nobody_is_there_and_not_for_one_call(
 ) -> None:
     with connected(server.address) as connection:
         make(connection, "v", torch.zeros(2))
-        transports = connection._transports
-        assert transports._local is not None
-        transports._local.close()
-        failing = Failing(transports._local.place)
+        transport = connection._transport
+        assert transport._local is not None
+        transport._local.close()
+        failing = Failing(transport._local.place)
         failing.error = error
-        transports._local = failing
+        transport._local = failing
         assert add(connection, "v", torch.ones(2)) == 2
-        assert (transports._local is failing) is stays
+        assert (transport._local is failing) is stays
 
 
 def test_a_socket_that_fails_is_not_taken_for_one_learnt_of_meanwhile(
@@ -123,15 +123,15 @@ def test_a_socket_that_fails_is_not_taken_for_one_learnt_of_meanwhile(
 ) -> None:
     with connected(server.address) as connection:
         make(connection, "v", torch.zeros(2))
-        transports = connection._transports
-        newer = transports._local
+        transport = connection._transport
+        newer = transport._local
         assert newer is not None
         former = Failing(newer.place)
         former.error = ConnectionRefusedError()
-        former.meanwhile = lambda: setattr(transports, "_local", newer)
-        transports._local = former
+        former.meanwhile = lambda: setattr(transport, "_local", newer)
+        transport._local = former
         assert add(connection, "v", torch.ones(2)) == 2
-        assert transports._local is newer
+        assert transport._local is newer
 
 
 def test_a_server_that_is_gone_is_looked_for_by_grpc(server: ParameterServer) -> None:

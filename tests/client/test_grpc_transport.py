@@ -7,9 +7,9 @@ import threading
 import grpc
 import pytest
 
-from stratagem._servers.transports import channel
-from stratagem._servers.transports.attempt import Call
-from stratagem._servers.transports.channel import GrpcTransport
+from stratagem._servers.transports import grpc_transport
+from stratagem._servers.transports.call import Call
+from stratagem._servers.transports.grpc_transport import GrpcTransport
 from stratagem_proto.channel import open_channel
 
 
@@ -33,7 +33,7 @@ def test_threads_that_call_at_once_open_one_channel(
             other.join(0.05)
         return opened[0]
 
-    monkeypatch.setattr(channel, "open_channel", opening)
+    monkeypatch.setattr(grpc_transport, "open_channel", opening)
     transport._open()
     other.join()
     transport.close()

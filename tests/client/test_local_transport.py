@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from stratagem._servers.transports import local
-from stratagem._servers.transports.attempt import Attempt, Call
-from stratagem._servers.transports.local import LocalTransport
+from stratagem._servers.transports import local_transport
+from stratagem._servers.transports.call import Attempt, Call
 from stratagem._servers.transports.local_link import LocalLink
-from stratagem._servers.transports.transports import Transports
+from stratagem._servers.transports.local_transport import LocalTransport
+from stratagem._servers.transports.server_transport import ServerTransport
 from stratagem_proto.local.frames import Kind, prefix
 from stratagem_proto.serving.border import Context
 from stratagem_proto.serving.local.listener import LocalListener
@@ -181,7 +181,7 @@ def test_the_parts_of_a_call_share_its_time(
 ) -> None:
     """Each takes 5 s, as its clock has it, of the 20 that there are."""
     clock = SimpleNamespace(monotonic=itertools.count(step=5).__next__)
-    monkeypatch.setattr(local, "time", clock)
+    monkeypatch.setattr(local_transport, "time", clock)
     assert served.call("Size", MEBIBYTE) == [b"%d" % (1 << 20)]
     with pytest.raises(grpc.RpcError) as caught:
         served.call("Size", *[MEBIBYTE] * 9)
@@ -308,28 +308,27 @@ def test_a_socket_that_is_not_the_servers_is_not_used(
     place = LocalSocket()
     place.CopyFrom(served.place)
     setattr(place, field, bytes(32))
-    transports = Transports("127.0.0.1:1")
-    transports.learn(place)
-    assert not transports.is_local
+    transport = ServerTransport("127.0.0.1:1")
+    transport.learn(place)
+    assert not transport.is_local
     assert "127.0.0.1:1 is called by gRPC" in caplog.text
-    transports.learn(served.place)
-    assert transports.is_local
-    transports.close()
+    transport.learn(served.place)
+    assert transport.is_local
+    transport.close()
 
 
 def test_threads_that_hear_of_a_socket_at_once_connect_to_it_once(
     served: Served,
 ) -> None:
-    transports = Transports("127.0.0.1:1")
+    transport = ServerTransport("127.0.0.1:1")
     threads = [
-        threading.Thread(target=transports.learn, args=(served.place,))
-        for _ in range(8)
+        threading.Thread(target=transport.learn, args=(served.place,)) for _ in range(8)
     ]
-    with transports._learning:
+    with transport._learning:
         for thread in threads:
             thread.start()
     for thread in threads:
         thread.join()
-    assert transports.is_local
+    assert transport.is_local
     eventually(lambda: len(served.listener._peers) == 1)
-    transports.close()
+    transport.close()

@@ -19,7 +19,7 @@ from stratagem import (
 )
 from stratagem._servers.connection import Connection
 from stratagem._servers.request import Request
-from stratagem._servers.transports.attempt import Style
+from stratagem._servers.transports.call import Style
 from tests.client.clusters import Cluster, running
 
 ROWS, SERVERS = 13_000, 3

@@ -16,7 +16,7 @@ from stratagem import (
     Variable,
 )
 from stratagem._servers.reads import Reading, read
-from stratagem._servers.transports.attempt import Responses
+from stratagem._servers.transports.call import Responses
 from stratagem.nn import prefetch
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_proto.encodings import narrow

@@ -16,7 +16,7 @@ from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._servers.connection import Connection
 from stratagem._servers.pending import Pending
 from stratagem._servers.request import Request
-from stratagem._servers.transports.attempt import Style
+from stratagem._servers.transports.call import Style
 from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.clusters import Cluster, running
 from tests.client.pairs import Pair, after, pairs

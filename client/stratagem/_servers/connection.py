@@ -14,13 +14,13 @@ from stratagem._servers.request import Request, Result, sole
 from stratagem._servers.session import Identity, Session, opened, opening
 from stratagem._servers.step_count import StepCount
 from stratagem._servers.traffic import TrafficMeter
-from stratagem._servers.transports.attempt import (
+from stratagem._servers.transports.call import (
     Attempt,
     Call,
     Responses,
     Style,
 )
-from stratagem._servers.transports.transports import Transports
+from stratagem._servers.transports.server_transport import ServerTransport
 from stratagem_proto import tracing
 from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import (
@@ -79,8 +79,8 @@ class Connection:
         self._identity = identity
         self._steps = steps or StepCount()
         self._process = os.getpid()
-        self._transports = Transports(address)
-        self._left: list[Transports] = []
+        self._transport = ServerTransport(address)
+        self._left: list[ServerTransport] = []
         self._locate = locate
         self._session: Session | None = None
         self._expected = b""
@@ -110,7 +110,7 @@ class Connection:
     @property
     def address(self) -> str:
         """Where the server is, as far as is known."""
-        return self._transports.address
+        return self._transport.address
 
     def find(self) -> None:
         """Looks where the server is after it could not be reached."""
@@ -124,14 +124,14 @@ class Connection:
                 return
             _LOG.warning("%s is looked for at %s from now on", self.peer, address)
             # Other threads may still wait there, each until its own call fails.
-            self._transports.retire()
-            self._left.append(self._transports)
-            self._transports = Transports(address)
+            self._transport.retire()
+            self._left.append(self._transport)
+            self._transport = ServerTransport(address)
 
     @property
     def is_local(self) -> bool:
         """Whether requests go over a socket of this host, and not by gRPC."""
-        return self._transports.is_local
+        return self._transport.is_local
 
     def call(self, request: Request[Result]) -> Result:
         """Sends a request and waits for its result; raises as `start` and `result`."""
@@ -245,7 +245,7 @@ class Connection:
             room=request.room,
         )
         try:
-            sent = self._transports.send(call, control=request.opens)
+            sent = self._transport.send(call, control=request.opens)
         except ValueError:
             # What grpc raises where another thread has closed the channel.
             self._require_open()
@@ -277,7 +277,7 @@ class Connection:
             if not session.goes_on(answer):
                 self._require_restored(answer)
                 session.continues(answer)
-            self._transports.learn(answer.local_socket)
+            self._transport.learn(answer.local_socket)
         self._require_usable()
 
     def _require_restored(self, answer: OpenSessionResponse) -> None:
@@ -298,7 +298,7 @@ class Connection:
 
     def trim(self) -> None:
         """Gives up shared memory that was not used since the last call."""
-        self._transports.trim()
+        self._transport.trim()
 
     def renew_lease(self) -> Pending[HeartbeatResponse] | None:
         """Tells the server that this process lives, if there is a session.
@@ -325,8 +325,8 @@ class Connection:
             self._say_goodbye()
         self.closed.set()
         with self._moving:
-            for transports in (*self._left, self._transports):
-                transports.close()
+            for transport in (*self._left, self._transport):
+                transport.close()
 
     def _say_goodbye(self) -> None:
         if self._session is None or self._restarted:
@@ -346,7 +346,7 @@ class Connection:
                 if self._expected not in (b"", answer.incarnation):
                     self._require_restored(answer)
                 session = opened(request, answer, self.peer)
-                self._transports.learn(answer.local_socket)
+                self._transport.learn(answer.local_socket)
                 self._session = session
             return self._session
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic
 import grpc
 
 from stratagem._servers.request import Request, Result
-from stratagem._servers.transports.attempt import Style
+from stratagem._servers.transports.call import Style
 from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import (
     CancelledError,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stratagem._servers.request import Request
-from stratagem._servers.transports.attempt import Responses
+from stratagem._servers.transports.call import Responses
 from stratagem_proto.codec import Assembler
 from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
 from stratagem_proto.frames import Frame, Header, decode_frame

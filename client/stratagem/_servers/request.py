@@ -10,7 +10,7 @@ import torch
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
-from stratagem._servers.transports.attempt import Responses
+from stratagem._servers.transports.call import Responses
 from stratagem_proto.codec import split
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.frames import encode_frame

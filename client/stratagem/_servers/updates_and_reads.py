@@ -9,7 +9,7 @@ from typing import cast
 
 from stratagem._servers.reads import Reading, decoded, fill, selections
 from stratagem._servers.request import Request
-from stratagem._servers.transports.attempt import Responses
+from stratagem._servers.transports.call import Responses
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.frames import Frame
 from stratagem_proto.placed import needed

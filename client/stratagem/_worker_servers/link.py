@@ -10,7 +10,7 @@ from functools import partial
 
 from stratagem._servers.session import Identity, check_answering, handshake
 from stratagem._servers.traffic import TrafficMeter
-from stratagem._servers.transports.transports import may_connect
+from stratagem._servers.transports.server_transport import may_connect
 from stratagem._worker_servers.answer import Answer
 from stratagem._worker_servers.grpc_wire import GrpcWire
 from stratagem._worker_servers.local_wire import LocalWire

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
-from stratagem._servers.transports.attempt import Attempt, Call, Responses
+from stratagem._servers.transports.call import Attempt, Call, Responses
 from stratagem._servers.transports.local_error import broken, require_ok
 from stratagem._servers.transports.local_link import LocalLink
 from stratagem_proto.errors import MalformedStreamError

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import cast
 
-from stratagem._servers.transports.attempt import Attempt, Call, Responses, Style
+from stratagem._servers.transports.call import Attempt, Call, Responses, Style
 from stratagem._servers.transports.idle_links import IdleLinks
 from stratagem._servers.transports.local_error import broken, require_ok
 from stratagem._servers.transports.local_link import LocalLink

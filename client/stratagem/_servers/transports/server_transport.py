@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 
-from stratagem._servers.transports.attempt import Attempt, Call
-from stratagem._servers.transports.channel import GrpcTransport
-from stratagem._servers.transports.local import LocalTransport
+from stratagem._servers.transports.call import Attempt, Call
+from stratagem._servers.transports.grpc_transport import GrpcTransport
+from stratagem._servers.transports.local_transport import LocalTransport
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.transport import AUTO, GRPC, transport_from_environment
 from stratagem_proto.v1.session_pb2 import LocalSocket
@@ -18,7 +18,7 @@ _LOG = logging.getLogger("stratagem")
 _NOBODY_THERE = (ConnectionRefusedError, FileNotFoundError, MalformedStreamError)
 
 
-class Transports:
+class ServerTransport:
     """Calls a server over a local socket where there is one, else by gRPC.
 
     Attributes:
@@ -72,7 +72,7 @@ class Transports:
             control: Whether it must go by gRPC.
 
         Raises:
-            ValueError: The transports are closed.
+            ValueError: The transport is closed.
         """
         local = None if control else self._local
         if local is not None:

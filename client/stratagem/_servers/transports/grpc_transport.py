@@ -7,7 +7,7 @@ from functools import partial
 
 import grpc
 
-from stratagem._servers.transports.attempt import (
+from stratagem._servers.transports.call import (
     Attempt,
     Call,
     Responses,
