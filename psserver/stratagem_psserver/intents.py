@@ -16,6 +16,10 @@ from stratagem_proto.v1 import (
 )
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.session_pb2 import RequestKey
+from stratagem_proto.v1.variable_requests_pb2 import (
+    CreateVariablesHeader,
+    DeleteVariablesRequest,
+)
 
 # Of larger requests a message names this many variables.
 _NAMED = 3
@@ -67,8 +71,8 @@ def _written(header: pb.UpdateHeader) -> Iterable[str]:
 
 
 _NAMES: Mapping[type, Callable[[Any], Iterable[str]]] = {
-    pb.CreateVariablesHeader: lambda header: (one.name for one in header.variables),
-    pb.DeleteVariablesRequest: lambda request: request.names,
+    CreateVariablesHeader: lambda header: (one.name for one in header.variables),
+    DeleteVariablesRequest: lambda request: request.names,
     pb.AssignHeader: lambda header: (one.variable for one in header.assignments),
     pb.UpdateHeader: _written,
     pb.CommitContributionRequest: lambda request: [request.step.group],

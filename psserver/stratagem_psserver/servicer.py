@@ -27,6 +27,12 @@ from stratagem_proto.v1 import (
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest
 from stratagem_proto.v1.keys_pb2 import ListKeysRequest
+from stratagem_proto.v1.variable_requests_pb2 import (
+    CreateVariablesHeader,
+    DeleteVariablesRequest,
+    DescribeVariablesRequest,
+    ListVariablesRequest,
+)
 from stratagem_psserver.mutations import Chunks
 from stratagem_psserver.rpcs.barriers import BarrierRpcs
 from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
@@ -114,10 +120,10 @@ def _session_methods(methods: Methods, rpcs: SessionRpcs) -> Handlers:
 
 def _variable_methods(methods: Methods, rpcs: VariableRpcs, keys: KeyRpcs) -> Handlers:
     return {
-        "CreateVariables": methods.staged(pb.CreateVariablesHeader, rpcs.create),
-        "DescribeVariables": methods.unary(pb.DescribeVariablesRequest, rpcs.describe),
-        "ListVariables": methods.unary(pb.ListVariablesRequest, rpcs.list),
-        "DeleteVariables": methods.unary(pb.DeleteVariablesRequest, rpcs.delete),
+        "CreateVariables": methods.staged(CreateVariablesHeader, rpcs.create),
+        "DescribeVariables": methods.unary(DescribeVariablesRequest, rpcs.describe),
+        "ListVariables": methods.unary(ListVariablesRequest, rpcs.list),
+        "DeleteVariables": methods.unary(DeleteVariablesRequest, rpcs.delete),
         "ListKeys": methods.unary(ListKeysRequest, keys.list),
     }
 

@@ -19,9 +19,13 @@ from stratagem_proto.errors import (
 from stratagem_proto.frames import ChunkView, Frame
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.tensor_pb2 import Chunk, Place, TensorSpec
+from stratagem_proto.v1.variable_requests_pb2 import (
+    CreateVariablesHeader,
+    CreateVariablesRequest,
+)
 
 HEADERS_AND_MESSAGES = [
-    (pb.CreateVariablesHeader, pb.CreateVariablesRequest),
+    (CreateVariablesHeader, CreateVariablesRequest),
     (pb.AssignHeader, pb.AssignRequest),
     (pb.UpdateHeader, pb.UpdateRequest),
     (pb.UpdateHeader, pb.UpdateNonSlotRequest),

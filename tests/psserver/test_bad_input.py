@@ -26,6 +26,11 @@ from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32, TensorSpec
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_proto.v1.variable_requests_pb2 import (
+    CreateVariablesResponse,
+    DeleteVariablesRequest,
+    DeleteVariablesResponse,
+)
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.psserver.wire import (
@@ -43,7 +48,7 @@ def mutation(
     response_types = {
         "Assign": pb.AssignResponse,
         "Update": pb.UpdateResponse,
-        "CreateVariables": pb.CreateVariablesResponse,
+        "CreateVariables": CreateVariablesResponse,
     }
 
     def send(client: RawClient) -> object:
@@ -163,8 +168,8 @@ BAD_REQUESTS: dict[str, tuple[Callable[[RawClient], object], type[StratagemError
     "name to delete": (
         lambda client: client.unary(
             "DeleteVariables",
-            pb.DeleteVariablesRequest(key=client.key(), names=["big", "nobody"]),
-            pb.DeleteVariablesResponse,
+            DeleteVariablesRequest(key=client.key(), names=["big", "nobody"]),
+            DeleteVariablesResponse,
         ),
         VariableNotFoundError,
     ),

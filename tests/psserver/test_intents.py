@@ -12,6 +12,7 @@ from google.protobuf.message_factory import GetMessageClass
 from stratagem_proto.v1 import checkpoint_pb2, closure_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import InputBinding
+from stratagem_proto.v1.variable_requests_pb2 import DeleteVariablesRequest
 from stratagem_psserver.intents import Mutation, intent_of
 
 
@@ -50,7 +51,7 @@ def test_the_order_of_variables_does_not_matter_and_each_of_them_does() -> None:
 
 
 def test_the_same_variables_are_told_apart_by_what_is_done_to_them() -> None:
-    deletion = pb.DeleteVariablesRequest(names=["a"])
+    deletion = DeleteVariablesRequest(names=["a"])
     assert intent_of(writing("a")).digest != intent_of(deletion).digest
 
 

@@ -12,6 +12,12 @@ from stratagem_proto.errors import ResourceExhaustedError
 from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram, UpdateProgram
+from stratagem_proto.v1.variable_requests_pb2 import (
+    DeleteVariablesRequest,
+    DeleteVariablesResponse,
+    DescribeVariablesRequest,
+    DescribeVariablesResponse,
+)
 from stratagem_psserver.room import Room
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -91,8 +97,8 @@ def test_what_is_deleted_makes_room(client: RawClient) -> None:
     size = LIMIT // 4
     client.create(a=torch.zeros(size))
     refused("b", lambda: client.create(b=torch.zeros(1)))
-    request = pb.DeleteVariablesRequest(key=client.key(), names=["a"])
-    client.unary("DeleteVariables", request, pb.DeleteVariablesResponse)
+    request = DeleteVariablesRequest(key=client.key(), names=["a"])
+    client.unary("DeleteVariables", request, DeleteVariablesResponse)
     client.create(b=torch.zeros(size))
 
 
@@ -124,8 +130,8 @@ def test_a_table_grows_up_to_the_limit(client: RawClient, kind: str) -> None:
     refused("t", grow)
     info = client.unary(
         "DescribeVariables",
-        pb.DescribeVariablesRequest(session_id=client.session_id, names=["t"]),
-        pb.DescribeVariablesResponse,
+        DescribeVariablesRequest(session_id=client.session_id, names=["t"]),
+        DescribeVariablesResponse,
     ).variables[0]
     assert info.table.rows == stored
     assert LIMIT / 2 < info.table.bytes <= LIMIT

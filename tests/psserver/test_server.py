@@ -26,6 +26,12 @@ from stratagem_proto.serving.border import Border
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
+from stratagem_proto.v1.variable_requests_pb2 import (
+    DeleteVariablesRequest,
+    DeleteVariablesResponse,
+    DescribeVariablesRequest,
+    DescribeVariablesResponse,
+)
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.servicer import Methods
 from stratagem_psserver.settings import ServerSettings
@@ -56,17 +62,17 @@ def test_variables_are_created_read_and_deleted(client: RawClient) -> None:
     client.create(**values)
     for value, read in zip(values.values(), client.read(*values), strict=True):
         assert torch.equal(value, read)
-    request = pb.DeleteVariablesRequest(key=client.key(), names=["a"])
-    deleted = client.unary("DeleteVariables", request, pb.DeleteVariablesResponse)
+    request = DeleteVariablesRequest(key=client.key(), names=["a"])
+    deleted = client.unary("DeleteVariables", request, DeleteVariablesResponse)
     assert deleted.names == ["a"]
     assert "a" not in client.listing()
 
 
 def test_variables_are_described_by_name(client: RawClient) -> None:
-    request = pb.DescribeVariablesRequest(
+    request = DescribeVariablesRequest(
         session_id=client.session_id, names=["big", "dense.weight"]
     )
-    response = client.unary("DescribeVariables", request, pb.DescribeVariablesResponse)
+    response = client.unary("DescribeVariables", request, DescribeVariablesResponse)
     assert [info.spec.tensor.shape for info in response.variables] == [[LARGE], [2, 3]]
     assert [info.version for info in response.variables] == [1, 1]
 

@@ -29,6 +29,12 @@ from stratagem_proto.v1.update_program_pb2 import (
     UpdateProgram,
 )
 from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
+from stratagem_proto.v1.variable_requests_pb2 import (
+    DeleteVariablesRequest,
+    DeleteVariablesResponse,
+    DescribeVariablesRequest,
+    DescribeVariablesResponse,
+)
 from stratagem_psserver.server import ParameterServer
 from tests.conftest import TOKEN
 from tests.psserver.tables import UNIFORM, ZEROS, dynamic, made, parts, table_spec
@@ -80,8 +86,8 @@ def update_rows(
 
 
 def statistics(client: RawClient, name: str) -> TableStatistics:
-    request = pb.DescribeVariablesRequest(session_id=client.session_id, names=[name])
-    response = client.unary("DescribeVariables", request, pb.DescribeVariablesResponse)
+    request = DescribeVariablesRequest(session_id=client.session_id, names=[name])
+    response = client.unary("DescribeVariables", request, DescribeVariablesResponse)
     return response.variables[0].table
 
 
@@ -244,8 +250,8 @@ def test_a_table_that_is_deleted_takes_its_state_along(client: RawClient) -> Non
     slots = {name for name in client.listing() if name.startswith("users/")}
     assert slots == {"users/Adagrad/step", "users/Adagrad/sum"}
     assert read_rows(client, "users/Adagrad/sum", 3, 4)[:, 0].tolist() == [1.0, 0.0]
-    request = pb.DeleteVariablesRequest(key=client.key(), names=["users"])
-    client.unary("DeleteVariables", request, pb.DeleteVariablesResponse)
+    request = DeleteVariablesRequest(key=client.key(), names=["users"])
+    client.unary("DeleteVariables", request, DeleteVariablesResponse)
     assert not {name for name in client.listing() if name.startswith("users")}
 
 

@@ -26,6 +26,10 @@ from stratagem_proto.frames import decode_frame
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
+from stratagem_proto.v1.variable_requests_pb2 import (
+    DeleteVariablesRequest,
+    DeleteVariablesResponse,
+)
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
@@ -160,8 +164,8 @@ def test_a_step_that_cannot_be_applied_fails_those_who_wait(
         stage(client, [1.0, 1.0])
     commit(workers[0])
     reading = waiting(workers[0], after(1))
-    request = pb.DeleteVariablesRequest(key=workers[1].key(), names=["w"])
-    workers[1].unary("DeleteVariables", request, pb.DeleteVariablesResponse)
+    request = DeleteVariablesRequest(key=workers[1].key(), names=["w"])
+    workers[1].unary("DeleteVariables", request, DeleteVariablesResponse)
     with pytest.raises(LookupError):
         commit(workers[1])
     with pytest.raises(grpc.RpcError, match="no variable 'w'"):

@@ -27,6 +27,12 @@ from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_SLOT,
     VariableSpec,
 )
+from stratagem_proto.v1.variable_requests_pb2 import (
+    CreateVariablesHeader,
+    CreateVariablesResponse,
+    ListVariablesRequest,
+    ListVariablesResponse,
+)
 
 SERVICE = "stratagem_proto.v1.ParameterServerService"
 SECONDS = 30.0
@@ -123,16 +129,16 @@ class RawClient:
 
     def create_as(
         self, specs: Sequence[VariableSpec], values: Sequence[torch.Tensor]
-    ) -> pb.CreateVariablesResponse:
-        header = pb.CreateVariablesHeader(key=self.key(), variables=specs)
+    ) -> CreateVariablesResponse:
+        header = CreateVariablesHeader(key=self.key(), variables=specs)
         return self.upload(
-            "CreateVariables", encoded(header, values), pb.CreateVariablesResponse
+            "CreateVariables", encoded(header, values), CreateVariablesResponse
         )
 
     def listing(self) -> dict[str, int]:
         """Versions of all variables by name."""
-        request = pb.ListVariablesRequest(session_id=self.session_id)
-        response = self.unary("ListVariables", request, pb.ListVariablesResponse)
+        request = ListVariablesRequest(session_id=self.session_id)
+        response = self.unary("ListVariables", request, ListVariablesResponse)
         return {info.spec.name: info.version for info in response.variables}
 
     def read(self, *names: str) -> list[torch.Tensor]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from stratagem._servers.request import Request, sole
-from stratagem_proto.v1.parameter_server_pb2 import (
+from stratagem_proto.v1.variable_pb2 import VariableInfo, VariableKind
+from stratagem_proto.v1.variable_requests_pb2 import (
     ListVariablesRequest,
     ListVariablesResponse,
 )
-from stratagem_proto.v1.variable_pb2 import VariableInfo, VariableKind
 
 
 def list_variables(

@@ -14,13 +14,15 @@ from stratagem_proto.v1.parameter_server_pb2 import (
     Assignment,
     AssignMode,
     AssignResponse,
+)
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.v1.variable_pb2 import VariableSpec
+from stratagem_proto.v1.variable_requests_pb2 import (
     CreateVariablesHeader,
     CreateVariablesResponse,
     DeleteVariablesRequest,
     DeleteVariablesResponse,
 )
-from stratagem_proto.v1.tensor_pb2 import TensorSpec
-from stratagem_proto.v1.variable_pb2 import VariableSpec
 
 
 @dataclass(frozen=True)

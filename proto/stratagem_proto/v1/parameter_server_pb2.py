@@ -29,88 +29,70 @@ from stratagem_proto.v1 import keys_pb2 as stratagem__proto_dot_v1_dot_keys__pb2
 from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_session__pb2
 from stratagem_proto.v1 import tensor_pb2 as stratagem__proto_dot_v1_dot_tensor__pb2
 from stratagem_proto.v1 import update_program_pb2 as stratagem__proto_dot_v1_dot_update__program__pb2
-from stratagem_proto.v1 import variable_pb2 as stratagem__proto_dot_v1_dot_variable__pb2
+from stratagem_proto.v1 import variable_requests_pb2 as stratagem__proto_dot_v1_dot_variable__requests__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)stratagem_proto/v1/parameter_server.proto\x12\x12stratagem_proto.v1\x1a stratagem_proto/v1/barrier.proto\x1a$stratagem_proto/v1/closed_step.proto\x1a$stratagem_proto/v1/consistency.proto\x1a\x1dstratagem_proto/v1/keys.proto\x1a stratagem_proto/v1/session.proto\x1a\x1fstratagem_proto/v1/tensor.proto\x1a\'stratagem_proto/v1/update_program.proto\x1a!stratagem_proto/v1/variable.proto\"~\n\x16\x43reateVariablesRequest\x12\x39\n\x06header\x18\x01 \x01(\x0b\x32).stratagem_proto.v1.CreateVariablesHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"y\n\x15\x43reateVariablesHeader\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x33\n\tvariables\x18\x02 \x03(\x0b\x32 .stratagem_proto.v1.VariableSpec\"N\n\x17\x43reateVariablesResponse\x12\x33\n\tvariables\x18\x01 \x03(\x0b\x32 .stratagem_proto.v1.VariableInfo\"=\n\x18\x44\x65scribeVariablesRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05names\x18\x02 \x03(\t\"P\n\x19\x44\x65scribeVariablesResponse\x12\x33\n\tvariables\x18\x01 \x03(\x0b\x32 .stratagem_proto.v1.VariableInfo\"[\n\x14ListVariablesRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12/\n\x05kinds\x18\x02 \x03(\x0e\x32 .stratagem_proto.v1.VariableKind\"L\n\x15ListVariablesResponse\x12\x33\n\tvariables\x18\x01 \x03(\x0b\x32 .stratagem_proto.v1.VariableInfo\"T\n\x16\x44\x65leteVariablesRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\r\n\x05names\x18\x02 \x03(\t\"(\n\x17\x44\x65leteVariablesResponse\x12\r\n\x05names\x18\x01 \x03(\t\"\x86\x02\n\x0bReadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x31\n\nselections\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.Selection\x12\x30\n\x05\x61\x66ter\x18\x03 \x01(\x0b\x32\x1c.stratagem_proto.v1.StepMarkH\x00\x88\x01\x01\x12\x14\n\x0cwait_seconds\x18\x04 \x01(\x01\x12\x10\n\x08snapshot\x18\x05 \x01(\x0c\x12\x14\n\x0cinto_segment\x18\x06 \x01(\x08\x12\x10\n\x08\x66inished\x18\n \x01(\x04\x12\x0e\n\x06report\x18\x0b \x01(\x0c\x12\x14\n\x0ctrace_parent\x18\x0c \x01(\tB\x08\n\x06_after\"\'\n\x08StepMark\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\xeb\x01\n\tSelection\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x17\n\nnewer_than\x18\x02 \x01(\x04H\x01\x88\x01\x01\x12*\n\x05slice\x18\x03 \x01(\x0b\x32\x19.stratagem_proto.v1.SliceH\x00\x12(\n\x04rows\x18\x04 \x01(\x0b\x32\x18.stratagem_proto.v1.RowsH\x00\x12\x36\n\x0bnarrowed_to\x18\x14 \x01(\x0e\x32\x1c.stratagem_proto.v1.DataTypeH\x02\x88\x01\x01\x42\x06\n\x04partB\r\n\x0b_newer_thanB\x0e\n\x0c_narrowed_to\"$\n\x05Slice\x12\r\n\x05start\x18\x01 \x03(\x03\x12\x0c\n\x04size\x18\x02 \x03(\x03\"\x17\n\x04Rows\x12\x0f\n\x07indices\x18\x01 \x01(\x0c\"i\n\x0cReadResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.ReadHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\x84\x01\n\nReadHeader\x12-\n\x06values\x18\x01 \x03(\x0b\x32\x1d.stratagem_proto.v1.ReadValue\x12/\n\x07tensors\x18\x02 \x03(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\x12\x16\n\x0erejected_steps\x18\x14 \x01(\x04\"~\n\tReadValue\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x13\n\x06tensor\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x33\n\x08\x65ncoding\x18\x14 \x01(\x0b\x32\x1c.stratagem_proto.v1.EncodingH\x01\x88\x01\x01\x42\t\n\x07_tensorB\x0b\n\t_encoding\"l\n\rAssignRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.AssignHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\xa1\x01\n\x0c\x41ssignHeader\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x33\n\x0b\x61ssignments\x18\x02 \x03(\x0b\x32\x1e.stratagem_proto.v1.Assignment\x12/\n\x07tensors\x18\x03 \x03(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\"w\n\nAssignment\x12\x10\n\x08variable\x18\x01 \x01(\t\x12,\n\x04mode\x18\x02 \x01(\x0e\x32\x1e.stratagem_proto.v1.AssignMode\x12\r\n\x05value\x18\x03 \x01(\r\x12\x11\n\x04rows\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_rows\"\"\n\x0e\x41ssignResponse\x12\x10\n\x08versions\x18\x01 \x03(\x04\"l\n\rUpdateRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.UpdateHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\xab\x04\n\x0cUpdateHeader\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x32\n\x07program\x18\x02 \x01(\x0b\x32!.stratagem_proto.v1.UpdateProgram\x12\x32\n\tgradients\x18\x03 \x03(\x0b\x32\x1f.stratagem_proto.v1.GradientRef\x12\x32\n\x08\x62indings\x18\x04 \x03(\x0b\x32 .stratagem_proto.v1.InputBinding\x12/\n\x07tensors\x18\x05 \x03(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\x12;\n\x0c\x63ontribution\x18\x06 \x01(\x0b\x32 .stratagem_proto.v1.ContributionH\x00\x88\x01\x01\x12\x32\n\x06limits\x18\x07 \x01(\x0b\x32\".stratagem_proto.v1.GradientLimits\x12\x1a\n\x12nonfinite_variable\x18\x08 \x01(\t\x12\x37\n\x08\x62\x61\x63kward\x18\t \x01(\x0b\x32 .stratagem_proto.v1.BackwardPassH\x01\x88\x01\x01\x12\x34\n\x04then\x18\n \x01(\x0b\x32!.stratagem_proto.v1.FollowingReadH\x02\x88\x01\x01\x42\x0f\n\r_contributionB\x0b\n\t_backwardB\x07\n\x05_then\"q\n\rFollowingRead\x12\x31\n\nselections\x18\x01 \x03(\x0b\x32\x1d.stratagem_proto.v1.Selection\x12-\n\x06\x62\x65gins\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepBegin\"s\n\x14UpdateAndReadRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.UpdateHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"{\n\x15UpdateAndReadResponse\x12\x37\n\x06header\x18\x01 \x01(\x0b\x32\'.stratagem_proto.v1.UpdateAndReadHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\xa8\x01\n\x13UpdateAndReadHeader\x12\x32\n\x06update\x18\x01 \x01(\x0b\x32\".stratagem_proto.v1.UpdateResponse\x12.\n\x06values\x18\x02 \x01(\x0b\x32\x1e.stratagem_proto.v1.ReadHeader\x12-\n\x06grants\x18\x03 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepGrant\"\x9c\x01\n\x0bGradientRef\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x0e\n\x06tensor\x18\x02 \x01(\r\x12\r\n\x05group\x18\x03 \x01(\r\x12\x11\n\x04rows\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x33\n\x08\x65ncoding\x18\x14 \x01(\x0b\x32\x1c.stratagem_proto.v1.EncodingH\x01\x88\x01\x01\x42\x07\n\x05_rowsB\x0b\n\t_encoding\"\xd7\x01\n\x0c\x43ontribution\x12*\n\x04step\x18\x01 \x01(\x0b\x32\x1c.stratagem_proto.v1.StepMark\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bnum_workers\x18\x03 \x01(\r\x12\x10\n\x08replicas\x18\x04 \x01(\r\x12\x30\n\treduction\x18\x05 \x01(\x0e\x32\x1d.stratagem_proto.v1.Reduction\x12\x1d\n\x15replicas_to_aggregate\x18\x06 \x01(\r\x12\x13\n\x0bglobal_norm\x18\x07 \x01(\x08\"4\n\x0eUpdateResponse\x12\x10\n\x08versions\x18\x01 \x03(\x04\x12\x10\n\x08rejected\x18\x14 \x01(\x08\"s\n\x14UpdateNonSlotRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.UpdateHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\")\n\x15UpdateNonSlotResponse\x12\x10\n\x08versions\x18\x01 \x03(\x04\"t\n\x19\x43ommitContributionRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12*\n\x04step\x18\x02 \x01(\x0b\x32\x1c.stratagem_proto.v1.StepMark\"-\n\x1a\x43ommitContributionResponse\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\x08*\xd1\x01\n\nAssignMode\x12\x1b\n\x17\x41SSIGN_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x41SSIGN_MODE_SET\x10\x01\x12\x13\n\x0f\x41SSIGN_MODE_ADD\x10\x02\x12\x18\n\x14\x41SSIGN_MODE_SUBTRACT\x10\x03\x12\x18\n\x14\x41SSIGN_MODE_MULTIPLY\x10\x04\x12\x16\n\x12\x41SSIGN_MODE_DIVIDE\x10\x05\x12\x17\n\x13\x41SSIGN_MODE_MINIMUM\x10\x06\x12\x17\n\x13\x41SSIGN_MODE_MAXIMUM\x10\x07*M\n\tReduction\x12\x19\n\x15REDUCTION_UNSPECIFIED\x10\x00\x12\x11\n\rREDUCTION_SUM\x10\x01\x12\x12\n\x0eREDUCTION_MEAN\x10\x02\x32\xd0\x0f\n\x16ParameterServerService\x12^\n\x0bOpenSession\x12&.stratagem_proto.v1.OpenSessionRequest\x1a\'.stratagem_proto.v1.OpenSessionResponse\x12X\n\tHeartbeat\x12$.stratagem_proto.v1.HeartbeatRequest\x1a%.stratagem_proto.v1.HeartbeatResponse\x12\x61\n\x0c\x43loseSession\x12\'.stratagem_proto.v1.CloseSessionRequest\x1a(.stratagem_proto.v1.CloseSessionResponse\x12l\n\x0f\x43reateVariables\x12*.stratagem_proto.v1.CreateVariablesRequest\x1a+.stratagem_proto.v1.CreateVariablesResponse(\x01\x12p\n\x11\x44\x65scribeVariables\x12,.stratagem_proto.v1.DescribeVariablesRequest\x1a-.stratagem_proto.v1.DescribeVariablesResponse\x12\x64\n\rListVariables\x12(.stratagem_proto.v1.ListVariablesRequest\x1a).stratagem_proto.v1.ListVariablesResponse\x12j\n\x0f\x44\x65leteVariables\x12*.stratagem_proto.v1.DeleteVariablesRequest\x1a+.stratagem_proto.v1.DeleteVariablesResponse\x12U\n\x08ListKeys\x12#.stratagem_proto.v1.ListKeysRequest\x1a$.stratagem_proto.v1.ListKeysResponse\x12K\n\x04Read\x12\x1f.stratagem_proto.v1.ReadRequest\x1a .stratagem_proto.v1.ReadResponse0\x01\x12Q\n\x06\x41ssign\x12!.stratagem_proto.v1.AssignRequest\x1a\".stratagem_proto.v1.AssignResponse(\x01\x12Q\n\x06Update\x12!.stratagem_proto.v1.UpdateRequest\x1a\".stratagem_proto.v1.UpdateResponse(\x01\x12h\n\rUpdateAndRead\x12(.stratagem_proto.v1.UpdateAndReadRequest\x1a).stratagem_proto.v1.UpdateAndReadResponse(\x01\x30\x01\x12\x66\n\rUpdateNonSlot\x12(.stratagem_proto.v1.UpdateNonSlotRequest\x1a).stratagem_proto.v1.UpdateNonSlotResponse(\x01\x12s\n\x12\x43ommitContribution\x12-.stratagem_proto.v1.CommitContributionRequest\x1a..stratagem_proto.v1.CommitContributionResponse\x12j\n\x0fListClosedSteps\x12*.stratagem_proto.v1.ListClosedStepsRequest\x1a+.stratagem_proto.v1.ListClosedStepsResponse\x12[\n\nFinishStep\x12%.stratagem_proto.v1.FinishStepRequest\x1a&.stratagem_proto.v1.FinishStepResponse\x12X\n\tBeginStep\x12$.stratagem_proto.v1.BeginStepRequest\x1a%.stratagem_proto.v1.BeginStepResponse\x12g\n\x0eSetConsistency\x12).stratagem_proto.v1.SetConsistencyRequest\x1a*.stratagem_proto.v1.SetConsistencyResponse\x12v\n\x13\x44\x65scribeConsistency\x12..stratagem_proto.v1.DescribeConsistencyRequest\x1a/.stratagem_proto.v1.DescribeConsistencyResponse\x12R\n\x07\x42\x61rrier\x12\".stratagem_proto.v1.BarrierRequest\x1a#.stratagem_proto.v1.BarrierResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)stratagem_proto/v1/parameter_server.proto\x12\x12stratagem_proto.v1\x1a stratagem_proto/v1/barrier.proto\x1a$stratagem_proto/v1/closed_step.proto\x1a$stratagem_proto/v1/consistency.proto\x1a\x1dstratagem_proto/v1/keys.proto\x1a stratagem_proto/v1/session.proto\x1a\x1fstratagem_proto/v1/tensor.proto\x1a\'stratagem_proto/v1/update_program.proto\x1a*stratagem_proto/v1/variable_requests.proto\"\x86\x02\n\x0bReadRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x31\n\nselections\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.Selection\x12\x30\n\x05\x61\x66ter\x18\x03 \x01(\x0b\x32\x1c.stratagem_proto.v1.StepMarkH\x00\x88\x01\x01\x12\x14\n\x0cwait_seconds\x18\x04 \x01(\x01\x12\x10\n\x08snapshot\x18\x05 \x01(\x0c\x12\x14\n\x0cinto_segment\x18\x06 \x01(\x08\x12\x10\n\x08\x66inished\x18\n \x01(\x04\x12\x0e\n\x06report\x18\x0b \x01(\x0c\x12\x14\n\x0ctrace_parent\x18\x0c \x01(\tB\x08\n\x06_after\"\'\n\x08StepMark\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\"\xeb\x01\n\tSelection\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x17\n\nnewer_than\x18\x02 \x01(\x04H\x01\x88\x01\x01\x12*\n\x05slice\x18\x03 \x01(\x0b\x32\x19.stratagem_proto.v1.SliceH\x00\x12(\n\x04rows\x18\x04 \x01(\x0b\x32\x18.stratagem_proto.v1.RowsH\x00\x12\x36\n\x0bnarrowed_to\x18\x14 \x01(\x0e\x32\x1c.stratagem_proto.v1.DataTypeH\x02\x88\x01\x01\x42\x06\n\x04partB\r\n\x0b_newer_thanB\x0e\n\x0c_narrowed_to\"$\n\x05Slice\x12\r\n\x05start\x18\x01 \x03(\x03\x12\x0c\n\x04size\x18\x02 \x03(\x03\"\x17\n\x04Rows\x12\x0f\n\x07indices\x18\x01 \x01(\x0c\"i\n\x0cReadResponse\x12.\n\x06header\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.ReadHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\x84\x01\n\nReadHeader\x12-\n\x06values\x18\x01 \x03(\x0b\x32\x1d.stratagem_proto.v1.ReadValue\x12/\n\x07tensors\x18\x02 \x03(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\x12\x16\n\x0erejected_steps\x18\x14 \x01(\x04\"~\n\tReadValue\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x13\n\x06tensor\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x33\n\x08\x65ncoding\x18\x14 \x01(\x0b\x32\x1c.stratagem_proto.v1.EncodingH\x01\x88\x01\x01\x42\t\n\x07_tensorB\x0b\n\t_encoding\"l\n\rAssignRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.AssignHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\xa1\x01\n\x0c\x41ssignHeader\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x33\n\x0b\x61ssignments\x18\x02 \x03(\x0b\x32\x1e.stratagem_proto.v1.Assignment\x12/\n\x07tensors\x18\x03 \x03(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\"w\n\nAssignment\x12\x10\n\x08variable\x18\x01 \x01(\t\x12,\n\x04mode\x18\x02 \x01(\x0e\x32\x1e.stratagem_proto.v1.AssignMode\x12\r\n\x05value\x18\x03 \x01(\r\x12\x11\n\x04rows\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_rows\"\"\n\x0e\x41ssignResponse\x12\x10\n\x08versions\x18\x01 \x03(\x04\"l\n\rUpdateRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.UpdateHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\xab\x04\n\x0cUpdateHeader\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12\x32\n\x07program\x18\x02 \x01(\x0b\x32!.stratagem_proto.v1.UpdateProgram\x12\x32\n\tgradients\x18\x03 \x03(\x0b\x32\x1f.stratagem_proto.v1.GradientRef\x12\x32\n\x08\x62indings\x18\x04 \x03(\x0b\x32 .stratagem_proto.v1.InputBinding\x12/\n\x07tensors\x18\x05 \x03(\x0b\x32\x1e.stratagem_proto.v1.TensorSpec\x12;\n\x0c\x63ontribution\x18\x06 \x01(\x0b\x32 .stratagem_proto.v1.ContributionH\x00\x88\x01\x01\x12\x32\n\x06limits\x18\x07 \x01(\x0b\x32\".stratagem_proto.v1.GradientLimits\x12\x1a\n\x12nonfinite_variable\x18\x08 \x01(\t\x12\x37\n\x08\x62\x61\x63kward\x18\t \x01(\x0b\x32 .stratagem_proto.v1.BackwardPassH\x01\x88\x01\x01\x12\x34\n\x04then\x18\n \x01(\x0b\x32!.stratagem_proto.v1.FollowingReadH\x02\x88\x01\x01\x42\x0f\n\r_contributionB\x0b\n\t_backwardB\x07\n\x05_then\"q\n\rFollowingRead\x12\x31\n\nselections\x18\x01 \x03(\x0b\x32\x1d.stratagem_proto.v1.Selection\x12-\n\x06\x62\x65gins\x18\x02 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepBegin\"s\n\x14UpdateAndReadRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.UpdateHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"{\n\x15UpdateAndReadResponse\x12\x37\n\x06header\x18\x01 \x01(\x0b\x32\'.stratagem_proto.v1.UpdateAndReadHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\"\xa8\x01\n\x13UpdateAndReadHeader\x12\x32\n\x06update\x18\x01 \x01(\x0b\x32\".stratagem_proto.v1.UpdateResponse\x12.\n\x06values\x18\x02 \x01(\x0b\x32\x1e.stratagem_proto.v1.ReadHeader\x12-\n\x06grants\x18\x03 \x03(\x0b\x32\x1d.stratagem_proto.v1.StepGrant\"\x9c\x01\n\x0bGradientRef\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x0e\n\x06tensor\x18\x02 \x01(\r\x12\r\n\x05group\x18\x03 \x01(\r\x12\x11\n\x04rows\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x33\n\x08\x65ncoding\x18\x14 \x01(\x0b\x32\x1c.stratagem_proto.v1.EncodingH\x01\x88\x01\x01\x42\x07\n\x05_rowsB\x0b\n\t_encoding\"\xd7\x01\n\x0c\x43ontribution\x12*\n\x04step\x18\x01 \x01(\x0b\x32\x1c.stratagem_proto.v1.StepMark\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bnum_workers\x18\x03 \x01(\r\x12\x10\n\x08replicas\x18\x04 \x01(\r\x12\x30\n\treduction\x18\x05 \x01(\x0e\x32\x1d.stratagem_proto.v1.Reduction\x12\x1d\n\x15replicas_to_aggregate\x18\x06 \x01(\r\x12\x13\n\x0bglobal_norm\x18\x07 \x01(\x08\"4\n\x0eUpdateResponse\x12\x10\n\x08versions\x18\x01 \x03(\x04\x12\x10\n\x08rejected\x18\x14 \x01(\x08\"s\n\x14UpdateNonSlotRequest\x12\x30\n\x06header\x18\x01 \x01(\x0b\x32 .stratagem_proto.v1.UpdateHeader\x12)\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x19.stratagem_proto.v1.Chunk\")\n\x15UpdateNonSlotResponse\x12\x10\n\x08versions\x18\x01 \x03(\x04\"t\n\x19\x43ommitContributionRequest\x12+\n\x03key\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.RequestKey\x12*\n\x04step\x18\x02 \x01(\x0b\x32\x1c.stratagem_proto.v1.StepMark\"-\n\x1a\x43ommitContributionResponse\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\x08*\xd1\x01\n\nAssignMode\x12\x1b\n\x17\x41SSIGN_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x41SSIGN_MODE_SET\x10\x01\x12\x13\n\x0f\x41SSIGN_MODE_ADD\x10\x02\x12\x18\n\x14\x41SSIGN_MODE_SUBTRACT\x10\x03\x12\x18\n\x14\x41SSIGN_MODE_MULTIPLY\x10\x04\x12\x16\n\x12\x41SSIGN_MODE_DIVIDE\x10\x05\x12\x17\n\x13\x41SSIGN_MODE_MINIMUM\x10\x06\x12\x17\n\x13\x41SSIGN_MODE_MAXIMUM\x10\x07*M\n\tReduction\x12\x19\n\x15REDUCTION_UNSPECIFIED\x10\x00\x12\x11\n\rREDUCTION_SUM\x10\x01\x12\x12\n\x0eREDUCTION_MEAN\x10\x02\x32\xd0\x0f\n\x16ParameterServerService\x12^\n\x0bOpenSession\x12&.stratagem_proto.v1.OpenSessionRequest\x1a\'.stratagem_proto.v1.OpenSessionResponse\x12X\n\tHeartbeat\x12$.stratagem_proto.v1.HeartbeatRequest\x1a%.stratagem_proto.v1.HeartbeatResponse\x12\x61\n\x0c\x43loseSession\x12\'.stratagem_proto.v1.CloseSessionRequest\x1a(.stratagem_proto.v1.CloseSessionResponse\x12l\n\x0f\x43reateVariables\x12*.stratagem_proto.v1.CreateVariablesRequest\x1a+.stratagem_proto.v1.CreateVariablesResponse(\x01\x12p\n\x11\x44\x65scribeVariables\x12,.stratagem_proto.v1.DescribeVariablesRequest\x1a-.stratagem_proto.v1.DescribeVariablesResponse\x12\x64\n\rListVariables\x12(.stratagem_proto.v1.ListVariablesRequest\x1a).stratagem_proto.v1.ListVariablesResponse\x12j\n\x0f\x44\x65leteVariables\x12*.stratagem_proto.v1.DeleteVariablesRequest\x1a+.stratagem_proto.v1.DeleteVariablesResponse\x12U\n\x08ListKeys\x12#.stratagem_proto.v1.ListKeysRequest\x1a$.stratagem_proto.v1.ListKeysResponse\x12K\n\x04Read\x12\x1f.stratagem_proto.v1.ReadRequest\x1a .stratagem_proto.v1.ReadResponse0\x01\x12Q\n\x06\x41ssign\x12!.stratagem_proto.v1.AssignRequest\x1a\".stratagem_proto.v1.AssignResponse(\x01\x12Q\n\x06Update\x12!.stratagem_proto.v1.UpdateRequest\x1a\".stratagem_proto.v1.UpdateResponse(\x01\x12h\n\rUpdateAndRead\x12(.stratagem_proto.v1.UpdateAndReadRequest\x1a).stratagem_proto.v1.UpdateAndReadResponse(\x01\x30\x01\x12\x66\n\rUpdateNonSlot\x12(.stratagem_proto.v1.UpdateNonSlotRequest\x1a).stratagem_proto.v1.UpdateNonSlotResponse(\x01\x12s\n\x12\x43ommitContribution\x12-.stratagem_proto.v1.CommitContributionRequest\x1a..stratagem_proto.v1.CommitContributionResponse\x12j\n\x0fListClosedSteps\x12*.stratagem_proto.v1.ListClosedStepsRequest\x1a+.stratagem_proto.v1.ListClosedStepsResponse\x12[\n\nFinishStep\x12%.stratagem_proto.v1.FinishStepRequest\x1a&.stratagem_proto.v1.FinishStepResponse\x12X\n\tBeginStep\x12$.stratagem_proto.v1.BeginStepRequest\x1a%.stratagem_proto.v1.BeginStepResponse\x12g\n\x0eSetConsistency\x12).stratagem_proto.v1.SetConsistencyRequest\x1a*.stratagem_proto.v1.SetConsistencyResponse\x12v\n\x13\x44\x65scribeConsistency\x12..stratagem_proto.v1.DescribeConsistencyRequest\x1a/.stratagem_proto.v1.DescribeConsistencyResponse\x12R\n\x07\x42\x61rrier\x12\".stratagem_proto.v1.BarrierRequest\x1a#.stratagem_proto.v1.BarrierResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stratagem_proto.v1.parameter_server_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ASSIGNMODE']._serialized_start=4485
-  _globals['_ASSIGNMODE']._serialized_end=4694
-  _globals['_REDUCTION']._serialized_start=4696
-  _globals['_REDUCTION']._serialized_end=4773
-  _globals['_CREATEVARIABLESREQUEST']._serialized_start=349
-  _globals['_CREATEVARIABLESREQUEST']._serialized_end=475
-  _globals['_CREATEVARIABLESHEADER']._serialized_start=477
-  _globals['_CREATEVARIABLESHEADER']._serialized_end=598
-  _globals['_CREATEVARIABLESRESPONSE']._serialized_start=600
-  _globals['_CREATEVARIABLESRESPONSE']._serialized_end=678
-  _globals['_DESCRIBEVARIABLESREQUEST']._serialized_start=680
-  _globals['_DESCRIBEVARIABLESREQUEST']._serialized_end=741
-  _globals['_DESCRIBEVARIABLESRESPONSE']._serialized_start=743
-  _globals['_DESCRIBEVARIABLESRESPONSE']._serialized_end=823
-  _globals['_LISTVARIABLESREQUEST']._serialized_start=825
-  _globals['_LISTVARIABLESREQUEST']._serialized_end=916
-  _globals['_LISTVARIABLESRESPONSE']._serialized_start=918
-  _globals['_LISTVARIABLESRESPONSE']._serialized_end=994
-  _globals['_DELETEVARIABLESREQUEST']._serialized_start=996
-  _globals['_DELETEVARIABLESREQUEST']._serialized_end=1080
-  _globals['_DELETEVARIABLESRESPONSE']._serialized_start=1082
-  _globals['_DELETEVARIABLESRESPONSE']._serialized_end=1122
-  _globals['_READREQUEST']._serialized_start=1125
-  _globals['_READREQUEST']._serialized_end=1387
-  _globals['_STEPMARK']._serialized_start=1389
-  _globals['_STEPMARK']._serialized_end=1428
-  _globals['_SELECTION']._serialized_start=1431
-  _globals['_SELECTION']._serialized_end=1666
-  _globals['_SLICE']._serialized_start=1668
-  _globals['_SLICE']._serialized_end=1704
-  _globals['_ROWS']._serialized_start=1706
-  _globals['_ROWS']._serialized_end=1729
-  _globals['_READRESPONSE']._serialized_start=1731
-  _globals['_READRESPONSE']._serialized_end=1836
-  _globals['_READHEADER']._serialized_start=1839
-  _globals['_READHEADER']._serialized_end=1971
-  _globals['_READVALUE']._serialized_start=1973
-  _globals['_READVALUE']._serialized_end=2099
-  _globals['_ASSIGNREQUEST']._serialized_start=2101
-  _globals['_ASSIGNREQUEST']._serialized_end=2209
-  _globals['_ASSIGNHEADER']._serialized_start=2212
-  _globals['_ASSIGNHEADER']._serialized_end=2373
-  _globals['_ASSIGNMENT']._serialized_start=2375
-  _globals['_ASSIGNMENT']._serialized_end=2494
-  _globals['_ASSIGNRESPONSE']._serialized_start=2496
-  _globals['_ASSIGNRESPONSE']._serialized_end=2530
-  _globals['_UPDATEREQUEST']._serialized_start=2532
-  _globals['_UPDATEREQUEST']._serialized_end=2640
-  _globals['_UPDATEHEADER']._serialized_start=2643
-  _globals['_UPDATEHEADER']._serialized_end=3198
-  _globals['_FOLLOWINGREAD']._serialized_start=3200
-  _globals['_FOLLOWINGREAD']._serialized_end=3313
-  _globals['_UPDATEANDREADREQUEST']._serialized_start=3315
-  _globals['_UPDATEANDREADREQUEST']._serialized_end=3430
-  _globals['_UPDATEANDREADRESPONSE']._serialized_start=3432
-  _globals['_UPDATEANDREADRESPONSE']._serialized_end=3555
-  _globals['_UPDATEANDREADHEADER']._serialized_start=3558
-  _globals['_UPDATEANDREADHEADER']._serialized_end=3726
-  _globals['_GRADIENTREF']._serialized_start=3729
-  _globals['_GRADIENTREF']._serialized_end=3885
-  _globals['_CONTRIBUTION']._serialized_start=3888
-  _globals['_CONTRIBUTION']._serialized_end=4103
-  _globals['_UPDATERESPONSE']._serialized_start=4105
-  _globals['_UPDATERESPONSE']._serialized_end=4157
-  _globals['_UPDATENONSLOTREQUEST']._serialized_start=4159
-  _globals['_UPDATENONSLOTREQUEST']._serialized_end=4274
-  _globals['_UPDATENONSLOTRESPONSE']._serialized_start=4276
-  _globals['_UPDATENONSLOTRESPONSE']._serialized_end=4317
-  _globals['_COMMITCONTRIBUTIONREQUEST']._serialized_start=4319
-  _globals['_COMMITCONTRIBUTIONREQUEST']._serialized_end=4435
-  _globals['_COMMITCONTRIBUTIONRESPONSE']._serialized_start=4437
-  _globals['_COMMITCONTRIBUTIONRESPONSE']._serialized_end=4482
-  _globals['_PARAMETERSERVERSERVICE']._serialized_start=4776
-  _globals['_PARAMETERSERVERSERVICE']._serialized_end=6776
+  _globals['_ASSIGNMODE']._serialized_start=3719
+  _globals['_ASSIGNMODE']._serialized_end=3928
+  _globals['_REDUCTION']._serialized_start=3930
+  _globals['_REDUCTION']._serialized_end=4007
+  _globals['_READREQUEST']._serialized_start=359
+  _globals['_READREQUEST']._serialized_end=621
+  _globals['_STEPMARK']._serialized_start=623
+  _globals['_STEPMARK']._serialized_end=662
+  _globals['_SELECTION']._serialized_start=665
+  _globals['_SELECTION']._serialized_end=900
+  _globals['_SLICE']._serialized_start=902
+  _globals['_SLICE']._serialized_end=938
+  _globals['_ROWS']._serialized_start=940
+  _globals['_ROWS']._serialized_end=963
+  _globals['_READRESPONSE']._serialized_start=965
+  _globals['_READRESPONSE']._serialized_end=1070
+  _globals['_READHEADER']._serialized_start=1073
+  _globals['_READHEADER']._serialized_end=1205
+  _globals['_READVALUE']._serialized_start=1207
+  _globals['_READVALUE']._serialized_end=1333
+  _globals['_ASSIGNREQUEST']._serialized_start=1335
+  _globals['_ASSIGNREQUEST']._serialized_end=1443
+  _globals['_ASSIGNHEADER']._serialized_start=1446
+  _globals['_ASSIGNHEADER']._serialized_end=1607
+  _globals['_ASSIGNMENT']._serialized_start=1609
+  _globals['_ASSIGNMENT']._serialized_end=1728
+  _globals['_ASSIGNRESPONSE']._serialized_start=1730
+  _globals['_ASSIGNRESPONSE']._serialized_end=1764
+  _globals['_UPDATEREQUEST']._serialized_start=1766
+  _globals['_UPDATEREQUEST']._serialized_end=1874
+  _globals['_UPDATEHEADER']._serialized_start=1877
+  _globals['_UPDATEHEADER']._serialized_end=2432
+  _globals['_FOLLOWINGREAD']._serialized_start=2434
+  _globals['_FOLLOWINGREAD']._serialized_end=2547
+  _globals['_UPDATEANDREADREQUEST']._serialized_start=2549
+  _globals['_UPDATEANDREADREQUEST']._serialized_end=2664
+  _globals['_UPDATEANDREADRESPONSE']._serialized_start=2666
+  _globals['_UPDATEANDREADRESPONSE']._serialized_end=2789
+  _globals['_UPDATEANDREADHEADER']._serialized_start=2792
+  _globals['_UPDATEANDREADHEADER']._serialized_end=2960
+  _globals['_GRADIENTREF']._serialized_start=2963
+  _globals['_GRADIENTREF']._serialized_end=3119
+  _globals['_CONTRIBUTION']._serialized_start=3122
+  _globals['_CONTRIBUTION']._serialized_end=3337
+  _globals['_UPDATERESPONSE']._serialized_start=3339
+  _globals['_UPDATERESPONSE']._serialized_end=3391
+  _globals['_UPDATENONSLOTREQUEST']._serialized_start=3393
+  _globals['_UPDATENONSLOTREQUEST']._serialized_end=3508
+  _globals['_UPDATENONSLOTRESPONSE']._serialized_start=3510
+  _globals['_UPDATENONSLOTRESPONSE']._serialized_end=3551
+  _globals['_COMMITCONTRIBUTIONREQUEST']._serialized_start=3553
+  _globals['_COMMITCONTRIBUTIONREQUEST']._serialized_end=3669
+  _globals['_COMMITCONTRIBUTIONRESPONSE']._serialized_start=3671
+  _globals['_COMMITCONTRIBUTIONRESPONSE']._serialized_end=3716
+  _globals['_PARAMETERSERVERSERVICE']._serialized_start=4010
+  _globals['_PARAMETERSERVERSERVICE']._serialized_end=6010
 # @@protoc_insertion_point(module_scope)

@@ -9,6 +9,7 @@ from stratagem_proto.v1 import consistency_pb2 as stratagem__proto_dot_v1_dot_co
 from stratagem_proto.v1 import keys_pb2 as stratagem__proto_dot_v1_dot_keys__pb2
 from stratagem_proto.v1 import parameter_server_pb2 as stratagem__proto_dot_v1_dot_parameter__server__pb2
 from stratagem_proto.v1 import session_pb2 as stratagem__proto_dot_v1_dot_session__pb2
+from stratagem_proto.v1 import variable_requests_pb2 as stratagem__proto_dot_v1_dot_variable__requests__pb2
 
 GRPC_GENERATED_VERSION = '1.71.2'
 GRPC_VERSION = grpc.__version__
@@ -67,23 +68,23 @@ class ParameterServerServiceStub(object):
                 _registered_method=True)
         self.CreateVariables = channel.stream_unary(
                 '/stratagem_proto.v1.ParameterServerService/CreateVariables',
-                request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.CreateVariablesRequest.SerializeToString,
-                response_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.CreateVariablesResponse.FromString,
+                request_serializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.CreateVariablesRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.CreateVariablesResponse.FromString,
                 _registered_method=True)
         self.DescribeVariables = channel.unary_unary(
                 '/stratagem_proto.v1.ParameterServerService/DescribeVariables',
-                request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.DescribeVariablesRequest.SerializeToString,
-                response_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.DescribeVariablesResponse.FromString,
+                request_serializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.DescribeVariablesRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.DescribeVariablesResponse.FromString,
                 _registered_method=True)
         self.ListVariables = channel.unary_unary(
                 '/stratagem_proto.v1.ParameterServerService/ListVariables',
-                request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListVariablesRequest.SerializeToString,
-                response_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListVariablesResponse.FromString,
+                request_serializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.ListVariablesRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.ListVariablesResponse.FromString,
                 _registered_method=True)
         self.DeleteVariables = channel.unary_unary(
                 '/stratagem_proto.v1.ParameterServerService/DeleteVariables',
-                request_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.DeleteVariablesRequest.SerializeToString,
-                response_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.DeleteVariablesResponse.FromString,
+                request_serializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.DeleteVariablesRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.DeleteVariablesResponse.FromString,
                 _registered_method=True)
         self.ListKeys = channel.unary_unary(
                 '/stratagem_proto.v1.ParameterServerService/ListKeys',
@@ -328,23 +329,23 @@ def add_ParameterServerServiceServicer_to_server(servicer, server):
             ),
             'CreateVariables': grpc.stream_unary_rpc_method_handler(
                     servicer.CreateVariables,
-                    request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.CreateVariablesRequest.FromString,
-                    response_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.CreateVariablesResponse.SerializeToString,
+                    request_deserializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.CreateVariablesRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.CreateVariablesResponse.SerializeToString,
             ),
             'DescribeVariables': grpc.unary_unary_rpc_method_handler(
                     servicer.DescribeVariables,
-                    request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.DescribeVariablesRequest.FromString,
-                    response_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.DescribeVariablesResponse.SerializeToString,
+                    request_deserializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.DescribeVariablesRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.DescribeVariablesResponse.SerializeToString,
             ),
             'ListVariables': grpc.unary_unary_rpc_method_handler(
                     servicer.ListVariables,
-                    request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListVariablesRequest.FromString,
-                    response_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.ListVariablesResponse.SerializeToString,
+                    request_deserializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.ListVariablesRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.ListVariablesResponse.SerializeToString,
             ),
             'DeleteVariables': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteVariables,
-                    request_deserializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.DeleteVariablesRequest.FromString,
-                    response_serializer=stratagem__proto_dot_v1_dot_parameter__server__pb2.DeleteVariablesResponse.SerializeToString,
+                    request_deserializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.DeleteVariablesRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_variable__requests__pb2.DeleteVariablesResponse.SerializeToString,
             ),
             'ListKeys': grpc.unary_unary_rpc_method_handler(
                     servicer.ListKeys,
@@ -529,8 +530,8 @@ class ParameterServerService(object):
             request_iterator,
             target,
             '/stratagem_proto.v1.ParameterServerService/CreateVariables',
-            stratagem__proto_dot_v1_dot_parameter__server__pb2.CreateVariablesRequest.SerializeToString,
-            stratagem__proto_dot_v1_dot_parameter__server__pb2.CreateVariablesResponse.FromString,
+            stratagem__proto_dot_v1_dot_variable__requests__pb2.CreateVariablesRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_variable__requests__pb2.CreateVariablesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -556,8 +557,8 @@ class ParameterServerService(object):
             request,
             target,
             '/stratagem_proto.v1.ParameterServerService/DescribeVariables',
-            stratagem__proto_dot_v1_dot_parameter__server__pb2.DescribeVariablesRequest.SerializeToString,
-            stratagem__proto_dot_v1_dot_parameter__server__pb2.DescribeVariablesResponse.FromString,
+            stratagem__proto_dot_v1_dot_variable__requests__pb2.DescribeVariablesRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_variable__requests__pb2.DescribeVariablesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -583,8 +584,8 @@ class ParameterServerService(object):
             request,
             target,
             '/stratagem_proto.v1.ParameterServerService/ListVariables',
-            stratagem__proto_dot_v1_dot_parameter__server__pb2.ListVariablesRequest.SerializeToString,
-            stratagem__proto_dot_v1_dot_parameter__server__pb2.ListVariablesResponse.FromString,
+            stratagem__proto_dot_v1_dot_variable__requests__pb2.ListVariablesRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_variable__requests__pb2.ListVariablesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -610,8 +611,8 @@ class ParameterServerService(object):
             request,
             target,
             '/stratagem_proto.v1.ParameterServerService/DeleteVariables',
-            stratagem__proto_dot_v1_dot_parameter__server__pb2.DeleteVariablesRequest.SerializeToString,
-            stratagem__proto_dot_v1_dot_parameter__server__pb2.DeleteVariablesResponse.FromString,
+            stratagem__proto_dot_v1_dot_variable__requests__pb2.DeleteVariablesRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_variable__requests__pb2.DeleteVariablesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -13,6 +13,7 @@ import stratagem_proto.v1.consistency_pb2
 import stratagem_proto.v1.keys_pb2
 import stratagem_proto.v1.parameter_server_pb2
 import stratagem_proto.v1.session_pb2
+import stratagem_proto.v1.variable_requests_pb2
 import typing
 
 _T = typing.TypeVar("_T")
@@ -56,26 +57,26 @@ class ParameterServerServiceStub:
     """Ends a session; what it had staged is dropped."""
 
     CreateVariables: grpc.StreamUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.CreateVariablesRequest,
-        stratagem_proto.v1.parameter_server_pb2.CreateVariablesResponse,
+        stratagem_proto.v1.variable_requests_pb2.CreateVariablesRequest,
+        stratagem_proto.v1.variable_requests_pb2.CreateVariablesResponse,
     ]
     """Creates variables with their initial values; all or none."""
 
     DescribeVariables: grpc.UnaryUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.DescribeVariablesRequest,
-        stratagem_proto.v1.parameter_server_pb2.DescribeVariablesResponse,
+        stratagem_proto.v1.variable_requests_pb2.DescribeVariablesRequest,
+        stratagem_proto.v1.variable_requests_pb2.DescribeVariablesResponse,
     ]
     """Describes variables by name."""
 
     ListVariables: grpc.UnaryUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.ListVariablesRequest,
-        stratagem_proto.v1.parameter_server_pb2.ListVariablesResponse,
+        stratagem_proto.v1.variable_requests_pb2.ListVariablesRequest,
+        stratagem_proto.v1.variable_requests_pb2.ListVariablesResponse,
     ]
     """Describes all variables of the server, in order of creation."""
 
     DeleteVariables: grpc.UnaryUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.DeleteVariablesRequest,
-        stratagem_proto.v1.parameter_server_pb2.DeleteVariablesResponse,
+        stratagem_proto.v1.variable_requests_pb2.DeleteVariablesRequest,
+        stratagem_proto.v1.variable_requests_pb2.DeleteVariablesResponse,
     ]
     """Deletes variables and their slot variables; all or none."""
 
@@ -194,26 +195,26 @@ class ParameterServerServiceAsyncStub:
     """Ends a session; what it had staged is dropped."""
 
     CreateVariables: grpc.aio.StreamUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.CreateVariablesRequest,
-        stratagem_proto.v1.parameter_server_pb2.CreateVariablesResponse,
+        stratagem_proto.v1.variable_requests_pb2.CreateVariablesRequest,
+        stratagem_proto.v1.variable_requests_pb2.CreateVariablesResponse,
     ]
     """Creates variables with their initial values; all or none."""
 
     DescribeVariables: grpc.aio.UnaryUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.DescribeVariablesRequest,
-        stratagem_proto.v1.parameter_server_pb2.DescribeVariablesResponse,
+        stratagem_proto.v1.variable_requests_pb2.DescribeVariablesRequest,
+        stratagem_proto.v1.variable_requests_pb2.DescribeVariablesResponse,
     ]
     """Describes variables by name."""
 
     ListVariables: grpc.aio.UnaryUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.ListVariablesRequest,
-        stratagem_proto.v1.parameter_server_pb2.ListVariablesResponse,
+        stratagem_proto.v1.variable_requests_pb2.ListVariablesRequest,
+        stratagem_proto.v1.variable_requests_pb2.ListVariablesResponse,
     ]
     """Describes all variables of the server, in order of creation."""
 
     DeleteVariables: grpc.aio.UnaryUnaryMultiCallable[
-        stratagem_proto.v1.parameter_server_pb2.DeleteVariablesRequest,
-        stratagem_proto.v1.parameter_server_pb2.DeleteVariablesResponse,
+        stratagem_proto.v1.variable_requests_pb2.DeleteVariablesRequest,
+        stratagem_proto.v1.variable_requests_pb2.DeleteVariablesResponse,
     ]
     """Deletes variables and their slot variables; all or none."""
 
@@ -340,33 +341,33 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
     def CreateVariables(
         self,
-        request_iterator: _MaybeAsyncIterator[stratagem_proto.v1.parameter_server_pb2.CreateVariablesRequest],
+        request_iterator: _MaybeAsyncIterator[stratagem_proto.v1.variable_requests_pb2.CreateVariablesRequest],
         context: _ServicerContext,
-    ) -> typing.Union[stratagem_proto.v1.parameter_server_pb2.CreateVariablesResponse, collections.abc.Awaitable[stratagem_proto.v1.parameter_server_pb2.CreateVariablesResponse]]:
+    ) -> typing.Union[stratagem_proto.v1.variable_requests_pb2.CreateVariablesResponse, collections.abc.Awaitable[stratagem_proto.v1.variable_requests_pb2.CreateVariablesResponse]]:
         """Creates variables with their initial values; all or none."""
 
     @abc.abstractmethod
     def DescribeVariables(
         self,
-        request: stratagem_proto.v1.parameter_server_pb2.DescribeVariablesRequest,
+        request: stratagem_proto.v1.variable_requests_pb2.DescribeVariablesRequest,
         context: _ServicerContext,
-    ) -> typing.Union[stratagem_proto.v1.parameter_server_pb2.DescribeVariablesResponse, collections.abc.Awaitable[stratagem_proto.v1.parameter_server_pb2.DescribeVariablesResponse]]:
+    ) -> typing.Union[stratagem_proto.v1.variable_requests_pb2.DescribeVariablesResponse, collections.abc.Awaitable[stratagem_proto.v1.variable_requests_pb2.DescribeVariablesResponse]]:
         """Describes variables by name."""
 
     @abc.abstractmethod
     def ListVariables(
         self,
-        request: stratagem_proto.v1.parameter_server_pb2.ListVariablesRequest,
+        request: stratagem_proto.v1.variable_requests_pb2.ListVariablesRequest,
         context: _ServicerContext,
-    ) -> typing.Union[stratagem_proto.v1.parameter_server_pb2.ListVariablesResponse, collections.abc.Awaitable[stratagem_proto.v1.parameter_server_pb2.ListVariablesResponse]]:
+    ) -> typing.Union[stratagem_proto.v1.variable_requests_pb2.ListVariablesResponse, collections.abc.Awaitable[stratagem_proto.v1.variable_requests_pb2.ListVariablesResponse]]:
         """Describes all variables of the server, in order of creation."""
 
     @abc.abstractmethod
     def DeleteVariables(
         self,
-        request: stratagem_proto.v1.parameter_server_pb2.DeleteVariablesRequest,
+        request: stratagem_proto.v1.variable_requests_pb2.DeleteVariablesRequest,
         context: _ServicerContext,
-    ) -> typing.Union[stratagem_proto.v1.parameter_server_pb2.DeleteVariablesResponse, collections.abc.Awaitable[stratagem_proto.v1.parameter_server_pb2.DeleteVariablesResponse]]:
+    ) -> typing.Union[stratagem_proto.v1.variable_requests_pb2.DeleteVariablesResponse, collections.abc.Awaitable[stratagem_proto.v1.variable_requests_pb2.DeleteVariablesResponse]]:
         """Deletes variables and their slot variables; all or none."""
 
     @abc.abstractmethod

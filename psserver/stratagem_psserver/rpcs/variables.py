@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.variable_requests_pb2 import (
+    CreateVariablesHeader,
+    CreateVariablesResponse,
+    DeleteVariablesRequest,
+    DeleteVariablesResponse,
+    DescribeVariablesRequest,
+    DescribeVariablesResponse,
+    ListVariablesRequest,
+    ListVariablesResponse,
+)
 from stratagem_psserver.creation import check_made, initial_values, sent_tensors
 from stratagem_psserver.ledger import Session
 from stratagem_psserver.mutations import Chunks, Staged
@@ -17,15 +26,15 @@ class VariableRpcs:
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    async def create(self, header: pb.CreateVariablesHeader, chunks: Chunks) -> bytes:
+    async def create(self, header: CreateVariablesHeader, chunks: Chunks) -> bytes:
         sent = sent_tensors(header.variables)
         return await self._state.mutations.once_staged(
             header, sent, chunks, partial(self._create, header)
         )
 
     async def _create(
-        self, header: pb.CreateVariablesHeader, staged: Staged
-    ) -> pb.CreateVariablesResponse:
+        self, header: CreateVariablesHeader, staged: Staged
+    ) -> CreateVariablesResponse:
         state, specs = self._state, header.variables
         nbytes = check_made(specs)
         with state.budget.reserve(nbytes, "making initial values"):
@@ -35,28 +44,28 @@ class VariableRpcs:
         names = [variable.slot_of or variable.name for variable in specs]
         async with state.locked(names):
             created = state.store.create(specs, values)
-            return pb.CreateVariablesResponse(variables=created)
+            return CreateVariablesResponse(variables=created)
 
     async def describe(
-        self, request: pb.DescribeVariablesRequest
-    ) -> pb.DescribeVariablesResponse:
+        self, request: DescribeVariablesRequest
+    ) -> DescribeVariablesResponse:
         self._state.session(request.session_id)
         described = self._state.store.describe(request.names)
-        return pb.DescribeVariablesResponse(variables=described)
+        return DescribeVariablesResponse(variables=described)
 
-    async def list(self, request: pb.ListVariablesRequest) -> pb.ListVariablesResponse:
+    async def list(self, request: ListVariablesRequest) -> ListVariablesResponse:
         self._state.session(request.session_id)
         listed = self._state.store.listing(request.kinds)
-        return pb.ListVariablesResponse(variables=listed)
+        return ListVariablesResponse(variables=listed)
 
-    async def delete(self, request: pb.DeleteVariablesRequest) -> bytes:
+    async def delete(self, request: DeleteVariablesRequest) -> bytes:
         return await self._state.mutations.once(request, partial(self._delete, request))
 
     async def _delete(
-        self, request: pb.DeleteVariablesRequest, session: Session
-    ) -> pb.DeleteVariablesResponse:
+        self, request: DeleteVariablesRequest, session: Session
+    ) -> DeleteVariablesResponse:
         names = list(request.names)
         async with self._state.locked(names):
             deleted = self._state.store.delete(names)
             self._state.optimizers.forget(deleted)
-            return pb.DeleteVariablesResponse(names=deleted)
+            return DeleteVariablesResponse(names=deleted)
