@@ -51,7 +51,8 @@ def _shown(figure: Figure | None) -> str:
 
 
 def _median(figure: Figure) -> str:
-    return f"{figure.median * _PER_BASE_UNIT[figure.unit]:.3g}"
+    rounded = float(f"{figure.median * _PER_BASE_UNIT[figure.unit]:.3g}")
+    return f"{rounded:,.10g}"  # not 1.24e+03
 
 
 def goals_table(ratios: Mapping[Goal, float]) -> Table:

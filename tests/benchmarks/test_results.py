@@ -13,7 +13,7 @@ from benchmarks.harness.figures import Cell, Figure
 from benchmarks.harness.goal import Goal
 from benchmarks.harness.plots import plot
 from benchmarks.harness.report import Report, join
-from benchmarks.harness.table import Table
+from benchmarks.harness.table import Table, median_with_unit
 from benchmarks.page import filled, tables
 from benchmarks.step_profile import PROFILE
 
@@ -95,6 +95,7 @@ def test_a_figure_is_summed_up_by_median_and_relative_spread() -> None:
     assert figure.median == 3.0
     assert figure.spread == (7.0 - 1.5) / 3.0
     assert Figure(OURS, (0.0, 0.0), "ms").spread == 0
+    assert median_with_unit(Figure(OURS, (1.2345, 1.2345), "ms")) == "1,230 ms"
 
 
 def test_a_table_is_markdown() -> None:
