@@ -7,12 +7,11 @@ without the copies of the generated classes.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import grpc
 
-from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.frames import ChunkView, Frame, Header, decode_frame
+from stratagem_proto.frames import Header
 from stratagem_proto.segment import Segment
 from stratagem_proto.serving.border import Border, Context, shared_memory
 from stratagem_proto.serving.methods import Handler, Request, Response, unary_handler
@@ -34,6 +33,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     ListVariablesRequest,
 )
 from stratagem_psserver.mutations import Chunks
+from stratagem_psserver.request_stream import RequestStream
 from stratagem_psserver.rpcs.barriers import BarrierRpcs
 from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
 from stratagem_psserver.rpcs.closures import ClosureRpcs
@@ -191,11 +191,10 @@ class Methods:
 
         async def handle(messages: AsyncIterator[bytes], context: Context) -> bytes:
             async with self._border.crossing(context, header_type.__name__):
-                segment = shared_memory(context)
-                header, chunks = await _opened(messages, header_type, segment)
+                stream = RequestStream(messages, header_type, shared_memory(context))
+                header = await stream.header()
                 with self._border.span(header):
-                    return await method(header, chunks)
-            raise AssertionError("the border ends a call that fails")
+                    return await method(header, stream)
 
         return grpc.stream_unary_rpc_method_handler(handle)
 
@@ -213,9 +212,10 @@ class Methods:
         ) -> AsyncIterator[bytes]:
             async with self._border.crossing(context, header_type.__name__):
                 segment = shared_memory(context)
-                header, chunks = await _opened(messages, header_type, segment)
+                stream = RequestStream(messages, header_type, segment)
+                header = await stream.header()
                 with self._border.span(header):
-                    frames = await method(header, chunks, segment)
+                    frames = await method(header, stream, segment)
                 async for frame in frames:
                     yield frame
 
@@ -237,30 +237,3 @@ class Methods:
                         yield frame
 
         return grpc.unary_stream_rpc_method_handler(handle)
-
-
-async def _opened(
-    messages: AsyncIterator[bytes],
-    header_type: type[Header],
-    segment: Segment | None,
-) -> tuple[Header, Chunks]:
-    async for data in messages:
-        frame = decode_frame(data, header_type, segment)
-        if frame.header is None:
-            break
-        rest = (decode_frame(data, header_type, segment) async for data in messages)
-        return frame.header, _chunks(frame.chunks, rest)
-    raise MalformedStreamError(
-        f"the stream does not begin with a {header_type.__name__}; its first message "
-        "must have one"
-    )
-
-
-async def _chunks(
-    first: Sequence[ChunkView], rest: AsyncIterator[Frame[Header]]
-) -> Chunks:
-    yield first
-    async for frame in rest:
-        if frame.header is not None:
-            raise MalformedStreamError("the stream has a second header")
-        yield frame.chunks

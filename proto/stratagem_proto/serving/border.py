@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from types import TracebackType
 from typing import NoReturn, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError, Message
+from grpc.aio import AbortError
 
 from stratagem_proto import tracing
 from stratagem_proto.errors import InvalidArgumentError, StratagemError
 from stratagem_proto.segment import Segment
-from stratagem_proto.serving.figures import Figures
+from stratagem_proto.serving.figures import Calls, Figures
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.status import code_of, to_record, trailers
 from stratagem_proto.v1.error_pb2 import RecordedStatus
@@ -53,27 +54,16 @@ class Border:
         self._figures = figures
         self._log = LOG.bind(task=task)
 
-    @asynccontextmanager
-    async def crossing(self, context: Context, request: str) -> AsyncIterator[None]:
+    def crossing(
+        self, context: Context, request: str
+    ) -> AbstractAsyncContextManager[None, None]:
         """Ends the call with the status of whatever the body raises.
 
         Args:
             context: The call.
             request: Name of the message that it begins with.
         """
-        calls = self._figures.calls(request)
-        began, code = calls.begin(), "CANCELLED"
-        try:
-            yield
-            code = "OK"
-        except grpc.aio.AbortError:
-            raise
-        except Exception as error:
-            record = self._recorded(request, error)
-            code = code_of(record).name
-            await context.abort(code_of(record), record.message, trailers(record))
-        finally:
-            calls.end(began, code)
+        return _Crossing(self, self._figures.calls(request), context, request)
 
     def span(
         self, request: Message, current: bool = True
@@ -81,7 +71,8 @@ class Border:
         """A span around the answer, as `tracing.answering` says."""
         return tracing.answering(request, self._task, current)
 
-    def _recorded(self, request: str, error: Exception) -> RecordedStatus:
+    def recorded(self, request: str, error: Exception) -> RecordedStatus:
+        """The status of a call that has failed, of which the log then tells."""
         if isinstance(error, DecodeError):
             error = InvalidArgumentError(f"the request is no {request}")
         if isinstance(error, StratagemError):
@@ -95,6 +86,38 @@ class Border:
         else:
             self._log.error("failed", request=request, exc_info=error)
         return _fitting(to_record(error))
+
+
+class _Crossing:
+    """One call of those that a border counts; see `Border.crossing`."""
+
+    __slots__ = ("_began", "_border", "_calls", "_context", "_request")
+
+    def __init__(
+        self, border: Border, calls: Calls, context: Context, request: str
+    ) -> None:
+        self._border, self._calls = border, calls
+        self._context, self._request = context, request
+
+    async def __aenter__(self) -> None:
+        self._began = self._calls.begin()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        code = "OK" if error is None else "CANCELLED"
+        try:
+            if isinstance(error, Exception) and not isinstance(error, AbortError):
+                record = self._border.recorded(self._request, error)
+                code = code_of(record).name
+                await self._context.abort(
+                    code_of(record), record.message, trailers(record)
+                )
+        finally:
+            self._calls.end(self._began, code)
 
 
 def _fitting(record: RecordedStatus) -> RecordedStatus:
