@@ -112,4 +112,4 @@ def int64_vector(data: bytes) -> torch.Tensor:
 
 def total_nbytes(specs: Sequence[pb.TensorSpec]) -> int:
     """Bytes of all the described tensors together; checks each as `nbytes_of`."""
-    return sum(nbytes_of(spec) for spec in specs)
+    return sum(map(nbytes_of, specs))

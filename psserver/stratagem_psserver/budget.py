@@ -38,8 +38,8 @@ class Budget:
         """
         if nbytes > self.available:
             self._reclaim()
-        if nbytes > self.available:
-            raise self._refusal(nbytes, purpose)
+            if nbytes > self.available:
+                raise self._refusal(nbytes, purpose)
         return Reservation(self, nbytes)
 
     def _refusal(self, nbytes: int, purpose: str) -> ResourceExhaustedError:

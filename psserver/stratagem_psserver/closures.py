@@ -157,7 +157,9 @@ class ClosureLedger:
                 self._keep(mine, number, record)
 
     def _space(self, name: bytes) -> Space:
-        space = self._spaces.setdefault(name, Space())
+        space = self._spaces.get(name)
+        if space is None:
+            space = self._spaces[name] = Space()
         self._spaces.move_to_end(name)
         while len(self._spaces) > MAX_SPACES:
             _, oldest = self._spaces.popitem(last=False)

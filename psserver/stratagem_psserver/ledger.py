@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from stratagem_proto.errors import (
     FailedPreconditionError,
@@ -174,7 +175,7 @@ class Session:
     numbering: Numbering = field(default_factory=Numbering)
     client: bytes = b""
 
-    @property
+    @cached_property
     def label(self) -> str:
         """How messages name the client, for instance "/job:worker/task:1"."""
         if self.task.job:

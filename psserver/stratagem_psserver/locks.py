@@ -61,23 +61,27 @@ class Holding:
         self._locks, self._names, self._owner = locks, names, owner
         self._held: list[str] = []
 
-    async def __aenter__(self) -> None:
+    async def acquire(self) -> None:
+        """Waits for all locks."""
         try:
             while self._held != (wanted := self._wanted()):
-                self._release()
+                self.release()
                 for name in wanted:
                     await self._locks.acquire(name)
                     self._held.append(name)
         except BaseException:
-            self._release()
+            self.release()
             raise
 
+    __aenter__ = acquire
+
     async def __aexit__(self, *_: object) -> None:
-        self._release()
+        self.release()
 
     def _wanted(self) -> list[str]:
-        return sorted({self._owner(name) for name in self._names})
+        return sorted(set(map(self._owner, self._names)))
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Gives all of them back."""
         while self._held:
             self._locks.release(self._held.pop())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from stratagem_proto.protocol import SESSION_ID_BYTES
@@ -24,7 +24,7 @@ from stratagem_psserver.graphs import GraphCache
 from stratagem_psserver.held_snapshots import HeldSnapshot, HeldSnapshots
 from stratagem_psserver.kept_gradients import KeptGradients
 from stratagem_psserver.ledger import Session, SessionLedger
-from stratagem_psserver.locks import VariableLocks
+from stratagem_psserver.locks import Holding, VariableLocks
 from stratagem_psserver.mutations import Mutations
 from stratagem_psserver.optimizers import Optimizers
 from stratagem_psserver.room import Room
@@ -32,7 +32,7 @@ from stratagem_psserver.rounds import Rounds
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.snapshot import Snapshots
 from stratagem_psserver.staging import Staging
-from stratagem_psserver.store import VariableStore
+from stratagem_psserver.store import Variable, VariableStore
 from stratagem_psserver.waits import Waits
 
 # What clients share may take this part of what requests may, besides.
@@ -148,26 +148,46 @@ class ServerState:
         """
         return self.held.of(session_id, snapshot) if snapshot else self.store
 
-    def locked(self, names: Iterable[str]) -> AbstractAsyncContextManager[None]:
+    def locked(self, names: Iterable[str]) -> Holding:
         """Holds the locks of variables; slots share those of their owners."""
         return self.locks.holding(names, self.store.owner)
 
-    @asynccontextmanager
-    async def changing(self, names: Iterable[str]) -> AsyncIterator[None]:
+    def changing(self, names: Iterable[str]) -> AbstractAsyncContextManager[None]:
         """Holds locks as `locked`, of variables that are then changed in place."""
-        names = list(names)
-        async with self.locked(names):
-            await self._part_from_snapshots(names)
-            try:
-                yield
-            finally:
-                self.store.settle(names)
-                self.held.fit()
+        return _Changing(self, list(names))
 
-    async def _part_from_snapshots(self, names: Iterable[str]) -> None:
-        owners = {self.store.owner(name) for name in names}
-        touched = [name for one in owners for name in (one, *self.store.slots(one))]
-        found = [one for name in touched if (one := self.store.find(name))]
-        if shared := self.snapshots.shared(found):
+
+class _Changing:
+    """A change of variables in place; see `ServerState.changing`."""
+
+    def __init__(self, state: ServerState, names: list[str]) -> None:
+        self._state, self._names = state, names
+        self._locks = state.locked(names)
+
+    async def __aenter__(self) -> None:
+        await self._locks.acquire()
+        try:
+            await self._part_from_snapshots()
+        except BaseException:
+            self._locks.release()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            self._state.store.settle(self._names)
+            self._state.held.fit()
+        finally:
+            self._locks.release()
+
+    async def _part_from_snapshots(self) -> None:
+        snapshots = self._state.snapshots
+        if shared := snapshots.shared(self._touched()):
             nbytes = sum(variable.value.nbytes for variable in shared)
-            await self.compute.run(partial(self.snapshots.part, shared), nbytes)
+            await self._state.compute.run(partial(snapshots.part, shared), nbytes)
+
+    def _touched(self) -> Iterator[Variable]:
+        store = self._state.store
+        for owner in set(map(store.owner, self._names)):
+            for name in (owner, *store.slots(owner)):
+                if variable := store.find(name):
+                    yield variable
