@@ -10,7 +10,7 @@ import torch
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.frames import ChunkView, Frame, Header
 from stratagem_proto.protocol import CHUNK_BYTES
-from stratagem_proto.tensors import allocate, as_bytes, nbytes_of
+from stratagem_proto.tensors import allocate, as_bytes, decode_dtype, nbytes_of
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 
 # Bytes that take longer to copy than another thread may have to wait.
@@ -110,6 +110,34 @@ class Assembler:
                     f"the stream ended after {filled} of {size} bytes of tensor {index}"
                 )
         return list(self._tensors)
+
+
+def whole(
+    specs: Sequence[TensorSpec], chunks: Sequence[ChunkView]
+) -> list[torch.Tensor] | None:
+    """Small tensors each of which has come in one chunk; None if any has not.
+
+    They are not aligned as those of an `Assembler`, which takes longer to prepare: use
+    them once.
+
+    Args:
+        specs: Descriptions from the stream's header.
+        chunks: All that came with the header.
+    """
+    if len(chunks) != len(specs):
+        return None
+    tensors = []
+    for index, (spec, chunk) in enumerate(zip(specs, chunks, strict=True)):
+        if chunk.tensor != index or not _is_whole(chunk, nbytes_of(spec)):
+            return None
+        flat = torch.frombuffer(bytearray(chunk.data), dtype=decode_dtype(spec.dtype))
+        tensors.append(flat.view(tuple(spec.shape)))
+    return tensors
+
+
+def _is_whole(chunk: ChunkView, nbytes: int) -> bool:
+    in_message = chunk.start is None and not chunk.offset
+    return in_message and 0 < nbytes < _LARGE and len(chunk.data) == nbytes
 
 
 def _copy(to: memoryview, data: memoryview) -> None:

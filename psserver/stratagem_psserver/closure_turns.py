@@ -6,6 +6,7 @@ from functools import partial
 
 from stratagem_proto.errors import AbortedError, UnavailableError
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
+from stratagem_proto.v1.session_pb2 import ClosureKey
 from stratagem_psserver.closures import ClosureLedger, label
 from stratagem_psserver.intents import Intent, Mutation, intent_of
 from stratagem_psserver.ledger import Admission, Refused, Replay, WaitForEarlier
@@ -38,8 +39,9 @@ class ClosureTurns:
             decided = self._ledger.admit(key, intent)
             return None if isinstance(decided, WaitForEarlier) else decided
 
-        subject = ("closure", key.SerializeToString())
-        decided = await self._waits.until(subject, admission, _TURN_SECONDS)
+        decided = admission() or await self._waits.until(
+            _subject(key), admission, _TURN_SECONDS
+        )
         if decided is None:
             raise UnavailableError(
                 f"mutation {key.ordinal} of {label(key.identity)} is being applied for "
@@ -55,4 +57,8 @@ class ClosureTurns:
     ) -> None:
         key = request.key.closure
         self._ledger.settle(key, intent, reply)
-        self._waits.changed(("closure", key.SerializeToString()))
+        self._waits.changed(_subject(key))
+
+
+def _subject(key: ClosureKey) -> tuple[str, bytes]:
+    return "closure", key.SerializeToString()

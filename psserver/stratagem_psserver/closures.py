@@ -110,14 +110,15 @@ class ClosureLedger:
         space, number = self._space(key.identity.space), key.identity.number
         if number in space.ended:
             return Refused(_over(key.identity))
-        if _name(key) in self._applying:
+        name = _name(key)
+        if name in self._applying:
             return WaitForEarlier(key.ordinal)
         record = space.unended.get(number, {}).get(key.ordinal)
         if record is not None:
             return _recognised(key, record, intent)
         if self._count >= MAX_RECORDS or self._nbytes >= MAX_RECORD_BYTES:
             return Refused(self._full())
-        self._applying.add(_name(key))
+        self._applying.add(name)
         return Apply()
 
     def settle(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
 from itertools import chain
 from typing import Any, Protocol
@@ -51,9 +52,14 @@ def intent_of(request: Mutation) -> Intent:
     kind = type(request)
     # In one order, since sets of names have another one in each process.
     names = sorted(_NAMES[kind](request))
-    method = kind.__name__.removesuffix("Header").removesuffix("Request")
+    method = _method(kind)
     digest = blake2b("\0".join([method, *names]).encode(), digest_size=16).digest()
     return Intent(_summary(method, names), digest)
+
+
+@cache
+def _method(kind: type) -> str:
+    return kind.__name__.removesuffix("Header").removesuffix("Request")
 
 
 def _summary(method: str, names: list[str]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -21,9 +21,10 @@ import torch
 from google.protobuf.message import Message
 
 from stratagem_proto import tracing
-from stratagem_proto.codec import Assembler
+from stratagem_proto.codec import Assembler, whole
 from stratagem_proto.errors import (
     InvalidArgumentError,
+    MalformedStreamError,
     ResourceExhaustedError,
     StratagemError,
     UnavailableError,
@@ -120,22 +121,19 @@ class Mutations:
         session = self._ledger.session(key.session_id, time.monotonic())
         if known := session.numbering.outcome(key):
             return answer(known)
-        with ExitStack() as held:
+        with Reservation(self._budget, 0) as reservation:
             try:
                 nbytes = _size(specs)
                 purpose = f"request {key.sequence} of {session.label}"
                 staging = self._budget.reserve(nbytes + total_nbytes(derived), purpose)
-                reservation = held.enter_context(staging)
-                finish = await _receive(specs, chunks, borrows)
+                reservation.absorb(staging)
+                tensors = await _receive(specs, chunks, borrows)
             except PASSING:
                 raise
             except StratagemError as error:
                 # What can never succeed uses up its number like anything else.
                 work: Work = partial(_refuse, error)
             else:
-                # A cut connection looks like the end of the stream. The request may
-                # come again whole, so one that is cut short leaves its number unused.
-                tensors = finish()
                 self._received(header, nbytes)
                 staged = Staged(session, tensors, reservation)
                 work = partial(_serialised, partial(apply, staged))
@@ -154,8 +152,11 @@ class Mutations:
             now = time.monotonic()
             return gate.admits(session.client, session.label, key.step, now) or None
 
-        while not await self._waits.until(
-            STEPS, admitted, gate.remaining(time.monotonic())
+        while not (
+            admitted()
+            or await self._waits.until(
+                STEPS, admitted, gate.remaining(time.monotonic())
+            )
         ):
             continue
         try:
@@ -171,7 +172,9 @@ class Mutations:
             decided = session.numbering.admit(key)
             return None if isinstance(decided, WaitForEarlier) else decided
 
-        decided = await self._waits.until(session.id, admission, _TURN_SECONDS)
+        decided = admission() or await self._waits.until(
+            session.id, admission, _TURN_SECONDS
+        )
         if decided is None:
             raise UnavailableError(
                 f"request {key.sequence} of {session.label} waits for an earlier one "
@@ -179,14 +182,12 @@ class Mutations:
             )
         if isinstance(decided, (Replay, Refused)):
             return answer(decided)
-        return await _to_its_end(self._settle(session, key, work))
+        settle = partial(self._settle, session)
+        return await _to_its_end(settled(key.sequence, work, PASSING, settle))
 
-    async def _settle(self, session: Session, key: RequestKey, work: Work) -> bytes:
-        def settle(reply: RecordedReply | None) -> None:
-            session.numbering.settle(reply)
-            self._waits.changed(session.id)
-
-        return await settled(key.sequence, work, PASSING, settle)
+    def _settle(self, session: Session, reply: RecordedReply | None) -> None:
+        session.numbering.settle(reply)
+        self._waits.changed(session.id)
 
     def _of_function(self, request: Mutation, work: Work) -> Work:
         """The work, done once if it is of a function that may run again."""
@@ -205,18 +206,35 @@ def _size(specs: Sequence[TensorSpec]) -> int:
 
 async def _receive(
     specs: Sequence[TensorSpec], chunks: Chunks, borrows: bool
-) -> Callable[[], list[torch.Tensor]]:
-    """Takes in what comes; returns what gives the tensors, if all has come."""
+) -> list[torch.Tensor]:
+    """Takes in all that comes.
+
+    Raises:
+        MalformedStreamError: It is too little, as when the connection was cut, or too
+            much. The number of the request stays unused, as it may come again whole.
+    """
     first = await anext(chunks)
+    tensors = whole(specs, first) if borrows else None
+    if tensors is not None:
+        await _end(chunks)
+        return tensors
     with _allocating():
         lent = borrowed(specs, first) if borrows else None
         if lent is not None:
-            return lambda: lent
+            return lent
         assembler = Assembler(specs)
     assembler.add(first)
     async for some in chunks:
         assembler.add(some)
-    return assembler.finish
+    return assembler.finish()
+
+
+async def _end(chunks: Chunks) -> None:
+    async for some in chunks:
+        if some:
+            raise MalformedStreamError(
+                "the stream goes on although all of its tensors have come"
+            )
 
 
 @contextmanager
