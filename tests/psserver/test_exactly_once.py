@@ -21,7 +21,7 @@ from stratagem_proto.v1 import session_pb2
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
-from tests.psserver.wire import SERVICE, RawClient, encoded
+from tests.psserver.wire import SERVICE, RawClient, encoded, status_of
 from tests.waiting import eventually
 
 COUNT = 30_000  # int64s; enough to be applied beside the event loop
@@ -160,8 +160,9 @@ def test_a_client_that_vanishes_frees_its_staging_and_changes_nothing() -> None:
         )
         messages = encoded(header, [value * 2], chunk_bytes=1 << 16)
         upload = Upload(vanishing, messages)
+        eventually(lambda: status_of(other, "").parameter_server.staged.used > 0)
         key = other.key()
-        eventually(lambda: refused(other, key, value))
+        assert refused(other, key, value)
         upload.vanish()
         # The budget is free again, and what passed its limit may be repeated.
         eventually(lambda: not refused(other, key, value))

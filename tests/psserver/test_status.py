@@ -13,33 +13,21 @@ from stratagem_proto.errors import (
     UnauthenticatedError,
     VariableNotFoundError,
 )
-from stratagem_proto.protocol import PROTOCOL_VERSION
-from stratagem_proto.serving.status import SERVICE
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
 from stratagem_proto.v1.session_pb2 import (
     ROLE_WORKER,
     CloseSessionRequest,
     CloseSessionResponse,
-    OpenSessionRequest,
     Task,
 )
 from stratagem_proto.v1.status_pb2 import (
-    GetStatusRequest,
     GetStatusResponse,
     MethodStatus,
 )
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
-from tests.psserver.wire import RawClient, optimizer_program
-
-
-def status_of(
-    client: RawClient, token: str = TOKEN, with_variables: bool = False
-) -> GetStatusResponse:
-    asking = OpenSessionRequest(protocol_version=PROTOCOL_VERSION, cluster_token=token)
-    request = GetStatusRequest(asking=asking, with_variables=with_variables)
-    return client.unary("GetStatus", request, GetStatusResponse, service=SERVICE)
+from tests.psserver.wire import RawClient, optimizer_program, status_of
 
 
 def calls(status: GetStatusResponse, name: str) -> MethodStatus:

@@ -16,11 +16,13 @@ from stratagem_proto.codec import Assembler, split
 from stratagem_proto.frames import Header, decode_frame, encode_frame
 from stratagem_proto.optimizers import OPTIMIZERS
 from stratagem_proto.protocol import CHUNK_BYTES, PROTOCOL_VERSION
+from stratagem_proto.serving.status import SERVICE as STATUS_SERVICE
 from stratagem_proto.status import translated
 from stratagem_proto.tensors import spec_of
 from stratagem_proto.update_programs import encode_group
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
+from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram, UpdateProgram
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,
@@ -33,6 +35,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     ListVariablesRequest,
     ListVariablesResponse,
 )
+from tests.conftest import TOKEN
 
 SERVICE = "stratagem_proto.v1.ParameterServerService"
 SECONDS = 30.0
@@ -241,3 +244,14 @@ def update_header(
         gradients=references,
         tensors=map(spec_of, gradients.values()),
     )
+
+
+def status_of(
+    client: RawClient, token: str = TOKEN, with_variables: bool = False
+) -> GetStatusResponse:
+    """What the server of a client says of itself."""
+    asking = session_pb2.OpenSessionRequest(
+        protocol_version=PROTOCOL_VERSION, cluster_token=token
+    )
+    request = GetStatusRequest(asking=asking, with_variables=with_variables)
+    return client.unary("GetStatus", request, GetStatusResponse, service=STATUS_SERVICE)
