@@ -160,8 +160,12 @@ class ClosureLedger:
     def _space(self, name: bytes) -> Space:
         space = self._spaces.get(name)
         if space is None:
-            space = self._spaces[name] = Space()
+            return self._added(name)
         self._spaces.move_to_end(name)
+        return space
+
+    def _added(self, name: bytes) -> Space:
+        space = self._spaces[name] = Space()
         while len(self._spaces) > MAX_SPACES:
             _, oldest = self._spaces.popitem(last=False)
             for records in oldest.unended.values():

@@ -79,7 +79,7 @@ def _written(header: pb.UpdateHeader) -> Iterable[str]:
 _NAMES: Mapping[type, Callable[[Any], Iterable[str]]] = {
     CreateVariablesHeader: lambda header: (one.name for one in header.variables),
     DeleteVariablesRequest: lambda request: request.names,
-    pb.AssignHeader: lambda header: (one.variable for one in header.assignments),
+    pb.AssignHeader: lambda header: [one.variable for one in header.assignments],
     pb.UpdateHeader: _written,
     pb.CommitContributionRequest: lambda request: [request.step.group],
     closed_step_pb2.FinishStepRequest: lambda request: [request.group],
