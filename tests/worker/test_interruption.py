@@ -5,12 +5,19 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from contextvars import copy_context
+from typing import Any
 
 import pytest
 
+from stratagem import Variable
+from stratagem._servers.interruption import is_interruptible, uninterrupted
+from stratagem_proto.transport import AUTO, GRPC, VARIABLE
 from stratagem_worker.interruption import Interrupted, Interruptible
+from tests.client.clusters import running
+from tests.worker.links import PATIENCE
 
 
 def spin() -> str:
@@ -96,3 +103,69 @@ def test_what_runs_may_give_itself_up() -> None:
 def test_errors_of_what_runs_are_its_own() -> None:
     with pytest.raises(ZeroDivisionError):
         Interruptible[str]().run("it", lambda: 1 // 0, lambda: 0)
+
+
+def struck_when(entered: threading.Event, body: Callable[[], object]) -> object:
+    """What becomes of a body that is interrupted once it has got to some place."""
+    interruptible = Interruptible[str]()
+
+    def strike() -> None:
+        assert entered.wait(PATIENCE)
+        interruptible.interrupt(lambda _: True)
+
+    striker = threading.Thread(target=strike)
+    striker.start()
+    try:
+        return interruptible.run("it", body, lambda: "given up")
+    finally:
+        striker.join()
+
+
+def test_where_it_may_not_come_what_is_waited_for_is_given_up() -> None:
+    entered, released = threading.Event(), threading.Event()
+    ended: list[bool] = []
+
+    def body() -> None:
+        with uninterrupted(released.set):
+            entered.set()
+            ended.append(released.wait(PATIENCE))
+        ended.append(False)
+
+    assert struck_when(entered, body) == "given up"
+    assert ended == [True]
+
+
+def test_threads_of_a_function_are_not_held_off() -> None:
+    entered = threading.Event()
+
+    def body() -> None:
+        other = threading.Thread(target=copy_context().run, args=(hold,))
+        other.start()
+        other.join()
+        for_ever()
+
+    def hold() -> None:
+        with uninterrupted():
+            assert not is_interruptible()
+            entered.set()
+
+    assert struck_when(entered, body) == "given up"
+
+
+@pytest.mark.parametrize("transport", [AUTO, GRPC])
+def test_a_function_that_waits_for_a_server_leaves_the_connection_usable(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, transport)
+    with running(1, num_workers=2) as cluster, cluster.strategy() as strategy:
+        with strategy.scope():
+            variable = Variable(0)
+        for number in range(20):
+            entered = threading.Event()
+
+            def wait(name: str = f"{number}", entered: Any = entered) -> None:
+                entered.set()
+                strategy.barrier(name)
+
+            assert struck_when(entered, wait) == "given up"
+            assert variable.numpy() == 0

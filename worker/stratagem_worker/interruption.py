@@ -6,7 +6,10 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
+
+from stratagem._servers.interruption import Guard, guarded_by
 
 Name = TypeVar("Name")
 Result = TypeVar("Result")
@@ -26,13 +29,15 @@ class Interruptible(Generic[Name]):
 
     CPython raises the exception in the thread before one of the next instructions of
     its Python code. That must not be one of our own, so there is no lock here: one
-    that is just being taken would stay taken.
+    that is just being taken would stay taken. Nor one of gRPC's, so it is put off there
+    (`stratagem._servers.interruption`).
     """
 
     def __init__(self) -> None:
         self._running: Name | None = None
         self._struck = False
         self._striking = False
+        self._guard = Guard(Interrupted)
 
     def run(
         self, name: Name, body: Callable[[], Result], given_up: Callable[[], Result]
@@ -48,8 +53,10 @@ class Interruptible(Generic[Name]):
         try:
             try:
                 self._thread, self._struck = thread, False
+                self._guard = Guard(Interrupted)
                 self._running = name
-                return body()
+                with guarded_by(self._guard):
+                    return body()
             finally:
                 self._settle(thread)
         except Interrupted:
@@ -79,7 +86,7 @@ class Interruptible(Generic[Name]):
             running = self._running
             if running is not None and which(running) and not self._struck:
                 self._struck = True
-                _raise(self._thread, Interrupted)
+                self._guard.strike(partial(_raise, self._thread, Interrupted))
         finally:
             self._striking = False
 

@@ -15,9 +15,9 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import Any
 
+from stratagem._servers.interruption import uninterrupted
 from stratagem._servers.pending import Pending
 from stratagem._servers.step_count import StepCount
-from stratagem_proto.errors import StratagemError
 
 Line = tuple[str, int, str]
 """A file, the number of a line, and the function that it is in."""
@@ -35,13 +35,13 @@ class Write:
     def __init__(self) -> None:
         self.lines = _lines()
         self.settled = False
-        self.error: StratagemError | None = None
+        self.error: Exception | None = None
 
     def settle(self, pending: Pending[Any]) -> None:
         """Waits until it is known what came of it."""
         try:
             pending.result()
-        except StratagemError as error:
+        except Exception as error:
             self.error = error
         finally:
             self.settled = True
@@ -105,7 +105,8 @@ class Backlog:
         Raises:
             StratagemError: It could not be sent.
         """
-        with self._changing:
+        # A call without its place in the line would be answered with another's answer.
+        with uninterrupted(), self._changing:
             if not self._waiting:
                 self._step.enter_context(self._steps.taking())
             try:

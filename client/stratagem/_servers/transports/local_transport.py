@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import cast
 
+from stratagem._servers.interruption import abandonable
 from stratagem._servers.transports.call import Attempt, Call, Responses, Style
 from stratagem._servers.transports.idle_links import IdleLinks
 from stratagem._servers.transports.local_error import broken, require_ok
@@ -173,7 +174,7 @@ class _Exchange:
             LocalError: The call failed.
         """
         try:
-            yield from self._responses()
+            yield from abandonable(self._responses(), self.cancel)
         except (OSError, MalformedStreamError) as error:
             self._transport.distrust()
             raise broken(error) from error
