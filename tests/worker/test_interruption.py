@@ -135,6 +135,22 @@ def test_where_it_may_not_come_what_is_waited_for_is_given_up() -> None:
     assert ended == [True]
 
 
+def test_it_may_not_come_before_the_outermost_has_ended() -> None:
+    entered, released = threading.Event(), threading.Event()
+    ended: list[str] = []
+
+    def body() -> None:
+        with uninterrupted(released.set):
+            entered.set()
+            with uninterrupted():
+                assert released.wait(PATIENCE)
+            ended.append("inner")
+        ended.append("outer")
+
+    assert struck_when(entered, body) == "given up"
+    assert ended == ["inner"]
+
+
 def test_threads_of_a_function_are_not_held_off() -> None:
     entered = threading.Event()
 

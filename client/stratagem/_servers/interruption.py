@@ -47,11 +47,15 @@ class Guard:
 
     @contextmanager
     def held_off(self, give_up: Callable[[], object]) -> Iterator[None]:
-        """Lets no interruption come while the body runs.
+        """Lets no interruption come while the body runs, nor while one around it does.
 
         Args:
-            give_up: Ends what the body waits for; may be called from any thread.
+            give_up: Ends what the body waits for; may be called from any thread. That
+                of a body around it counts.
         """
+        if self._give_up is not None:
+            yield
+            return
         try:
             with self._changing:
                 self._give_up = give_up

@@ -121,16 +121,8 @@ class Backlog:
         """Waits until it is known what came of all of them."""
         if not self._waiting and not self._settling.locked():
             return
-        if present_writes() is None:
-            return self._settle()
-        # Its function may be interrupted at any moment, but those of other functions
-        # must not be given up.
-        settling = threading.Thread(target=self._settle, daemon=True)
-        settling.start()
-        settling.join()
-
-    def _settle(self) -> None:
-        with self._settling:
+        # Writes of other functions must not be given up with this one.
+        with uninterrupted(), self._settling:
             with self._changing:
                 waiting, self._waiting = self._waiting, deque()
                 step, self._step = self._step, ExitStack()
