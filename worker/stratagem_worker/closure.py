@@ -56,8 +56,10 @@ def failed(
     return _failed(closure, kind, error, lines)
 
 
-def write_failed(closure: int, write: Write, error: Exception) -> pb.Finished:
+def write_failed(closure: int, write: Write) -> pb.Finished:
     """Returns how a function ended of whose writes one has failed afterwards."""
+    error = write.error
+    assert error is not None, "the write has not failed"
     lines = [
         "Traceback (most recent call last):\n",
         *traceback.format_list(_stack(write.lines)),

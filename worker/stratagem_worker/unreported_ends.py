@@ -114,6 +114,6 @@ class UnreportedEnds:
 
 def _outcome(end: End) -> pb.Finished:
     write = end.writes.failed
-    if write is None or write.error is None or end.finished.HasField("failure"):
+    if write is None or end.finished.HasField("failure"):
         return end.finished
-    return write_failed(end.finished.closure, write, write.error)
+    return write_failed(end.finished.closure, write)

@@ -12,6 +12,7 @@ from stratagem._optimizers.compressor import Compressor
 from stratagem._parameter_server.loads import Loads, add_gradient, no_loads
 from stratagem._servers import updates
 from stratagem._servers.group import ServerGroup
+from stratagem._servers.interruption import uninterrupted
 from stratagem._variables.variable import Variable
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
 
@@ -52,7 +53,9 @@ class EarlyPush:
             if load.nbytes >= _BUCKET_BYTES:
                 request = updates.keep(self._backward, load.begin(self._backward))
                 send = partial(self._servers.push, {server: request})
-                self._sent.append(self._sender.submit(send))
+                # An interruption may go astray to a thread that is just being started.
+                with uninterrupted():
+                    self._sent.append(self._sender.submit(send))
 
     def finish(self) -> Loads:
         """Wait for what was sent, and return what was not.

@@ -160,8 +160,5 @@ class Pushes:
 
 def _owned(push: Push) -> Push:
     """A push that may be sent when its gradients have been written again."""
-    updates = {
-        server: replace(update, tensors=[each.clone() for each in update.tensors])
-        for server, update in push.updates.items()
-    }
+    updates = {server: update.owned() for server, update in push.updates.items()}
     return replace(push, updates=updates)

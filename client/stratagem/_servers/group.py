@@ -210,10 +210,13 @@ class ServerGroup:
             return self._together(requests)
 
     def _prepare(self, tasks: Iterable[int]) -> None:
+        self._begin(tasks)
+        self._backlog.settle()
+
+    def _begin(self, tasks: Iterable[int]) -> None:
         for task in tasks:
             self.require_visible(task)
         self._heartbeat.start()
-        self._backlog.settle()
 
     def write(self, requests: Mapping[int, Request[Any]]) -> None:
         """Sends writes to servers; a scheduled function does not wait for small ones.
@@ -228,16 +231,14 @@ class ServerGroup:
         if writes is None or not all(map(_is_small, requests.values())):
             self.together(requests)
             return
-        for task in requests:
-            self.require_visible(task)
-        self._heartbeat.start()
+        self._begin(requests)
         self._require_present()
         self.flight.settle()
         self.changes += 1
         for task, request in requests.items():
             # It may be sent again when whoever has the tensors has changed them.
-            owned = replace(request, tensors=[each.clone() for each in request.tensors])
-            self._backlog.add(writes, partial(self._connections[task].pipeline, owned))
+            send = partial(self._connections[task].pipeline, request.owned())
+            self._backlog.add(writes, send)
 
     def _require_present(self) -> None:
         if self.snapshot:

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Generic, TypeVar
 
+from stratagem._servers.interruption import uninterrupted
 from stratagem._servers.step_count import StepCount
 
 _LOG = logging.getLogger("stratagem")
@@ -53,8 +54,10 @@ class PushInFlight(Generic[Answer]):
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="push-in-flight")
         self._arrived = arrived
-        work = partial(self._send, self._steps.set_apart(), send)
-        self._sent = self._threads.submit(work)
+        # An interruption may go astray to a thread that is just being started.
+        with uninterrupted():
+            work = partial(self._send, self._steps.set_apart(), send)
+            self._sent = self._threads.submit(work)
 
     def _send(self, step: int, send: Callable[[], Answer]) -> Answer:
         try:

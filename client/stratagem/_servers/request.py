@@ -77,6 +77,10 @@ class Request(Generic[Result]):
 
         return replace(self, receive=receive)
 
+    def owned(self) -> Request[Result]:
+        """The same request, with tensors that nobody else changes."""
+        return replace(self, tensors=[tensor.clone() for tensor in self.tensors])
+
     @property
     def path(self) -> str:
         """The RPC as gRPC calls it."""
