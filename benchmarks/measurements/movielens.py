@@ -28,6 +28,7 @@ def movielens(seconds: float = 0.4) -> Contest:
         Contestant(
             "TensorFlow", "tensorflow.movielens", [file], peer=Foreign.TENSORFLOW
         ),
+        Contestant("bare server", "limits.bare_server", [file]),
         Contestant("local loop", "limits.movielens", [file]),
     ]
     names = {each.name for each in contestants}

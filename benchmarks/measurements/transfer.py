@@ -15,6 +15,7 @@ SMALL = 100
 
 _LIMITS = (
     Contestant("memcpy", "limits.memory"),
+    Contestant("shared memory", "limits.shared_memory"),
     Contestant("TCP socket", "limits.socket", ["tcp"]),
     Contestant("Unix socket", "limits.socket", ["unix"]),
     Contestant("gRPC unary", "limits.grpc_echo", ["unary"]),
@@ -69,7 +70,7 @@ def transfer(sizes: Sequence[int] = SIZES, seconds: float = 0.1) -> Contest:
 
 def small_updates(seconds: float = 0.2) -> Contest:
     """Updates of a variable of 100 bytes."""
-    contestants = (*_OURS, *_PEERS, _PLAIN, *_LIMITS[1:])
+    contestants = (*_OURS, *_PEERS, _PLAIN, *_LIMITS[2:])
     names = {each.name for each in contestants}
     questions = [
         Question("round trip, median", f"push {SMALL}", names, seconds),
