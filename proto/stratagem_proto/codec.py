@@ -77,7 +77,7 @@ class Assembler:
         """
         for tensor, offset, data, _ in chunks:
             end = self._check(tensor, offset, len(data))
-            _copy(self._views[tensor][offset:end], data)
+            copy_bytes(self._views[tensor][offset:end], data)
             self._filled[tensor] = end
 
     def _check(self, tensor: int, offset: int, size: int) -> int:
@@ -140,7 +140,8 @@ def _is_whole(chunk: ChunkView, nbytes: int) -> bool:
     return in_message and 0 < nbytes < _LARGE and len(chunk.data) == nbytes
 
 
-def _copy(to: memoryview, data: memoryview) -> None:
+def copy_bytes(to: memoryview, data: memoryview) -> None:
+    """Copies bytes to where there is room for just so many."""
     if len(data) < _LARGE:
         to[:] = data
     else:

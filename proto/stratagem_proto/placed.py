@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
+from stratagem_proto.codec import copy_bytes, split
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.frames import ChunkView, Frame, Header
 from stratagem_proto.segment import Segment, starts
@@ -37,6 +38,26 @@ def place(
             view = segment.view(start, tensor.nbytes)
             frame.chunks.append(ChunkView(index, 0, view, start))
     return frame
+
+
+def place_by_runs(
+    header: Header, tensors: Sequence[torch.Tensor], segment: Segment
+) -> Iterator[Frame[Header]]:
+    """As `place`, in several frames, whose bytes are each copied when it is asked for.
+
+    So who reads can take those of one frame while those of the next are copied.
+    """
+    places, _ = starts([tensor.nbytes for tensor in tensors])
+    for frame in split(header, tensors):
+        chunks = [_placed(each, places[each.tensor], segment) for each in frame.chunks]
+        yield Frame(frame.header, chunks)
+
+
+def _placed(chunk: ChunkView, place: int, segment: Segment) -> ChunkView:
+    start = place + chunk.offset
+    view = segment.view(start, len(chunk.data))
+    copy_bytes(view, chunk.data)
+    return chunk._replace(data=view, start=start)
 
 
 def borrowed(

@@ -71,6 +71,12 @@ class Selected:
         row_bytes = math.prod(self.view.shape[1:]) * self.view.itemsize
         return len(self.rows) * row_bytes
 
+    @property
+    def is_there(self) -> bool:
+        """Whether it is in the variable's memory as it is to be sent."""
+        made = self.rows is not None or self.narrowed_to is not None
+        return not made and self.view.is_contiguous()
+
     def tensor(self) -> torch.Tensor:
         value = self.view if self.rows is None else self.variable.rows(self.rows)
         return narrow(value, self.narrowed_to).tensor if self.narrowed_to else value

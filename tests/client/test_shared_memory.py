@@ -62,6 +62,7 @@ def test_the_same_bytes_arrive_over_every_transport(transport: str) -> None:
     generator = torch.Generator().manual_seed(1)
     values = {
         "large": torch.randn(LARGE, generator=generator),
+        "in_runs": torch.randn(700_001, generator=generator),
         "transposed": torch.randn(300, 200, generator=generator).T,
         "half": torch.randn(LARGE, generator=generator).bfloat16(),
         "whole": torch.randint(-9, 9, (LARGE,), generator=generator),
@@ -78,6 +79,28 @@ def test_the_same_bytes_arrive_over_every_transport(transport: str) -> None:
         connection.call(read(list(map(Reading, values, into))))
         assert all(map(torch.equal, into, values.values()))
         assert (shared_bytes(server) > 0) is (transport == AUTO)
+
+
+def test_a_client_that_goes_away_while_it_reads_holds_nothing() -> None:
+    with served() as (_, connection):
+        value = torch.zeros(400 * LARGE)
+        make(connection, "v", value)
+        request = pb.ReadRequest(
+            session_id=connection.open().identifier,
+            selections=[pb.Selection(variable="v")],
+            into_segment=True,
+        )
+        link = LocalLink(place_of(connection))
+        assert link.share(value.nbytes)
+        link.send(
+            Kind.CALL,
+            request.SerializeToString(),
+            True,
+            b"/stratagem_proto.v1.ParameterServerService/Read",
+        )
+        assert not next(link.frames()).is_last
+        link.close()
+        assert add(connection, "v", torch.ones_like(value)) == 2
 
 
 def test_what_went_through_shared_memory_counts_as_traffic() -> None:
