@@ -26,6 +26,9 @@ from stratagem_psserver.tables.table import Table
 
 State: TypeAlias = "dict[str, torch.Tensor]"
 
+# BLAS takes no more elements at once.
+_MOST_ELEMENTS = 2**31 - 1
+
 
 @dataclass
 class _RowLoan:
@@ -44,6 +47,7 @@ class _RowLoan:
     rehearsed: Rehearsed
     names: Mapping[str, str]
     slots: Mapping[str, Variable]
+    _value: torch.Tensor = field(init=False)
     _scalars: State = field(default_factory=dict)
 
     def _distinct(self) -> RowGradient:
@@ -51,8 +55,14 @@ class _RowLoan:
         return RowGradient.of(self.gradient.rows, self.gradient.value)
 
     def _lent(self, gradient: RowGradient, value: torch.Tensor, state: State) -> Lent:
-        layout = self.rehearsed.layout
-        sparse = self.rehearsed.takes_sparse
+        layout, sparse = self.rehearsed.layout, self.rehearsed.takes_sparse
+        if sparse and _can_be_one_row(gradient):
+            gradient = RowGradient(gradient.rows[:1], None, _one_row(gradient.values))
+            value = _one_row(value)
+            state = {
+                key: tensor if layout[key].is_scalar else _one_row(tensor)
+                for key, tensor in state.items()
+            }
         grad = gradient.as_sparse() if sparse else gradient.as_dense()
         lent = {key: layout[key].lent(tensor) for key, tensor in state.items()}
         return Lent(value, grad, lent)
@@ -68,7 +78,11 @@ class _RowLoan:
         layout = self.rehearsed.layout
         made = as_tensors(state, layout)
         self._scalars = {key: made[key] for key in made if layout[key].is_scalar}
-        return {key: made[key] for key in made if not layout[key].is_scalar}
+        return {
+            key: made[key].view(self._value.shape)
+            for key in made
+            if not layout[key].is_scalar
+        }
 
     def _commit_scalars(self, store: VariableStore) -> None:
         for key, tensor in self._scalars.items():
@@ -193,6 +207,22 @@ class TableRowLoan(_RowLoan):
             if not layout.is_scalar:
                 store.put_table(self._arena(key))
         self._commit_scalars(store)
+
+
+def _can_be_one_row(gradient: RowGradient) -> bool:
+    """Whether all rows together may be stepped as a single one.
+
+    torch adds sparse rows to dense ones by a call of BLAS for each: a step of Adagrad
+    on 4096 rows of 16 takes 0.83 ms so, and 0.60 ms as one row. MKL makes the same
+    bytes of both; elements that are rows themselves are added without it.
+    """
+    is_plain = gradient.places is None and gradient.values.dim() > 1
+    fits = 0 < gradient.values.numel() <= _MOST_ELEMENTS
+    return is_plain and fits and torch.backends.mkl.is_available()
+
+
+def _one_row(rows: torch.Tensor) -> torch.Tensor:
+    return rows.view(1, -1)
 
 
 def _slot_spec(name: str, owner: Variable, state: StateTensor) -> VariableSpec:

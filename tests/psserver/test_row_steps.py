@@ -10,6 +10,7 @@ import torch
 
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_proto.initial_values import InitialValues
+from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_psserver.gradients import Gradient
@@ -143,6 +144,35 @@ def test_rows_have_the_bytes_of_sparse_training_in_torch(
 def combined(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     whole_gradient = gradient.coalesce()
     return whole_gradient.indices()[0], whole_gradient.values()
+
+
+@pytest.mark.parametrize("case", SPARSE)
+@pytest.mark.parametrize("shape", [(), (1,), (2,), (16,), (17,), (100,), (3, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rows_of_any_shape_have_the_bytes_of_sparse_training_in_torch(
+    case: str, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(5)
+    value = torch.randn(ROWS, *shape, generator=generator).to(dtype)
+    parameter = torch.nn.Parameter(value.clone())
+    local = SPARSE[case]([parameter])
+    spec = VariableSpec(name="users", tensor=spec_of(value), kind=SPEC.kind)
+    store = VariableStore()
+    store.create([spec], [value])
+    optimizers = Optimizers(store)
+    for size in (1, 8, ROWS):
+        rows = torch.randperm(ROWS, generator=generator)[:size].sort().values
+        values = torch.randn(size, *shape, generator=generator).to(dtype)
+        parameter.grad = torch.sparse_coo_tensor(
+            rows.unsqueeze(0),
+            values,
+            value.shape,
+            check_invariants=False,
+            is_coalesced=True,
+        )
+        take_step(local)
+        push(optimizers, optimizer_program(local), [spec], rows, values)
+        assert torch.equal(store.get("users").value, parameter)
 
 
 @pytest.mark.parametrize("case", SPARSE)
