@@ -41,14 +41,20 @@ def place(
 
 
 def place_by_runs(
-    header: Header, tensors: Sequence[torch.Tensor], segment: Segment
+    header: Header, tensors: Sequence[torch.Tensor], segment: Segment, run_bytes: int
 ) -> Iterator[Frame[Header]]:
     """As `place`, in several frames, whose bytes are each copied when it is asked for.
 
     So who reads can take those of one frame while those of the next are copied.
+
+    Args:
+        header: Of the first frame.
+        tensors: What to place.
+        segment: Where, which must be large enough.
+        run_bytes: Most bytes of one frame.
     """
     places, _ = starts([tensor.nbytes for tensor in tensors])
-    for frame in split(header, tensors):
+    for frame in split(header, tensors, run_bytes):
         chunks = [_placed(each, places[each.tensor], segment) for each in frame.chunks]
         yield Frame(frame.header, chunks)
 

@@ -14,6 +14,7 @@ from stratagem_proto.codec import split
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.frames import encode_frame
 from stratagem_proto.placed import place_by_runs
+from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.segment import Segment, starts
 from stratagem_proto.tensors import nbytes_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
@@ -24,6 +25,10 @@ from stratagem_psserver.mutations import Chunks, Staged
 from stratagem_psserver.selections import Selected, is_wanted, select
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.store import VariableStore
+
+# So many runs let a client read nearly all of the time. Longer ones are copied beside
+# the event loop, so that several clients are served at once.
+_RUNS = 10
 
 
 class ValueRpcs:
@@ -146,10 +151,11 @@ async def _placed(
     """
     making = sum(each.nbytes for each in chosen if not each.is_there)
     tensors = await state.compute.run(partial(_tensors, chosen), making)
-    for number, frame in enumerate(place_by_runs(header, tensors, segment)):
-        if number:
-            await asyncio.sleep(0)  # others have their turn after each run
+    size = max(CHUNK_BYTES, sum(each.nbytes for each in chosen) // _RUNS)
+    frames = place_by_runs(header, tensors, segment, size)
+    while frame := await state.compute.run(partial(next, frames, None), size):
         yield encode_frame(frame)
+        await asyncio.sleep(0)  # others have their turn after each run
 
 
 def _select(
