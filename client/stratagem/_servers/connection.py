@@ -17,7 +17,6 @@ from stratagem._servers.traffic import TrafficMeter
 from stratagem._servers.transports.call import (
     Attempt,
     Call,
-    Responses,
     Style,
 )
 from stratagem._servers.transports.server_transport import ServerTransport
@@ -225,43 +224,34 @@ class Connection:
         Raises:
             CancelledError: The connection is closed.
         """
-        self._require_open()
-        nbytes = request.request_nbytes + request.response_nbytes
+        self.require_open()
+        sent = request.request_nbytes
+        nbytes = sent + request.response_nbytes
         if request.response_nbytes > CHUNK_BYTES:
             style = Style.SENT
 
         def encode(segment: Segment | None) -> Iterator[bytes]:
             if segment is not None:
-                self.meter.sent(request.request_nbytes)
+                self.meter.sent(sent)
             return self.meter.sending(request.encoded(segment))
 
         call = Call(
             request.path,
             encode,
             deadlines.attempt(nbytes, request.wait),
-            uploads=request.request_nbytes > CHUNK_BYTES,
+            uploads=sent > CHUNK_BYTES,
             downloads=request.response_nbytes > 0,
             style=style,
             room=request.room,
         )
         try:
-            sent = self._transport.send(call, control=request.opens)
+            attempt = self._transport.send(call, control=request.opens)
         except ValueError:
             # What grpc raises where another thread has closed the channel.
-            self._require_open()
+            self.require_open()
             raise
-        messages = self._received(sent.responses)
-        responses = Responses(messages, sent.responses.segment, self.meter.received)
-        return Attempt(responses, sent.call)
-
-    def _received(self, responses: Iterator[bytes]) -> Iterator[bytes]:
-        try:
-            for response in responses:
-                self.meter.received(len(response))
-                yield response
-        except ValueError:
-            self._require_open()
-            raise
+        attempt.responses.received = self.meter.received
+        return attempt
 
     def resume(self) -> None:
         """Opens the session again after the server has ended it.
@@ -350,7 +340,12 @@ class Connection:
                 self._session = session
             return self._session
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
+        """Checks that nobody has closed the connection.
+
+        Raises:
+            CancelledError: It is closed.
+        """
         if self.closed.is_set():
             raise CancelledError(
                 f"the connection to {self.peer} is closed; make a new strategy"

@@ -10,6 +10,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from typing import TypeVar
+
+Value = TypeVar("Value")
 
 
 class Guard:
@@ -96,6 +99,15 @@ def uninterrupted(
     """Lets no interruption come while the body runs; as `Guard.held_off`."""
     guard = _present.get()
     return _FREE if guard is None or not guard.is_mine else guard.held_off(give_up)
+
+
+def awaited(wait: Callable[[], Value], give_up: Callable[[], object]) -> Value:
+    """What is waited for, with no interruption meanwhile; as `Guard.held_off`."""
+    guard = _present.get()
+    if guard is None or not guard.is_mine:
+        return wait()
+    with guard.held_off(give_up):
+        return wait()
 
 
 def abandonable(

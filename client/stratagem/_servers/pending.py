@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic
 
 import grpc
@@ -20,7 +19,7 @@ from stratagem_proto.errors import (
     StratagemError,
     UnavailableError,
 )
-from stratagem_proto.status import is_transient, translated
+from stratagem_proto.status import from_rpc_error, is_transient
 
 if TYPE_CHECKING:
     from stratagem._servers.connection import Connection
@@ -87,19 +86,31 @@ class Pending(Generic[Result]):
             self._settled = None
 
     def _repeated(self) -> Result:
-        for pause in _pauses():
+        failures = 0
+        while True:
             try:
-                with translated(self._connection.peer, self._request.method):
-                    return self._request.receive(self._attempt.responses)
+                return self._received()
             except StratagemError as error:
                 self._require_repeatable(error)
+                pause = _pause(failures)
                 if isinstance(error, ResourceExhaustedError):
                     pause = max(pause, error.retry_seconds)
+            failures += 1
             self._connection.closed.wait(pause)
             self._attempt = self._connection.attempt(
                 self._request, self._deadlines, Style.AWAITED
             )
-        raise AssertionError("pauses never end")
+
+    def _received(self) -> Result:
+        try:
+            return self._request.receive(self._attempt.responses)
+        except grpc.RpcError as error:
+            peer, method = self._connection.peer, self._request.method
+            raise from_rpc_error(error, peer, method) from error
+        except ValueError:
+            # What grpc raises where another thread has closed the channel.
+            self._connection.require_open()
+            raise
 
     def _require_repeatable(self, error: StratagemError) -> None:
         if isinstance(error, SessionLostError):
@@ -149,7 +160,6 @@ class Pending(Generic[Result]):
         )
 
 
-def _pauses() -> Iterator[float]:
-    """Seconds between attempts, doubling up to the longest."""
-    for count in itertools.count():
-        yield min(_FIRST_PAUSE_SECONDS * 2 ** min(count, 10), _LONGEST_PAUSE_SECONDS)
+def _pause(failures: int) -> float:
+    """Seconds before another attempt after so many, doubling up to the longest."""
+    return min(_FIRST_PAUSE_SECONDS * 2 ** min(failures, 10), _LONGEST_PAUSE_SECONDS)

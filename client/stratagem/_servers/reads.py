@@ -132,7 +132,7 @@ def decoded(responses: Responses, header_type: type[Header]) -> Iterator[Frame[H
     for message in responses:
         frame = decode_frame(message, header_type, responses.segment)
         placed = (chunk for chunk in frame.chunks if chunk.start is not None)
-        responses.found(sum(len(chunk.data) for chunk in placed))
+        responses.received(sum(len(chunk.data) for chunk in placed))
         yield frame
 
 

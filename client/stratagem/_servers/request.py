@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar, cast
+from functools import cache
+from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 import torch
-from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
 from stratagem._servers.transports.call import Responses
@@ -25,9 +25,15 @@ from stratagem_proto.v1 import (
 )
 from stratagem_proto.v1.session_pb2 import RequestKey
 
+
+class _Method(NamedTuple):
+    path: str
+    uploads: bool
+
+
 # By name; the services have no method in common.
-_METHODS: Mapping[str, MethodDescriptor] = {
-    name: method
+_METHODS: Mapping[str, _Method] = {
+    name: _Method(f"/{service.full_name}/{name}", method.client_streaming)
     for file in (parameter_server_pb2, checkpoint_pb2, closure_pb2, draws_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for name, method in service.methods_by_name.items()
@@ -84,13 +90,12 @@ class Request(Generic[Result]):
     @property
     def path(self) -> str:
         """The RPC as gRPC calls it."""
-        service = _METHODS[self.method].containing_service
-        return f"/{service.full_name}/{self.method}"
+        return _METHODS[self.method].path
 
     @property
     def mutates(self) -> bool:
         """Whether the request is numbered, to be applied once."""
-        return "key" in self.message.DESCRIPTOR.fields_by_name
+        return "key" in _fields(type(self.message))
 
     @property
     def opens(self) -> bool:
@@ -100,19 +105,20 @@ class Request(Generic[Result]):
     @property
     def request_nbytes(self) -> int:
         """Tensor bytes that the stream carries."""
-        return sum(tensor.nbytes for tensor in self.tensors)
+        return sum([tensor.nbytes for tensor in self.tensors])
 
     def stamp(self, key: RequestKey) -> None:
         """Writes into the message which session sends it, and under which number."""
-        if self.mutates:
+        fields = _fields(type(self.message))
+        if "key" in fields:
             cast(_Numbered, self.message).key.CopyFrom(key)
-        else:
-            cast(_Anonymous, self.message).session_id = key.session_id
-            if "finished" in self.message.DESCRIPTOR.fields_by_name:
-                telling = cast(_Telling, self.message)
-                telling.finished, telling.report = key.finished, key.report
-            if "trace_parent" in self.message.DESCRIPTOR.fields_by_name:
-                cast(_Traced, self.message).trace_parent = key.trace_parent
+            return
+        cast(_Anonymous, self.message).session_id = key.session_id
+        if "finished" in fields:
+            telling = cast(_Telling, self.message)
+            telling.finished, telling.report = key.finished, key.report
+        if "trace_parent" in fields:
+            cast(_Traced, self.message).trace_parent = key.trace_parent
 
     @property
     def session_id(self) -> bytes:
@@ -129,25 +135,25 @@ class Request(Generic[Result]):
             return 0
         return needed(self.tensors) + self.response_room
 
-    def encoded(self, segment: Segment | None = None) -> Iterator[bytes]:
+    def encoded(self, segment: Segment | None = None) -> Iterable[bytes]:
         """The messages to send; a small request is a single one.
 
         Args:
             segment: Memory shared with the server for its tensors; None if there is
                 none.
         """
-        if not _METHODS[self.method].client_streaming:
+        if not _METHODS[self.method].uploads:
             if self.response_room:
                 cast(_Reading, self.message).into_segment = segment is not None
-            yield self.message.SerializeToString()
-        elif segment is not None:
-            yield encode_frame(place(self.message, self.tensors, segment))
-        else:
-            yield from self._chunked()
+            return (self.message.SerializeToString(),)
+        if segment is not None:
+            return (encode_frame(place(self.message, self.tensors, segment)),)
+        return map(encode_frame, split(self.message, self.tensors, CHUNK_BYTES))
 
-    def _chunked(self) -> Iterator[bytes]:
-        for frame in split(self.message, self.tensors, CHUNK_BYTES):
-            yield encode_frame(frame)
+
+@cache
+def _fields(message: type[Message]) -> frozenset[str]:
+    return frozenset(message.DESCRIPTOR.fields_by_name)
 
 
 class _Numbered(Protocol):

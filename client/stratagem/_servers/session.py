@@ -80,14 +80,15 @@ class Session:
         that is closed for ever.
         """
         with self._counting:
-            self.sequence += 1
-            self._unsettled[self.sequence] = None
-        finished, report = steps.tell()
+            self.sequence = sequence = self.sequence + 1
+            self._unsettled[sequence] = None
+            acknowledged = next(iter(self._unsettled)) - 1
+        step, (finished, report) = steps.tell_within()
         return RequestKey(
             session_id=self.identifier,
-            sequence=self.sequence,
-            acknowledged=self.acknowledged,
-            step=steps.current,
+            sequence=sequence,
+            acknowledged=acknowledged,
+            step=step,
             finished=finished,
             report=report,
             closure=closure,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 
@@ -21,6 +21,10 @@ class Finished(NamedTuple):
     report: bytes
 
 
+class _Own(threading.local):
+    step = 0
+
+
 class StepCount:
     """Numbers the steps of a client, the same on all servers. Thread-safe.
 
@@ -33,7 +37,7 @@ class StepCount:
         self._inside = 0
         self._current = 0
         self._apart = 0
-        self._own = threading.local()
+        self._own = _Own()
         self._told = 0
         self._kept = b""
         self._report = b""
@@ -41,22 +45,25 @@ class StepCount:
         self._reports: deque[Finished] = deque()
         self._ended = threading.Event()
 
-    @contextmanager
-    def taking(self) -> Iterator[None]:
+    def taking(self) -> AbstractContextManager[None]:
         """Makes all that is sent meanwhile one step."""
-        if self._own_step:
-            yield
-            return
+        return _Taking(self)
+
+    def enter(self) -> bool:
+        """Begins what `taking` is entered for; whether `leave` must follow."""
+        if self._own.step:
+            return False
         with self._lock:
             self._current += not self._inside
             self._inside += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._inside -= 1
-                if not self._inside:
-                    self._end(self._kept)
+        return True
+
+    def leave(self) -> None:
+        """Ends what `enter` began."""
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._end(self._kept)
 
     def set_apart(self) -> int:
         """Begins a part of the present step that may outlast it; one at a time.
@@ -92,7 +99,9 @@ class StepCount:
     def _publish(self) -> None:
         while self._reports and self._reports[0].step <= self._over:
             self._report = self._reports.popleft().report
-        self._ended.set()
+        # Who has not seen the last end yet looks at all that is over when it does.
+        if not self._ended.is_set():
+            self._ended.set()
 
     def keep(self, report: bytes) -> None:
         """Has checkpoints contain this that contain the step that is being taken."""
@@ -102,26 +111,29 @@ class StepCount:
                 self._end(report)
 
     @property
-    def _own_step(self) -> int:
-        step: int = getattr(self._own, "step", 0)
-        return step
-
-    @property
     def _over(self) -> int:
         over = self._current - (self._inside > 0)
         return min(over, self._apart - 1) if self._apart else over
 
     @property
+    def _present(self) -> int:
+        return self._own.step or (self._current if self._inside else 0)
+
+    @property
     def current(self) -> int:
         """The step that is being taken; 0 if none is."""
         with self._lock:
-            return self._own_step or (self._current if self._inside else 0)
+            return self._present
 
     def tell(self) -> Finished:
         """Says what is over, to a caller that tells a server."""
+        return self.tell_within()[1]
+
+    def tell_within(self) -> tuple[int, Finished]:
+        """As `current` and `tell`, at one moment."""
         with self._lock:
             self._told = self._over
-            return Finished(self._told, self._report)
+            return self._present, Finished(self._told, self._report)
 
     def untold(self) -> int:
         """The last step that is over, if no server knows that yet; else 0."""
@@ -137,3 +149,19 @@ class StepCount:
     def wake(self) -> None:
         """Ends a wait for the end of a step."""
         self._ended.set()
+
+
+class _Taking(AbstractContextManager[None]):
+    """A part of a step; see `StepCount.taking`."""
+
+    __slots__ = ("_entered", "_steps")
+
+    def __init__(self, steps: StepCount) -> None:
+        self._steps = steps
+
+    def __enter__(self) -> None:
+        self._entered = self._steps.enter()
+
+    def __exit__(self, *_: object) -> None:
+        if self._entered:
+            self._steps.leave()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -52,11 +52,13 @@ class TrafficMeter:
         with self._lock:
             return Traffic(self._sent, self._received)
 
-    def sending(self, messages: Iterator[bytes]) -> Iterator[bytes]:
-        """The same messages, counted."""
-        for message in messages:
-            self.sent(len(message))
-            yield message
+    def sending(self, messages: Iterable[bytes]) -> Iterator[bytes]:
+        """The same messages, counted as they are taken."""
+        return map(self._passing, messages)
+
+    def _passing(self, message: bytes) -> bytes:
+        self.sent(len(message))
+        return message
 
     def sent(self, nbytes: int) -> None:
         """Takes note of a message to a server."""

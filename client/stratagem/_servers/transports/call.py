@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from stratagem_proto.segment import Segment
 
@@ -27,8 +26,7 @@ class Style(Enum):
     PIPELINED = "pipelined"
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """What to send.
 
     Attributes:
@@ -66,24 +64,26 @@ class Responses(Iterator[bytes]):
     Attributes:
         segment: What they may name places in, until another one than the last is asked
             for; None if there is nothing.
-        found: Told how many bytes were found there.
+        received: Told how many bytes each message has, and how many it names there.
     """
 
     def __init__(
-        self,
-        messages: Iterator[bytes],
-        segment: Segment | None = None,
-        found: Callable[[int], None] = lambda _: None,
+        self, messages: Iterator[bytes], segment: Segment | None = None
     ) -> None:
-        self._messages = messages
-        self.segment, self.found = segment, found
+        self._messages, self.segment = messages, segment
+        self.received: Callable[[int], None] = _uncounted
 
     def __next__(self) -> bytes:
-        return next(self._messages)
+        message = next(self._messages)
+        self.received(len(message))
+        return message
 
 
-@dataclass(frozen=True)
-class Attempt:
+def _uncounted(nbytes: int) -> None:
+    """Is told of bytes that nobody counts."""
+
+
+class Attempt(NamedTuple):
     """A call on its way: the responses as they come, and how to give it up.
 
     Failures are raised as `grpc.RpcError`s where the responses are asked for, as

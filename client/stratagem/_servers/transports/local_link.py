@@ -25,6 +25,9 @@ from stratagem_proto.v1.session_pb2 import LocalSocket
 
 _HELLO_SECONDS = 5.0
 
+# What a wait may be longer than allowed by, as setting that takes a call of the system.
+_LENIENCE = 1.01
+
 
 class LocalLink:
     """A socket whose other end has proved to be the server.
@@ -58,7 +61,7 @@ class LocalLink:
 
     def _greet(self, place: LocalSocket) -> None:
         self.send(Kind.HELLO, place.ticket, is_last=True)
-        answer = next(self.frames())
+        answer = self.receive()
         if answer.kind != Kind.HELLO or not hmac.compare_digest(
             answer.message, place.proof
         ):
@@ -66,7 +69,10 @@ class LocalLink:
 
     def allow(self, seconds: float | None) -> None:
         """Sets how long each step of sending and receiving may take; None: any time."""
-        self._socket.settimeout(seconds)
+        allowed = self._socket.gettimeout()
+        # Of calls that follow each other closely the same does for each step.
+        if not seconds or not allowed or not seconds <= allowed < seconds * _LENIENCE:
+            self._socket.settimeout(seconds)
 
     def send(
         self, kind: Kind, message: bytes, is_last: bool, path: bytes = b""
@@ -76,7 +82,8 @@ class LocalLink:
         Raises:
             OSError: The connection broke, or it took too long.
         """
-        self.send_all(parts(kind, message, is_last, path))
+        for piece in parts(kind, message, is_last, path):
+            self._socket.sendall(piece)
 
     def send_all(self, pieces: Iterable[bytes | memoryview]) -> None:
         """Sends pieces of frames; raises as `send`, and waits as long."""
@@ -120,7 +127,7 @@ class LocalLink:
             socket.send_fds(self._socket, [frame], [fd])
         finally:
             os.close(fd)
-        answer = next(self.frames())
+        answer = self.receive()
         if RecordedStatus.FromString(bytes(answer.message)).code:
             return False
         self.segment = segment
@@ -141,12 +148,16 @@ class LocalLink:
             MalformedStreamError: The server sent what it may not.
         """
         while True:
-            while not self._arrived:
-                self._receive()
-            frame = self._arrived.popleft()
+            frame = self.receive()
             yield frame
             if frame.is_last:
                 return
+
+    def receive(self) -> Frame:
+        """The next frame; raises as `frames`."""
+        while not self._arrived:
+            self._receive()
+        return self._arrived.popleft()
 
     def _receive(self) -> None:
         nbytes = self._socket.recv_into(self._reader.room)

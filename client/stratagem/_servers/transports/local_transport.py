@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterator
 from typing import cast
 
-from stratagem._servers.interruption import abandonable
+from stratagem._servers.interruption import awaited
 from stratagem._servers.transports.call import Attempt, Call, Responses, Style
 from stratagem._servers.transports.idle_links import IdleLinks
 from stratagem._servers.transports.local_error import broken, require_ok
 from stratagem._servers.transports.local_link import LocalLink
 from stratagem._servers.transports.pipeline import Pipeline
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.local.frames import Kind
+from stratagem_proto.local.frames import Frame, Kind
 from stratagem_proto.segment import Segment, grown
 from stratagem_proto.v1.session_pb2 import LocalSocket
 
@@ -66,7 +66,7 @@ class LocalTransport:
             # Another thread has closed all that it knew of meanwhile.
             link.close()
         exchange = _Exchange(self, link, call, deadline)
-        return Attempt(Responses(exchange.responses(), exchange.segment), exchange)
+        return Attempt(Responses(exchange, exchange.segment), exchange)
 
     def _pipelined(self, call: Call) -> Attempt:
         pipeline = self._pipeline
@@ -129,8 +129,11 @@ class LocalTransport:
             link.close()
 
 
-class _Exchange:
-    """One call: sent at once, its responses read by who asks for them.
+class _Exchange(Iterator[bytes]):
+    """One call: sent at once, its responses read by who iterates over them.
+
+    Raises:
+        LocalError: The call failed; where a response is asked for.
 
     Attributes:
         segment: What its messages may name places in; None if there is none.
@@ -144,6 +147,7 @@ class _Exchange:
         self._link: LocalLink | None = link
         self._deadline = deadline
         self._failure: OSError | None = None
+        self._over = False
         try:
             self._allow_what_is_left(link)
             self._send(link, call)
@@ -167,40 +171,41 @@ class _Exchange:
                 break
         link.send(kind, held, True, path)
 
-    def responses(self) -> Iterator[bytes]:
-        """The messages of the server.
-
-        Raises:
-            LocalError: The call failed.
-        """
+    def __next__(self) -> bytes:
         try:
-            yield from abandonable(self._responses(), self.cancel)
+            message = awaited(self._next_message, self.cancel)
         except (OSError, MalformedStreamError) as error:
+            self.cancel()
             self._transport.distrust()
             raise broken(error) from error
-        finally:
+        except BaseException:
             self.cancel()
+            raise
+        if message is None:
+            raise StopIteration
+        return message
 
-    def _responses(self) -> Iterator[bytes]:
-        link = self._link
+    def _next_message(self) -> bytes | None:
+        if self._over:
+            self._end(usable=True)
+            return None
         if self._failure is not None:
             raise self._failure
+        link = self._link
         if link is None:
             raise ConnectionAbortedError("the call was given up")
         self._allow_what_is_left(link)
-        for frame in link.frames():
-            if frame.kind == Kind.STATUS:
-                self._end(usable=True)
-                return require_ok(frame)
-            # What is in the segment must stay until it was taken.
-            if frame.is_last and self.segment is None:
-                self._end(usable=True)
-            # A view of memory does wherever messages are taken apart.
-            yield cast(bytes, frame.message)
-            if frame.is_last:
-                self._end(usable=True)
-            else:
-                self._allow_what_is_left(link)
+        return self._taken(link.receive())
+
+    def _taken(self, frame: Frame) -> bytes | None:
+        self._over = frame.is_last
+        # What is in the segment must stay until it was taken.
+        if (self._over and self.segment is None) or frame.kind == Kind.STATUS:
+            self._end(usable=True)
+        if frame.kind == Kind.STATUS:
+            return require_ok(frame)
+        # A view of memory does wherever messages are taken apart.
+        return cast(bytes, frame.message)
 
     def _allow_what_is_left(self, link: LocalLink) -> None:
         left = self._deadline - time.monotonic()

@@ -51,7 +51,7 @@ class Pipeline:
             OSError: The connection broke, or it took too long.
             MalformedStreamError: The server sent what it may not.
         """
-        return next(self._link.frames())
+        return self._link.receive()
 
     def break_off(self) -> None:
         """Gives up all that is under way. May be called again."""
