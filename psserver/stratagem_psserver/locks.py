@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-
-
-@dataclass
-class _Entry:
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0
 
 
 class VariableLocks:
-    """One lock per name, there while somebody holds it or waits for it."""
+    """One lock per name, there while somebody holds it."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, _Entry] = {}
+        # Who waits for each, in turn.
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     def holding(
         self, names: Iterable[str], owner: Callable[[str], str] = str
@@ -30,26 +25,37 @@ class VariableLocks:
         """
         return Holding(self, list(names), owner)
 
+    def take(self, names: Iterable[str]) -> bool:
+        """Takes locks if all of them are free; says whether they were."""
+        if not self._waiting.keys().isdisjoint(names):
+            return False
+        for name in names:
+            self._waiting[name] = deque()
+        return True
+
     async def acquire(self, name: str) -> None:
         """Waits for a lock."""
-        entry = self._entries.setdefault(name, _Entry())
-        entry.users += 1
+        waiting = self._waiting.get(name)
+        if waiting is None:
+            self._waiting[name] = deque()
+            return
+        turn = asyncio.get_running_loop().create_future()
+        waiting.append(turn)
         try:
-            await entry.lock.acquire()
+            await turn
         except BaseException:
-            self._leave(name)
+            if turn.done() and not turn.cancelled():
+                self.release(name)
             raise
 
     def release(self, name: str) -> None:
-        """Gives a lock back."""
-        self._entries[name].lock.release()
-        self._leave(name)
-
-    def _leave(self, name: str) -> None:
-        entry = self._entries[name]
-        entry.users -= 1
-        if not entry.users:
-            del self._entries[name]
+        """Gives a lock to who has waited longest, or back."""
+        waiting = self._waiting[name]
+        while waiting:
+            turn = waiting.popleft()
+            if not turn.done():
+                return turn.set_result(None)
+        del self._waiting[name]
 
 
 class Holding:
@@ -63,6 +69,10 @@ class Holding:
 
     async def acquire(self) -> None:
         """Waits for all locks."""
+        wanted = self._wanted()
+        if self._locks.take(wanted):
+            self._held = wanted
+            return
         try:
             while self._held != (wanted := self._wanted()):
                 self.release()

@@ -32,6 +32,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.frames import ChunkView
 from stratagem_proto.placed import borrowed
 from stratagem_proto.protocol import MAX_TENSORS
+from stratagem_proto.serving.border import is_over
 from stratagem_proto.serving.eager import begin
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.tensors import total_nbytes
@@ -147,23 +148,23 @@ class Mutations:
         """Lets no step begin while a checkpoint is marked, which takes a moment."""
         gate, key = self._gate, request.key
         gate.finish(session.client, session.label, key.finished, key.report)
-
-        def admitted() -> bool | None:
-            now = time.monotonic()
-            return gate.admits(session.client, session.label, key.step, now) or None
-
-        while not (
-            admitted()
-            or await self._waits.until(
-                STEPS, admitted, gate.remaining(time.monotonic())
-            )
-        ):
-            continue
+        admitted = partial(self._admitted, session, key.step)
+        while not admitted():
+            remaining = gate.remaining(time.monotonic())
+            if await self._waits.until(STEPS, admitted, remaining):
+                break
         try:
-            return await self._in_turn(session, key, self._of_function(request, work))
+            if key.HasField("closure"):
+                # Done once, as its function may run again.
+                work = partial(self._closures.once, request, work)
+            return await self._in_turn(session, key, work)
         finally:
             gate.settled()
             self._waits.changed(STEPS)
+
+    def _admitted(self, session: Session, step: int) -> bool | None:
+        now = time.monotonic()
+        return self._gate.admits(session.client, session.label, step, now) or None
 
     async def _in_turn(self, session: Session, key: RequestKey, work: Work) -> bytes:
         def admission() -> Admission | None:
@@ -189,12 +190,6 @@ class Mutations:
         session.numbering.settle(reply)
         self._waits.changed(session.id)
 
-    def _of_function(self, request: Mutation, work: Work) -> Work:
-        """The work, done once if it is of a function that may run again."""
-        if not request.key.HasField("closure"):
-            return work
-        return partial(self._closures.once, request, work)
-
 
 def _size(specs: Sequence[TensorSpec]) -> int:
     if len(specs) > MAX_TENSORS:
@@ -216,7 +211,8 @@ async def _receive(
     first = await anext(chunks)
     tensors = whole(specs, first) if borrows else None
     if tensors is not None:
-        await _end(chunks)
+        if not is_over(chunks):
+            await _end(chunks)
         return tensors
     with _allocating():
         lent = borrowed(specs, first) if borrows else None

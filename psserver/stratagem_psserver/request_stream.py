@@ -8,6 +8,7 @@ from typing import Generic
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.frames import ChunkView, Frame, Header, decode_frame
 from stratagem_proto.segment import Segment
+from stratagem_proto.serving.border import is_over
 
 
 class RequestStream(Generic[Header]):
@@ -46,6 +47,11 @@ class RequestStream(Generic[Header]):
             f"the stream does not begin with a {self._header_type.__name__}; its first "
             "message must have one"
         )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is known that no more chunks come."""
+        return self._first is None and is_over(self._messages)
 
     def __aiter__(self) -> RequestStream[Header]:
         return self

@@ -85,7 +85,7 @@ class Waits:
 
     def changed(self, subject: Hashable) -> None:
         """Lets those who wait for that subject look again."""
-        for change in self._waiting.pop(subject, set()):
+        for change in self._waiting.pop(subject, ()):
             if not change.done():
                 change.set_result(None)
 

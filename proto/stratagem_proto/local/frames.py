@@ -128,20 +128,21 @@ class FrameReader:
                 break
             frames.append(_frame(data, at, end))
             at = end
-        self._keep(data[at:])
+        self._rest = data[at:]
+        if self._rest:
+            self._make_room(self._rest)
         return frames
 
     def _size(self, data: bytes, at: int) -> int:
         message, path, _ = _HEADER.unpack_from(data, at)
-        if max(message, path) > self._limit:
+        if message > self._limit or path > self._limit:
             raise MalformedStreamError(
                 f"a message of {message} bytes for a path of {path} came over a local "
                 f"socket; at most {self._limit} are allowed of either"
             )
         return _HEADER.size + int(path) + int(message)
 
-    def _keep(self, rest: bytes) -> None:
-        self._rest = rest
+    def _make_room(self, rest: bytes) -> None:
         if len(rest) >= _HEADER.size and self._size(rest, 0) > len(self._scratch):
             self._large = memoryview(bytearray(self._size(rest, 0)))
             self._large[: len(rest)] = rest

@@ -40,6 +40,12 @@ def shared_memory(context: Context) -> Segment | None:
     return segment
 
 
+def is_over(messages: object) -> bool:
+    """Whether a call is known to bring no more messages; of one by gRPC nothing is."""
+    over: bool = getattr(messages, "is_over", False)
+    return over
+
+
 # A status travels in headers, for which gRPC has 8 KiB in all. Characters outside of
 # ASCII take three times their bytes.
 _MESSAGE_BYTES = 1600

@@ -145,21 +145,21 @@ class Peer:
 
     async def _serve(self, frame: Frame) -> None:
         try:
-            await self._answer(frame)
+            await self._call_of(frame).run()
             while self._queued and not self._closing:
-                await self._answer(self._queued.take())
+                await self._call_of(self._queued.take()).run()
         finally:
             self._call = self._task = None
             self._resume()
             if self._closing:
                 await self._close_once_sent()
 
-    async def _answer(self, frame: Frame) -> None:
+    def _call_of(self, frame: Frame) -> LocalCall:
         requests = RequestStream(frame, self._resume, self._listener.patience)
         handler = self._listener.handler(frame.path)
         memory = self._memory.segment
         self._call = LocalCall(handler, frame, requests, self._out, memory)
-        await self._call.run()
+        return self._call
 
     async def leave(self) -> None:
         """Ends once the client has all answers; no call begins any more."""

@@ -33,6 +33,11 @@ class RequestStream:
         """Whether no more should be read before some is taken."""
         return self._nbytes > WINDOW_BYTES
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all messages have come, and were taken."""
+        return self._whole and not self._messages
+
     def put(self, frame: Frame) -> None:
         """Takes another message in."""
         # The last frame of a client that gives up in between has none.
