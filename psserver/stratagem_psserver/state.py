@@ -154,20 +154,21 @@ class ServerState:
 
     def changing(self, names: Iterable[str]) -> AbstractAsyncContextManager[None]:
         """Holds locks as `locked`, of variables that are then changed in place."""
-        return _Changing(self, list(names))
+        changed = list(names)
+        return _Changing(self, changed, self.locked(changed))
 
 
 class _Changing:
     """A change of variables in place; see `ServerState.changing`."""
 
-    def __init__(self, state: ServerState, names: list[str]) -> None:
-        self._state, self._names = state, names
-        self._locks = state.locked(names)
+    def __init__(self, state: ServerState, names: list[str], locks: Holding) -> None:
+        self._state, self._names, self._locks = state, names, locks
 
     async def __aenter__(self) -> None:
         await self._locks.acquire()
         try:
-            await self._part_from_snapshots()
+            if shared := self._state.snapshots.shared(self._touched()):
+                await self._part_from_snapshots(shared)
         except BaseException:
             self._locks.release()
             raise
@@ -179,11 +180,10 @@ class _Changing:
         finally:
             self._locks.release()
 
-    async def _part_from_snapshots(self) -> None:
-        snapshots = self._state.snapshots
-        if shared := snapshots.shared(self._touched()):
-            nbytes = sum(variable.value.nbytes for variable in shared)
-            await self._state.compute.run(partial(snapshots.part, shared), nbytes)
+    async def _part_from_snapshots(self, shared: list[Variable]) -> None:
+        nbytes = sum(variable.value.nbytes for variable in shared)
+        parting = partial(self._state.snapshots.part, shared)
+        await self._state.compute.run(parting, nbytes)
 
     def _touched(self) -> Iterator[Variable]:
         store = self._state.store

@@ -79,3 +79,22 @@ def test_who_owns_a_name_is_asked_again_after_waiting() -> None:
         await reading
 
     asyncio.run(scenario())
+
+
+def test_one_cancelled_when_its_turn_has_come_passes_it_on() -> None:
+    async def scenario() -> None:
+        locks = VariableLocks()
+
+        async def hold() -> None:
+            async with locks.holding(["a"]):
+                pass
+
+        async with locks.holding(["a"]):
+            first, second = (asyncio.ensure_future(hold()) for _ in range(2))
+            await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await asyncio.wait_for(second, 30)
+
+    asyncio.run(scenario())

@@ -162,4 +162,4 @@ class Pending(Generic[Result]):
 
 def _pause(failures: int) -> float:
     """Seconds before another attempt after so many, doubling up to the longest."""
-    return min(_FIRST_PAUSE_SECONDS * 2 ** min(failures, 10), _LONGEST_PAUSE_SECONDS)
+    return min(_FIRST_PAUSE_SECONDS * (1 << min(failures, 10)), _LONGEST_PAUSE_SECONDS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 import torch
@@ -95,7 +94,7 @@ class Request(Generic[Result]):
     @property
     def mutates(self) -> bool:
         """Whether the request is numbered, to be applied once."""
-        return "key" in _fields(type(self.message))
+        return "key" in self.message.DESCRIPTOR.fields_by_name
 
     @property
     def opens(self) -> bool:
@@ -109,7 +108,7 @@ class Request(Generic[Result]):
 
     def stamp(self, key: RequestKey) -> None:
         """Writes into the message which session sends it, and under which number."""
-        fields = _fields(type(self.message))
+        fields = self.message.DESCRIPTOR.fields_by_name
         if "key" in fields:
             cast(_Numbered, self.message).key.CopyFrom(key)
             return
@@ -149,11 +148,6 @@ class Request(Generic[Result]):
         if segment is not None:
             return (encode_frame(place(self.message, self.tensors, segment)),)
         return map(encode_frame, split(self.message, self.tensors, CHUNK_BYTES))
-
-
-@cache
-def _fields(message: type[Message]) -> frozenset[str]:
-    return frozenset(message.DESCRIPTOR.fields_by_name)
 
 
 class _Numbered(Protocol):

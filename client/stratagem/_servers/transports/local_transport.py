@@ -172,6 +172,8 @@ class _Exchange(Iterator[bytes]):
         link.send(kind, held, True, path)
 
     def __next__(self) -> bytes:
+        if self._over and self._link is None:
+            raise StopIteration
         try:
             message = awaited(self._next_message, self.cancel)
         except (OSError, MalformedStreamError) as error:
@@ -203,7 +205,8 @@ class _Exchange(Iterator[bytes]):
         if (self._over and self.segment is None) or frame.kind == Kind.STATUS:
             self._end(usable=True)
         if frame.kind == Kind.STATUS:
-            return require_ok(frame)
+            require_ok(frame)
+            return None
         # A view of memory does wherever messages are taken apart.
         return cast(bytes, frame.message)
 
