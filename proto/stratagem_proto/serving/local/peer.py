@@ -75,10 +75,18 @@ class Peer:
             self._memory.arrived(ancillary)
         if not nbytes:
             self.close()
-        with self._out.together():
-            for frame in self._reader.received(nbytes):
-                self._take(frame)
+        frames = self._reader.received(nbytes)
+        if len(frames) == 1:
+            # Who waits for a single answer is woken before its call is cleared away.
+            self._take(frames[0])
+        else:
+            self._take_together(frames)
         return bool(nbytes)
+
+    def _take_together(self, frames: list[Frame]) -> None:
+        with self._out.together():
+            for frame in frames:
+                self._take(frame)
 
     def _greet(self, frame: Frame) -> None:
         told = self._listener.socket
