@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.payloads import batches, split
+from stratagem_proto.serving.border import DirectContext
 from stratagem_proto.v1 import worker_pb2 as pb
 
 # What need not be sent at once is, with what comes meanwhile, after this time. Updates
@@ -22,10 +23,16 @@ _LINES = 1_000
 
 
 class Outbox:
-    """Takes events from any thread and gives them to the event loop, in order."""
+    """Takes events from any thread and sends them in order.
+
+    The thread that puts what is awaited sends all there is, if it may and nothing else
+    is being sent. All else is left to the event loop.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._direct: DirectContext | None = None
+        self._sending = threading.Lock()
         self._events: deque[pb.WorkEvent] = deque()
         self._filled = asyncio.Event()
         self._calling = False
@@ -34,22 +41,56 @@ class Outbox:
         self._error: StratagemError | None = None
         self._room = threading.Semaphore(_LINES)
 
+    def write_by(self, direct: DirectContext | None) -> None:
+        """Lets threads send, from now on.
+
+        Args:
+            direct: How; None if they cannot.
+        """
+        self._direct = direct
+
     def put(self, *events: pb.WorkEvent, at_once: bool = True) -> None:
-        """Sends events.
+        """Sends events; not in a thread that may be interrupted.
 
         Args:
             events: What happened.
             at_once: Whether they are awaited, and not to be sent with what follows.
         """
         self._events.extend(events)
+        if not at_once:
+            self._let_linger()
+        elif not self._sent():
+            self._call()
+
+    def _sent(self) -> bool:
+        """Sends all there is in this thread; returns whether that was possible."""
+        if self._direct is None or not self._sending.acquire(blocking=False):
+            return False
+        try:
+            return self._direct.is_clear and self._written(self._direct)
+        finally:
+            self._sending.release()
+
+    def _written(self, direct: DirectContext) -> bool:
+        for batch in () if self._closed else batches(self._taken()):
+            direct.write_at_once(_encoded(batch))
+            self._make_room(batch)
+        return True
+
+    def _call(self) -> None:
+        if not self._calling:
+            self._calling = True
+            self._soon(self._called)
+
+    def _let_linger(self) -> None:
+        if not self._lingering:
+            self._lingering = True
+            self._soon(self._linger)
+
+    def _soon(self, action: Callable[[], None]) -> None:
         # A function may end when its worker has stopped already.
         with suppress(RuntimeError):
-            if at_once and not self._calling:
-                self._calling = True
-                self._loop.call_soon_threadsafe(self._called)
-            elif not at_once and not self._lingering:
-                self._lingering = True
-                self._loop.call_soon_threadsafe(self._linger)
+            self._loop.call_soon_threadsafe(action)
 
     def expect(self) -> None:
         """Prepares for events that linger; on the event loop, which they then spare."""
@@ -61,7 +102,8 @@ class Outbox:
         """Sends what a function wrote; waits while there is too much of that."""
         if not self._closed:
             self._room.acquire()
-            self.put(pb.WorkEvent(output=output))
+            self._events.append(pb.WorkEvent(output=output))
+            self._call()
 
     def put_finished(self, finished: pb.Finished, at_once: bool = True) -> None:
         """Sends how a function ended, its payload in pieces; as `put`."""
@@ -91,8 +133,8 @@ class Outbox:
             self._room.release(_LINES)
             self._filled.set()
 
-    async def batches(self) -> AsyncIterator[list[pb.WorkEvent]]:
-        """What is to be sent, at once as much as there is.
+    async def messages(self) -> AsyncIterator[bytes]:
+        """What the event loop is to send, at once as much as there is.
 
         Raises:
             StratagemError: As given to `close`.
@@ -101,12 +143,15 @@ class Outbox:
             await self._filled.wait()
             if not self._closed:
                 self._filled.clear()
-            events = [self._events.popleft() for _ in range(len(self._events))]
-            for batch in batches(events):
-                yield batch
-                self._make_room(batch)
+            with self._sending:
+                for batch in batches(self._taken()):
+                    yield _encoded(batch)
+                    self._make_room(batch)
         if self._error is not None:
             raise self._error
+
+    def _taken(self) -> list[pb.WorkEvent]:
+        return [self._events.popleft() for _ in range(len(self._events))]
 
     def _linger(self) -> None:
         self._loop.call_later(_LINGER_SECONDS, self._called)
@@ -119,3 +164,7 @@ class Outbox:
         for event in sent:
             if event.HasField("output"):
                 self._room.release()
+
+
+def _encoded(events: Iterable[pb.WorkEvent]) -> bytes:
+    return pb.WorkResponse(events=events).SerializeToString()

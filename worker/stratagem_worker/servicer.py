@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncIterator
+from typing import NoReturn
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -16,7 +18,7 @@ from stratagem_proto.errors import (
     StratagemError,
 )
 from stratagem_proto.payloads import split
-from stratagem_proto.serving.border import Border, Context
+from stratagem_proto.serving.border import Border, Context, direct
 from stratagem_proto.serving.methods import Handler
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_worker.session import WorkSession
@@ -58,64 +60,74 @@ class _Work:
 
     async def handle(self, messages: AsyncIterator[bytes], context: Context) -> None:
         async with self._border.crossing(context, pb.WorkRequest.__name__):
-            first = await self._request(messages)
-            if first is None or not first.HasField("open"):
-                raise MalformedStreamError("the call does not begin with a handshake")
-            session = self._state.open(first.open)
+            session = self._state.open(await self._handshake(messages))
             reading = asyncio.create_task(self._read(session, messages))
             sending = asyncio.create_task(self._send(session, context))
+            watching = asyncio.create_task(self._watch(session))
+            tasks = (reading, sending, watching)
             try:
-                await asyncio.wait((reading, sending), return_when=FIRST_COMPLETED)
-                if reading.done():
-                    reading.result()
+                await asyncio.wait(tasks, return_when=FIRST_COMPLETED)
+                for ended in filter(asyncio.Task.done, (watching, reading)):
+                    ended.result()
                 await sending
             finally:
-                reading.cancel()
-                sending.cancel()
+                for task in tasks:
+                    task.cancel()
                 self._state.end(session)
                 # The loop may end with the server that this call is the last of.
-                await asyncio.gather(reading, sending, return_exceptions=True)
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _handshake(self, messages: AsyncIterator[bytes]) -> pb.OpenWorkerSession:
+        """How the call begins.
+
+        Raises:
+            MalformedStreamError: By something else.
+            SessionLostError: Not for as long as the lease lasts.
+        """
+        try:
+            data = await asyncio.wait_for(anext(messages, b""), self._lease)
+        except asyncio.TimeoutError as error:
+            raise self._lost() from error
+        first = pb.WorkRequest.FromString(data)
+        if not first.HasField("open"):
+            raise MalformedStreamError("the call does not begin with a handshake")
+        return first.open
 
     async def _send(self, session: WorkSession, context: Context) -> None:
         """Lets the client know what happens until the session ends."""
         opened = pb.WorkResponse(opened=self._state.answer())
         await context.write(opened.SerializeToString())
-        async for batch in session.outbox.batches():
-            response = pb.WorkResponse(events=batch)
-            await context.write(response.SerializeToString())
+        session.outbox.write_by(direct(context))
+        async for message in session.outbox.messages():
+            await context.write(message)
 
     async def _read(self, session: WorkSession, messages: AsyncIterator[bytes]) -> None:
-        """Lets a session obey its client until that ends the call.
-
-        Raises:
-            SessionLostError: Nothing is heard of the client. It may not read either, so
-                that what waits to be sent is no reason to go on.
-        """
+        """Lets a session obey its client until that ends the call."""
         error: StratagemError | None = None
         try:
-            while (request := await self._request(messages)) is not None:
-                session.obey(request.instructions)
+            async for data in messages:
+                session.obey(pb.WorkRequest.FromString(data).instructions)
         except DecodeError:
             error = InvalidArgumentError("the request is no WorkRequest")
-        except SessionLostError:
-            raise
         except StratagemError as refusal:
             error = refusal
         except grpc.aio.AbortError:
             return  # the call has ended meanwhile, for another reason
         session.outbox.close(error)
 
-    async def _request(self, messages: AsyncIterator[bytes]) -> pb.WorkRequest | None:
-        """The next request; None at the end.
+    async def _watch(self, session: WorkSession) -> NoReturn:
+        """Looks now and then whether the client is there, which costs messages nothing.
 
         Raises:
-            SessionLostError: None came for as long as the lease lasts.
+            SessionLostError: Nothing is heard of it. It may not read either, so that
+                what waits to be sent is no reason to go on.
         """
-        try:
-            data = await asyncio.wait_for(anext(messages, None), self._lease)
-        except asyncio.TimeoutError as error:
-            raise SessionLostError(
-                f"nothing was heard of the client for {self._lease:g} s; open another "
-                "session"
-            ) from error
-        return None if data is None else pb.WorkRequest.FromString(data)
+        while (left := session.heard + self._lease - time.monotonic()) > 0:
+            await asyncio.sleep(left)
+        raise self._lost()
+
+    def _lost(self) -> SessionLostError:
+        return SessionLostError(
+            f"nothing was heard of the client for {self._lease:g} s; open another "
+            "session"
+        )

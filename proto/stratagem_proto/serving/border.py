@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -32,6 +32,23 @@ class Context(Protocol):
         trailing_metadata: tuple[tuple[str, str | bytes], ...] = ...,
     ) -> NoReturn:
         """Ends the call with a status."""
+
+
+class DirectContext(Protocol):
+    """A call whose responses may be written without the event loop, by any thread."""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether all responses so far are sent."""
+
+    def write_at_once(self, message: bytes, /) -> None:
+        """Sends one response of several; does not wait for the client to read."""
+
+
+def direct(context: Context) -> DirectContext | None:
+    """The same call, if it is such a one; those by gRPC are not."""
+    found: Any = context
+    return found if hasattr(found, "write_at_once") else None
 
 
 def shared_memory(context: Context) -> Segment | None:

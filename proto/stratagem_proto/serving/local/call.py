@@ -106,6 +106,15 @@ class LocalCall:
         self._send(message)
         await self._out.below(WINDOW_BYTES)
 
+    @property
+    def is_clear(self) -> bool:
+        """Whether all responses so far are sent; in any thread."""
+        return self._out.is_clear
+
+    def write_at_once(self, message: bytes) -> None:
+        """As `write`, in any thread; does not wait for the client to read."""
+        self._send(message)
+
     async def abort(
         self,
         code: grpc.StatusCode,

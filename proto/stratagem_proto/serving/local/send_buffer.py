@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,7 +14,7 @@ from stratagem_proto.local.frames import Kind, parts
 
 
 class SendBuffer:
-    """Sends what it is given, in order; on the event loop.
+    """Sends what it is given, in order. On the event loop, but for what says otherwise.
 
     Args:
         sock: The socket.
@@ -29,6 +30,7 @@ class SendBuffer:
         self._held: list[bytes] | None = None
         self._progress: asyncio.Future[None] | None = None
         self._closed = False
+        self._sending = threading.RLock()
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -37,18 +39,25 @@ class SendBuffer:
         try:
             yield
         finally:
-            self._flush()
-            self._held = None
+            with self._sending:
+                self._flush()
+                self._held = None
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether nothing waits; in any thread."""
+        return not self._waiting
 
     def send(self, kind: Kind, message: bytes, is_last: bool) -> None:
-        """Sends a frame, at once as far as there is room."""
+        """Sends a frame, at once as far as there is room; in any thread."""
         pieces = parts(kind, message, is_last)
-        if self._held is not None and len(pieces) == 1:
-            self._held.extend(pieces)
-            return
-        self._flush()
-        for piece in pieces:
-            self._send(memoryview(piece))
+        with self._sending:
+            if self._held is not None and len(pieces) == 1:
+                self._held.extend(pieces)
+                return
+            self._flush()
+            for piece in pieces:
+                self._send(memoryview(piece))
 
     def _flush(self) -> None:
         if self._held:
@@ -58,10 +67,14 @@ class SendBuffer:
     def _send(self, part: memoryview) -> None:
         rest = part if self._waiting else part[self._sent(part) :]
         if rest and not self._closed:
-            if not self._waiting:
-                self._loop.add_writer(self._socket, self._writable)
             self._waiting.append(rest)
             self._nbytes += len(rest)
+            if len(self._waiting) == 1:
+                self._loop.call_soon_threadsafe(self._await_room)
+
+    def _await_room(self) -> None:
+        if self._waiting:
+            self._loop.add_writer(self._socket, self._writable)
 
     def _sent(self, part: memoryview) -> int:
         try:
@@ -69,17 +82,19 @@ class SendBuffer:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
-            # The client is gone. Who reads learns of it, too.
+            # The client is gone. Who reads learns of it, too. Other threads come here
+            # only while nothing waits, and then this touches nothing of the loop's.
             self.close()
             return 0
 
     def _writable(self) -> None:
-        while self._waiting and (sent := self._sent(self._waiting[0])):
-            self._nbytes -= sent
-            if rest := self._waiting.popleft()[sent:]:
-                self._waiting.appendleft(rest)
-        if not self._waiting:
-            self._loop.remove_writer(self._socket)
+        with self._sending:
+            while self._waiting and (sent := self._sent(self._waiting[0])):
+                self._nbytes -= sent
+                if rest := self._waiting.popleft()[sent:]:
+                    self._waiting.appendleft(rest)
+            if not self._waiting:
+                self._loop.remove_writer(self._socket)
         self._wake()
 
     async def below(self, nbytes: int) -> None:
@@ -108,11 +123,12 @@ class SendBuffer:
 
     def close(self) -> None:
         """Drops what is not sent; before its socket is closed."""
-        if self._waiting:
-            self._loop.remove_writer(self._socket)
-        self._closed = True
-        self._waiting.clear()
-        self._nbytes = 0
+        with self._sending:
+            if self._waiting:
+                self._loop.remove_writer(self._socket)
+            self._closed = True
+            self._waiting.clear()
+            self._nbytes = 0
         self._wake()
 
     def _wake(self) -> None:
