@@ -37,6 +37,7 @@ from stratagem._replicas.nests import map_leaves
 from stratagem._servers.traffic import Traffic, TrafficMeter
 from stratagem._shipping.call import Call, bound, name_of
 from stratagem._shipping.dumper import Dumper
+from stratagem._worker_servers.corks import Corks
 from stratagem_proto.errors import InvalidArgumentError
 
 _FAREWELL_SECONDS = 1.0
@@ -134,9 +135,10 @@ class ClusterCoordinator:
         self._acknowledging = acknowledging(strategy, numbers)
         self._shared = SharedDatasets(self._residents, strategy, self._acknowledging)
         self._meter = TrafficMeter()
-        connect = Connector(strategy, numbers, self._meter)
+        self._corks = Corks()
+        connect = Connector(strategy, numbers, self._meter, self._corks)
         ended = self._acknowledging.end
-        self._dispatch = Dispatch(connect, settings.queue_size, ended)
+        self._dispatch = Dispatch(connect, settings.queue_size, ended, self._corks)
         make = partial(PerWorkerVariable, self._residents, self._dispatch.ask_all)
         take_over(strategy, make, partial(_end, self._acknowledging, self._dispatch))
         weakref.finalize(self, self._dispatch.close)
@@ -175,7 +177,7 @@ class ClusterCoordinator:
         parcel = self._residents.dumper.dump(call)
         left = inherited_identity(parcel.kept)
         number, identity = self._acknowledging.begin(left)
-        result = Result(self._residents, number)
+        result = Result(self._residents, number, self._corks.hurry)
         value = RemoteValue(result)
         self._release()
         self._dispatch.schedule(Closure(number, identity, name_of(fn), parcel, result))

@@ -31,6 +31,7 @@ from stratagem._coordinator.workers.attendant import Attendant, Events
 from stratagem._coordinator.workers.remote_worker import Connect, RemoteWorker
 from stratagem._coordinator.workers.roster import Roster
 from stratagem._shipping.parcel import Parcel
+from stratagem._worker_servers.corks import Corks
 from stratagem_proto.errors import (
     AlreadyExistsError,
     StratagemError,
@@ -48,6 +49,7 @@ class Dispatch:
         connect: Connects to a worker.
         capacity: How many closures may wait.
         on_end: Called with the identity of each closure that ends.
+        corks: Those of the connections; started and closed here.
     """
 
     def __init__(
@@ -55,11 +57,13 @@ class Dispatch:
         connect: Connect,
         capacity: int,
         on_end: Callable[[ClosureIdentity], None],
+        corks: Corks,
     ) -> None:
         self._queue = ClosureQueue(capacity, SHALLOWEST)
         self._orders: deque[Order] = deque()
         self._obeying = False
-        self._monitor = Monitor()
+        self._corks = corks
+        self._monitor = Monitor(corks.hurry)
         self._entry = threading.Lock()
         self._rebalances = False
         self._roster = Roster(connect, Events(self._welcome, self._refuse))
@@ -68,6 +72,7 @@ class Dispatch:
         )
         self._rebalancing = Rebalancing(self._rebalance, self._give_up)
         self._rebalancing.start()
+        corks.start()
 
     def add(
         self, index: int, address: str, delay: float = 0.0, late: bool = False
@@ -122,7 +127,8 @@ class Dispatch:
             # A worker may be so quick that the closure itself has failed by then: that
             # is for the next call.
             failed = bool(self._queue.error) or closure.failure is not None
-            self._put(closure)
+            with self._corks:
+                self._put(closure)
             if failed:
                 self._report_error()
 
@@ -136,6 +142,7 @@ class Dispatch:
         """Returns whether all closures have ended. Spec: COO-10, ERR-4."""
         with self._monitor:
             self._report_error()
+            self._corks.hurry()
             return self._queue.idle
 
     def ask_all(self, call: Parcel) -> list[bytes]:
@@ -176,6 +183,7 @@ class Dispatch:
     def close(self) -> None:
         """Gives up everything, soon. May be called anywhere, and again."""
         self._rebalancing.close()
+        self._corks.close()
 
     # What the program asks for. All that follows is done under the lock.
 

@@ -12,6 +12,7 @@ from stratagem._servers.session import Identity, check_answering, handshake
 from stratagem._servers.traffic import TrafficMeter
 from stratagem._servers.transports.server_transport import may_connect
 from stratagem._worker_servers.answer import Answer
+from stratagem._worker_servers.corks import Corks
 from stratagem._worker_servers.grpc_wire import GrpcWire
 from stratagem._worker_servers.local_wire import LocalWire
 from stratagem._worker_servers.output import Show, labelled
@@ -38,6 +39,7 @@ class WorkerLink:
         incarnation: Names what the worker has of this link; another value after
             `connect` means that everything is gone that was defined or kept.
         meter: Counts what passes; another one may take its place before `connect`.
+        corks: Tell what waits to be sent with what follows; so may these.
         gpus: How many GPUs the worker has.
     """
 
@@ -62,6 +64,7 @@ class WorkerLink:
         self.task = f"/job:{task.job}/task:{task.index}"
         self.incarnation = b""
         self.meter = TrafficMeter()
+        self.corks = Corks()
         self.gpus = 0
         self._address = address
         self._identity = identity
@@ -101,7 +104,7 @@ class WorkerLink:
         if allowed and may_connect(self._place, self._address):
             # Where that fails, gRPC does.
             with suppress(OSError, StratagemError):
-                self._begin(partial(LocalWire, self._place))
+                self._begin(partial(LocalWire, self._place, self.corks))
 
     def _begin(self, make: MakeWire) -> None:
         """Opens a session, in place of the one there is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from itertools import chain
 from stratagem._servers.traffic import TrafficMeter
 from stratagem._servers.transports.local_error import broken, require_ok
 from stratagem._servers.transports.local_link import LocalLink
+from stratagem._worker_servers.corks import Cork, Corks
 from stratagem._worker_servers.wire import Instructions
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.local.frames import Kind, parts
@@ -32,6 +34,7 @@ class LocalWire:
 
     Args:
         place: The worker's socket.
+        corks: Tell which instructions wait for those that follow.
         opening: The handshake.
         meter: Counts what is sent.
 
@@ -40,8 +43,13 @@ class LocalWire:
     """
 
     def __init__(
-        self, place: LocalSocket, opening: pb.OpenWorkerSession, meter: TrafficMeter
+        self,
+        place: LocalSocket,
+        corks: Corks,
+        opening: pb.OpenWorkerSession,
+        meter: TrafficMeter,
     ) -> None:
+        self._corks, self._cork = corks, Cork(self._flush)
         self._meter = meter
         self._waiting: deque[Instructions] = deque()
         self._sending = threading.Lock()
@@ -72,12 +80,14 @@ class LocalWire:
     def send(self, instructions: Instructions) -> None:
         """Sends instructions, in order; does not wait."""
         self._waiting.append(instructions)
-        if not self._reading:
+        if not self._reading and not self._corks.keep(self._cork):
             self._flush()
 
     def _flush(self) -> None:
         # Who comes while another thread sends leaves it to that one.
         while self._waiting and self._sending.acquire(blocking=False):
+            # Before anything is taken: what comes meanwhile is kept, or sent below.
+            self._cork.flushed(time.monotonic())
             pieces, left = self._pieces(), memoryview(b"")
             try:
                 with self._whole():

@@ -79,7 +79,7 @@ class RemoteValue(Resident):
 
         Spec: RMV-2.
         """
-        self._result.ended.wait()
+        self._result.wait()
         if self._result.error is not None:
             raise self._result.error
         if self._loaded is None:

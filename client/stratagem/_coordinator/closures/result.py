@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from stratagem._coordinator.data.per_worker import PerWorkerValues
 from stratagem._coordinator.data.residents import Keeper, Residents, WorkerValue
@@ -24,6 +24,7 @@ class Result(WorkerValue):
     Args:
         residents: Gives handles.
         closure: Number of the closure.
+        hurry: Called before the program waits for it.
 
     Attributes:
         closure: As given.
@@ -38,8 +39,11 @@ class Result(WorkerValue):
         copying: Whether it is on its way here.
     """
 
-    def __init__(self, residents: Residents, closure: int) -> None:
+    def __init__(
+        self, residents: Residents, closure: int, hurry: Callable[[], None]
+    ) -> None:
         super().__init__(residents)
+        self._hurry = hurry
         self.closure = closure
         self.owner: weakref.ref[object] | None = None
         self.payload: bytes | None = None
@@ -76,6 +80,12 @@ class Result(WorkerValue):
     def met(self) -> bool:
         """Whether closures can have it."""
         return self.payload is not None or self.source is not None
+
+    def wait(self) -> None:
+        """Waits until it has ended."""
+        if not self.ended.is_set():
+            self._hurry()
+            self.ended.wait()
 
     def stay(self, keeper: Keeper) -> None:
         """Takes note of the worker that has it."""

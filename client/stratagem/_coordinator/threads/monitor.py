@@ -9,9 +9,14 @@ from stratagem_proto.errors import CancelledError
 
 
 class Monitor:
-    """A lock, to be entered, under which threads wait until something holds."""
+    """A lock, to be entered, under which threads wait until something holds.
 
-    def __init__(self) -> None:
+    Args:
+        hurry: Called before a thread waits.
+    """
+
+    def __init__(self, hurry: Callable[[], None]) -> None:
+        self._hurry = hurry
         self._changed = threading.Condition()
         self._awaited: list[Callable[[], bool]] = []
         self._closed = False
@@ -34,11 +39,13 @@ class Monitor:
         def holds() -> bool:
             return self._closed or condition()
 
-        self._awaited.append(holds)
-        try:
-            self._changed.wait_for(holds)
-        finally:
-            self._awaited.remove(holds)
+        if not holds():
+            self._hurry()
+            self._awaited.append(holds)
+            try:
+                self._changed.wait_for(holds)
+            finally:
+                self._awaited.remove(holds)
         self.require_open()
 
     def wake(self) -> None:

@@ -14,6 +14,7 @@ from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._servers.session import Identity
 from stratagem._servers.traffic import TrafficMeter
 from stratagem._variables.variable import Variable
+from stratagem._worker_servers.corks import Corks
 from stratagem._worker_servers.link import WorkerLink, task_at
 from stratagem.consistency import Async
 from stratagem_proto.channel import Deadlines
@@ -94,6 +95,7 @@ class Connector:
         strategy: The strategy.
         numbers: Gives numbers to what workers run.
         meter: Counts what is exchanged with them.
+        corks: Tell what waits to be sent with what follows.
     """
 
     def __init__(
@@ -101,10 +103,12 @@ class Connector:
         strategy: ParameterServerStrategy,
         numbers: count[int],
         meter: TrafficMeter,
+        corks: Corks,
     ) -> None:
         self._identity = _identity_of(strategy)
         self._numbers = numbers
         self._meter = meter
+        self._corks = corks
         takes_all_gpus = strategy._settings.num_replicas_per_worker is None
         self._counts = GpuCounts() if takes_all_gpus else None
 
@@ -112,7 +116,7 @@ class Connector:
         """Connects to one; raises as `WorkerLink.connect`, and for its GPUs."""
         task = Task(job="worker", index=index)
         link = WorkerLink(address, task, self._identity, _ATTEMPT)
-        link.meter = self._meter
+        link.meter, link.corks = self._meter, self._corks
         link.connect()
         if self._counts is not None:
             try:

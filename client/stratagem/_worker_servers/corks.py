@@ -1,0 +1,101 @@
+"""Messages to workers that wait a moment for those that follow."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from math import inf
+from queue import SimpleQueue
+
+# Longer makes messages larger, and lets a worker that has nothing wait for so long.
+_SECONDS = 0.002
+
+_MOST = 32
+
+
+class Cork:
+    """Says when one wire is to keep back what it has to send. Pure.
+
+    Args:
+        flush: Sends what is kept.
+
+    Attributes:
+        flush: As given.
+    """
+
+    def __init__(self, flush: Callable[[], None]) -> None:
+        self.flush = flush
+        self._kept = 0
+        self._since = self._flushed = -inf
+
+    def keeps(self, now: float) -> bool:
+        """Takes note of something to send; returns whether it is to wait for more.
+
+        The first one after a pause does not: a lone one would wait for nothing.
+
+        Args:
+            now: The time in seconds.
+        """
+        if not self._kept:
+            if now - self._flushed > _SECONDS:
+                return False
+            self._since = now
+        self._kept += 1
+        return self._kept < _MOST and now - self._since < _SECONDS
+
+    def flushed(self, now: float) -> None:
+        """Takes note that all is being sent."""
+        self._kept, self._flushed = 0, now
+
+
+class Corks:
+    """The corks of all wires of a coordinator. Thread-safe, but for its context.
+
+    What is sent while this is entered, by one thread at a time, may be kept back: until
+    the program waits for something, and no longer than a moment.
+    """
+
+    def __init__(self) -> None:
+        self._entered = False
+        self._keeping: set[Cork] = set()
+        self._timed = False
+        # Of this kind because the garbage collector may call `close` anywhere.
+        self._wishes: SimpleQueue[bool] = SimpleQueue()
+
+    def start(self) -> None:
+        """Starts the thread that lets nothing wait too long."""
+        threading.Thread(target=self._run, name="stratagem-corks", daemon=True).start()
+
+    def close(self) -> None:
+        """Lets the thread end. May be called anywhere, and again."""
+        self._wishes.put(False)
+
+    def __enter__(self) -> None:
+        self._entered = True
+
+    def __exit__(self, *error: object) -> None:
+        self._entered = False
+
+    def keep(self, cork: Cork) -> bool:
+        """Returns whether what a wire has to send now is to wait for more."""
+        if not self._entered or not cork.keeps(time.monotonic()):
+            return False
+        self._keeping.add(cork)
+        if not self._timed:
+            self._timed = True
+            self._wishes.put(True)
+        return True
+
+    def hurry(self) -> None:
+        """Lets nothing wait any more, because the program does."""
+        with suppress(KeyError):
+            while self._keeping:
+                self._keeping.pop().flush()
+
+    def _run(self) -> None:
+        while self._wishes.get():
+            time.sleep(_SECONDS)
+            self._timed = False
+            self.hurry()
