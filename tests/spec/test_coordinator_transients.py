@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -12,9 +12,10 @@ import stratagem
 from stratagem import ClusterSpec
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.channel import Deadlines
+from stratagem_proto.payloads import batches
 from stratagem_proto.v1.worker_pb2 import WorkEvent
+from stratagem_worker import outbox
 from stratagem_worker.interruption import Interrupted
-from stratagem_worker.outbox import Outbox
 from tests.client.coordinator.coordination import (
     Coordination,
     coordinating,
@@ -109,16 +110,14 @@ def test_a_worker_that_fails_in_an_unknown_way_counts_as_lost(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     journal = Journal()
-    batches = Outbox.batches
 
-    async def failing_once(self: Outbox) -> AsyncIterator[list[WorkEvent]]:
-        async for batch in batches(self):
-            if len(journal.entries) == 1:
-                journal.write("failed")
-                raise ZeroDivisionError
-            yield batch
+    def failing_once(events: list[WorkEvent]) -> Iterator[list[WorkEvent]]:
+        if len(journal.entries) == 1:
+            journal.write("failed")
+            raise ZeroDivisionError
+        return batches(events)
 
-    monkeypatch.setattr(Outbox, "batches", failing_once)
+    monkeypatch.setattr(outbox, "batches", failing_once)
     with coordinating(num_workers=1) as coordination:
         coordinator = coordination.coordinator
         coordinator.schedule(journal.write, args=("ran",))

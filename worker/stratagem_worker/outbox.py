@@ -7,8 +7,8 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
+from functools import partial
 
-from stratagem_proto.errors import StratagemError
 from stratagem_proto.payloads import batches, split
 from stratagem_proto.serving.border import DirectContext
 from stratagem_proto.v1 import worker_pb2 as pb
@@ -38,7 +38,7 @@ class Outbox:
         self._calling = False
         self._lingering = False
         self._closed = False
-        self._error: StratagemError | None = None
+        self._error: Exception | None = None
         self._room = threading.Semaphore(_LINES)
 
     def write_by(self, direct: DirectContext | None) -> None:
@@ -68,6 +68,10 @@ class Outbox:
             return False
         try:
             return self._direct.is_clear and self._written(self._direct)
+        except Exception as error:
+            # What was taken is lost, and so is the session.
+            self._soon(partial(self.close, error))
+            return True
         finally:
             self._sending.release()
 
@@ -122,8 +126,8 @@ class Outbox:
         parts = (pb.WorkEvent(piece=piece) for piece in pieces)
         self.put(*parts, event, at_once=at_once)
 
-    def close(self, error: StratagemError | None = None) -> None:
-        """Lets `batches` end once all is sent; on the event loop.
+    def close(self, error: Exception | None = None) -> None:
+        """Lets `messages` end once all is sent; on the event loop.
 
         Args:
             error: What it then raises.
@@ -137,7 +141,7 @@ class Outbox:
         """What the event loop is to send, at once as much as there is.
 
         Raises:
-            StratagemError: As given to `close`.
+            Exception: As given to `close`.
         """
         while self._events or not self._closed:
             await self._filled.wait()

@@ -9,8 +9,10 @@ from contextlib import suppress
 from math import inf
 from queue import SimpleQueue
 
-# Longer makes messages larger, and lets a worker that has nothing wait for so long.
-_SECONDS = 0.002
+# Longer makes messages larger, and lets a worker that has nothing to run wait for so
+# long. Without, four workers that end functions as soon as they come get each alone: a
+# function that does nothing then costs 340 us of processors, and 190 so.
+_SECONDS = 0.003
 
 _MOST = 32
 

@@ -1,0 +1,101 @@
+"""Messages to workers that wait for those that follow."""
+
+from __future__ import annotations
+
+import threading
+
+from stratagem._worker_servers.corks import Cork, Corks
+from tests.waiting import eventually
+
+PAUSE = 1.0
+MOMENT = 0.0001
+
+
+def cork() -> Cork:
+    return Cork(lambda: None)
+
+
+def test_a_message_after_a_pause_is_sent_at_once() -> None:
+    one = cork()
+    assert not one.keeps(PAUSE)
+    one.flushed(PAUSE)
+    assert not one.keeps(2 * PAUSE)
+
+
+def test_a_message_that_follows_another_waits() -> None:
+    one = cork()
+    one.flushed(PAUSE)
+    assert one.keeps(PAUSE + MOMENT)
+    assert one.keeps(PAUSE + 2 * MOMENT)
+
+
+def test_no_message_waits_for_long() -> None:
+    one = cork()
+    one.flushed(PAUSE)
+    assert one.keeps(PAUSE + MOMENT)
+    assert not one.keeps(2 * PAUSE)
+
+
+def test_not_many_messages_wait() -> None:
+    one = cork()
+    one.flushed(PAUSE)
+    kept = [one.keeps(PAUSE) for _ in range(100)]
+    assert kept.index(False) < 64
+
+
+def test_what_is_sent_waits_no_more() -> None:
+    one = cork()
+    one.flushed(PAUSE)
+    assert one.keeps(PAUSE)
+    one.flushed(PAUSE + MOMENT)
+    assert not one.keeps(2 * PAUSE)
+
+
+class Patient(Cork):
+    """Keeps whatever it may, and counts how often it is flushed."""
+
+    def __init__(self) -> None:
+        super().__init__(self._count)
+        self.flushes = 0
+
+    def _count(self) -> None:
+        self.flushes += 1
+
+    def keeps(self, now: float) -> bool:
+        return True
+
+
+def test_nothing_waits_that_the_program_does_not_schedule() -> None:
+    assert not Corks().keep(Patient())
+
+
+def test_all_is_sent_when_the_program_waits() -> None:
+    corks, wires = Corks(), [Patient(), Patient()]
+    with corks:
+        assert all(map(corks.keep, wires))
+    corks.hurry()
+    assert [wire.flushes for wire in wires] == [1, 1]
+    corks.hurry()
+    assert [wire.flushes for wire in wires] == [1, 1]
+
+
+def test_what_waits_is_sent_though_the_program_goes_on() -> None:
+    corks, wire = Corks(), Patient()
+    corks.start()
+    try:
+        with corks:
+            assert corks.keep(wire)
+        eventually(lambda: wire.flushes == 1)
+        with corks:
+            assert corks.keep(wire)
+        eventually(lambda: wire.flushes == 2)
+    finally:
+        corks.close()
+
+
+def test_its_thread_ends() -> None:
+    before = threading.active_count()
+    corks = Corks()
+    corks.start()
+    corks.close()
+    eventually(lambda: threading.active_count() <= before)
