@@ -51,6 +51,11 @@ class Cork:
         """Takes note that all is being sent."""
         self._kept, self._flushed = 0, now
 
+    def rest(self) -> None:
+        """Takes note of a pause: the program waits for what was sent."""
+        self.flush()
+        self._flushed = -inf
+
 
 class Corks:
     """The corks of all wires of a coordinator. Thread-safe, but for its context.
@@ -61,7 +66,7 @@ class Corks:
 
     def __init__(self) -> None:
         self._entered = False
-        self._keeping: set[Cork] = set()
+        self._used: set[Cork] = set()
         self._timed = False
         # Of this kind because the garbage collector may call `close` anywhere.
         self._wishes: SimpleQueue[bool] = SimpleQueue()
@@ -82,22 +87,24 @@ class Corks:
 
     def keep(self, cork: Cork) -> bool:
         """Returns whether what a wire has to send now is to wait for more."""
-        if not self._entered or not cork.keeps(time.monotonic()):
+        if not self._entered:
             return False
-        self._keeping.add(cork)
-        if not self._timed:
+        self._used.add(cork)
+        keeps = cork.keeps(time.monotonic())
+        if keeps and not self._timed:
             self._timed = True
             self._wishes.put(True)
-        return True
+        return keeps
 
     def hurry(self) -> None:
         """Lets nothing wait any more, because the program does."""
         with suppress(KeyError):
-            while self._keeping:
-                self._keeping.pop().flush()
+            while self._used:
+                self._used.pop().rest()
 
     def _run(self) -> None:
         while self._wishes.get():
             time.sleep(_SECONDS)
             self._timed = False
-            self.hurry()
+            for cork in self._used.copy():
+                cork.flush()

@@ -22,6 +22,13 @@ def test_a_message_after_a_pause_is_sent_at_once() -> None:
     assert not one.keeps(2 * PAUSE)
 
 
+def test_a_message_after_the_program_has_waited_is_sent_at_once() -> None:
+    one = cork()
+    one.flushed(PAUSE)
+    one.rest()
+    assert not one.keeps(PAUSE + MOMENT)
+
+
 def test_a_message_that_follows_another_waits() -> None:
     one = cork()
     one.flushed(PAUSE)
