@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -16,9 +17,11 @@ _SECONDS = 0.003
 
 _MOST = 32
 
+_LOG = logging.getLogger("stratagem")
+
 
 class Cork:
-    """Says when one wire is to keep back what it has to send. Pure.
+    """Says when one wire is to keep back what it has to send; time is an argument.
 
     Args:
         flush: Sends what is kept.
@@ -66,6 +69,7 @@ class Corks:
 
     def __init__(self) -> None:
         self._entered = False
+        # Those of wires that have sent, or kept, something since the program waited.
         self._used: set[Cork] = set()
         self._timed = False
         # Of this kind because the garbage collector may call `close` anywhere.
@@ -89,6 +93,7 @@ class Corks:
         """Returns whether what a wire has to send now is to wait for more."""
         if not self._entered:
             return False
+        # First: who empties the set meanwhile sends what is kept.
         self._used.add(cork)
         keeps = cork.keeps(time.monotonic())
         if keeps and not self._timed:
@@ -107,4 +112,12 @@ class Corks:
             time.sleep(_SECONDS)
             self._timed = False
             for cork in self._used.copy():
-                cork.flush()
+                _flush(cork)
+
+
+def _flush(cork: Cork) -> None:
+    try:
+        cork.flush()
+    except Exception:
+        # The wire has ended its call. Others go on.
+        _LOG.exception("nothing can be sent to a worker")

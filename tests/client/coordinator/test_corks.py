@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 from stratagem._worker_servers.corks import Cork, Corks
 from tests.waiting import eventually
@@ -98,6 +99,29 @@ def test_what_waits_is_sent_though_the_program_goes_on() -> None:
         eventually(lambda: wire.flushes == 2)
     finally:
         corks.close()
+
+
+def test_a_wire_that_fails_keeps_nothing_back_of_others() -> None:
+    corks, wire, failing = Corks(), Patient(), Patient()
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    failing.flush = fail
+    corks.start()
+    try:
+        for _ in range(2):
+            flushes = wire.flushes
+            with corks:
+                assert corks.keep(failing)
+                assert corks.keep(wire)
+            eventually(partial(_exceeds, wire, flushes))
+    finally:
+        corks.close()
+
+
+def _exceeds(wire: Patient, flushes: int) -> bool:
+    return wire.flushes > flushes
 
 
 def test_its_thread_ends() -> None:
