@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -20,7 +22,10 @@ from stratagem_proto.errors import (
 from stratagem_proto.optimizers import OptimizerRule, Value, rule_named
 from stratagem_proto.protocol import check_name
 from stratagem_proto.update_programs import decode_group
-from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_proto.v1.update_program_pb2 import (
+    HyperparameterGroup,
+    OptimizerProgram,
+)
 from stratagem_psserver.gradients import Gradient, check_gradient
 from stratagem_psserver.loans import Lent, Loan, WholeLoan
 from stratagem_psserver.rehearsal import (
@@ -39,26 +44,35 @@ from stratagem_psserver.store import Variable, VariableStore
 # More than any sane program has; without an end they would fill the memory.
 MAX_OPTIMIZERS = 10_000
 
+# More than hyperparameters take; larger groups are not remembered.
+_MOST_GROUP_BYTES = 4 << 10
+
+
+class _Settings:
+    """The hyperparameters of a param group, with what was tried with them."""
+
+    def __init__(self, rule: OptimizerRule, values: Mapping[str, Value]) -> None:
+        self.values = values
+        self._rule = rule
+        self._rehearsed: dict[tuple[torch.dtype, bool], Rehearsed] = {}
+
+    def rehearsed(self, dtype: torch.dtype, sparse: bool) -> Rehearsed:
+        key = (dtype, sparse)
+        if key not in self._rehearsed:
+            self._rehearsed[key] = rehearse(self._rule, self.values, dtype, sparse)
+        return self._rehearsed[key]
+
 
 @dataclass
 class _Group:
     """A param group with those of its variables that have a gradient."""
 
-    values: Mapping[str, Value]
+    settings: _Settings
     loans: list[Loan] = field(default_factory=list)
-    _rehearsed: dict[tuple[torch.dtype, bool], Rehearsed] = field(default_factory=dict)
-
-    def rehearsed(
-        self, rule: OptimizerRule, dtype: torch.dtype, sparse: bool
-    ) -> Rehearsed:
-        key = (dtype, sparse)
-        if key not in self._rehearsed:
-            self._rehearsed[key] = rehearse(rule, self.values, dtype, sparse)
-        return self._rehearsed[key]
 
     def step(self, rule: OptimizerRule, all_lent: Sequence[Lent]) -> None:
         fresh = [lent.tensor for lent in all_lent if not lent.state]
-        optimizer = make_optimizer(rule, self.values, fresh)
+        optimizer = make_optimizer(rule, self.settings.values, fresh)
         optimizer.param_groups[0]["params"] = [lent.tensor for lent in all_lent]
         for lent in all_lent:
             lent.tensor.grad = lent.gradient
@@ -100,11 +114,47 @@ def slot_name(variable: str, optimizer: str, key: str) -> str:
     return f"{variable}/{optimizer}/{key}"
 
 
+class _State(NamedTuple):
+    """Where an optimizer's state for a variable is.
+
+    Attributes:
+        layout: What it consists of.
+        names: Names of its slots by the optimizer's keys.
+        slots: Those that there are by the optimizer's keys: all or none.
+    """
+
+    layout: StateLayout
+    names: Mapping[str, str]
+    slots: Mapping[str, Variable]
+
+
+class _States:
+    """The state that was found, for as long as a store stays as it was then."""
+
+    def __init__(self, store: VariableStore) -> None:
+        self._store, self._generation = store, store.generation
+        # By the names of the optimizer and the variable.
+        self._found: dict[tuple[str, str], _State] = {}
+
+    def find(self, optimizer: str, variable: str, layout: StateLayout) -> _State | None:
+        if self._generation != self._store.generation:
+            self._found.clear()
+            self._generation = self._store.generation
+        found = self._found.get((optimizer, variable))
+        return found if found is not None and found.layout is layout else None
+
+    def keep(self, optimizer: str, variable: str, state: _State) -> None:
+        # Whatever names are sent, there is no more of these than of slots.
+        if state.slots:
+            self._found[optimizer, variable] = state
+
+
 class Optimizers:
     """The optimizers that have stepped variables of a store."""
 
     def __init__(self, store: VariableStore) -> None:
         self._store = store
+        self._states = _States(store)
         # By name: the class, and the variables that it has stepped.
         self._known: dict[str, tuple[str, set[str]]] = {}
 
@@ -123,16 +173,16 @@ class Optimizers:
         """
         rule = self._rule(program)
         groups = [
-            _Group(_complete(rule, decode_group(rule, group)))
-            for group in program.groups
+            _Group(_settings(program.class_name, group)) for group in program.groups
         ]
-        for gradient in gradients:
-            self._join(program.name, rule, groups, gradient)
+        variables = [self._store.get(gradient.variable) for gradient in gradients]
+        for variable, gradient in zip(variables, gradients, strict=True):
+            self._join(program.name, groups, variable, gradient)
         return OptimizerStep(
             program,
             rule,
             groups,
-            [self._store.get(gradient.variable) for gradient in gradients],
+            variables,
             sum(gradient.value.nbytes for gradient in gradients),
             self._store.room,
         )
@@ -186,42 +236,48 @@ class Optimizers:
         return rule
 
     def _join(
-        self, name: str, rule: OptimizerRule, groups: list[_Group], gradient: Gradient
+        self, name: str, groups: list[_Group], variable: Variable, gradient: Gradient
     ) -> None:
-        variable = self._store.get(gradient.variable)
         check_gradient(variable, gradient)
-        if variable.spec.slot_of:
-            raise InvalidArgumentError(
-                f"{variable.name!r} is a slot of {variable.spec.slot_of!r}; optimizers "
-                "step the variables themselves",
-                variable=variable.name,
-            )
         if gradient.group >= len(groups):
             raise InvalidArgumentError(
                 f"the gradient of {variable.name!r} is of param group "
                 f"{gradient.group}; the program has {len(groups)}",
                 variable=variable.name,
             )
-        self._lend(name, rule, groups[gradient.group], gradient)
+        group = groups[gradient.group]
+        group.loans.append(self._lend(name, group.settings, variable, gradient))
 
     def _lend(
-        self, name: str, rule: OptimizerRule, group: _Group, gradient: Gradient
-    ) -> None:
-        variable = self._store.get(gradient.variable)
+        self, name: str, settings: _Settings, variable: Variable, gradient: Gradient
+    ) -> Loan:
         sparse = gradient.rows is not None
-        rehearsed = group.rehearsed(rule, variable.value.dtype, sparse)
-        layout = rehearsed.layout
-        names = {key: slot_name(variable.name, name, key) for key in layout}
-        slots = self._slots(name, variable, names, layout)
-        loan: Loan
+        rehearsed = settings.rehearsed(variable.value.dtype, sparse)
+        layout, names, slots = self._state(name, variable, rehearsed.layout)
         if not sparse:
-            loan = WholeLoan(variable, gradient.value, layout, names, slots)
-        elif variable.arena is None:
-            loan = TensorRowLoan(variable, gradient, rehearsed, names, slots)
-        else:
-            loan = TableRowLoan(variable, gradient, rehearsed, names, slots)
-            loan.check_fit()
-        group.loans.append(loan)
+            return WholeLoan(variable, gradient.value, layout, names, slots)
+        if variable.arena is None:
+            return TensorRowLoan(variable, gradient, rehearsed, names, slots)
+        loan = TableRowLoan(variable, gradient, rehearsed, names, slots)
+        loan.check_fit()
+        return loan
+
+    def _state(self, optimizer: str, variable: Variable, layout: StateLayout) -> _State:
+        """Where the state is; looked for anew only when the store has changed."""
+        known = self._states.find(optimizer, variable.name, layout)
+        if known is not None:
+            return known
+        if variable.spec.slot_of:
+            raise InvalidArgumentError(
+                f"{variable.name!r} is a slot of {variable.spec.slot_of!r}; optimizers "
+                "step the variables themselves",
+                variable=variable.name,
+            )
+        names = {key: slot_name(variable.name, optimizer, key) for key in layout}
+        slots = self._slots(optimizer, variable, names, layout)
+        state = _State(layout, names, slots)
+        self._states.keep(optimizer, variable.name, state)
+        return state
 
     def _slots(
         self,
@@ -268,6 +324,22 @@ def _check_slot(slot: Variable, variable: Variable, expected: StateTensor) -> No
             f"{expected.dtype} of shape {shown}; delete it or create it so",
             variable=slot.name,
         )
+
+
+def _settings(class_name: str, group: HyperparameterGroup) -> _Settings:
+    """The settings of a group; steps come with the same ones again and again."""
+    encoded = group.SerializeToString()
+    is_small = len(encoded) <= _MOST_GROUP_BYTES
+    return (_known_settings if is_small else _decoded)(class_name, encoded)
+
+
+def _decoded(class_name: str, group: bytes) -> _Settings:
+    rule = rule_named(class_name)
+    values = decode_group(rule, HyperparameterGroup.FromString(group))
+    return _Settings(rule, _complete(rule, values))
+
+
+_known_settings = lru_cache(maxsize=1024)(_decoded)
 
 
 def _complete(rule: OptimizerRule, values: Mapping[str, Value]) -> Mapping[str, Value]:

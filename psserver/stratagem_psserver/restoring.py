@@ -130,8 +130,6 @@ def _put(store: VariableStore, restored: Restored) -> None:
         for arena in restored.value.arenas:
             store.put_table(arena)
     else:
-        variable = store.get(restored.name)
-        variable.value = restored.value
-        variable.version += 1
+        store.put_value(restored.name, restored.value)
     for suffix, value in restored.slots.items():
         store.put_slot(restored.name + suffix, restored.name, value)

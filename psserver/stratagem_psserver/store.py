@@ -104,10 +104,13 @@ class VariableStore:
 
     Attributes:
         room: What variables may take.
+        generation: How often variables came, went, or were replaced. While it stays
+            the same, what was found out about them holds.
     """
 
     def __init__(self, room: Room | None = None) -> None:
         self.room = room or Room()
+        self.generation = 0
         self._variables: dict[str, Variable] = {}
         self._slots: dict[str, list[str]] = {}
 
@@ -264,6 +267,7 @@ class VariableStore:
         if spec.HasField("table") and arena is None:
             arena = self._new_arena(spec)
         variable = self._variables[spec.name] = Variable(spec, value, arena=arena)
+        self.generation += 1
         if spec.slot_of:
             self._slots.setdefault(spec.slot_of, []).append(spec.name)
         return variable
@@ -276,12 +280,18 @@ class VariableStore:
         owner.table.attach([arena])
         return arena
 
+    def put_value(self, name: str, value: torch.Tensor) -> None:
+        """Gives a variable that value as its storage."""
+        variable = self.get(name)
+        if variable.value is not value:
+            variable.value = value
+            self.generation += 1
+        variable.version += 1
+
     def put_slot(self, name: str, owner: str, value: torch.Tensor) -> None:
         """Gives a slot variable that value as its storage, creating it if needed."""
-        variable = self._variables.get(name)
-        if variable is not None:
-            variable.value = value
-            variable.version += 1
+        if name in self._variables:
+            self.put_value(name, value)
             return
         spec = VariableSpec(
             name=name, tensor=spec_of(value), kind=VARIABLE_KIND_SLOT, slot_of=owner
@@ -298,6 +308,7 @@ class VariableStore:
             return
         variable.spec, variable.value, variable.arena = spec, value, arena
         variable.version += 1
+        self.generation += 1
 
     def delete(self, names: Sequence[str]) -> list[str]:
         """Removes variables and their slots, all or none; returns all removed names.
@@ -317,6 +328,7 @@ class VariableStore:
 
     def _remove(self, name: str) -> None:
         variable = self._variables.pop(name)
+        self.generation += 1
         owner, arena = variable.spec.slot_of, variable.arena
         if arena is not None and owner:
             arena.table.detach(arena)

@@ -64,7 +64,10 @@ class UpdateRpcs:
 
     async def _decoded(self, header: pb.UpdateHeader, staged: Staged) -> Staged:
         decoding = partial(decode_gradients, header.gradients, staged.tensors)
-        nbytes = total_nbytes(decoded_specs(header.gradients))
+        specs = decoded_specs(header.gradients)
+        if not specs:
+            return staged
+        nbytes = total_nbytes(specs)
         tensors = await self._state.compute.run(decoding, nbytes)
         return replace(staged, tensors=tensors)
 
