@@ -19,6 +19,9 @@ from stratagem_proto.v1.consistency_pb2 import (
     StepGrant,
 )
 
+# What takes longer to send than another thread takes to begin, is sent by that one.
+_MOST_SENT_BYTES = 1 << 20
+
 
 @dataclass(frozen=True)
 class Push:
@@ -125,18 +128,17 @@ class Pushes:
         for begin in begins:
             # Once this is answered, and nobody looks before at asynchronous steps.
             begin.finished = push.grant.step
-        send = partial(
-            self._servers.push,
-            {
-                server: self._request(server, push, asked, begins)
-                for server in push.updates
-            },
-        )
+        requests = {
+            server: self._request(server, push, asked, begins)
+            for server in push.updates
+        }
         arrived = partial(self._arrived, asked, begins)
         if in_flight:
-            self._servers.flight.begin(send, arrived)
+            nbytes = sum(request.request_nbytes for request in requests.values())
+            send = partial(self._servers.send, requests)
+            self._servers.flight.begin(send, arrived, nbytes > _MOST_SENT_BYTES)
         else:
-            arrived(send())
+            arrived(self._servers.push(requests))
 
     def _request(
         self, server: int, push: Push, asked: Asked, begins: Sequence[StepBegin]

@@ -79,7 +79,7 @@ class ServerGroup:
         self._connections = connections
         self._backlog = Backlog(self.steps)
         self.flight: PushInFlight[Any] = PushInFlight(self.steps)
-        self._heartbeat = Heartbeat(connections, self.steps)
+        self._heartbeat = Heartbeat(connections, self.steps, _attending(self.flight))
         self._finalizer = weakref.finalize(self, _close, connections, self._heartbeat)
 
     def __deepcopy__(self, memo: object) -> ServerGroup:
@@ -204,10 +204,25 @@ class ServerGroup:
 
     def push(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
         """As `together`, for a part of a training step that each of them is."""
+        # Servers take one of them at a time.
+        self.flight.land()
         self._prepare(requests)
         self._require_present()
         with self.steps.taking():
             return self._together(requests)
+
+    def send(
+        self, requests: Mapping[int, Request[Result]]
+    ) -> Callable[[], dict[int, Result]]:
+        """As `push`, but only sends them.
+
+        Returns:
+            What waits for the results; to be called, once.
+        """
+        self._prepare(requests)
+        self._require_present()
+        with self.steps.taking():
+            return self._sent(requests)
 
     def _prepare(self, tasks: Iterable[int]) -> None:
         self._begin(tasks)
@@ -254,6 +269,12 @@ class ServerGroup:
             return {
                 task: self._connections[task].call(requests[task]) for task in tasks
             }
+        return self._sent(requests)()
+
+    def _sent(
+        self, requests: Mapping[int, Request[Result]]
+    ) -> Callable[[], dict[int, Result]]:
+        tasks = sorted(requests)
         # Before anything is sent: who cannot be reached may not leave half of it done.
         for task in tasks:
             self._connections[task].open()
@@ -261,10 +282,10 @@ class ServerGroup:
         try:
             for task in tasks:
                 pending[task] = self._connections[task].start(requests[task])
-            return _results(pending)
-        finally:
-            for request in pending.values():
-                request.abandon()
+        except BaseException:
+            _abandon(pending)
+            raise
+        return partial(_results, pending)
 
     def on_all(self, request: Callable[[], Request[Result]]) -> dict[int, Result]:
         """Sends a request of its own, made by `request`, to each server it may."""
@@ -275,6 +296,17 @@ class ServerGroup:
         self._finalizer()
 
 
+def _attending(flight: PushInFlight[Any]) -> Callable[[], None]:
+    """Attends to a push for as long as somebody uses its group."""
+    attend = weakref.WeakMethod(flight.attend)
+
+    def attend_if_used() -> None:
+        if (used := attend()) is not None:
+            used()
+
+    return attend_if_used
+
+
 def _is_small(request: Request[Any]) -> bool:
     return request.request_nbytes <= _MOST_BEHIND_BYTES
 
@@ -282,14 +314,22 @@ def _is_small(request: Request[Any]) -> bool:
 def _results(pending: Mapping[int, Pending[Result]]) -> dict[int, Result]:
     results: dict[int, Result] = {}
     failures: list[StratagemError] = []
-    for task, request in pending.items():
-        try:
-            results[task] = request.result()
-        except StratagemError as error:
-            failures.append(error)
+    try:
+        for task, request in pending.items():
+            try:
+                results[task] = request.result()
+            except StratagemError as error:
+                failures.append(error)
+    finally:
+        _abandon(pending)
     if failures:
         raise failures[0]
     return results
+
+
+def _abandon(pending: Mapping[int, Pending[Any]]) -> None:
+    for request in pending.values():
+        request.abandon()
 
 
 def _close(connections: Sequence[Connection], heartbeat: Heartbeat) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 
@@ -26,9 +26,21 @@ class Heartbeat:
     checkpoint need not wait for the next one.
     """
 
-    def __init__(self, connections: Sequence[Connection], steps: StepCount) -> None:
+    def __init__(
+        self,
+        connections: Sequence[Connection],
+        steps: StepCount,
+        idle: Callable[[], None],
+    ) -> None:
+        """Describes it; starts nothing.
+
+        Args:
+            connections: Whose leases it renews.
+            steps: Of this process.
+            idle: Called when a step has ended and none begins soon.
+        """
         self._connections = connections
-        self._steps = steps
+        self._steps, self._idle = steps, idle
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -62,10 +74,12 @@ class Heartbeat:
                     self._renew_leases()
 
     def _tell_last_step(self) -> None:
-        step = self._steps.untold()
-        if self._stopped.wait(_IDLE_SECONDS) or not step:
+        step, begun = self._steps.untold(), self._steps.begun
+        if self._stopped.wait(_IDLE_SECONDS):
             return
-        if self._steps.untold() >= step:
+        if self._steps.begun == begun:
+            self._idle()
+        if step and self._steps.untold() >= step:
             # One server is enough: who takes a cut asks all.
             beats = (connection.renew_lease() for connection in self._connections)
             with suppress(StratagemError):

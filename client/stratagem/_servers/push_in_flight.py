@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import partial
-from typing import Generic, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeAlias, TypeVar
 
 from stratagem._servers.interruption import uninterrupted
 from stratagem._servers.step_count import StepCount
@@ -16,11 +15,16 @@ _LOG = logging.getLogger("stratagem")
 
 Answer = TypeVar("Answer")
 
+Sending: TypeAlias = Callable[[], Callable[[], Answer]]
+"""Sends a push; returns what waits for the answer, and repeats it if need be."""
+
 
 class PushInFlight(Generic[Answer]):
-    """One push at most; sent by a thread of its own, which repeats it if need be.
+    """One push at most. Thread-safe.
 
-    Thread-safe.
+    A small one is sent by the thread that begins it, and its answer is taken in by the
+    one that settles it: two threads that compute and decode at once would only take
+    turns at the interpreter. A thread of its own has what is large, or was left alone.
 
     Args:
         steps: Of this process. The step of a push is not over until that is answered.
@@ -29,7 +33,7 @@ class PushInFlight(Generic[Answer]):
     def __init__(self, steps: StepCount) -> None:
         self._steps = steps
         self._threads: ThreadPoolExecutor | None = None
-        self._sent: Future[Answer] | None = None
+        self._sent: _Sent[Answer] | None = None
         self._arrived: Callable[[Answer], None] = lambda _: None
         self._settling = threading.Lock()
 
@@ -39,33 +43,50 @@ class PushInFlight(Generic[Answer]):
         return self._sent is not None
 
     def begin(
-        self, send: Callable[[], Answer], arrived: Callable[[Answer], None]
+        self,
+        send: Sending[Answer],
+        arrived: Callable[[Answer], None],
+        is_large: bool = False,
     ) -> None:
         """Sends a push, after the one before is settled.
 
         Args:
-            send: Sends it and returns the answer.
+            send: Sends it.
             arrived: Takes the answer in, when the push is settled.
+            is_large: Whether sending takes so long that another thread is to do it.
 
         Raises:
-            StratagemError: As of `settle`.
+            StratagemError: As of `settle`, or a small one could not be sent.
         """
         self.settle()
+        self._arrived = arrived
+        step = self._steps.set_apart()
+        if is_large:
+            self._sent = _Sent(self._steps, step, lambda: send()())
+            self.attend()
+            return
+        try:
+            answer = send()
+        except BaseException:
+            with self._steps.taking_apart(step):
+                raise
+        self._sent = _Sent(self._steps, step, answer)
+
+    def attend(self) -> None:
+        """Has a thread wait for the answer, if there is a push."""
+        sent = self._sent
+        if sent is None or sent.has_landed:
+            return
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="push-in-flight")
-        self._arrived = arrived
         # An interruption may go astray to a thread that is just being started.
         with uninterrupted():
-            work = partial(self._send, self._steps.set_apart(), send)
-            self._sent = self._threads.submit(work)
+            self._threads.submit(sent.land)
 
-    def _send(self, step: int, send: Callable[[], Answer]) -> Answer:
-        try:
-            with self._steps.taking_apart(step):
-                return send()
-        except Exception as error:
-            _LOG.warning("a push in flight failed, which is raised next: %s", error)
-            raise
+    def land(self) -> None:
+        """Waits until the push is answered, if there is one; raises nothing."""
+        if (sent := self._sent) is not None:
+            sent.land()
 
     def settle(self) -> None:
         """Waits until the push is answered, if there is one.
@@ -78,6 +99,38 @@ class PushInFlight(Generic[Answer]):
         with self._settling:
             sent = self._sent
             if sent is not None:
-                wait([sent])
+                sent.land()
                 self._sent = None
-                self._arrived(sent.result())
+                self._arrived(sent.answer())
+
+
+class _Sent(Generic[Answer]):
+    """A push whose answer whoever comes first waits for."""
+
+    def __init__(
+        self, steps: StepCount, step: int, wait: Callable[[], Answer]
+    ) -> None:
+        self._steps, self._step, self._wait = steps, step, wait
+        self._landed: Future[Answer] = Future()
+        self._landing = threading.Lock()
+
+    @property
+    def has_landed(self) -> bool:
+        return self._landed.done()
+
+    def land(self) -> None:
+        # Whoever is interrupted must not give it up.
+        with uninterrupted(), self._landing:
+            if self._landed.done():
+                return
+            try:
+                with self._steps.taking_apart(self._step):
+                    answer = self._wait()
+            except Exception as error:
+                _LOG.warning("a push in flight failed, which is raised next: %s", error)
+                self._landed.set_exception(error)
+            else:
+                self._landed.set_result(answer)
+
+    def answer(self) -> Answer:
+        return self._landed.result()

@@ -125,6 +125,12 @@ class StepCount:
         with self._lock:
             return self._present
 
+    @property
+    def begun(self) -> int:
+        """The step that was begun last."""
+        with self._lock:
+            return self._current
+
     def tell(self) -> Finished:
         """Says what is over, to a caller that tells a server."""
         return self.tell_within()[1]
