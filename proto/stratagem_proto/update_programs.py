@@ -40,7 +40,11 @@ def encode_group(
     Raises:
         InvalidTypeError: A value has no form on the wire.
     """
-    values = values_of(rule, group)
+    return encode_values(values_of(rule, group))
+
+
+def encode_values(values: Mapping[str, Value]) -> HyperparameterGroup:
+    """The hyperparameters of a param group, of `values_of`, as a message."""
     return HyperparameterGroup(values={key: _encode(v) for key, v in values.items()})
 
 

@@ -15,6 +15,7 @@ from stratagem_proto.tensors import (
     encode_dtype,
     int64_vector,
     nbytes_of,
+    spec_of,
 )
 from stratagem_proto.v1.parameter_server_pb2 import Selection
 from stratagem_proto.v1.tensor_pb2 import (
@@ -47,15 +48,17 @@ class Selected:
 
     @property
     def spec(self) -> TensorSpec:
-        shape = list(self.view.shape)
-        if self.rows is not None:
-            shape[0] = len(self.rows)
+        if self.rows is None:
+            return spec_of(self.view)
+        shape = (len(self.rows), *self.view.shape[1:])
         return TensorSpec(dtype=encode_dtype(self.view.dtype), shape=shape)
 
     @property
     def sent(self) -> TensorSpec:
-        dtype = self.narrowed_to or self.view.dtype
-        return TensorSpec(dtype=encode_dtype(dtype), shape=self.spec.shape)
+        spec = self.spec
+        if self.narrowed_to is not None:
+            spec.dtype = encode_dtype(self.narrowed_to)
+        return spec
 
     @property
     def encoding(self) -> Encoding | None:
@@ -112,13 +115,14 @@ def select(variable: Variable, selection: Selection) -> Selected:
 
 
 def _part(variable: Variable, selection: Selection) -> Selected:
-    if selection.WhichOneof("part") == "rows":
+    part = selection.WhichOneof("part")
+    if part == "rows":
         rows = _indices(variable, selection.rows.indices)
         check_rows(variable, rows)
         return Selected(variable, variable.value, rows)
     if variable.arena is not None:
         return _all_of_table(variable, variable.arena, selection)
-    if selection.WhichOneof("part") == "slice":
+    if part == "slice":
         box = _box(variable, selection.slice.start, selection.slice.size)
         return Selected(variable, box)
     return Selected(variable, variable.value)

@@ -16,8 +16,6 @@ from stratagem._parameter_server.store import RemoteStore
 from stratagem._servers import updates
 from stratagem._servers.updates import Limits
 from stratagem_proto.consistency import has_backups
-from stratagem_proto.optimizers import rule_named
-from stratagem_proto.update_programs import encode_group
 from stratagem_proto.v1.consistency_pb2 import CONSISTENCY_MODE_SYNC, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import (
     REDUCTION_MEAN,
@@ -25,7 +23,6 @@ from stratagem_proto.v1.parameter_server_pb2 import (
     Contribution,
     StepMark,
 )
-from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 
 
 def take(
@@ -57,7 +54,7 @@ def _push(
     gradients = step.limiter.limited(reduced)
     if gradients is None:
         return
-    program = _program(step)
+    program = store.programs.of(step)
     loads = _loads(step, gradients, early)
     updates_by_server = {
         server: updates.step(program, load.gradients, backward=load.backward)
@@ -76,7 +73,7 @@ def _contribute(
     Every server gets a part, if only an empty one, so that all come to the same
     steps; the parts count once all servers have theirs.
     """
-    program, limits = _program(step), step.limiter.limits
+    program, limits = store.programs.of(step), step.limiter.limits
     totals = {update.variable.name: update.total() for update in step.updates()}
     gradients, offender = step.limiter.own_part(totals)
     loads = _loads(step, gradients, early)
@@ -136,15 +133,6 @@ def _is_counted(store: RemoteStore, contribution: Contribution) -> bool:
         finally:
             servers.call(first, updates.commit(mark))
     return True
-
-
-def _program(step: OptimizerStep) -> OptimizerProgram:
-    rule = rule_named(step.class_name)
-    return OptimizerProgram(
-        name=step.optimizer,
-        class_name=step.class_name,
-        groups=[encode_group(rule, group.hyperparameters) for group in step.groups],
-    )
 
 
 def _loads(

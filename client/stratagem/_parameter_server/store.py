@@ -13,6 +13,7 @@ import torch
 from stratagem._parameter_server.cached_reads import note_read, unread
 from stratagem._parameter_server.global_norm import finish
 from stratagem._parameter_server.pace import Pace
+from stratagem._parameter_server.programs import Programs
 from stratagem._parameter_server.pushes import Fusing, Pushes
 from stratagem._parameter_server.variable import RemoteVariable, by_server
 from stratagem._servers.consistency import begin
@@ -49,6 +50,7 @@ class RemoteStore:
         peer_seconds: How long to wait for what other workers have to do first.
         pace: How far this worker is in its steps.
         pushes: What this worker pushes.
+        programs: How servers are told of steps.
         rejected: How many synchronous steps of an optimizer were dropped, by its name.
     """
 
@@ -65,6 +67,7 @@ class RemoteStore:
         self.peer_seconds = peer_seconds
         self.pace = pace
         self.pushes = Pushes(servers, pace, self._pulled_as, fusing)
+        self.programs = Programs()
         self.rejected: dict[str, int] = {}
 
     @property

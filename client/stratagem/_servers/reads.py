@@ -14,7 +14,7 @@ from stratagem._servers.transports.call import Responses
 from stratagem_proto.codec import Assembler
 from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
 from stratagem_proto.frames import Frame, Header, decode_frame
-from stratagem_proto.placed import needed
+from stratagem_proto.placed import borrowed, needed
 from stratagem_proto.tensors import (
     allocate,
     as_bytes,
@@ -120,7 +120,7 @@ def _receiver(
         first = next(frames, Frame())
         if first.header is None:
             raise MalformedStreamError("a Read was answered without a header")
-        fill(readings, first.header, [first], frames)
+        fill(readings, first.header, first, frames)
         rejected(first.header.rejected_steps)
         return [value.version for value in first.header.values]
 
@@ -139,14 +139,16 @@ def decoded(responses: Responses, header_type: type[Header]) -> Iterator[Frame[H
 def fill(
     readings: Sequence[Reading],
     header: ReadHeader,
-    *frames: Iterable[Frame[Any]],
+    first: Frame[Any],
+    rest: Iterable[Frame[Any]],
 ) -> None:
     """Fills the readings' tensors.
 
     Args:
         readings: What was asked for.
         header: What the server says of the answer.
-        frames: What has the bytes, in order.
+        first: The frame that has come with it.
+        rest: Those after it, in order.
 
     Raises:
         MalformedStreamError: They are no answer to that.
@@ -157,9 +159,22 @@ def fill(
             f"{len(header.values)} values came where {len(readings)} were asked for"
         )
     targets = _targets(readings, header)
+    placed = borrowed(header.tensors, first.chunks)
+    if placed is None:
+        _assemble(targets, header, chain([first], rest))
+        return
+    with torch.no_grad():
+        torch._foreach_copy_(targets, placed)
+    if any(frame.chunks for frame in rest):
+        raise MalformedStreamError("more came than all tensors that were announced")
+
+
+def _assemble(
+    targets: Sequence[torch.Tensor], header: ReadHeader, frames: Iterable[Frame[Any]]
+) -> None:
     landings = list(map(_landing, targets, header.tensors))
     assembler = Assembler(header.tensors, landings)
-    for frame in chain(*frames):
+    for frame in frames:
         assembler.add(frame.chunks)
     assembler.finish()
     _land(targets, landings)

@@ -66,6 +66,6 @@ def _answer(readings: Sequence[Reading], responses: Responses) -> Answer:
     first = next(frames, Frame())
     if first.header is None:
         raise MalformedStreamError("an UpdateAndRead was answered without a header")
-    fill(readings, first.header.values, [first], frames)
+    fill(readings, first.header.values, first, frames)
     versions = [value.version for value in first.header.values.values]
     return Answer(versions, list(first.header.grants))
