@@ -167,12 +167,12 @@ def check_fit(
             f"{hosted.dtype}; convert it with `.to({hosted.dtype})`",
             variable=variable.name,
         )
-    expected = list(hosted.shape) if rows is None else [len(rows), *hosted.shape[1:]]
-    if list(value.shape) != expected:
+    expected = hosted.shape if rows is None else (len(rows), *hosted.shape[1:])
+    if value.shape != expected:
         covered = "the variable has" if rows is None else "its rows need"
         raise InvalidArgumentError(
             f"{what} for {variable.name!r} has shape {list(value.shape)}, {covered} "
-            f"{expected}; send a tensor of that shape",
+            f"{list(expected)}; send a tensor of that shape",
             variable=variable.name,
         )
 

@@ -7,6 +7,7 @@ import typer
 from stratagem_proto.configuration.commands import command
 from stratagem_proto.serving import command_line
 from stratagem_psserver.options import ServerOptions
+from stratagem_psserver.process import keep_what_is_loaded
 from stratagem_psserver.server import ParameterServer
 
 app = typer.Typer(add_completion=False)
@@ -24,6 +25,7 @@ def serve(options: ServerOptions, as_json: command_line.AsJson = False) -> None:
     address, a checkpoint that cannot be.
     """
     server = ParameterServer(options.settings())
+    keep_what_is_loaded()
     command_line.serve(server, options, as_json)
 
 

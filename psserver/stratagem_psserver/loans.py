@@ -88,7 +88,11 @@ class WholeLoan:
 
     def commit(self, store: VariableStore) -> None:
         for key, tensor in self._made.items():
-            store.put_slot(self.names[key], self.variable.name, tensor)
+            slot = self.slots.get(key)
+            if slot is not None and slot.value is tensor:
+                slot.version += 1  # as nearly always
+            else:
+                store.put_slot(self.names[key], self.variable.name, tensor)
 
 
 def missing_nbytes(
