@@ -16,6 +16,7 @@ from stratagem_proto.errors import InvalidArgumentError
 from tests.client.clusters import Cluster, running
 from tests.client.test_synchronous_training import batch, bytes_of, loss_of, make_model
 from tests.faults import CutAt, FaultyProxy, Verdict
+from tests.waiting import eventually
 
 STEPS = 8
 
@@ -193,6 +194,33 @@ def test_what_does_not_go_together_is_refused(
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         Cluster(["ps.invalid:1"], 1).strategy(**settings)
+
+
+def test_a_push_that_is_left_alone_is_answered_all_the_same(
+    strategy: ParameterServerStrategy,
+) -> None:
+    Counting(strategy).run()
+    # Who saves a checkpoint waits for this.
+    steps = strategy.extended._store.servers.steps
+    eventually(lambda: steps.tell().step == steps.begun)
+    assert steps.begun
+
+
+def test_a_large_push_is_sent_beside(strategy: ParameterServerStrategy) -> None:
+    with strategy.scope():
+        module = nn.Linear(1024, 512, bias=False)
+        nn.init.zeros_(module.weight)
+    optimizer = DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=1.0))
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=False)
+        module(torch.full((1, 1024), -1.0)).sum().backward()
+        optimizer.step()
+        return module.weight[0, 0].item()
+
+    assert [strategy.run(step) for _ in range(4)] == [0, 0, 1, 2]
+    strategy.refresh()
+    assert module.weight.eq(4).all()
 
 
 def test_a_step_is_over_once_its_push_is_answered() -> None:

@@ -319,6 +319,45 @@ def test_only_so_many_optimizers_are_known() -> None:
         optimizers.prepare(program, [gradient])
 
 
+def adam_steps(value: torch.Tensor, steps: int) -> torch.Tensor:
+    """What Adam makes of a value by gradients of ones."""
+    parameter = torch.nn.Parameter(value.clone())
+    adam = torch.optim.Adam([parameter])
+    for _ in range(steps):
+        parameter.grad = torch.ones_like(value)
+        adam.step()
+    return parameter.detach()
+
+
+def test_what_was_found_of_a_variable_is_not_used_for_its_successor() -> None:
+    store, optimizers = hosting(w=torch.ones(2))
+    adam = optimizer_program(torch.optim.Adam([torch.empty(0)]))
+    for _ in range(3):
+        run(optimizers, adam, [Gradient("w", 0, torch.ones(2))])
+    optimizers.forget(store.delete(["w"]))
+    store.create([model_spec("w", torch.zeros(3))], [torch.zeros(3)])
+    for _ in range(2):
+        run(optimizers, adam, [Gradient("w", 0, torch.ones(3))])
+    assert torch.equal(store.get("w").value, adam_steps(torch.zeros(3), 2))
+
+
+def test_state_that_was_replaced_is_looked_at_again() -> None:
+    store, optimizers = hosting(w=torch.ones(2))
+    adam = optimizer_program(torch.optim.Adam([torch.empty(0)]))
+    for _ in range(2):
+        run(optimizers, adam, [Gradient("w", 0, torch.ones(2))])
+    store.put_slot("w/Adam/exp_avg", "w", torch.zeros(3))
+    with pytest.raises(FailedPreconditionError, match="shape"):
+        optimizers.prepare(adam, [Gradient("w", 0, torch.ones(2))])
+    store.delete(["w/Adam/exp_avg"])
+    with pytest.raises(FailedPreconditionError, match="exp_avg"):
+        optimizers.prepare(adam, [Gradient("w", 0, torch.ones(2))])
+    store.delete(["w/Adam/exp_avg_sq", "w/Adam/step"])
+    store.put_value("w", torch.ones(2))
+    run(optimizers, adam, [Gradient("w", 0, torch.ones(2))])
+    assert torch.equal(store.get("w").value, adam_steps(torch.ones(2), 1))
+
+
 def test_slots_are_not_stepped_themselves() -> None:
     store, optimizers = hosting(w=torch.ones(2))
     store.create([slot_spec("w/m", "w", torch.ones(2))], [torch.ones(2)])

@@ -116,11 +116,14 @@ class NextValues:
             return False
         came = [(one, *self._came[one]) for one in variables if one in self._came]
         newer = [each for each in came if each[0].is_older_than(each[1])]
-        with torch.no_grad():
-            for variable, version, value in newer:
-                variable.leaf.copy_(value)
-                is_rounded = self._pulled_as(variable, True) is not None
-                variable.settle(version, is_rounded)
+        if newer:
+            with torch.no_grad():
+                torch._foreach_copy_(
+                    [one.leaf for one, _, _ in newer], [v for _, _, v in newer]
+                )
+        for variable, version, _ in newer:
+            is_rounded = self._pulled_as(variable, True) is not None
+            variable.settle(version, is_rounded)
         self._spare |= {variable: value for variable, _, value in came}
         self.drop()
         return True

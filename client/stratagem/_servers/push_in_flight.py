@@ -107,9 +107,7 @@ class PushInFlight(Generic[Answer]):
 class _Sent(Generic[Answer]):
     """A push whose answer whoever comes first waits for."""
 
-    def __init__(
-        self, steps: StepCount, step: int, wait: Callable[[], Answer]
-    ) -> None:
+    def __init__(self, steps: StepCount, step: int, wait: Callable[[], Answer]) -> None:
         self._steps, self._step, self._wait = steps, step, wait
         self._landed: Future[Answer] = Future()
         self._landing = threading.Lock()
