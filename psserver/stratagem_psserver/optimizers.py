@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 
@@ -28,10 +27,9 @@ from stratagem_proto.v1.update_program_pb2 import (
 )
 from stratagem_psserver.gradients import Gradient, check_gradient
 from stratagem_psserver.loans import Lent, Loan, WholeLoan
+from stratagem_psserver.optimizer_states import OptimizerStates
 from stratagem_psserver.rehearsal import (
     Rehearsed,
-    StateLayout,
-    StateTensor,
     hyperparameters_of,
     make_optimizer,
     rehearse,
@@ -109,52 +107,12 @@ class OptimizerStep:
                 group.step(self.rule, lent)
 
 
-def slot_name(variable: str, optimizer: str, key: str) -> str:
-    """Name of the slot variable that keeps a state tensor of an optimizer."""
-    return f"{variable}/{optimizer}/{key}"
-
-
-class _State(NamedTuple):
-    """Where an optimizer's state for a variable is.
-
-    Attributes:
-        layout: What it consists of.
-        names: Names of its slots by the optimizer's keys.
-        slots: Those that there are by the optimizer's keys: all or none.
-    """
-
-    layout: StateLayout
-    names: Mapping[str, str]
-    slots: Mapping[str, Variable]
-
-
-class _States:
-    """The state that was found, for as long as a store stays as it was then."""
-
-    def __init__(self, store: VariableStore) -> None:
-        self._store, self._generation = store, store.generation
-        # By the names of the optimizer and the variable.
-        self._found: dict[tuple[str, str], _State] = {}
-
-    def find(self, optimizer: str, variable: str, layout: StateLayout) -> _State | None:
-        if self._generation != self._store.generation:
-            self._found.clear()
-            self._generation = self._store.generation
-        found = self._found.get((optimizer, variable))
-        return found if found is not None and found.layout is layout else None
-
-    def keep(self, optimizer: str, variable: str, state: _State) -> None:
-        # Whatever names are sent, there is no more of these than of slots.
-        if state.slots:
-            self._found[optimizer, variable] = state
-
-
 class Optimizers:
     """The optimizers that have stepped variables of a store."""
 
     def __init__(self, store: VariableStore) -> None:
         self._store = store
-        self._states = _States(store)
+        self._states = OptimizerStates(store)
         # By name: the class, and the variables that it has stepped.
         self._known: dict[str, tuple[str, set[str]]] = {}
 
@@ -253,7 +211,7 @@ class Optimizers:
     ) -> Loan:
         sparse = gradient.rows is not None
         rehearsed = settings.rehearsed(variable.value.dtype, sparse)
-        layout, names, slots = self._state(name, variable, rehearsed.layout)
+        layout, names, slots = self._states.of(name, variable, rehearsed.layout)
         if not sparse:
             return WholeLoan(variable, gradient.value, layout, names, slots)
         if variable.arena is None:
@@ -261,69 +219,6 @@ class Optimizers:
         loan = TableRowLoan(variable, gradient, rehearsed, names, slots)
         loan.check_fit()
         return loan
-
-    def _state(self, optimizer: str, variable: Variable, layout: StateLayout) -> _State:
-        """Where the state is; looked for anew only when the store has changed."""
-        known = self._states.find(optimizer, variable.name, layout)
-        if known is not None:
-            return known
-        if variable.spec.slot_of:
-            raise InvalidArgumentError(
-                f"{variable.name!r} is a slot of {variable.spec.slot_of!r}; optimizers "
-                "step the variables themselves",
-                variable=variable.name,
-            )
-        names = {key: slot_name(variable.name, optimizer, key) for key in layout}
-        slots = self._slots(optimizer, variable, names, layout)
-        state = _State(layout, names, slots)
-        self._states.keep(optimizer, variable.name, state)
-        return state
-
-    def _slots(
-        self,
-        optimizer: str,
-        variable: Variable,
-        names: Mapping[str, str],
-        layout: StateLayout,
-    ) -> dict[str, Variable]:
-        """The slot variables by the optimizer's keys; empty if there are none yet."""
-        found: dict[str, Variable] = {}
-        for key, name in names.items():
-            slot = self._store.find(name)
-            if slot is None:
-                check_name(name)
-            else:
-                _check_slot(slot, variable, layout[key])
-                found[key] = slot
-        if found and (missing := layout.keys() - found.keys()):
-            raise FailedPreconditionError(
-                f"optimizer {optimizer!r} has the state {sorted(found)} for "
-                f"{variable.name!r} but no {sorted(missing)}; create all of these slot "
-                "variables or delete all",
-                variable=variable.name,
-            )
-        return found
-
-
-def _check_slot(slot: Variable, variable: Variable, expected: StateTensor) -> None:
-    if slot.spec.slot_of != variable.name:
-        raise AlreadyExistsError(
-            f"variable {slot.name!r} is no slot of {variable.name!r} but has the name "
-            "of the optimizer's state; rename the variable or the optimizer",
-            variable=slot.name,
-        )
-    shape = expected.shape(variable.value)
-    of_table = variable.arena is not None and not expected.is_scalar
-    fits = of_table == (slot.arena is not None)
-    if not fits or (slot.value.dtype, slot.value.shape) != (expected.dtype, shape):
-        kind = "table" if of_table else "tensor"
-        shown = [] if expected.is_scalar else list(variable.spec.tensor.shape)
-        raise FailedPreconditionError(
-            f"slot variable {slot.name!r} is {slot.value.dtype} of shape "
-            f"{list(slot.spec.tensor.shape)}; the optimizer needs a {kind}, "
-            f"{expected.dtype} of shape {shown}; delete it or create it so",
-            variable=slot.name,
-        )
 
 
 def _settings(class_name: str, group: HyperparameterGroup) -> _Settings:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from stratagem import DistributedOptimizer, ParameterServerStrategy
+from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._servers.step_count import StepCount
 from stratagem_proto.errors import InvalidArgumentError
 from tests.client.clusters import Cluster, running
@@ -201,7 +202,9 @@ def test_a_push_that_is_left_alone_is_answered_all_the_same(
 ) -> None:
     Counting(strategy).run()
     # Who saves a checkpoint waits for this.
-    steps = strategy.extended._store.servers.steps
+    extended = strategy.extended
+    assert isinstance(extended, ParameterServerExtended)
+    steps = extended._store.servers.steps
     eventually(lambda: steps.tell().step == steps.begun)
     assert steps.begun
 

@@ -13,7 +13,7 @@ from stratagem._cluster.visibility import VisibleServers
 from stratagem._servers.connection import Connection
 from stratagem._servers.heartbeat import Heartbeat
 from stratagem._servers.pending import Pending
-from stratagem._servers.push_in_flight import PushInFlight
+from stratagem._servers.push_in_flight import PushInFlight, attending
 from stratagem._servers.request import Request, Result
 from stratagem._servers.session import Identity
 from stratagem._servers.step_count import StepCount
@@ -79,7 +79,7 @@ class ServerGroup:
         self._connections = connections
         self._backlog = Backlog(self.steps)
         self.flight: PushInFlight[Any] = PushInFlight(self.steps)
-        self._heartbeat = Heartbeat(connections, self.steps, _attending(self.flight))
+        self._heartbeat = Heartbeat(connections, self.steps, attending(self.flight))
         self._finalizer = weakref.finalize(self, _close, connections, self._heartbeat)
 
     def __deepcopy__(self, memo: object) -> ServerGroup:
@@ -294,17 +294,6 @@ class ServerGroup:
     def close(self) -> None:
         """Ends the sessions. May be called again."""
         self._finalizer()
-
-
-def _attending(flight: PushInFlight[Any]) -> Callable[[], None]:
-    """Attends to a push for as long as somebody uses its group."""
-    attend = weakref.WeakMethod(flight.attend)
-
-    def attend_if_used() -> None:
-        if (used := attend()) is not None:
-            used()
-
-    return attend_if_used
 
 
 def _is_small(request: Request[Any]) -> bool:

@@ -30,7 +30,7 @@ class Heartbeat:
         self,
         connections: Sequence[Connection],
         steps: StepCount,
-        idle: Callable[[], None],
+        idle: Callable[[], None] = lambda: None,
     ) -> None:
         """Describes it; starts nothing.
 

@@ -6,7 +6,8 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
+from weakref import WeakMethod
 
 from stratagem._servers.interruption import uninterrupted
 from stratagem._servers.step_count import StepCount
@@ -66,11 +67,12 @@ class PushInFlight(Generic[Answer]):
             self.attend()
             return
         try:
-            answer = send()
+            # What is sent and not known of would be waited for for ever.
+            with uninterrupted():
+                self._sent = _Sent(self._steps, step, send())
         except BaseException:
             with self._steps.taking_apart(step):
                 raise
-        self._sent = _Sent(self._steps, step, answer)
 
     def attend(self) -> None:
         """Has a thread wait for the answer, if there is a push."""
@@ -102,6 +104,17 @@ class PushInFlight(Generic[Answer]):
                 sent.land()
                 self._sent = None
                 self._arrived(sent.answer())
+
+
+def attending(flight: PushInFlight[Any]) -> Callable[[], None]:
+    """Attends to a push; keeps nothing alive that its program has dropped."""
+    attend = WeakMethod(flight.attend)
+
+    def attend_if_used() -> None:
+        if (used := attend()) is not None:
+            used()
+
+    return attend_if_used
 
 
 class _Sent(Generic[Answer]):
