@@ -53,7 +53,7 @@ import sys
 import torch
 import stratagem_psserver.server
 from stratagem_proto.optimizers import OPTIMIZERS
-from stratagem_psserver.rehearsal import make_optimizer, take_step
+from stratagem_psserver.optimization.dry_run import make_optimizer, take_step
 
 for rule in OPTIMIZERS.values():
     parameter = torch.ones(2, 2)

@@ -98,9 +98,11 @@ if TYPE_CHECKING:
     from stratagem._input.dataset import DistributedDataset
     from stratagem._input.iterator import DistributedIterator, InputIterator
     from stratagem._optimizers.optimizer import DistributedOptimizer
-    from stratagem._parameter_server.sharded_variable import ShardedVariable
     from stratagem._parameter_server.strategy import ParameterServerStrategy
-    from stratagem._parameter_server.variable_placement import VariablePlacement
+    from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
+    from stratagem._parameter_server.variables.variable_placement import (
+        VariablePlacement,
+    )
     from stratagem._replicas.cross_device_ops import (
         CrossDeviceOps,
         HierarchicalCopyAllReduce,
@@ -241,10 +243,10 @@ _LATE = {
     "ReductionToOneDevice": "stratagem._replicas.cross_device_ops",
     "Server": "stratagem._cluster.server",
     "ServerDef": "stratagem_proto.v1.cluster_pb2",
-    "ShardedVariable": "stratagem._parameter_server.sharded_variable",
+    "ShardedVariable": "stratagem._parameter_server.variables.sharded_variable",
     "TPUStrategy": "stratagem._hosts.strategy",
     "Traffic": "stratagem._servers.traffic",
-    "VariablePlacement": "stratagem._parameter_server.variable_placement",
+    "VariablePlacement": "stratagem._parameter_server.variables.variable_placement",
     "cluster_resolver": "stratagem.cluster_resolver",
     "compression": "stratagem.compression",
     "consistency": "stratagem.consistency",

@@ -32,7 +32,8 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DescribeVariablesRequest,
     ListVariablesRequest,
 )
-from stratagem_psserver.mutations import Chunks
+from stratagem_psserver.checkpoints.saving import Saves
+from stratagem_psserver.exactly_once.mutations import Chunks
 from stratagem_psserver.request_stream import RequestStream
 from stratagem_psserver.rpcs.barriers import BarrierRpcs
 from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
@@ -46,7 +47,6 @@ from stratagem_psserver.rpcs.updates import UpdateRpcs
 from stratagem_psserver.rpcs.updates_and_reads import UpdateAndReadRpcs
 from stratagem_psserver.rpcs.values import ValueRpcs
 from stratagem_psserver.rpcs.variables import VariableRpcs
-from stratagem_psserver.saving import Saves
 from stratagem_psserver.state import ServerState
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerService"].full_name

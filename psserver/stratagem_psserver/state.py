@@ -12,27 +12,27 @@ from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.transport import AUTO
 from stratagem_proto.v1.session_pb2 import LocalSocket, Role, Task
-from stratagem_psserver.barrier import Barriers
 from stratagem_psserver.budget import Budget
-from stratagem_psserver.clocks import Clocks
-from stratagem_psserver.closure_turns import ClosureTurns
-from stratagem_psserver.closures import ClosureLedger
+from stratagem_psserver.checkpoints.cut import STEPS, StepGate
+from stratagem_psserver.checkpoints.staging import Staging
 from stratagem_psserver.compute import Compute
-from stratagem_psserver.cut import STEPS, StepGate
-from stratagem_psserver.data_ledgers import DataLedgers
-from stratagem_psserver.graphs import GraphCache
-from stratagem_psserver.held_snapshots import HeldSnapshot, HeldSnapshots
-from stratagem_psserver.kept_gradients import KeptGradients
-from stratagem_psserver.ledger import Session, SessionLedger
-from stratagem_psserver.locks import Holding, VariableLocks
-from stratagem_psserver.mutations import Mutations
-from stratagem_psserver.optimizers import Optimizers
+from stratagem_psserver.consistency.barrier import Barriers
+from stratagem_psserver.consistency.clocks import Clocks
+from stratagem_psserver.data.data_ledgers import DataLedgers
+from stratagem_psserver.exactly_once.closure_turns import ClosureTurns
+from stratagem_psserver.exactly_once.closures import ClosureLedger
+from stratagem_psserver.exactly_once.ledger import Session, SessionLedger
+from stratagem_psserver.exactly_once.mutations import Mutations
+from stratagem_psserver.optimization.kept_gradients import KeptGradients
+from stratagem_psserver.optimization.optimizers import Optimizers
+from stratagem_psserver.programs.graphs import GraphCache
 from stratagem_psserver.room import Room
-from stratagem_psserver.rounds import Rounds
 from stratagem_psserver.settings import ServerSettings
-from stratagem_psserver.snapshot import Snapshots
-from stratagem_psserver.staging import Staging
-from stratagem_psserver.store import Variable, VariableStore
+from stratagem_psserver.synchronous.rounds import Rounds
+from stratagem_psserver.variables.held_snapshots import HeldSnapshot, HeldSnapshots
+from stratagem_psserver.variables.locks import Holding, VariableLocks
+from stratagem_psserver.variables.snapshot import Snapshots
+from stratagem_psserver.variables.store import Variable, VariableStore
 from stratagem_psserver.waits import Waits
 
 # What clients share may take this part of what requests may, besides.

@@ -13,7 +13,7 @@ from typing import TypeVar
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.serving.figures import SECONDS, Distribution
 from stratagem_proto.v1.status_pb2 import WaitStatus
-from stratagem_psserver.cut import STEPS
+from stratagem_psserver.checkpoints.cut import STEPS
 
 Outcome = TypeVar("Outcome")
 

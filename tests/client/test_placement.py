@@ -11,7 +11,7 @@ from torch import nn
 
 import stratagem
 from stratagem import InvalidArgumentError, ParameterServerStrategy
-from stratagem._parameter_server.placement import Balanced, Demand, RoundRobin
+from stratagem._parameter_server.variables.placement import Balanced, Demand, RoundRobin
 from tests.client.clusters import running
 
 

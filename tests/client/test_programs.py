@@ -10,7 +10,7 @@ from stratagem._enums import ReduceOp
 from stratagem._optimizers.compressor import Compressor
 from stratagem._optimizers.limiter import Limiter
 from stratagem._optimizers.step import GroupStep, OptimizerStep
-from stratagem._parameter_server.programs import Programs
+from stratagem._parameter_server.hosting.programs import Programs
 from stratagem_proto.gradient_limits import GradientLimits
 
 

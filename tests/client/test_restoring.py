@@ -8,8 +8,8 @@ import pytest
 
 import stratagem
 from stratagem import ParameterServerStrategy, Variable
+from stratagem._parameter_server.checkpoints.restoration import Restoration
 from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._parameter_server.restoration import Restoration
 from stratagem._servers.group import ServerGroup
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings

@@ -21,10 +21,10 @@ from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.budget import Budget
-from stratagem_psserver.clocks import Clocks
-from stratagem_psserver.contributions import Part
-from stratagem_psserver.ledger import Apply, Numbering
-from stratagem_psserver.rounds import Rounds
+from stratagem_psserver.consistency.clocks import Clocks
+from stratagem_psserver.exactly_once.ledger import Apply, Numbering
+from stratagem_psserver.synchronous.contributions import Part
+from stratagem_psserver.synchronous.rounds import Rounds
 from tests.consistency.history import (
     Answered,
     Event,

@@ -20,7 +20,7 @@ from stratagem_proto.v1.variable_pb2 import (
     UniformRange,
     VariableSpec,
 )
-from tests.psserver.tables import NORMAL, UNIFORM, parts, table_spec
+from tests.psserver.tables.specs import NORMAL, UNIFORM, parts, table_spec
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
 from tests.psserver.process import serving
-from tests.psserver.tables import dynamic, table_spec
+from tests.psserver.tables.specs import dynamic, table_spec
 from tests.psserver.wire import RawClient, encoded, optimizer_program, sgd
 
 LIMIT = 100_000

@@ -14,11 +14,11 @@ from stratagem._modules.adoption import Adoption
 from stratagem._modules.attached import AttachedHostingExtended
 from stratagem._modules.extended import living_extended
 from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._parameter_server.placement import Place, server_named
-from stratagem._parameter_server.shards import Layout, Rows
-from stratagem._parameter_server.split_variable import SplitVariable, parts_of
 from stratagem._parameter_server.strategy import ParameterServerStrategy
-from stratagem._parameter_server.variable import Owner, RemoteVariable, Shard
+from stratagem._parameter_server.variables.placement import Place, server_named
+from stratagem._parameter_server.variables.shards import Layout, Rows
+from stratagem._parameter_server.variables.split_variable import SplitVariable, parts_of
+from stratagem._parameter_server.variables.variable import Owner, RemoteVariable, Shard
 from stratagem._tables.dynamic import DynamicTable, KeyLayout
 from stratagem._tables.parameter import TableParameter
 from stratagem._tables.shard import LazyRows, TableShard

@@ -18,24 +18,30 @@ from stratagem._cluster.membership import Membership
 from stratagem._contexts.scope import entered
 from stratagem._devices import DeviceName, torch_device
 from stratagem._modules.adoption import Adoption
-from stratagem._parameter_server import updates as _remote_updates
-from stratagem._parameter_server.checkpoints import ClusterCheckpoints
-from stratagem._parameter_server.creation import RemoteCreation
-from stratagem._parameter_server.local_writes import (
+from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
+from stratagem._parameter_server.checkpoints.snapshot import snapshot_of
+from stratagem._parameter_server.hosting import updates as _remote_updates
+from stratagem._parameter_server.hosting.creation import RemoteCreation
+from stratagem._parameter_server.hosting.local_writes import (
     carry_local_writes,
     refuse_writes_in_replicas,
 )
-from stratagem._parameter_server.placement import placement_named, server_named
+from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.remote_optimizers import RemoteOptimizers
 from stratagem._parameter_server.settings import Settings
-from stratagem._parameter_server.sharded_variable import ShardedVariable
-from stratagem._parameter_server.snapshot import snapshot_of
-from stratagem._parameter_server.split_variable import (
+from stratagem._parameter_server.variables.placement import (
+    placement_named,
+    server_named,
+)
+from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
+from stratagem._parameter_server.variables.split_variable import (
     parts_of,
 )
-from stratagem._parameter_server.store import RemoteStore
-from stratagem._parameter_server.variable import Owner, RemoteVariable
-from stratagem._parameter_server.variable_placement import VariablePlacement, placements
+from stratagem._parameter_server.variables.variable import Owner, RemoteVariable
+from stratagem._parameter_server.variables.variable_placement import (
+    VariablePlacement,
+    placements,
+)
 from stratagem._servers.barriers import barrier
 from stratagem._servers.traffic import Traffic
 from stratagem._variables.aggregating import AggregatingVariable

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from stratagem._parameter_server.variable_placement import VariablePlacement
+from stratagem._parameter_server.variables.variable_placement import VariablePlacement
 from stratagem._servers.traffic import Traffic
 from stratagem._strategies.central_storage import (
     CentralStorageExtended,

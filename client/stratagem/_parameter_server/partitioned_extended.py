@@ -11,16 +11,16 @@ import torch
 from stratagem._cluster.membership import Membership
 from stratagem._modules.adoption import Adoption
 from stratagem._parameter_server.coordinated import CoordinatedExtended
-from stratagem._parameter_server.creation import RemoteCreation
-from stratagem._parameter_server.partitioning import (
+from stratagem._parameter_server.hosting.creation import RemoteCreation
+from stratagem._parameter_server.settings import Settings
+from stratagem._parameter_server.variables.partitioning import (
     Partitioning,
     shard_name,
 )
-from stratagem._parameter_server.settings import Settings
-from stratagem._parameter_server.sharded_variable import ShardedVariable
-from stratagem._parameter_server.shards import Layout
-from stratagem._parameter_server.split_variable import SplitVariable
-from stratagem._parameter_server.variable import Owner, RemoteVariable, Shard
+from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
+from stratagem._parameter_server.variables.shards import Layout
+from stratagem._parameter_server.variables.split_variable import SplitVariable
+from stratagem._parameter_server.variables.variable import Owner, RemoteVariable, Shard
 from stratagem._variables.creators import NextCreator
 from stratagem._variables.initial_values import require_dense
 from stratagem._variables.traits import VariableTraits

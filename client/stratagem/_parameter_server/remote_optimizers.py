@@ -10,13 +10,16 @@ import torch
 from stratagem._optimizers.compressor import Compressor
 from stratagem._optimizers.early import Early
 from stratagem._optimizers.step import OptimizerStep
-from stratagem._parameter_server import slots as _remote_slots
-from stratagem._parameter_server import steps as _remote_steps
 from stratagem._parameter_server.consistencies import decoded, encoded
-from stratagem._parameter_server.early_push import EarlyPush
-from stratagem._parameter_server.remote_values import RemoteValues
-from stratagem._parameter_server.split_variable import divided_slots, joined_slots
-from stratagem._parameter_server.variable import RemoteVariable
+from stratagem._parameter_server.hosting import slots as _remote_slots
+from stratagem._parameter_server.hosting import steps as _remote_steps
+from stratagem._parameter_server.hosting.remote_values import RemoteValues
+from stratagem._parameter_server.pushing.early_push import EarlyPush
+from stratagem._parameter_server.variables.split_variable import (
+    divided_slots,
+    joined_slots,
+)
+from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._servers.consistency import change, describe
 from stratagem._tables.variable import require_whole_state
 from stratagem._variables.variable import Variable

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from stratagem._cluster.device_filters import ClusterDeviceFilters
-from stratagem._parameter_server.partitioning import VariablePartitioner
-from stratagem._parameter_server.placement import placement_named
+from stratagem._parameter_server.variables.partitioning import VariablePartitioner
+from stratagem._parameter_server.variables.placement import placement_named
 from stratagem.consistency import Async, Consistency, Sync
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto

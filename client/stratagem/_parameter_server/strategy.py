@@ -17,7 +17,6 @@ from stratagem._optimizers.optimizer import DistributedOptimizer
 from stratagem._parameter_server.checkpointed import CheckpointedStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.local_extended import LocalExtended
-from stratagem._parameter_server.partitioning import VariablePartitioner
 from stratagem._parameter_server.settings import Settings
 from stratagem._parameter_server.task import (
     member_of,
@@ -25,6 +24,7 @@ from stratagem._parameter_server.task import (
     servers_of,
     store_of,
 )
+from stratagem._parameter_server.variables.partitioning import VariablePartitioner
 from stratagem._servers.traffic import Traffic
 from stratagem._tables.extended import META_ABOVE
 from stratagem.cluster_resolver import ClusterResolver, TFConfigClusterResolver

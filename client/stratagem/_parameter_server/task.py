@@ -6,11 +6,11 @@ from stratagem._cluster.membership import Membership
 from stratagem._cluster.visibility import visible_servers
 from stratagem._devices import list_logical_devices
 from stratagem._parameter_server.consistencies import encoded
-from stratagem._parameter_server.pace import Pace
-from stratagem._parameter_server.pushes import Fusing
+from stratagem._parameter_server.hosting.store import RemoteStore
+from stratagem._parameter_server.pushing.pace import Pace
+from stratagem._parameter_server.pushing.pushes import Fusing
 from stratagem._parameter_server.server_lookup import ServerLookup
 from stratagem._parameter_server.settings import Settings
-from stratagem._parameter_server.store import RemoteStore
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.session import Identity
 from stratagem.cluster_resolver import ClusterResolver

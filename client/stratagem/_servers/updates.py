@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from stratagem._servers.request import Request, sole
-from stratagem._servers.writes import Cargo
+from stratagem._servers.writes import Attachments
 from stratagem_proto.encodings import Encoded
 from stratagem_proto.gradient_limits import GradientLimits
 from stratagem_proto.tensors import total_nbytes
@@ -118,31 +118,31 @@ def keep(backward: BackwardPass, gradients: Sequence[Gradient]) -> Request[list[
 def _with_gradients(
     header: UpdateHeader, gradients: Sequence[Gradient]
 ) -> Request[list[int]]:
-    cargo = Cargo()
-    refs = [_reference(gradient, cargo) for gradient in gradients]
+    attachments = Attachments()
+    refs = [_reference(gradient, attachments) for gradient in gradients]
     derived = [ref.encoding.decoded for ref in refs if ref.HasField("encoding")]
     header.gradients.extend(refs)
-    header.tensors.extend(cargo.specs)
+    header.tensors.extend(attachments.specs)
     return Request(
         "Update",
         header,
         _updated,
-        tensors=cargo.tensors,
+        tensors=attachments.tensors,
         derived_nbytes=total_nbytes(derived),
     )
 
 
-def _reference(gradient: Gradient, cargo: Cargo) -> GradientRef:
+def _reference(gradient: Gradient, attachments: Attachments) -> GradientRef:
     value, encoding = gradient.value, None
     if isinstance(value, Encoded):
-        companion = cargo.add_optional(value.companion)
+        companion = attachments.add_optional(value.companion)
         encoding = Encoding(decoded=value.decoded, kind=value.kind, companion=companion)
         value = value.tensor
     return GradientRef(
         variable=gradient.variable,
-        tensor=cargo.add(value),
+        tensor=attachments.add(value),
         group=gradient.group,
-        rows=cargo.add_optional(gradient.rows),
+        rows=attachments.add_optional(gradient.rows),
         encoding=encoding,
     )
 
@@ -150,7 +150,7 @@ def _reference(gradient: Gradient, cargo: Cargo) -> GradientRef:
 def run(
     program: GraphProgram,
     bindings: Sequence[InputBinding],
-    cargo: Cargo,
+    attachments: Attachments,
     non_slot: bool = False,
 ) -> Request[list[int]]:
     """The request that runs a graph program.
@@ -158,20 +158,22 @@ def run(
     Args:
         program: The program.
         bindings: What its inputs stand for, in order.
-        cargo: The tensors that the bindings point to.
+        attachments: The tensors that the bindings point to.
         non_slot: Whether it writes variables that belong to no one variable.
 
     Returns:
         A request whose result are the versions of the written variables after it.
     """
     header = UpdateHeader(
-        program=UpdateProgram(graph=program), bindings=bindings, tensors=cargo.specs
+        program=UpdateProgram(graph=program),
+        bindings=bindings,
+        tensors=attachments.specs,
     )
     if non_slot:
         return Request(
-            "UpdateNonSlot", header, _updated_non_slot, tensors=cargo.tensors
+            "UpdateNonSlot", header, _updated_non_slot, tensors=attachments.tensors
         )
-    return Request("Update", header, _updated, tensors=cargo.tensors)
+    return Request("Update", header, _updated, tensors=attachments.tensors)
 
 
 def commit(mark: StepMark) -> Request[CommitContributionResponse]:

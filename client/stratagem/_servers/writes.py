@@ -58,18 +58,18 @@ def assign(writings: Sequence[Writing]) -> Request[list[int]]:
     Returns:
         A request whose result are the versions after it, one for each writing.
     """
-    cargo = Cargo()
+    attachments = Attachments()
     assignments = [
         Assignment(
             variable=writing.variable,
             mode=writing.mode,
-            value=cargo.add(writing.value),
-            rows=cargo.add_optional(writing.rows),
+            value=attachments.add(writing.value),
+            rows=attachments.add_optional(writing.rows),
         )
         for writing in writings
     ]
-    header = AssignHeader(assignments=assignments, tensors=cargo.specs)
-    return Request("Assign", header, _assigned, tensors=cargo.tensors)
+    header = AssignHeader(assignments=assignments, tensors=attachments.specs)
+    return Request("Assign", header, _assigned, tensors=attachments.tensors)
 
 
 def _assigned(responses: Iterator[bytes]) -> list[int]:
@@ -90,7 +90,7 @@ def _deleted(responses: Iterator[bytes]) -> list[str]:
     return list(sole(DeleteVariablesResponse)(responses).names)
 
 
-class Cargo:
+class Attachments:
     """The tensors of one request, numbered as they are added."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._parameter_server.local_writes import carry_local_writes
+from stratagem._parameter_server.hosting.local_writes import carry_local_writes
 from stratagem._shipping.call import Call
 from stratagem._shipping.call_marks import mark_of_call
 from stratagem._shipping.handles import HandleTable, Tracked

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from stratagem._parameter_server.sharded_variable import ShardedVariable
+from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._shipping import tensors
 from stratagem._shipping.kinds import Kind, WorkerTask
 from stratagem._shipping.pickling import Pickler

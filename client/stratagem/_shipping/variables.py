@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from stratagem._parameter_server.attached import AttachedStrategy
-from stratagem._parameter_server.sharded_variable import ShardedVariable
-from stratagem._parameter_server.split_variable import SplitVariable
-from stratagem._parameter_server.variable import RemoteVariable, remote_of
+from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
+from stratagem._parameter_server.variables.split_variable import SplitVariable
+from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
 from stratagem._shipping.kinds import Kind, WorkerTask
 from stratagem._shipping.strategies import require_own
 from stratagem._strategies.strategy import Strategy

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stratagem._parameter_server.shards import Layout, Routed
+from stratagem._parameter_server.variables.shards import Layout, Routed
 from stratagem._tables.variable import TableVariable
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem_proto.keys import part_of_keys

@@ -15,14 +15,14 @@ from torch.utils import swap_tensors
 
 from stratagem._modules.adoption import Adoption
 from stratagem._modules.hosting import HostedParameter
-from stratagem._parameter_server.creation import RemoteCreation
+from stratagem._parameter_server.hosting.creation import RemoteCreation
+from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.partitioned_extended import PartitionedExtended
-from stratagem._parameter_server.partitioning import shard_name
-from stratagem._parameter_server.placement import Demand
-from stratagem._parameter_server.shards import Layout
-from stratagem._parameter_server.split_variable import SplitVariable
-from stratagem._parameter_server.store import RemoteStore
-from stratagem._parameter_server.variable import Owner, RemoteVariable, Shard
+from stratagem._parameter_server.variables.partitioning import shard_name
+from stratagem._parameter_server.variables.placement import Demand
+from stratagem._parameter_server.variables.shards import Layout
+from stratagem._parameter_server.variables.split_variable import SplitVariable
+from stratagem._parameter_server.variables.variable import Owner, RemoteVariable, Shard
 from stratagem._tables.dynamic import DynamicTable, KeyLayout, KeyLimits
 from stratagem._tables.hosting import HostedTable
 from stratagem._tables.initial_rows import InitialRows

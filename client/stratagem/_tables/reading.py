@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from stratagem._parameter_server.shards import Routed, merge
+from stratagem._parameter_server.variables.shards import Routed, merge
 
 if TYPE_CHECKING:
     from stratagem._tables.shard import TableShard

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from stratagem._parameter_server.placement import Place
-from stratagem._parameter_server.variable import Owner, RemoteVariable
+from stratagem._parameter_server.variables.placement import Place
+from stratagem._parameter_server.variables.variable import Owner, RemoteVariable
 from stratagem._servers.reads import Reading
 from stratagem._servers.writes import Writing
 from stratagem._variables.assignable import Write
@@ -18,7 +18,7 @@ from stratagem_proto.v1.variable_pb2 import Initializer, TableSpec, VariableSpec
 
 if TYPE_CHECKING:
     from stratagem._modules.hosting import HostedParameter
-    from stratagem._parameter_server.store import RemoteStore
+    from stratagem._parameter_server.hosting.store import RemoteStore
 
 
 class LazyRows(NamedTuple):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stratagem._contexts.context import current_replica_id
-from stratagem._parameter_server.shards import Layout
-from stratagem._parameter_server.split_variable import SplitVariable
+from stratagem._parameter_server.variables.shards import Layout
+from stratagem._parameter_server.variables.split_variable import SplitVariable
 from stratagem._tables.pulled_rows import PulledRows
 from stratagem._tables.reading import pull_missing, read
 from stratagem._tables.shard import TableShard
@@ -29,7 +29,7 @@ from stratagem_proto.errors import (
 
 if TYPE_CHECKING:
     from stratagem._modules.hosting import HostedParameter
-    from stratagem._parameter_server.store import RemoteStore
+    from stratagem._parameter_server.hosting.store import RemoteStore
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from stratagem_proto.checkpoint.tables import WholeTable
 from stratagem_proto.checkpoint.whole import Whole
 from stratagem_proto.division import rows_of_shard
 from stratagem_proto.v1.variable_pb2 import Partition, VariableSpec
-from stratagem_psserver.snapshot import Snapshot
-from stratagem_psserver.store import VariableStore
 from stratagem_psserver.tables.reading import read_table
+from stratagem_psserver.variables.snapshot import Snapshot
+from stratagem_psserver.variables.store import VariableStore
 
 
 def divided(table: WholeTable, servers: int) -> list[VariableSpec]:

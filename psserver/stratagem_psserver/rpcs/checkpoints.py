@@ -8,10 +8,10 @@ from functools import partial
 
 from stratagem_proto.errors import AbortedError
 from stratagem_proto.v1 import checkpoint_pb2 as pb
-from stratagem_psserver.cut import STEPS, Progress
-from stratagem_psserver.ledger import Session
-from stratagem_psserver.restoring import read_restored, replace
-from stratagem_psserver.saving import Saved, Saves
+from stratagem_psserver.checkpoints.cut import STEPS, Progress
+from stratagem_psserver.checkpoints.restoring import read_restored, replace
+from stratagem_psserver.checkpoints.saving import Saved, Saves
+from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.state import ServerState
 
 

@@ -10,11 +10,15 @@ from stratagem_proto.errors import StratagemError
 from stratagem_proto.status import from_record, to_record
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.closed_step_pb2 import GlobalNorm
-from stratagem_psserver.contributions import Part
-from stratagem_psserver.gradients import Gradient
-from stratagem_psserver.limits import closed_total, finished_total, limited_total
+from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.rpcs.steps import step_optimizer
 from stratagem_psserver.state import ServerState
+from stratagem_psserver.synchronous.contributions import Part
+from stratagem_psserver.synchronous.limits import (
+    closed_total,
+    finished_total,
+    limited_total,
+)
 
 
 async def close(state: ServerState, mark: pb.StepMark, parts: Sequence[Part]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stratagem_proto.v1 import closure_pb2 as pb
-from stratagem_psserver.ended_closures import EndedClosures
+from stratagem_psserver.exactly_once.ended_closures import EndedClosures
 from stratagem_psserver.state import ServerState
 
 

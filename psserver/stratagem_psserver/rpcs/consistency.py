@@ -8,7 +8,7 @@ from functools import partial
 
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.v1 import consistency_pb2 as pb
-from stratagem_psserver.ledger import Session
+from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.state import ServerState
 
 

@@ -6,13 +6,13 @@ from functools import partial
 
 from stratagem_proto.v1 import closed_step_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_psserver.contributions import Part
-from stratagem_psserver.ledger import Session
-from stratagem_psserver.limits import limits_of
-from stratagem_psserver.mutations import Staged
+from stratagem_psserver.exactly_once.ledger import Session
+from stratagem_psserver.exactly_once.mutations import Staged
 from stratagem_psserver.rpcs.closing import close, finish
 from stratagem_psserver.rpcs.steps import all_gradients
 from stratagem_psserver.state import ServerState
+from stratagem_psserver.synchronous.contributions import Part
+from stratagem_psserver.synchronous.limits import limits_of
 
 
 def stage_contribution(

@@ -7,8 +7,8 @@ from functools import partial
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1 import draws_pb2 as pb
-from stratagem_psserver.data_ledger import Function
-from stratagem_psserver.ledger import Session
+from stratagem_psserver.data.data_ledger import Function
+from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.state import ServerState
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_proto.v1.variable_pb2 import VariableKind
-from stratagem_psserver.saving import Saves
+from stratagem_psserver.checkpoints.saving import Saves
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.store import Variable
+from stratagem_psserver.variables.store import Variable
 
 # Looking at so many variables takes a millisecond, for which others can wait.
 _AT_ONCE = 500

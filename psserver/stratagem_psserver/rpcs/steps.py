@@ -10,13 +10,13 @@ from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import InputBinding, OptimizerProgram
 from stratagem_psserver.compute import TENSOR_BYTES
-from stratagem_psserver.gradients import Gradient, gather
-from stratagem_psserver.graph_run import prepare
-from stratagem_psserver.graphs import Binding, CompiledGraph
-from stratagem_psserver.kept_gradients import require_distinct
-from stratagem_psserver.mutations import Staged
+from stratagem_psserver.exactly_once.mutations import Staged
+from stratagem_psserver.optimization.gradients import Gradient, gather
+from stratagem_psserver.optimization.kept_gradients import require_distinct
+from stratagem_psserver.programs.graph_run import prepare
+from stratagem_psserver.programs.graphs import Binding, CompiledGraph
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.store import Variable, VariableStore
+from stratagem_psserver.variables.store import Variable, VariableStore
 
 # A node with little data takes about as long as going through so many bytes.
 _NODE_BYTES = 4 << 10

@@ -8,10 +8,9 @@ from functools import partial
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.tensors import total_nbytes
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_psserver.decoding import decode_gradients, decoded_specs
-from stratagem_psserver.gradients import Gradient, gather
-from stratagem_psserver.limits import limited, limits_of
-from stratagem_psserver.mutations import Chunks, Staged
+from stratagem_psserver.exactly_once.mutations import Chunks, Staged
+from stratagem_psserver.optimization.decoding import decode_gradients, decoded_specs
+from stratagem_psserver.optimization.gradients import Gradient, gather
 from stratagem_psserver.rpcs.contributions import stage_contribution
 from stratagem_psserver.rpcs.steps import (
     all_gradients,
@@ -19,6 +18,7 @@ from stratagem_psserver.rpcs.steps import (
     step_optimizer,
 )
 from stratagem_psserver.state import ServerState
+from stratagem_psserver.synchronous.limits import limited, limits_of
 
 
 class UpdateRpcs:

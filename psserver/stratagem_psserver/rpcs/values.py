@@ -18,13 +18,13 @@ from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.segment import Segment, starts
 from stratagem_proto.tensors import nbytes_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_psserver.assignments import Write, prepare, run
 from stratagem_psserver.compute import TENSOR_BYTES
-from stratagem_psserver.held_snapshots import HeldSnapshot
-from stratagem_psserver.mutations import Chunks, Staged
-from stratagem_psserver.selections import Selected, is_wanted, select
+from stratagem_psserver.exactly_once.mutations import Chunks, Staged
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.store import VariableStore
+from stratagem_psserver.variables.assignments import Write, prepare, run
+from stratagem_psserver.variables.held_snapshots import HeldSnapshot
+from stratagem_psserver.variables.selections import Selected, is_wanted, select
+from stratagem_psserver.variables.store import VariableStore
 
 # So many runs let a client read nearly all of the time. Longer ones are copied beside
 # the event loop, so that several clients are served at once.

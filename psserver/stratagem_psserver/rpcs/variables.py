@@ -14,10 +14,14 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     ListVariablesRequest,
     ListVariablesResponse,
 )
-from stratagem_psserver.creation import check_made, initial_values, sent_tensors
-from stratagem_psserver.ledger import Session
-from stratagem_psserver.mutations import Chunks, Staged
+from stratagem_psserver.exactly_once.ledger import Session
+from stratagem_psserver.exactly_once.mutations import Chunks, Staged
 from stratagem_psserver.state import ServerState
+from stratagem_psserver.variables.creation import (
+    check_made,
+    initial_values,
+    sent_tensors,
+)
 
 
 class VariableRpcs:

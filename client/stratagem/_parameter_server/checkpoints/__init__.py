@@ -1,0 +1,1 @@
+"""Checkpoints and snapshots of all servers, as of one moment."""

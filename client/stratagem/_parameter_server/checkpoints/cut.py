@@ -1,0 +1,148 @@
+"""Finding one moment on all servers, between steps of all clients."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from stratagem._parameter_server.pushing.global_norm import finish_all
+from stratagem._servers.checkpoints import hold_steps, release_steps
+from stratagem._servers.group import ServerGroup
+from stratagem._servers.request import Request
+from stratagem_proto.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    StratagemError,
+)
+from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.v1.checkpoint_pb2 import ClientProgress, HoldStepsResponse
+
+# Time that a server may take to answer how far clients are.
+_LOOK_SECONDS = 0.05
+# Steps that take longer are not held up: the cut is tried again.
+_ATTEMPT_SECONDS = 1.0
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 5.0
+
+
+Mark = Callable[[bytes], Request[Any]]
+"""Makes of the name of a cut the request that has a server mark its variables."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A moment that all servers have marked.
+
+    Attributes:
+        name: The servers know it by this.
+        reports: What each client has reported after its last step before it, by task.
+    """
+
+    name: bytes
+    reports: Mapping[str, bytes]
+
+
+def take_cut(servers: ServerGroup, mark: Mark, seconds: float) -> Cut:
+    """Have all servers mark their variables between steps of all clients.
+
+    Steps that no server has a part of yet wait until those are over that some server
+    has a part of, at most for a second; then they are let go, and it is tried again.
+
+    Args:
+        servers: The servers.
+        mark: What to send each server then; it ends the hold.
+        seconds: How long to try.
+
+    Raises:
+        DeadlineExceededError: Clients were in the midst of a step whenever it was
+            tried; it names them.
+        StratagemError: A server could not be reached, or refuses what `mark` asks.
+    """
+    give_up_at = time.monotonic() + seconds
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        name = secrets.token_bytes(SESSION_ID_BYTES)
+        # No worker's step is under way any more that one has left half finished.
+        finish_all(servers)
+        found = _attempt(servers, name, mark)
+        if isinstance(found, Cut):
+            return found
+        if time.monotonic() >= give_up_at:
+            raise DeadlineExceededError(
+                f"no moment between steps was found in {seconds:g} s: {found}; raise "
+                "peer_seconds if steps take that long"
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _attempt(servers: ServerGroup, cut: bytes, mark: Mark) -> Cut | str:
+    """Takes a cut; returns why it could not if so."""
+    try:
+        answers = _hold(servers, cut)
+        clients = _progress(answers).values()
+        busy = {one.label for one in clients if _is_busy(one)}
+        if not busy:
+            servers.on_all(partial(mark, cut))
+            return Cut(cut, _reports(answers, clients))
+        why = "in the midst of a step were " + ", ".join(sorted(busy))
+    except AbortedError as error:
+        why = error.message
+    except StratagemError:
+        _release(servers, cut)
+        raise
+    _release(servers, cut)
+    return why
+
+
+def _release(servers: ServerGroup, cut: bytes) -> None:
+    # Servers that cannot be told let go by themselves.
+    with suppress(StratagemError):
+        servers.on_all(lambda: release_steps(cut))
+
+
+def _hold(servers: ServerGroup, cut: bytes) -> Collection[HoldStepsResponse]:
+    """Holds new steps until those that have begun are over, for so long as it may."""
+    give_up_at = time.monotonic() + _ATTEMPT_SECONDS
+    begun: dict[bytes, int] = {}
+    wait = 0.0
+    while True:
+        answers = servers.on_all(partial(hold_steps, cut, begun, wait)).values()
+        found = _progress(answers)
+        busy = any(map(_is_busy, found.values()))
+        known = {client: each.begun for client, each in found.items()}
+        # A step may have begun on one server before another held it.
+        if (not busy and known == begun) or time.monotonic() >= give_up_at:
+            return answers
+        begun, wait = known, _LOOK_SECONDS if busy else 0.0
+
+
+def _is_busy(client: ClientProgress) -> bool:
+    return client.finished < client.begun
+
+
+def _progress(
+    answers: Iterable[HoldStepsResponse],
+) -> Mapping[bytes, ClientProgress]:
+    """How far each client is according to the server that knows most."""
+    found: dict[bytes, ClientProgress] = {}
+    for each in (each for answer in answers for each in answer.clients):
+        known = found.setdefault(each.client, ClientProgress(label=each.label))
+        known.begun = max(known.begun, each.begun)
+        if each.finished >= known.finished:
+            known.finished, known.report = each.finished, each.report or known.report
+    return found
+
+
+def _reports(
+    answers: Iterable[HoldStepsResponse], clients: Iterable[ClientProgress]
+) -> dict[str, bytes]:
+    """What each task reported last; of one that was started again, its later run."""
+    left = [each for answer in answers for each in answer.left]
+    left.sort(key=lambda each: each.finished)
+    return {each.label: each.report for each in (*left, *clients) if each.report}

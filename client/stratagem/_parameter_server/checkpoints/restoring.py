@@ -1,0 +1,164 @@
+"""Variables on servers that take their values from a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from stratagem._checkpoints.entry import Entry
+from stratagem._parameter_server.checkpoints.restoration import Restoration
+from stratagem._parameter_server.hosting.store import RemoteStore
+from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
+from stratagem._servers.checkpoints import (
+    announce_restored,
+    list_restored,
+)
+from stratagem_proto.checkpoint.contents import wholes_of
+from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
+from stratagem_proto.checkpoint.whole import Whole, whole_name
+from stratagem_proto.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+
+_PAUSE_SECONDS = 0.05
+
+
+class ClusterRestorer:
+    """A checkpoint that the variables of a program take their values from.
+
+    What is made later takes its value when it is made.
+
+    Args:
+        store: The variables on the servers.
+        path: The checkpoint.
+        is_creator: Whether this task has the servers read it; the others wait.
+
+    Raises:
+        NotFoundError: There is none.
+        DataLossError: It is damaged.
+    """
+
+    def __init__(
+        self, store: RemoteStore, path: str | os.PathLike[str], is_creator: bool
+    ) -> None:
+        self._store = store
+        self._is_creator = is_creator
+        self._path = Path(os.path.abspath(path))
+        self._checkpoint = open_checkpoint(self._path)
+        if not self._path.is_file():
+            # The latest may be another one by the time that it is read again.
+            self._path = self._checkpoint.folder
+        self._wholes = wholes_of(self._checkpoint.index)
+        self._unused = set(self._wholes)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What it is."""
+        return self._checkpoint
+
+    def names(self) -> list[str]:
+        """Return the names of what nothing has taken yet."""
+        return sorted(self._unused)
+
+    def require_fit(
+        self,
+        variables: Sequence[RemoteVariable],
+        buffers: Sequence[Entry],
+        strict: bool,
+    ) -> None:
+        """Check that all values fit.
+
+        Raises:
+            NotFoundError: One is missing, and `strict` is set.
+            InvalidArgumentError: One has another shape or dtype.
+        """
+        wanted = [whole_name(variable.spec) for variable in variables]
+        wanted += [buffer.name for buffer in buffers]
+        missing = [name for name in wanted if name not in self._wholes]
+        if strict and missing:
+            raise NotFoundError(
+                f"the checkpoint has no {', '.join(map(repr, missing))}; restore into "
+                "the program that was saved, or pass strict=False to leave what it "
+                "lacks as it is"
+            )
+        for variable in variables:
+            self._require_shape(variable)
+
+    def _require_shape(self, variable: RemoteVariable) -> None:
+        spec, name = variable.spec, whole_name(variable.spec)
+        whole = self._wholes.get(name)
+        split = spec.HasField("partition")
+        shape = tuple(spec.partition.full_shape if split else spec.tensor.shape)
+        if whole and (whole.shape, whole.dtype) != (shape, variable.dtype):
+            raise InvalidArgumentError(
+                f"the checkpoint has {name!r} with shape {whole.shape} and dtype "
+                f"{whole.dtype}, but here it has shape {shape} and dtype "
+                f"{variable.dtype}; restore into the model that was saved",
+                variable=name,
+            )
+
+    def restore(self, variables: Iterable[RemoteVariable]) -> None:
+        """Have servers read the values of variables, and their optimizers' state.
+
+        No server replaces any before all have read theirs.
+
+        Raises:
+            AbortedError: A server went away after that, when others had replaced them.
+            StratagemError: A server cannot read them; all are as before.
+        """
+        known = [one for one in variables if whole_name(one.spec) in self._wholes]
+        if self._is_creator:
+            names = {
+                server: [variable.name for variable in group]
+                for server, group in by_server(known).items()
+            }
+            restoration = Restoration(self._store.servers, str(self._path), names)
+            restoration.stage(self._store.peer_seconds)
+            restoration.replace()
+        for variable in known:
+            variable.outdate()
+            self._use(self._wholes[whole_name(variable.spec)])
+
+    def _use(self, whole: Whole) -> None:
+        self._unused.discard(whole.name)
+        slots = (one.name for one in self._wholes.values() if one.slot_of == whole.name)
+        self._unused.difference_update(slots)
+
+    def restore_buffers(self, buffers: Iterable[Entry]) -> None:
+        """Give this task's buffers their values."""
+        for buffer in buffers:
+            if buffer.name in self._unused:
+                value = self._wholes[buffer.name].read(self._checkpoint)
+                buffer.require_fit(value)
+                buffer.write(value)
+                self._unused.discard(buffer.name)
+
+    def meet(self) -> None:
+        """Tell the other tasks that all is restored, or wait until the chief has.
+
+        Raises:
+            DeadlineExceededError: The chief has not restored it in time.
+        """
+        servers = self._store.servers
+        if self._is_creator:
+            servers.on_all(lambda: announce_restored(self._identity))
+            return
+        give_up_at = time.monotonic() + self._store.peer_seconds
+        # A task that sees no server at all is told what hides them.
+        visible = next(iter(servers.called), servers.used[0])
+        while self._identity not in servers.call(visible, list_restored()):
+            if time.monotonic() >= give_up_at:
+                raise DeadlineExceededError(
+                    f"the chief has not restored {str(self._path)!r} in "
+                    f"{self._store.peer_seconds:g} s; call restore() on all workers"
+                )
+            time.sleep(_PAUSE_SECONDS)
+
+    @property
+    def _identity(self) -> str:
+        files: Mapping[str, object] = self._checkpoint.index.files
+        return self._checkpoint.index.identity or f"{self._path}: {files}"

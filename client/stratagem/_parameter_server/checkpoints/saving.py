@@ -1,0 +1,172 @@
+"""Checkpoints of all servers, as the chief has them written."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stratagem._parameter_server.checkpoints.cut import Cut, take_cut
+from stratagem._parameter_server.checkpoints.worker_states import states_of
+from stratagem._servers.checkpoints import SavedPart, begin_save, finish_save
+from stratagem._servers.group import ServerGroup
+from stratagem_proto.checkpoint.folder import LOCAL_PART, NewCheckpoint
+from stratagem_proto.checkpoint.index import Index, Part
+from stratagem_proto.checkpoint.parts import Content, write_part
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
+from stratagem_proto.tensors import spec_of
+from stratagem_proto.v1.variable_pb2 import VariableSpec
+
+# A server answers at the latest after so long that it still writes.
+_LOOK_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What the chief adds to what the servers hold.
+
+    Attributes:
+        local: Tensors of its own, by name, which nobody changes from now on.
+        extra: What JSON can express.
+        num_workers: How many workers there are.
+    """
+
+    local: Mapping[str, torch.Tensor]
+    extra: Mapping[str, Any]
+    num_workers: int
+
+    def __post_init__(self) -> None:
+        try:
+            json.dumps(dict(self.extra))
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(
+                f"extra must be what JSON can express: {error}"
+            ) from error
+
+
+class ClusterSaver:
+    """Saves checkpoints one after the other, in the order of the calls.
+
+    Args:
+        servers: The servers.
+        seconds: How long to wait for steps of workers to be over.
+    """
+
+    def __init__(self, servers: ServerGroup, seconds: float) -> None:
+        self._servers = servers
+        self._seconds = seconds
+        self._last: threading.Thread | None = None
+
+    def save(
+        self, root: str | os.PathLike[str], contents: Contents, keep: int
+    ) -> Future[None]:
+        """Save what is there at one moment during the call.
+
+        Args:
+            root: The folder of checkpoints.
+            contents: What to add.
+            keep: How many checkpoints `root` keeps.
+
+        Returns:
+            Done when all is written, or has the error.
+
+        Raises:
+            NotFoundError: There is no such folder, or a server does not see it.
+            InvalidArgumentError: `root` is a file.
+            DeadlineExceededError: Workers were in the midst of a step all the time.
+        """
+        new = NewCheckpoint(root)
+        try:
+            begin = partial(begin_save, folder=str(new.folder))
+            cut = take_cut(self._servers, begin, self._seconds)
+        except BaseException:
+            new.abandon()
+            raise
+        written: Future[None] = Future()
+        work = _Work(self._servers, new, cut, contents, keep)
+        self._last = threading.Thread(target=work.run, args=(self._last, written))
+        self._last.start()
+        return written
+
+    def wait(self) -> None:
+        """Wait for what is being written."""
+        if self._last is not None:
+            self._last.join()
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is left to do of one checkpoint when its moment has passed."""
+
+    servers: ServerGroup
+    new: NewCheckpoint
+    cut: Cut
+    contents: Contents
+    keep: int
+
+    def run(self, earlier: threading.Thread | None, written: Future[None]) -> None:
+        if earlier is not None:
+            earlier.join()
+        try:
+            self._finish()
+        except BaseException as error:
+            self.new.abandon()
+            written.set_exception(error)
+        else:
+            written.set_result(None)
+
+    def _finish(self) -> None:
+        local = self._write_local()
+        saved = self._wait_for_servers()
+        parts = [*(each.part for each in saved.values()), *local]
+        for server, each in saved.items():
+            _require_visible(self.new.folder, each.part, f"/job:ps/task:{server}")
+        states = {each.part.name: json.loads(each.state) for each in saved.values()}
+        applied = [state["groups"] for state in states.values()]
+        workers = {
+            "count": self.contents.num_workers,
+            "states": states_of(self.cut.reports, applied),
+        }
+        index = Index.of_parts(parts, states, self.contents.extra, workers)
+        self.new.commit(index, self.keep)
+
+    def _write_local(self) -> Sequence[Part]:
+        values = self.contents.local
+        if not values:
+            return ()
+        specs = [
+            VariableSpec(name=name, tensor=spec_of(value))
+            for name, value in values.items()
+        ]
+        path = self.new.folder / LOCAL_PART
+        return [write_part(path, [Content(spec) for spec in specs], values.values())]
+
+    def _wait_for_servers(self) -> dict[int, SavedPart]:
+        saved: dict[int, SavedPart] = {}
+        while missing := set(self.servers.called) - saved.keys():
+            answers = self.servers.together(
+                {
+                    server: finish_save(self.cut.name, _LOOK_SECONDS)
+                    for server in missing
+                }
+            )
+            saved |= {server: one for server, one in answers.items() if one is not None}
+        return dict(sorted(saved.items()))
+
+
+def _require_visible(folder: Path, part: Part, server: str) -> None:
+    path = folder / part.name
+    if not path.is_file() or path.stat().st_size != part.file.nbytes:
+        raise FailedPreconditionError(
+            f"{server} has written {str(path)!r}, but the chief does not see it there; "
+            "save to a folder that all servers and the chief share",
+            task=server,
+        )

@@ -1,0 +1,1 @@
+"""Keeping variables on servers: creating, reading, writing and training them."""

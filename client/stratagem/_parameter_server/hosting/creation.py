@@ -1,0 +1,150 @@
+"""Bringing variables into being: the chief creates them, the others attach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from stratagem._cluster.membership import Membership
+from stratagem._parameter_server.hosting.attachment import Attachment
+from stratagem._parameter_server.hosting.earlier_run import EarlierRun
+from stratagem._parameter_server.hosting.store import RemoteStore
+from stratagem._parameter_server.variables.placement import (
+    Demand,
+    Placement,
+    server_device,
+)
+from stratagem._parameter_server.variables.variable import (
+    NO_OWNER,
+    Owner,
+    RemoteVariable,
+)
+from stratagem._variables.traits import VariableTraits
+from stratagem_proto.errors import AttachmentError, InvalidArgumentError
+
+Kind = TypeVar("Kind", bound=RemoteVariable)
+
+
+class RemoteCreation:
+    """Makes the variables of one strategy exist on the servers.
+
+    Args:
+        store: Where they are kept.
+        membership: Says whether this task creates them.
+        placement: Says where.
+    """
+
+    def __init__(
+        self, store: RemoteStore, membership: Membership, placement: Placement
+    ) -> None:
+        self._store = store
+        self._creates = membership.creates
+        self._earlier = EarlierRun(membership.name, store)
+        self._placement = placement
+        self._attachment = Attachment(
+            membership.name, store.listing, store.peer_seconds
+        )
+
+    def placed(
+        self,
+        traits: VariableTraits,
+        value: torch.Tensor,
+        owner: Owner = NO_OWNER,
+        colocated: RemoteVariable | None = None,
+        moved_to: int | None = None,
+    ) -> RemoteVariable:
+        """Return the next variable; it has its place, but does not exist yet.
+
+        Args:
+            traits: What it is called and how it is meant to be used.
+            value: Its initial value, which becomes the copy in this process.
+            owner: What it belongs to.
+            colocated: Variable whose server it is to share.
+            moved_to: Index of a server that it goes to instead of its own.
+
+        Raises:
+            InvalidArgumentError: There is no such server.
+            FailedPreconditionError: Device filters hide its server from this task.
+        """
+        server = None if colocated is None else colocated.place.server
+        place = self._placement.next(Demand(value.nbytes, server))
+        if moved_to is not None:
+            place = replace(place, server=self._existing(moved_to))
+        self._store.servers.require_visible(place.server)
+        return RemoteVariable(self._store, place, traits, value, owner)
+
+    def made(
+        self,
+        make: Callable[..., Kind],
+        traits: VariableTraits,
+        value: torch.Tensor,
+        owner: Owner,
+        demand: Demand,
+    ) -> Kind:
+        """Return the next variable, of a kind of its own; otherwise as `placed`.
+
+        Args:
+            make: Takes the store, the place, and the arguments that follow here.
+            traits: What it is called and how it is meant to be used.
+            value: Its initial value, or a tensor of that shape.
+            owner: What it belongs to.
+            demand: What it needs of its server.
+
+        Raises:
+            FailedPreconditionError: Device filters hide its server from this task.
+        """
+        place = self._placement.next(demand)
+        self._store.servers.require_visible(place.server)
+        return make(self._store, place, traits, value, owner)
+
+    def _existing(self, server: int) -> int:
+        count = len(self._store.servers)
+        if server >= count:
+            raise InvalidArgumentError(
+                f"a creator places a variable on {server_device(server)}, but there "
+                f"are {count} parameter servers"
+            )
+        return server
+
+    def establish(self, variables: Sequence[RemoteVariable]) -> None:
+        """Make placed variables exist; afterwards their copies have their values.
+
+        What an earlier run of the same program has left on the servers keeps its
+        values.
+
+        Raises:
+            AlreadyExistsError: This task creates, and a server has one of that name.
+            AttachmentError: This task attaches, and the chief's variables differ or
+                do not come in time; or it creates, and the servers hold variables
+                of another program.
+        """
+        if self._creates:
+            self._create(variables)
+        else:
+            self._attach(variables)
+
+    def _create(self, variables: Sequence[RemoteVariable]) -> None:
+        kept = self._earlier.kept(variables)
+        names = {variable.name for variable in kept}
+        self._store.create([one for one in variables if one.name not in names])
+        self._earlier.take(variables)
+        self._store.refresh(kept)
+
+    def _attach(self, variables: Sequence[RemoteVariable]) -> None:
+        found = self._attachment.attach([variable.spec for variable in variables])
+        for variable, (server, _) in zip(variables, found, strict=True):
+            _require_same_server(variable, server)
+        self._store.refresh(variables)
+
+
+def _require_same_server(variable: RemoteVariable, server: int) -> None:
+    if variable.place.server != server:
+        raise AttachmentError(
+            f"variable {variable.name!r} was created on {server_device(server)}, but "
+            f"this worker expects it on {variable.device_name}; run the same program "
+            "on all workers, with the same list of servers and the same device filters",
+            variable=variable.name,
+        )

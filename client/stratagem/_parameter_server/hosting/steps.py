@@ -1,0 +1,151 @@
+"""Optimizer steps that servers carry out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from stratagem._enums import ReduceOp
+from stratagem._optimizers.step import OptimizerStep
+from stratagem._parameter_server.hosting.store import RemoteStore
+from stratagem._parameter_server.pushing.early_push import EarlyPush
+from stratagem._parameter_server.pushing.global_norm import finish
+from stratagem._parameter_server.pushing.loads import Loads, add_gradient, no_loads
+from stratagem._parameter_server.pushing.pushes import Push
+from stratagem._servers import updates
+from stratagem._servers.updates import Limits
+from stratagem_proto.consistency import has_backups
+from stratagem_proto.v1.consistency_pb2 import CONSISTENCY_MODE_SYNC, StepGrant
+from stratagem_proto.v1.parameter_server_pb2 import (
+    REDUCTION_MEAN,
+    REDUCTION_SUM,
+    Contribution,
+    StepMark,
+)
+
+
+def take(
+    store: RemoteStore, step: OptimizerStep, early: EarlyPush | None = None
+) -> None:
+    """Have the servers apply a step as its consistency says.
+
+    On this worker's gradients now; or on those of all workers, when they have come.
+
+    Args:
+        store: The variables on the servers.
+        step: The step.
+        early: What has been sent of it.
+    """
+    # Its answer has the leave for this one.
+    store.servers.flight.settle()
+    grant = store.leave(step.optimizer)
+    if grant.consistency.mode == CONSISTENCY_MODE_SYNC:
+        _contribute(store, step, grant, early)
+    else:
+        _push(store, step, grant, early)
+    store.pace.finish(step.optimizer, grant.step)
+
+
+def _push(
+    store: RemoteStore, step: OptimizerStep, grant: StepGrant, early: EarlyPush | None
+) -> None:
+    reduced = {update.variable.name: step.reduced(update) for update in step.updates()}
+    gradients = step.limiter.limited(reduced)
+    if gradients is None:
+        return
+    program = store.programs.of(step)
+    loads = _loads(step, gradients, early)
+    updates_by_server = {
+        server: updates.step(program, load.gradients, backward=load.backward)
+        for server, load in loads.items()
+    }
+    arrived = {server: load.arrived for server, load in loads.items()}
+    push = Push(step.optimizer, grant, updates_by_server, arrived)
+    store.pushes.send(push, awaited=early is not None)
+
+
+def _contribute(
+    store: RemoteStore, step: OptimizerStep, grant: StepGrant, early: EarlyPush | None
+) -> None:
+    """Add this worker's gradients to a step.
+
+    Every server gets a part, if only an empty one, so that all come to the same
+    steps; the parts count once all servers have theirs.
+    """
+    program, limits = store.programs.of(step), step.limiter.limits
+    totals = {update.variable.name: update.total() for update in step.updates()}
+    gradients, offender = step.limiter.own_part(totals)
+    loads = _loads(step, gradients, early)
+    of_sum = Limits(limits, offender)
+    contribution = _contribution(store, step, grant)
+    store.servers.together(
+        {
+            server: updates.step(
+                program,
+                loads[server].gradients,
+                contribution,
+                of_sum,
+                loads[server].backward,
+            )
+            for server in store.servers.used
+        }
+    )
+    if _is_counted(store, contribution):
+        if contribution.global_norm:
+            finish(store.servers, contribution.step)
+        for load in loads.values():
+            load.arrived()
+        store.pace.count(contribution.step)
+
+
+def _contribution(
+    store: RemoteStore, step: OptimizerStep, grant: StepGrant
+) -> Contribution:
+    pace, several = store.pace, len(store.servers.used) > 1
+    mean = step.reduce_op is ReduceOp.MEAN
+    backups = has_backups(grant.consistency, pace.num_workers)
+    return Contribution(
+        step=StepMark(group=step.optimizer, step=grant.step),
+        worker=pace.worker or 0,
+        num_workers=pace.num_workers,
+        replicas=step.replicas,
+        reduction=REDUCTION_MEAN if mean else REDUCTION_SUM,
+        replicas_to_aggregate=grant.consistency.replicas_to_aggregate * backups,
+        global_norm=step.limiter.limits.clip_norm is not None and several,
+    )
+
+
+def _is_counted(store: RemoteStore, contribution: Contribution) -> bool:
+    """Commit what is staged; false if others have closed the step without it."""
+    mark, servers, first = contribution.step, store.servers, store.first
+    others = [server for server in servers.used if server != first]
+    if contribution.replicas_to_aggregate:
+        # The first server decides whose contributions count, on all servers.
+        if servers.call(first, updates.commit(mark)).dropped:
+            return False
+        servers.together({server: updates.commit(mark) for server in others})
+    else:
+        # The first server last: what counts there counts on all, so that a worker
+        # that ends here and is started again knows what it has to repeat.
+        try:
+            servers.together({server: updates.commit(mark) for server in others})
+        finally:
+            servers.call(first, updates.commit(mark))
+    return True
+
+
+def _loads(
+    step: OptimizerStep,
+    gradients: Mapping[str, torch.Tensor],
+    early: EarlyPush | None,
+) -> Loads:
+    """What is yet to go to each server, given the gradients by variable."""
+    loads = no_loads(step.compressor) if early is None else early.finish()
+    done = () if early is None else early.variables
+    for number, group in enumerate(step.groups):
+        for update in group.updates:
+            name = update.variable.name
+            if name in gradients and name not in done:
+                add_gradient(loads, update.variable, gradients[name], number)
+    return loads

@@ -1,0 +1,343 @@
+"""The variables of one strategy, where they are kept: on the servers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import chain
+
+import torch
+
+from stratagem._parameter_server.hosting.programs import Programs
+from stratagem._parameter_server.pushing.global_norm import finish
+from stratagem._parameter_server.pushing.pace import Pace
+from stratagem._parameter_server.pushing.pushes import Fusing, Pushes
+from stratagem._parameter_server.variables.cached_reads import note_read, unread
+from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
+from stratagem._servers.consistency import begin
+from stratagem._servers.group import ServerGroup
+from stratagem._servers.keys import list_keys
+from stratagem._servers.listings import list_variables
+from stratagem._servers.reads import Reading, read
+from stratagem._servers.request import Request, Result
+from stratagem._servers.writes import Writing, assign, create
+from stratagem_proto.encodings import can_narrow
+from stratagem_proto.errors import (
+    DeadlineExceededError,
+    StratagemError,
+    UnfinishedStepError,
+)
+from stratagem_proto.v1.consistency_pb2 import StepGrant
+from stratagem_proto.v1.parameter_server_pb2 import StepMark
+from stratagem_proto.v1.variable_pb2 import VariableInfo
+
+
+class RemoteStore:
+    """Batches what is asked of the servers: one request for each at a time.
+
+    Args:
+        servers: The servers.
+        peer_seconds: How long to wait for what other workers have to do first.
+        pace: How far this worker is in its steps.
+        pull_dtype: What trainable variables are rounded to on their way to a training
+            step; None for not at all.
+        fusing: Whether the answer to a push brings what the next step starts with.
+
+    Attributes:
+        servers: The servers.
+        peer_seconds: How long to wait for what other workers have to do first.
+        pace: How far this worker is in its steps.
+        pushes: What this worker pushes.
+        programs: How servers are told of steps.
+        rejected: How many synchronous steps of an optimizer were dropped, by its name.
+    """
+
+    def __init__(
+        self,
+        servers: ServerGroup,
+        peer_seconds: float,
+        pace: Pace,
+        pull_dtype: torch.dtype | None = None,
+        fusing: Fusing = Fusing.NEVER,
+    ) -> None:
+        self._pull_dtype = pull_dtype
+        self.servers = servers
+        self.peer_seconds = peer_seconds
+        self.pace = pace
+        self.pushes = Pushes(servers, pace, self._pulled_as, fusing)
+        self.programs = Programs()
+        self.rejected: dict[str, int] = {}
+
+    @property
+    def first(self) -> int:
+        """The server that keeps the clocks of all workers, and their barriers."""
+        return self.servers.used[0]
+
+    def ask_first(self, request: Request[Result]) -> Result:
+        """Send that server a request."""
+        return self.servers.call(self.first, request)
+
+    def create(self, variables: Sequence[RemoteVariable]) -> None:
+        """Create variables with the values that their copies have.
+
+        Raises:
+            AlreadyExistsError: A server has a variable of that name.
+        """
+        groups = by_server(variables)
+        answers = self.servers.together(
+            {
+                server: create([v.spec for v in group], _initial_values(group))
+                for server, group in groups.items()
+            }
+        )
+        for server, group in groups.items():
+            for variable, info in zip(group, answers[server].variables, strict=True):
+                variable.settle(info.version)
+
+    def refresh(
+        self, variables: Iterable[RemoteVariable], training: bool = False
+    ) -> None:
+        """Bring the copies up to date, as the next step of each optimizer needs them.
+
+        Waits for slower workers and for synchronous steps, as the consistencies say.
+        With a snapshot they are what they were at its moment, for no step.
+
+        Args:
+            variables: Whose copies.
+            training: Whether they are only for a training step, and may be rounded.
+        """
+        copies = [one for one in variables if one.has_copy]
+        if training and self.pushes.land(copies):
+            return
+        bring = partial(self._bring, training=training)
+        groups = by_server(unread(copies))
+        begins = [] if self.servers.snapshot else self.pace.begins()
+        if not begins:
+            bring(groups)
+            return
+        leading = self.pace.leads()
+        leave = self.servers.start(self.first, begin(begins, self.peer_seconds))
+        try:
+            if not leading:
+                # Nobody waits, so values and leave may come at once.
+                bring(groups)
+            self.pace.granted(begins, leave.result())
+        finally:
+            leave.abandon()
+        if leading or self.pace.leads():
+            bring(groups)
+
+    def _bring(
+        self, groups: Mapping[int, Sequence[RemoteVariable]], training: bool
+    ) -> None:
+        readings = {
+            server: [one.reading(self._pulled_as(one, training)) for one in group]
+            for server, group in groups.items()
+        }
+        try:
+            versions = self._read(readings)
+        except StratagemError:
+            # What has come of other servers is not to count as the user's writing.
+            for variable in chain.from_iterable(groups.values()):
+                variable.distrust()
+            raise
+        for server, group in groups.items():
+            for variable, version in zip(group, versions[server], strict=True):
+                is_rounded = self._pulled_as(variable, training) is not None
+                variable.settle(version, is_rounded)
+            note_read(group)
+
+    def _pulled_as(
+        self, variable: RemoteVariable, training: bool
+    ) -> torch.dtype | None:
+        """What a variable is rounded to on its way here; None for not at all."""
+        dtype = self._pull_dtype if training and not self.servers.snapshot else None
+        if dtype is None or not variable.trainable:
+            return None
+        return dtype if can_narrow(variable.dtype, dtype) else None
+
+    def rows(
+        self,
+        variables: Sequence[RemoteVariable],
+        rows: Sequence[torch.Tensor],
+        training: bool = False,
+    ) -> list[torch.Tensor]:
+        """Return rows of variables as they are now, without the rest of them.
+
+        As `refresh` does, it waits for the last synchronous step.
+
+        Args:
+            variables: The variables.
+            rows: Which rows of each of them; int64 tensors of shape [n].
+            training: Whether they are only for a training step, and may be rounded.
+        """
+        found = [
+            variable.leaf.new_empty((len(wanted), *variable.shape[1:]))
+            for variable, wanted in zip(variables, rows, strict=True)
+        ]
+        readings: dict[int, list[Reading]] = defaultdict(list)
+        for variable, into, wanted in zip(variables, found, rows, strict=True):
+            narrowed_to = self._pulled_as(variable, training)
+            reading = Reading(variable.name, into, None, wanted, narrowed_to)
+            readings[variable.place.server].append(reading)
+        self._read(readings, beside_push=training)
+        return found
+
+    def keys(self, part: RemoteVariable, limit: int) -> Iterator[torch.Tensor]:
+        """Yield the keys of which a part of a table has rows, some at a time.
+
+        As `refresh` does, it waits for the last synchronous step.
+
+        Args:
+            part: The part of the table.
+            limit: The most keys at a time.
+        """
+        server, after = part.place.server, None
+        self._read({server: ()})
+        while True:
+            request = list_keys(part.name, after, limit, self.servers.snapshot)
+            page = self.servers.call(server, request)
+            if len(page.keys):
+                yield page.keys
+                after = int(page.keys[-1])
+            if page.is_last:
+                return
+
+    def announce(self, optimizer: str) -> None:
+        """Let the servers know of an optimizer, whether or not it may go on."""
+        with suppress(DeadlineExceededError):
+            self.servers.call(
+                self.first, begin(self.pace.begins([optimizer]), wait=0.0)
+            )
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Let the others know what is finished, while this worker does not go on."""
+        begins = self.pace.begins()
+        if not begins:
+            yield
+            return
+        leave = self.servers.start(self.first, begin(begins, self.peer_seconds))
+        try:
+            yield
+        finally:
+            leave.abandon()
+
+    def leave(self, optimizer: str) -> StepGrant:
+        """Return the leave for an optimizer's next step, after asking if need be.
+
+        A replica may take several steps on the values of one refresh.
+        """
+        grant = self.pace.grant(optimizer)
+        if grant is not None:
+            return grant
+        begins = self.pace.begins([optimizer])
+        (grant,) = self.ask_first(begin(begins, self.peer_seconds))
+        self.pace.granted(begins, [grant])
+        if self.pace.leads():
+            # What came too late here may not be over on the other servers.
+            self.read_after(
+                self.pace.after(optimizer), dict.fromkeys(self.servers.called, ())
+            )
+        return grant
+
+    def _read(
+        self, readings: Mapping[int, Sequence[Reading]], beside_push: bool = False
+    ) -> dict[int, list[int]]:
+        """Read, by server, after the synchronous steps that the next step needs."""
+        marks = [] if self.servers.snapshot else [*self.pace.all_after()]
+        # A read waits for one mark at most.
+        for mark in marks[:-1]:
+            self.read_after(mark, dict.fromkeys(readings, ()))
+        return self.read_after(marks[-1] if marks else None, readings, beside_push)
+
+    def read_after(
+        self,
+        mark: StepMark | None,
+        readings: Mapping[int, Sequence[Reading]],
+        beside_push: bool = False,
+    ) -> dict[int, list[int]]:
+        """Read, by server, after a synchronous step; or from the snapshot.
+
+        Args:
+            mark: The step, if any.
+            readings: What to read.
+            beside_push: Whether not to wait for a push in flight.
+
+        Returns:
+            The versions read.
+        """
+        snapshot = self.servers.snapshot
+        if mark is None or snapshot:
+            return self.servers.together(
+                {
+                    server: read(group, snapshot=snapshot)
+                    for server, group in readings.items()
+                },
+                beside_push,
+            )
+        try:
+            return self._read_finished(mark, readings)
+        except UnfinishedStepError:
+            # Who closed the step has ended, and any other may do the rest.
+            finish(self.servers, mark, self.peer_seconds)
+            return self._read_finished(mark, readings)
+
+    def _read_finished(
+        self, mark: StepMark, readings: Mapping[int, Sequence[Reading]]
+    ) -> dict[int, list[int]]:
+        count = partial(self.rejected.__setitem__, mark.group)
+        return self.servers.together(
+            {
+                server: read(group, mark, self.peer_seconds, count)
+                for server, group in readings.items()
+            }
+        )
+
+    def snapshot(self, variable: RemoteVariable) -> torch.Tensor:
+        """Return the value of a variable as it is now, in memory of its own."""
+        value = torch.empty(variable.shape, dtype=variable.dtype)
+        reading = Reading(variable.name, value)
+        self.read_after(None, {variable.place.server: [reading]})
+        return value
+
+    def write(self, writings: Mapping[RemoteVariable, Writing]) -> dict[str, int]:
+        """Write variables; what goes to one server is written at once.
+
+        Returns:
+            The version of each variable afterwards, by name.
+        """
+        groups = by_server(writings)
+        versions = self.servers.together(_assignments(groups, writings))
+        return {
+            variable.name: version
+            for server, group in groups.items()
+            for variable, version in zip(group, versions[server], strict=True)
+        }
+
+    def write_behind(self, writings: Mapping[RemoteVariable, Writing]) -> None:
+        """Write variables; a scheduled function does not wait until that is done."""
+        self.servers.write(_assignments(by_server(writings), writings))
+        for variable in writings:
+            variable.outdate()
+
+    def listing(self) -> dict[int, list[VariableInfo]]:
+        """Return what each server hosts, slot variables included."""
+        return self.servers.on_all(list_variables)
+
+
+def _assignments(
+    groups: Mapping[int, Sequence[RemoteVariable]],
+    writings: Mapping[RemoteVariable, Writing],
+) -> dict[int, Request[list[int]]]:
+    return {
+        server: assign([writings[variable] for variable in group])
+        for server, group in groups.items()
+    }
+
+
+def _initial_values(variables: Sequence[RemoteVariable]) -> list[torch.Tensor]:
+    """The values of those that the server does not make itself."""
+    return [v.leaf for v in variables if not v.spec.HasField("initializer")]

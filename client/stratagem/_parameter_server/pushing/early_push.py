@@ -1,0 +1,77 @@
+"""Sending gradients to servers while their backward pass goes on."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+
+from stratagem._optimizers.compressor import Compressor
+from stratagem._parameter_server.pushing.loads import Loads, add_gradient, no_loads
+from stratagem._servers import updates
+from stratagem._servers.group import ServerGroup
+from stratagem._servers.interruption import uninterrupted
+from stratagem._variables.variable import Variable
+from stratagem_proto.v1.update_program_pb2 import BackwardPass
+
+# Smaller gradients wait for others that go to the same server.
+_BUCKET_BYTES = 1 << 20
+
+
+class EarlyPush:
+    """What has been sent of one optimizer's gradients before its step.
+
+    The servers only keep it: they apply all of a step or nothing.
+
+    Args:
+        servers: The servers.
+        optimizer: Name of the optimizer.
+        compressor: Makes gradients smaller.
+
+    Attributes:
+        variables: Names of the variables whose gradient is taken care of.
+    """
+
+    def __init__(
+        self, servers: ServerGroup, optimizer: str, compressor: Compressor
+    ) -> None:
+        self._servers = servers
+        self._compressor = compressor
+        # Servers take a client's requests one after the other. What is sent from this
+        # thread belongs to no scheduled function: who runs one again, sends it again.
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix="early-push")
+        self._backward = BackwardPass(optimizer=optimizer)
+        self.discard()
+
+    def add(self, variable: Variable, gradient: torch.Tensor, group: int) -> None:
+        """Take in a gradient that is final, and send what there is if it is much."""
+        self.variables.add(variable.name)
+        add_gradient(self._loads, variable, gradient, group)
+        for server, load in self._loads.items():
+            if load.nbytes >= _BUCKET_BYTES:
+                request = updates.keep(self._backward, load.begin(self._backward))
+                send = partial(self._servers.push, {server: request})
+                # An interruption may go astray to a thread that is just being started.
+                with uninterrupted():
+                    self._sent.append(self._sender.submit(send))
+
+    def finish(self) -> Loads:
+        """Wait for what was sent, and return what was not.
+
+        Raises:
+            StratagemError: A server could not be reached, or has refused something.
+        """
+        for sent in self._sent:
+            sent.result()
+        return self._loads
+
+    def discard(self) -> None:
+        """Begin anew: what was sent will not be used, or has been."""
+        number = self._backward.number + 1
+        optimizer = self._backward.optimizer
+        self._backward = BackwardPass(optimizer=optimizer, number=number)
+        self.variables: set[str] = set()
+        self._loads: Loads = no_loads(self._compressor)
+        self._sent: list[Future[Any]] = []

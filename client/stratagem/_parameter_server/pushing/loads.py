@@ -1,0 +1,107 @@
+"""What each server gets of the gradients of a step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+
+from stratagem._optimizers.compressor import Compressor
+from stratagem._parameter_server.variables.split_variable import (
+    SplitVariable,
+    rows_or_dense,
+)
+from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
+from stratagem._servers.updates import Gradient
+from stratagem._variables.indexed_slices import IndexedSlices
+from stratagem._variables.variable import Variable
+from stratagem_proto.errors import InternalError
+from stratagem_proto.v1.update_program_pb2 import BackwardPass
+
+
+class Load:
+    """What one server gets in a step.
+
+    Args:
+        compressor: Makes it smaller.
+
+    Attributes:
+        gradients: The gradients of its variables that are yet to be sent.
+        backward: The pass of which the server has others; None if it has none.
+    """
+
+    def __init__(self, compressor: Compressor) -> None:
+        self.gradients: list[Gradient] = []
+        self.backward: BackwardPass | None = None
+        self._compressor = compressor
+        self._losses: dict[str, torch.Tensor] = {}
+
+    def add(
+        self, variable: str, value: torch.Tensor | IndexedSlices, group: int
+    ) -> None:
+        """Take in a gradient, dense or row-sparse."""
+        if isinstance(value, IndexedSlices):
+            rows = self._compressor.rows(value.values)
+            self.gradients.append(Gradient(variable, rows, group, value.indices))
+            return
+        compressed = self._compressor.dense(variable, value)
+        self.gradients.append(Gradient(variable, compressed.value, group))
+        if compressed.loss is not None:
+            self._losses[variable] = compressed.loss
+
+    def arrived(self) -> None:
+        """Take note that the server has the gradients."""
+        for variable, loss in self._losses.items():
+            self._compressor.keep(variable, loss)
+
+    @property
+    def nbytes(self) -> int:
+        """How much is yet to be sent."""
+        return sum(gradient.value.nbytes for gradient in self.gradients)
+
+    def begin(self, backward: BackwardPass) -> list[Gradient]:
+        """Return what there is, to be sent before the rest."""
+        gradients, self.gradients = self.gradients, []
+        self.backward = backward
+        return gradients
+
+
+Loads = defaultdict[int, Load]
+"""What the servers get, by index."""
+
+
+def no_loads(compressor: Compressor) -> Loads:
+    """Return loads to which gradients are yet to be added."""
+    return defaultdict(lambda: Load(compressor))
+
+
+def add_gradient(
+    loads: Loads, variable: Variable, value: torch.Tensor, group: int
+) -> None:
+    """Add the gradient of a variable.
+
+    Args:
+        loads: Where to.
+        variable: The variable.
+        value: Its gradient, dense or `torch.sparse_coo`.
+        group: Number of its param group.
+    """
+    for remote, share in _shares(variable, value):
+        loads[remote.place.server].add(remote.name, share, group)
+
+
+def _shares(
+    variable: Variable, value: torch.Tensor
+) -> Iterable[tuple[RemoteVariable, torch.Tensor | IndexedSlices]]:
+    """The gradient of a variable, by what it is on the servers."""
+    if isinstance(variable, SplitVariable):
+        return zip(variable.parts, variable.gradients(value), strict=True)
+    return [(_remote(variable), rows_or_dense(value))]
+
+
+def _remote(variable: Variable) -> RemoteVariable:
+    remote = remote_of(variable)
+    if remote is None:
+        raise InternalError(f"variable {variable.name!r} is on no parameter server")
+    return remote

@@ -1,0 +1,166 @@
+"""Sending the gradients of steps that servers apply when they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import partial
+
+from stratagem._parameter_server.pushing.next_values import Asked, NextValues, PulledAs
+from stratagem._parameter_server.pushing.pace import Pace
+from stratagem._parameter_server.variables.variable import RemoteVariable
+from stratagem._servers.group import ServerGroup
+from stratagem._servers.request import Request
+from stratagem._servers.updates_and_reads import Answer, and_read
+from stratagem_proto.v1.consistency_pb2 import (
+    CONSISTENCY_MODE_ASYNC,
+    StepBegin,
+    StepGrant,
+)
+
+# What takes longer to send than another thread takes to begin, is sent by that one.
+_MOST_SENT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Push:
+    """The gradients of an asynchronous step.
+
+    Attributes:
+        optimizer: Name of the optimizer.
+        grant: Leave for the step.
+        updates: What each server gets.
+        arrived: By server, called once it has that.
+    """
+
+    optimizer: str
+    grant: StepGrant
+    updates: Mapping[int, Request[list[int]]]
+    arrived: Mapping[int, Callable[[], None]]
+
+
+class Fusing(Enum):
+    """Whether answers to pushes bring what the next step starts with."""
+
+    NEVER = auto()
+    ALWAYS = auto()
+    IN_FLIGHT = auto()
+    """The next but one, since the next does not wait for the answer."""
+
+
+class Pushes:
+    """Has the answer to a push bring what a later step starts with.
+
+    That spares the step a request. Runs that push several times are not worth it: only
+    what came last would be of use.
+
+    Args:
+        servers: The servers.
+        pace: How far this worker is in its steps.
+        pulled_as: What values are rounded to.
+        fusing: Whether to do it.
+    """
+
+    def __init__(
+        self, servers: ServerGroup, pace: Pace, pulled_as: PulledAs, fusing: Fusing
+    ) -> None:
+        self._servers, self._pace, self._fusing = servers, pace, fusing
+        self._values = NextValues(servers, pulled_as)
+        self._count = 0
+        self._is_lone = True
+
+    def land(self, variables: Sequence[RemoteVariable]) -> bool:
+        """Begin a run; return whether copies are as fresh as they have to be.
+
+        Args:
+            variables: Whose copies.
+        """
+        self._is_lone, self._count = self._count <= 1, 0
+        if self._fusing is not Fusing.NEVER:
+            self._values.expect(variables)
+        if self._servers.flight.is_out:
+            return self._land_beside(variables)
+        if not self._pace.is_async():
+            self._values.drop()
+        return self._values.land(variables)
+
+    def _land_beside(self, variables: Sequence[RemoteVariable]) -> bool:
+        if self._values.land(variables, beside=True):
+            return True
+        self._servers.flight.settle()
+        self._values.drop()
+        return False
+
+    def send(self, push: Push, awaited: bool = False) -> None:
+        """Send gradients.
+
+        Args:
+            push: The gradients.
+            awaited: Whether to wait until they are applied in any case.
+        """
+        self._count += 1
+        if not self._is_fused(push):
+            self._values.drop()
+            self._servers.push(
+                {
+                    server: update.then(push.arrived[server])
+                    for server, update in push.updates.items()
+                }
+            )
+            return
+        in_flight = self._fusing is Fusing.IN_FLIGHT and not awaited
+        self._exchange(_owned(push) if in_flight else push, in_flight)
+
+    def _is_fused(self, push: Push) -> bool:
+        wanted = self._values.wanted
+        return (
+            push.grant.consistency.mode == CONSISTENCY_MODE_ASYNC
+            and self._is_lone
+            and self._count == 1
+            and bool(wanted)
+            and push.updates.keys() >= {*wanted, self._servers.used[0]}
+            and (self._fusing is Fusing.IN_FLIGHT or self._values.are_few)
+        )
+
+    def _exchange(self, push: Push, in_flight: bool) -> None:
+        asked, begins = self._values.ask(), self._pace.begins([push.optimizer])
+        for begin in begins:
+            # Once this is answered, and nobody looks before at asynchronous steps.
+            begin.finished = push.grant.step
+        requests = {
+            server: self._request(server, push, asked, begins)
+            for server in push.updates
+        }
+        arrived = partial(self._arrived, asked, begins)
+        if in_flight:
+            nbytes = sum(request.request_nbytes for request in requests.values())
+            send = partial(self._servers.send, requests)
+            self._servers.flight.begin(send, arrived, nbytes > _MOST_SENT_BYTES)
+        else:
+            arrived(self._servers.push(requests))
+
+    def _request(
+        self, server: int, push: Push, asked: Asked, begins: Sequence[StepBegin]
+    ) -> Request[Answer]:
+        readings = [*asked.readings.get(server, {}).values()]
+        own = begins if server == self._servers.used[0] else ()
+        request = and_read(push.updates[server], readings, own)
+        return request.then(push.arrived[server])
+
+    def _arrived(
+        self,
+        asked: Asked,
+        begins: Sequence[StepBegin],
+        answers: Mapping[int, Answer],
+    ) -> None:
+        if grants := answers[self._servers.used[0]].grants:
+            self._pace.granted(begins, grants)
+        versions = {server: answer.versions for server, answer in answers.items()}
+        self._values.came(asked, versions)
+
+
+def _owned(push: Push) -> Push:
+    """A push that may be sent when its gradients have been written again."""
+    updates = {server: update.owned() for server, update in push.updates.items()}
+    return replace(push, updates=updates)

@@ -1,0 +1,1 @@
+"""What users hold of variables on servers, whole or divided into shards."""

@@ -1,0 +1,241 @@
+"""The public `ShardedVariable`: several variables that are the rows of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stratagem._contexts.context import DEFAULT
+from stratagem._parameter_server.variables.shard_indexing import index_rows
+from stratagem._parameter_server.variables.shards import Layout, merge
+from stratagem._variables.assignable import Assignable, Write
+from stratagem._variables.indexed_slices import IndexedSlices
+from stratagem._variables.initial_values import operand
+from stratagem._variables.operators import Operators
+from stratagem._variables.variable import Variable
+from stratagem_proto.errors import (
+    InvalidArgumentError,
+    InvalidTypeError,
+    UnimplementedError,
+)
+
+if TYPE_CHECKING:
+    from stratagem._strategies.hooks.strategy import StrategyHooks
+
+
+class ShardedVariable(Assignable, Operators):
+    """Several variables, each of which has some rows of one larger variable.
+
+    A `ParameterServerStrategy` with a `variable_partitioner` makes one of each
+    `Variable(...)` that it divides. It is usable wherever torch takes a tensor, as
+    the concatenation of its shards. Gradients arrive at the shards: an optimizer takes
+    `[shard.value() for shard in v.variables]`. Rows are looked up by
+    `torch.nn.functional.embedding(ids, v)`.
+
+    It is no `Variable`: `device`, `trainable` and the like are those of the shards.
+    Iteration gives the shards.
+
+    Args:
+        variables: The shards in the order of their rows; of one dtype, and of one
+            shape but for dimension 0.
+        name: Its name.
+
+    Raises:
+        InvalidTypeError: `variables` is not a non-empty list or tuple of variables.
+        InvalidArgumentError: They differ in dtype or row shape, or have no rows, or
+            one is a shard of what a strategy divided.
+
+    Spec: SHV-1 to SHV-16.
+    """
+
+    __module__ = "stratagem"
+
+    def __init__(
+        self, variables: Sequence[Variable], name: str = "ShardedVariable"
+    ) -> None:
+        _require_shards(variables)
+        self._variables = tuple(variables)
+        self._name = name
+        self._layout = Layout(tuple(variable.shape[0] for variable in variables))
+
+    @classmethod
+    def divided(cls, name: str, shards: Sequence[Variable]) -> ShardedVariable:
+        """Return what a strategy has divided into shards, and into nothing else."""
+        sharded = cls(shards, name)
+        for shard in shards:
+            shard._shard_of = name
+        return sharded
+
+    @property
+    def variables(self) -> list[Variable]:
+        """The shards, in the order of their rows."""
+        return list(self._variables)
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return self._name
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the whole."""
+        return torch.Size((self._layout.total, *self._variables[0].shape[1:]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the elements."""
+        return self._variables[0].dtype
+
+    def __iter__(self) -> Iterator[Variable]:
+        return iter(self._variables)
+
+    def __len__(self) -> int:
+        raise InvalidTypeError(
+            f"ShardedVariable {self.name!r} has no len(), which could be that of its "
+            "shards or of its rows; ask len(v.variables) or v.shape[0]"
+        )
+
+    # Reading.
+
+    def read_value(self) -> torch.Tensor:
+        """Return the whole as one tensor, differentiable with respect to the shards.
+
+        Spec: SHV-13, SHV-14.
+        """
+        return torch.cat(self._values(self._variables))
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return the whole as an array."""
+        return np.array(self.read_value().detach().cpu().numpy())
+
+    def sparse_read(self, indices: Any) -> torch.Tensor:
+        """Return rows, in the order in which they are asked for.
+
+        Args:
+            indices: Integers, of any shape.
+
+        Returns:
+            A tensor of that shape and of the shape of a row. It is differentiable
+            with respect to the shards.
+
+        Raises:
+            InvalidArgumentError: There is no such row.
+
+        Spec: SHV-11, ODD-16.
+        """
+        wanted = torch.as_tensor(indices)
+        routed = self._layout.route(wanted.reshape(-1))
+        rows = [one.rows for one in routed]
+        parts = self._hooks()._rows_of(self._variables, rows)
+        return merge(parts, routed).reshape(*wanted.shape, *self.shape[1:])
+
+    def _operand(self) -> torch.Tensor:
+        return self.read_value()
+
+    def _with(self, each: Sequence[Any]) -> Iterator[tuple[Variable, Any]]:
+        return zip(self._variables, each, strict=True)
+
+    def _values(self, shards: Sequence[Variable]) -> list[torch.Tensor]:
+        return self._hooks()._values_of(shards)
+
+    def _hooks(self) -> StrategyHooks:
+        strategy = self._variables[0].distribute_strategy or DEFAULT.strategy
+        return strategy.extended
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return index_rows(self.shape, index, self._rows)
+
+    def _rows(self, rows: range) -> torch.Tensor:
+        found = dict(self._layout.slices(rows)) or {0: slice(0, 0)}
+        values = self._values([self._variables[number] for number in found])
+        pieces = zip(values, found.values(), strict=True)
+        return torch.cat([value[piece] for value, piece in pieces])
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        # Here, since looking rows up is written by means of this class.
+        from stratagem._parameter_server.variables.sharded_lookup import LOOKUPS
+
+        if func in LOOKUPS and isinstance(args[1], cls):
+            return LOOKUPS[func](*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+    # Writing: servers are written one beside the other, and others may see a mixture.
+
+    batch_scatter_update = Assignable.scatter_update
+
+    def _target(self, function: str) -> Any:
+        raise InvalidArgumentError(
+            f"ShardedVariable {self.name!r} cannot be written by torch's {function}; "
+            "use assign, assign_add, assign_sub or scatter_*"
+        )
+
+    def _written(self, write: Write, value: Any, read_value: bool) -> ShardedVariable:
+        whole = operand(self, value)
+        values = [rows.of(whole) for rows in self._layout.shards]
+        self._hooks()._write_each(write, dict(self._with(values)))
+        return self
+
+    def _scattered(self, write: Write, delta: IndexedSlices) -> ShardedVariable:
+        if not self._layout.is_div:
+            raise UnimplementedError(
+                f"scatter_xxx ops are not supported in ShardedVariable {self.name!r}, "
+                'which does not conform to "div" sharding; write to its shards'
+            )
+        routed = self._layout.route(delta.indices)
+        shares = [
+            IndexedSlices(delta.values[part.positions.to(delta.device)], part.rows)
+            for part in routed
+        ]
+        self._hooks()._write_each(write, dict(self._with(shares)))
+        return self
+
+    def __repr__(self) -> str:
+        return (
+            f"<ShardedVariable {self.name!r} shape={tuple(self.shape)} "
+            f"dtype={self.dtype}, rows={list(self._layout.sizes)}>"
+        )
+
+
+def _require_shards(variables: Any) -> None:
+    if (
+        not isinstance(variables, list | tuple)
+        or not variables
+        or not all(isinstance(variable, Variable) for variable in variables)
+    ):
+        raise InvalidTypeError(
+            "`variables` of a ShardedVariable must be a non-empty list of variables, "
+            f"not {variables!r}"
+        )
+    _require_same("dtype", [variable.dtype for variable in variables])
+    if any(variable.shape == () for variable in variables):
+        raise InvalidArgumentError(
+            "`variables` of a ShardedVariable have rows, but one is a scalar"
+        )
+    _require_same(
+        "shape except for the first axis", [tuple(v.shape[1:]) for v in variables]
+    )
+    for variable in variables:
+        if variable._shard_of is not None:
+            raise InvalidArgumentError(
+                f"variable {variable.name!r} is a shard of {variable._shard_of!r} "
+                "already; use that one's ShardedVariable"
+            )
+
+
+def _require_same(what: str, found: Sequence[object]) -> None:
+    if any(one != found[0] for one in found):
+        raise InvalidArgumentError(
+            f"All elements of `variables` of a ShardedVariable must have the same "
+            f"{what}, but these have {', '.join(map(str, found))}"
+        )

@@ -1,0 +1,143 @@
+"""A module's parameter whose variable is several ones on the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stratagem._parameter_server.variables.shards import Layout
+from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
+from stratagem._variables.assignable import Write
+from stratagem._variables.indexed_slices import IndexedSlices
+from stratagem._variables.initial_values import operand
+from stratagem._variables.traits import VariableTraits
+from stratagem._variables.variable import Variable
+
+if TYPE_CHECKING:
+    from stratagem._strategies.strategy import Strategy
+
+Slots = Mapping[str, torch.Tensor]
+"""An optimizer's state for one variable, by torch's keys."""
+
+
+class SplitVariable(Variable):
+    """A variable in several parts on servers, with one copy here.
+
+    Args:
+        traits: What it is called and how it is meant to be used.
+        parts: The parts, whose copies are rows of one tensor.
+        layout: Which rows.
+
+    Attributes:
+        parts: The parts.
+        layout: Which rows of the whole each of them is.
+    """
+
+    def __init__(
+        self, traits: VariableTraits, parts: Sequence[RemoteVariable], layout: Layout
+    ) -> None:
+        self._traits = traits
+        self.parts = tuple(parts)
+        self.layout = layout
+
+    def _join(self, strategy: Strategy, container: Variable | None = None) -> None:
+        super()._join(strategy, container)
+        for part in self.parts:
+            part._join(strategy, container=self)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.layout.total, *self.parts[0].shape[1:]))
+
+    @property
+    def device_name(self) -> str:
+        """Full name of the device of the first part."""
+        return self.parts[0].device_name
+
+    def value(self) -> torch.Tensor:
+        for part in self.parts:
+            part.value()
+        return self.parts[0].whole
+
+    def _write(self, write: Write, value: Any) -> None:
+        if isinstance(value, IndexedSlices):
+            for part, share in zip(self.parts, self._shares(value), strict=True):
+                part._write(write, share)
+            return
+        whole = operand(self, value)
+        for part, rows in zip(self.parts, self.layout.shards, strict=True):
+            part._write(write, rows.of(whole))
+
+    def _shares(self, slices: IndexedSlices) -> Iterator[IndexedSlices]:
+        for routed in self.layout.route(slices.indices):
+            values = slices.values[routed.positions.to(slices.device)]
+            yield IndexedSlices(values, routed.rows)
+
+    def gradients(self, gradient: torch.Tensor) -> list[torch.Tensor | IndexedSlices]:
+        """Return the gradient of each part.
+
+        Args:
+            gradient: That of the whole, dense or `torch.sparse_coo`. Of a sparse one
+                each part gets a share, an empty one if there are none of its rows, so
+                that all parts count the same steps.
+        """
+        whole = rows_or_dense(gradient)
+        if isinstance(whole, IndexedSlices):
+            return list(self._shares(whole))
+        return [rows.of(whole) for rows in self.layout.shards]
+
+
+def joined_slots(
+    variable: Variable, slots: Mapping[RemoteVariable, Slots]
+) -> Mapping[str, torch.Tensor]:
+    """Return an optimizer's state for a variable.
+
+    Args:
+        variable: The variable.
+        slots: Its state for each part. What is not of the shape of the variable, such
+            as a count of steps, is equal for all parts.
+    """
+    parts = parts_of(variable)
+    first = slots[parts[0]]
+    if len(parts) == 1:
+        return first
+    return {
+        key: torch.cat([slots[part][key] for part in parts])
+        if value.shape == parts[0].shape
+        else value
+        for key, value in first.items()
+    }
+
+
+def divided_slots(variable: Variable, slots: Slots) -> list[Slots]:
+    """Return an optimizer's state for each part of a variable."""
+    if not isinstance(variable, SplitVariable):
+        return [slots]
+    return [
+        {
+            key: rows.of(value) if value.shape == variable.shape else value
+            for key, value in slots.items()
+        }
+        for rows in variable.layout.shards
+    ]
+
+
+def rows_or_dense(gradient: torch.Tensor) -> torch.Tensor | IndexedSlices:
+    """Return a gradient as servers take it: rows if it is `torch.sparse_coo`."""
+    if gradient.layout is torch.sparse_coo:
+        return IndexedSlices.from_sparse(gradient)
+    return gradient
+
+
+def parts_of(variable: Variable) -> tuple[RemoteVariable, ...]:
+    """Return what a variable is on the servers; nothing if it is not there."""
+    if isinstance(variable, SplitVariable):
+        return variable.parts
+    remote = remote_of(variable)
+    return () if remote is None else (remote,)

@@ -1,0 +1,290 @@
+"""A variable that lives on a parameter server."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from stratagem._contexts.context import current_replica_id
+from stratagem._parameter_server.variables.placement import Place, server_device
+from stratagem._parameter_server.variables.shards import Rows
+from stratagem._servers.reads import Reading
+from stratagem._servers.writes import Writing
+from stratagem._variables.aggregating import AggregatingVariable
+from stratagem._variables.assignable import Write
+from stratagem._variables.indexed_slices import IndexedSlices
+from stratagem._variables.initial_values import operand
+from stratagem._variables.traits import VariableTraits
+from stratagem._variables.variable import Variable
+from stratagem_proto.tensors import decode_dtype, nbytes_of, spec_of
+from stratagem_proto.v1.parameter_server_pb2 import (
+    ASSIGN_MODE_ADD,
+    ASSIGN_MODE_DIVIDE,
+    ASSIGN_MODE_MAXIMUM,
+    ASSIGN_MODE_MINIMUM,
+    ASSIGN_MODE_MULTIPLY,
+    ASSIGN_MODE_SET,
+    ASSIGN_MODE_SUBTRACT,
+    AssignMode,
+)
+from stratagem_proto.v1.variable_pb2 import (
+    VARIABLE_KIND_MODEL,
+    Aggregation,
+    Partition,
+    Synchronization,
+    VariableSpec,
+)
+
+if TYPE_CHECKING:
+    from stratagem._modules.hosting import HostedParameter
+    from stratagem._parameter_server.hosting.store import RemoteStore
+
+MODES: dict[Write, AssignMode.ValueType] = {
+    Write.ASSIGN: ASSIGN_MODE_SET,
+    Write.ASSIGN_ADD: ASSIGN_MODE_ADD,
+    Write.ASSIGN_SUB: ASSIGN_MODE_SUBTRACT,
+    Write.SCATTER_ADD: ASSIGN_MODE_ADD,
+    Write.SCATTER_SUB: ASSIGN_MODE_SUBTRACT,
+    Write.SCATTER_MUL: ASSIGN_MODE_MULTIPLY,
+    Write.SCATTER_DIV: ASSIGN_MODE_DIVIDE,
+    Write.SCATTER_MIN: ASSIGN_MODE_MINIMUM,
+    Write.SCATTER_MAX: ASSIGN_MODE_MAXIMUM,
+    Write.SCATTER_UPDATE: ASSIGN_MODE_SET,
+}
+"""What servers call the ways to write."""
+
+
+class Shard(NamedTuple):
+    """Which part of a larger variable one is.
+
+    Attributes:
+        rows: Its rows.
+        shape: The shape of the whole.
+    """
+
+    rows: Rows
+    shape: tuple[int, ...]
+
+    @property
+    def message(self) -> Partition:
+        """How servers know it."""
+        offset = [self.rows.offset, *[0] * (len(self.shape) - 1)]
+        return Partition(full_shape=self.shape, offset=offset)
+
+
+class Owner(NamedTuple):
+    """What a variable belongs to.
+
+    Attributes:
+        module_path: Where in the user's modules that is; "" if in none.
+        shard: Which part of a larger variable it is; None if it is whole.
+    """
+
+    module_path: str = ""
+    shard: Shard | None = None
+
+
+NO_OWNER = Owner()
+
+
+class RemoteVariable(Variable):
+    """The client's end of a variable on a server.
+
+    It keeps a copy of the value, its leaf of autograd. In a replica the copy is as
+    of the start of the step, so that forward and backward see one value; anywhere
+    else each look at the value fetches it, if it has changed. Writes are carried out
+    by the server, each as a whole.
+
+    Args:
+        store: Where it is kept.
+        place: Its server and its place in the order of creation.
+        traits: What it is called and how it is meant to be used.
+        value: Its initial value, which becomes the copy.
+        owner: What it belongs to.
+
+    Attributes:
+        place: Its server and its place in the order of creation.
+    """
+
+    def __init__(
+        self,
+        store: RemoteStore,
+        place: Place,
+        traits: VariableTraits,
+        value: torch.Tensor,
+        owner: Owner = NO_OWNER,
+    ) -> None:
+        self._store = store
+        self.place = place
+        self._traits = traits
+        self._owner = owner
+        self._tensor_spec = spec_of(value)
+        self._own_leaf = value
+        self._hosted: HostedParameter | None = None
+        self._version: int | None = None
+        self._is_rounded = False
+        self._outdated = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return decode_dtype(self._tensor_spec.dtype)
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self._tensor_spec.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the value."""
+        return nbytes_of(self._tensor_spec)
+
+    @property
+    def device(self) -> torch.device:
+        return self.leaf.device
+
+    @property
+    def device_name(self) -> str:
+        return server_device(self.place.server)
+
+    @property
+    def spec(self) -> VariableSpec:
+        """How servers know it."""
+        return VariableSpec(
+            name=self.name,
+            tensor=self._tensor_spec,
+            trainable=self.trainable,
+            synchronization=Synchronization.Value(
+                f"SYNCHRONIZATION_{self.synchronization.name}"
+            ),
+            aggregation=Aggregation.Value(f"AGGREGATION_{self.aggregation.name}"),
+            kind=VARIABLE_KIND_MODEL,
+            device=self.device_name,
+            ordinal=self.place.ordinal,
+            module_path=self._owner.module_path,
+            partition=None if self._owner.shard is None else self._owner.shard.message,
+        )
+
+    @property
+    def has_copy(self) -> bool:
+        """Whether there is a copy of the value here."""
+        return True
+
+    @property
+    def leaf(self) -> torch.Tensor:
+        """The copy of the value, as it is."""
+        if self._hosted is None:
+            return self._own_leaf
+        parameter, shard = self._hosted.parameter, self._owner.shard
+        # Detached, rows still share what counts the writes to the parameter.
+        return parameter if shard is None else shard.rows.of(parameter.detach())
+
+    @property
+    def whole(self) -> torch.Tensor:
+        """The copy of the value of all that it is a shard of."""
+        return self._own_leaf if self._hosted is None else self._hosted.parameter
+
+    def value(self) -> torch.Tensor:
+        if self._outdated or current_replica_id() is None:
+            self._store.refresh([self])
+        return self.leaf
+
+    def _is_seen_as(self, tensor: torch.Tensor) -> bool:
+        # Without asking the server for the newest value.
+        return self.leaf is tensor
+
+    def _write(self, write: Write, value: Any) -> None:
+        self._store.write_behind({self: self.writing(write, value)})
+
+    def writing(self, write: Write, value: Any) -> Writing:
+        """Return what to send so that it is written.
+
+        Args:
+            write: The way.
+            value: Tensor of its shape, or rows of it.
+        """
+        if isinstance(value, IndexedSlices):
+            rows = value.indices.to(torch.int64)
+            return Writing(self.name, MODES[write], value.values, rows)
+        return Writing(self.name, MODES[write], operand(self, value).detach())
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether its strategy has not been closed."""
+        return not self._store.servers.closed
+
+    # For those who keep the copy fresh.
+
+    def show_in(self, hosted: HostedParameter) -> None:
+        """Make a module's parameter the copy of the value."""
+        self._hosted = hosted
+        self._own_leaf = hosted.parameter  # the other copy is not needed
+
+    def reading(
+        self,
+        narrowed_to: torch.dtype | None = None,
+        into: torch.Tensor | None = None,
+    ) -> Reading:
+        """What to read to make the copy fresh.
+
+        Args:
+            narrowed_to: What newer values may be rounded to; None for not at all, so
+                that a copy that is rounded is replaced, too.
+            into: What receives the value; by default the copy.
+        """
+        is_enough = narrowed_to is not None or not self._is_rounded
+        newer_than = self._version if is_enough else None
+        target = self.leaf if into is None else into
+        return Reading(self.name, target, newer_than, narrowed_to=narrowed_to)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the copy is a value of the variable."""
+        return self._version is not None
+
+    def is_older_than(self, version: int) -> bool:
+        """Whether the copy is, or may be, the value of a lower version."""
+        return self._version is None or self._version < version
+
+    def settle(self, version: int, is_rounded: bool = False) -> None:
+        """Note that the copy is now the value of that version.
+
+        Args:
+            version: The version.
+            is_rounded: Whether what has come for it was rounded.
+        """
+        if version != self._version or (self._is_rounded and not is_rounded):
+            self._is_rounded = is_rounded
+            if self._hosted is not None:
+                self._hosted.settle()
+        self._version = version
+        self._outdated = False
+
+    def outdate(self) -> None:
+        """Note that this process had the variable written, but not the copy."""
+        self._outdated = True
+
+    def distrust(self) -> None:
+        """Note that the copy may be no value of the variable at all."""
+        if self._hosted is not None:
+            self._hosted.settle()
+        self._version = None
+
+
+def by_server(
+    variables: Iterable[RemoteVariable],
+) -> dict[int, list[RemoteVariable]]:
+    """Return the variables of each server, in their order."""
+    groups: dict[int, list[RemoteVariable]] = defaultdict(list)
+    for variable in variables:
+        groups[variable.place.server].append(variable)
+    return groups
+
+
+def remote_of(variable: Variable) -> RemoteVariable | None:
+    """Return the remote variable that this one is or wraps, None if there is none."""
+    if isinstance(variable, AggregatingVariable):
+        variable = variable.only_copy
+    return variable if isinstance(variable, RemoteVariable) else None

@@ -1,0 +1,1 @@
+"""Saving what a server has, and giving it back."""

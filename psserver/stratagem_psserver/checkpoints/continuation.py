@@ -1,0 +1,129 @@
+"""What a server needs besides variables to go on where a checkpoint was taken."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stratagem_proto.checkpoint.contents import wholes_of
+from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint, part_name
+from stratagem_proto.checkpoint.tables import is_beside
+from stratagem_proto.checkpoint.whole import whole_name
+from stratagem_proto.errors import FailedPreconditionError, NotFoundError
+from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
+from stratagem_proto.v1.session_pb2 import Task
+from stratagem_psserver.exactly_once.ledger import Numbering, Session
+from stratagem_psserver.exactly_once.recorded_closures import (
+    dump_closures,
+    restore_closures,
+)
+from stratagem_psserver.tables.reading import read_table
+
+if TYPE_CHECKING:
+    from stratagem_psserver.state import ServerState
+
+# What was applied after the checkpoint had versions too, and clients may hold values of
+# them. No server applies as many changes as this between two checkpoints.
+_VERSION_JUMP = 1 << 40
+
+
+def dump(state: ServerState) -> str:
+    """All that there is besides variables, as JSON."""
+    facts = {
+        "sessions": [_session_to_json(one) for one in state.ledger.sessions()],
+        "optimizers": state.optimizers.classes(),
+        "groups": state.rounds.applied(),
+        "clocks": state.clocks.facts(),
+        "closures": dump_closures(state.closures),
+        "data": state.data.facts(),
+    }
+    return json.dumps(facts)
+
+
+def _session_to_json(session: Session) -> dict[str, Any]:
+    numbering = session.numbering
+    return {
+        "id": session.id.hex(),
+        "client": session.client.hex(),
+        "role": session.role,
+        "task": [session.task.job, session.task.index],
+        "acknowledged": numbering.acknowledged,
+        "last": numbering.last,
+        "replies": [
+            b64encode(reply.SerializeToString()).decode()
+            for reply in numbering.replies()
+        ],
+    }
+
+
+def _session_from_json(item: dict[str, Any]) -> Session:
+    replies = [RecordedReply.FromString(b64decode(each)) for each in item["replies"]]
+    job, index = item["task"]
+    return Session(
+        bytes.fromhex(item["id"]),
+        item["role"],
+        Task(job=job, index=index),
+        expires=0.0,
+        numbering=Numbering.restored(item["acknowledged"], item["last"], replies),
+        client=bytes.fromhex(item["client"]),
+    )
+
+
+def resume(state: ServerState, path: str) -> bool:
+    """Lets a server that has nothing yet go on from its part of a checkpoint.
+
+    Args:
+        state: The server's.
+        path: The folder of checkpoints.
+
+    Returns:
+        Whether there was a checkpoint.
+
+    Raises:
+        FailedPreconditionError: It was taken without this server.
+        DataLossError: It is damaged.
+    """
+    try:
+        checkpoint = open_checkpoint(Path(path))
+    except NotFoundError:
+        return False
+    part = part_name(state.settings.task)
+    facts = checkpoint.index.servers.get(part)
+    if facts is None:
+        raise FailedPreconditionError(
+            f"{str(checkpoint.folder)!r} has nothing of {state.settings.label}: "
+            f"{len(checkpoint.index.servers)} servers wrote it. Start as many, or let "
+            "the program restore it by strategy.restore()"
+        )
+    _resume_variables(state, checkpoint, part)
+    state.ledger.restore(_session_from_json(one) for one in facts["sessions"])
+    state.optimizers.restore(facts["optimizers"])
+    state.rounds.restore(facts["groups"])
+    # Checkpoints of earlier releases do not have all of these.
+    state.clocks.restore(facts.get("clocks", {}))
+    restore_closures(state.closures, facts.get("closures", []))
+    state.data.restore(facts.get("data", {}))
+    return True
+
+
+def _resume_variables(state: ServerState, checkpoint: Checkpoint, part: str) -> None:
+    tensors, store = checkpoint.index.tensors, state.store
+    mine = [
+        entry
+        for name, entry in tensors.items()
+        if entry.file == part and not is_beside(name, tensors)
+    ]
+    wholes = wholes_of(checkpoint.index)
+    for entry in mine:
+        if entry.rows is None:
+            store.create([entry.spec], [checkpoint.tensor(entry)])
+        elif not entry.spec.slot_of:
+            whole = wholes[whole_name(entry.spec)]
+            states = [one for one in wholes.values() if one.is_state_of(whole)]
+            for arena in read_table(checkpoint, entry.spec, whole, states).arenas:
+                store.put_table(arena)
+    for entry in mine:
+        store.get(entry.name).version = entry.version + _VERSION_JUMP
+    store.settle([entry.name for entry in mine])

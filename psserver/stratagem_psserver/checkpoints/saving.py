@@ -1,0 +1,125 @@
+"""Writing a server's part of a checkpoint, beside all else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from stratagem_proto.checkpoint.folder import part_name
+from stratagem_proto.checkpoint.index import Part
+from stratagem_proto.checkpoint.parts import write_part
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from stratagem_proto.v1.status_pb2 import CheckpointStatus
+from stratagem_psserver.checkpoints.continuation import dump
+from stratagem_psserver.state import ServerState
+from stratagem_psserver.variables.snapshot import Snapshot
+
+# Of saves that ended; a client asks for its own soon.
+_REMEMBERED = 8
+
+Saved = tuple[Part, str]
+"""A part, and what the server needs to go on besides variables, as JSON."""
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A part that is on disk: where, when, how large, and how long it took."""
+
+    folder: str
+    ended: float
+    nbytes: int
+    seconds: float
+
+
+class Saves:
+    """The saves of a server by their cuts."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._saves, self._failures = 0, 0
+        self._last: _Written | None = None
+        self._tasks: OrderedDict[bytes, asyncio.Task[Saved]] = OrderedDict()
+
+    def begin(self, cut: bytes, folder: str) -> None:
+        """Marks all variables, and begins to write them; again does nothing.
+
+        Raises:
+            NotFoundError: The folder does not exist on this machine.
+        """
+        if cut in self._tasks:
+            return
+        path = Path(folder)
+        if not path.is_absolute():
+            raise InvalidArgumentError(f"{folder!r} is not an absolute path")
+        if not path.is_dir():
+            raise NotFoundError(
+                f"{self._state.settings.label} has no folder {folder!r} to save in; "
+                "choose one that all servers and the chief share"
+            )
+        snapshot = self._state.snapshots.take(self._state.store)
+        facts = dump(self._state)
+        target = path / part_name(self._state.settings.task)
+        self._tasks[cut] = asyncio.ensure_future(self._write(target, snapshot, facts))
+        while len(self._tasks) > _REMEMBERED:
+            self._tasks.popitem(last=False)
+
+    async def _write(self, path: Path, snapshot: Snapshot, facts: str) -> Saved:
+        write = partial(write_part, path, snapshot.contents, snapshot.values())
+        began = time.monotonic()
+        try:
+            # Beside the threads that compute, which it would keep waiting.
+            part = await asyncio.get_running_loop().run_in_executor(None, write)
+        except OSError as error:
+            self._failures += 1
+            raise FailedPreconditionError(
+                f"{self._state.settings.label} cannot write {str(path)!r}: {error}"
+            ) from error
+        finally:
+            self._state.snapshots.close(snapshot)
+        self._saves += 1
+        ended = time.monotonic()
+        # The folder of a checkpoint has another name once all parts are there.
+        folder, nbytes = str(path.parents[1]), part.file.nbytes
+        self._last = _Written(folder, ended, nbytes, ended - began)
+        return part, facts
+
+    def report(self) -> CheckpointStatus:
+        """What was written, and when the last time."""
+        status = CheckpointStatus(saves=self._saves, failures=self._failures)
+        if last := self._last:
+            status.folder, status.bytes = last.folder, last.nbytes
+            status.age_seconds = time.monotonic() - last.ended
+            status.seconds = last.seconds
+        return status
+
+    def knows(self, cut: bytes) -> bool:
+        """Whether a cut's save has begun."""
+        return cut in self._tasks
+
+    async def finish(self, cut: bytes, seconds: float) -> Saved | None:
+        """What was written; None if it takes longer.
+
+        Raises:
+            StratagemError: It could not be written.
+        """
+        task = self._tasks.get(cut)
+        if task is None:
+            raise FailedPreconditionError(
+                f"{self._state.settings.label} knows of no such save; it may have "
+                "restarted meanwhile. Save again"
+            )
+        await asyncio.wait([task], timeout=seconds)
+        return task.result() if task.done() else None
+
+    async def close(self) -> None:
+        """Waits for what is being written."""
+        if self._tasks:
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)

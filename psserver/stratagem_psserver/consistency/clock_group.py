@@ -1,0 +1,174 @@
+"""How far the workers of one group are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stratagem_proto.v1.consistency_pb2 import (
+    CONSISTENCY_MODE_BOUNDED,
+    Consistency,
+    GroupConsistency,
+    WorkerClock,
+)
+from stratagem_psserver.consistency.schedule import Phase, Schedule, from_json, to_json
+
+
+@dataclass
+class Clock:
+    """How far one worker is.
+
+    Attributes:
+        session_id: Its present or last session.
+        task: Its name, for messages.
+        finished: The last step that it has finished or left out.
+        taken_before: Steps that all had taken when it was given its step; None if
+            its updates cannot be stale, or it has none under way.
+        dropped: Contributions that came too late.
+        staleness: Updates by the bit length of their staleness.
+        gone: How its session ended, as a clause; empty while it is there.
+    """
+
+    session_id: bytes
+    task: str
+    finished: int = 0
+    taken_before: int | None = None
+    dropped: int = 0
+    staleness: list[int] = field(default_factory=list)
+    gone: str = ""
+
+    def count_stale(self, taken: int) -> None:
+        if self.taken_before is None:
+            return
+        bucket = (taken - self.taken_before).bit_length()
+        self.staleness += [0] * (bucket + 1 - len(self.staleness))
+        self.staleness[bucket] += 1
+        self.taken_before = None
+
+    def described(self, number: int) -> WorkerClock:
+        """How programs are told of it."""
+        return WorkerClock(
+            worker=number,
+            task=self.task,
+            finished=self.finished,
+            dropped=self.dropped,
+            staleness=self.staleness,
+            gone=self.gone,
+        )
+
+
+@dataclass
+class ClockGroup:
+    """The clocks of one group.
+
+    Attributes:
+        declared: The consistency that programs begin with.
+        schedule: The consistency of each step.
+        num_workers: As the latest worker said.
+        workers: Those that have begun a step, by number.
+        begun: The last step that any of them began.
+        taken: How many steps all of them have finished together.
+        slowest: The last step that everyone there has finished.
+    """
+
+    declared: Consistency
+    schedule: Schedule
+    num_workers: int
+    workers: dict[int, Clock] = field(default_factory=dict)
+    begun: int = 0
+    taken: int = 0
+    slowest: int = 0
+
+    def present(self) -> list[Clock]:
+        return [worker for worker in self.workers.values() if not worker.gone]
+
+    def recount(self) -> None:
+        """Finds the slowest again. Who has never come is at the start."""
+        finished = [worker.finished for worker in self.present()]
+        unseen = len(self.workers) < self.num_workers
+        self.slowest = 0 if unseen else min(finished, default=self.slowest)
+        if not unseen:
+            # Who comes back may owe the others a synchronous step.
+            everyone = self.workers.values()
+            self.schedule.forget(min(worker.finished for worker in everyone))
+
+    def is_ahead(self, finished: int, phase: Phase) -> bool:
+        """Whether a worker is too far ahead of the slowest, who begins the phase."""
+        consistency = phase.consistency
+        bounded = consistency.mode == CONSISTENCY_MODE_BOUNDED
+        ahead = finished - max(self.slowest, phase.start - 1)
+        return bounded and ahead > consistency.bound
+
+    def seat(self, number: int, session_id: bytes, task: str, closed: int) -> None:
+        """Takes in a worker that comes, or comes back, unless it is there.
+
+        Args:
+            number: The worker.
+            session_id: Its session.
+            task: Its name.
+            closed: The newest synchronous step that takes no more contributions.
+        """
+        known = self.workers.setdefault(number, Clock(session_id, task))
+        if known.session_id == session_id and not known.gone:
+            return
+        others = [each.finished for each in self.present() if each is not known]
+        known.gone, known.session_id, known.task = "", session_id, task
+        known.finished = self.schedule.regained(
+            known.finished, closed, level=min(others, default=0)
+        )
+
+    def advance(self, number: int, finished: int) -> None:
+        """Brings a worker's clock to what it says that it has finished."""
+        worker = self.workers[number]
+        if finished > worker.finished:
+            worker.finished = finished
+            worker.count_stale(self.taken)
+            self.taken += 1
+        worker.finished = self.schedule.following(worker.finished, 0) - 1
+
+    def described(self, name: str) -> GroupConsistency:
+        """How programs are told of it, under its name."""
+        newest = self.schedule.newest
+        clocks = [clock.described(n) for n, clock in sorted(self.workers.items())]
+        return GroupConsistency(
+            group=name,
+            consistency=newest.consistency,
+            since=newest.start,
+            workers=clocks,
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """It as JSON has it."""
+        workers = {
+            number: [worker.task, worker.finished, worker.dropped, worker.staleness]
+            for number, worker in self.workers.items()
+        }
+        return {
+            "declared": to_json(self.declared),
+            "phases": self.schedule.facts(),
+            "num_workers": self.num_workers,
+            "workers": workers,
+            "begun": self.begun,
+            "taken": self.taken,
+            "slowest": self.slowest,
+        }
+
+    @classmethod
+    def of_facts(cls, facts: Mapping[str, Any]) -> ClockGroup:
+        """The group of which a server that was restarted knows this."""
+        schedule = Schedule.of_facts(facts["phases"])
+        group = cls(from_json(facts["declared"]), schedule, facts["num_workers"])
+        for number, (task, finished, dropped, staleness) in facts["workers"].items():
+            group.workers[int(number)] = Clock(
+                b"",
+                task,
+                finished,
+                None,
+                dropped,
+                staleness,
+                "its server was restarted",
+            )
+        group.begun, group.taken = facts["begun"], facts["taken"]
+        group.slowest = facts["slowest"]
+        return group

@@ -1,0 +1,1 @@
+"""The account of data that workers share."""

@@ -1,0 +1,1 @@
+"""What changes variables, and is applied once however often it comes."""

@@ -1,0 +1,235 @@
+"""What was applied of scheduled functions, which may run again on another worker.
+
+Pure. A mutation of a function is recognised by the function's identity and by its
+number among those that the function sends to this server; which session sends it does
+not matter.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+)
+from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
+from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
+from stratagem_psserver.exactly_once.ended_closures import EndedClosures
+from stratagem_psserver.exactly_once.intents import Intent
+from stratagem_psserver.exactly_once.ledger import (
+    Admission,
+    Apply,
+    Outcome,
+    Refused,
+    Replay,
+    WaitForEarlier,
+)
+
+# Workers have a handful of functions each; a coordinator that never says which have
+# ended would otherwise fill the memory.
+MAX_RECORDS = 262_144
+
+# The same for replies that describe many variables each.
+MAX_RECORD_BYTES = 64 << 20
+
+# Of this many coordinators it is known which of their functions have ended.
+MAX_SPACES = 1_024
+
+
+@dataclass(frozen=True)
+class Record:
+    """One mutation of a function.
+
+    Attributes:
+        intent: What it does.
+        reply: The answer; its sequence is the number of the mutation.
+    """
+
+    intent: Intent
+    reply: RecordedReply
+
+    @property
+    def nbytes(self) -> int:
+        """Roughly what it takes."""
+        return self.reply.ByteSize() + len(self.intent.summary)
+
+
+Records: TypeAlias = dict[int, Record]
+"""By the number of the mutation."""
+
+
+@dataclass
+class Space:
+    """The functions of one coordinator.
+
+    Attributes:
+        ended: Those that have ended.
+        unended: What was recorded of the others, by their numbers.
+    """
+
+    ended: EndedClosures = field(default_factory=EndedClosures)
+    unended: dict[int, Records] = field(default_factory=dict)
+
+
+class ClosureLedger:
+    """The exactly-once rule for scheduled functions.
+
+    For each arrival of a mutation call `admit`; on `Apply` do its work and call
+    `settle`.
+    """
+
+    def __init__(self) -> None:
+        self._spaces: OrderedDict[bytes, Space] = OrderedDict()
+        self._applying: set[tuple[bytes, int, int]] = set()
+        self._count = 0
+        self._nbytes = 0
+
+    @property
+    def count(self) -> int:
+        """How many mutations of functions that have not ended are recorded."""
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        """Roughly what these records take."""
+        return self._nbytes
+
+    def admit(self, key: ClosureKey, intent: Intent) -> Admission:
+        """Decides on one arrival of a mutation.
+
+        Raises:
+            InvalidArgumentError: The key is none.
+        """
+        _check(key)
+        space, number = self._space(key.identity.space), key.identity.number
+        if number in space.ended:
+            return Refused(_over(key.identity))
+        name = _name(key)
+        if name in self._applying:
+            return WaitForEarlier(key.ordinal)
+        record = space.unended.get(number, {}).get(key.ordinal)
+        if record is not None:
+            return _recognised(key, record, intent)
+        if self._count >= MAX_RECORDS or self._nbytes >= MAX_RECORD_BYTES:
+            return Refused(self._full())
+        self._applying.add(name)
+        return Apply()
+
+    def settle(
+        self, key: ClosureKey, intent: Intent, reply: RecordedReply | None
+    ) -> None:
+        """Ends what `Apply` began.
+
+        Args:
+            key: Which mutation it is.
+            intent: What it does.
+            reply: To repeat when it comes again; None if it may then be applied.
+        """
+        self._applying.discard(_name(key))
+        space, number = self._space(key.identity.space), key.identity.number
+        if reply is not None and number not in space.ended:
+            self._keep(space, number, Record(intent, reply))
+
+    def end(self, name: bytes, ended: EndedClosures) -> EndedClosures:
+        """Takes note of functions of a coordinator; returns all that have ended."""
+        _check_space(name)
+        space = self._space(name)
+        space.ended = space.ended.united(ended)
+        for number in [one for one in space.unended if one in space.ended]:
+            self._forget(space.unended.pop(number))
+        return space.ended
+
+    def spaces(self) -> Iterator[tuple[bytes, Space]]:
+        """All that is known, by the names of coordinators."""
+        yield from self._spaces.items()
+
+    def restore(self, name: bytes, space: Space) -> None:
+        """Goes on with what a checkpoint has of a coordinator's functions."""
+        mine = self._space(name)
+        mine.ended = space.ended
+        for number, records in space.unended.items():
+            for record in records.values():
+                self._keep(mine, number, record)
+
+    def _space(self, name: bytes) -> Space:
+        space = self._spaces.get(name)
+        if space is None:
+            return self._added(name)
+        self._spaces.move_to_end(name)
+        return space
+
+    def _added(self, name: bytes) -> Space:
+        space = self._spaces[name] = Space()
+        while len(self._spaces) > MAX_SPACES:
+            _, oldest = self._spaces.popitem(last=False)
+            for records in oldest.unended.values():
+                self._forget(records)
+        return space
+
+    def _keep(self, space: Space, number: int, record: Record) -> None:
+        space.unended.setdefault(number, {})[record.reply.sequence] = record
+        self._count += 1
+        self._nbytes += record.nbytes
+
+    def _forget(self, records: Records) -> None:
+        self._count -= len(records)
+        self._nbytes -= sum(record.nbytes for record in records.values())
+
+    def _full(self) -> ResourceExhaustedError:
+        return ResourceExhaustedError(
+            f"{self._count} mutations of scheduled functions are recorded, in "
+            f"{self._nbytes} bytes, until their coordinators say that these functions "
+            "have ended; repeat it in a moment, or let each function change less"
+        )
+
+
+def _name(key: ClosureKey) -> tuple[bytes, int, int]:
+    return key.identity.space, key.identity.number, key.ordinal
+
+
+def _check(key: ClosureKey) -> None:
+    _check_space(key.identity.space)
+    if not key.identity.number or not key.ordinal:
+        raise InvalidArgumentError(
+            f"mutation {key.ordinal} of {label(key.identity)} has no valid key: both "
+            "numbers begin with 1"
+        )
+
+
+def _check_space(name: bytes) -> None:
+    if len(name) != SESSION_ID_BYTES:
+        raise InvalidArgumentError(
+            f"a coordinator is named by {SESSION_ID_BYTES} bytes, not by {len(name)}"
+        )
+
+
+def label(identity: ClosureIdentity) -> str:
+    """How messages name a function."""
+    return f"function {identity.number} of coordinator {identity.space.hex()[:8]}"
+
+
+def _recognised(key: ClosureKey, record: Record, intent: Intent) -> Outcome:
+    if record.intent.digest == intent.digest:
+        return Replay(record.reply)
+    return Refused(
+        FailedPreconditionError(
+            f"{label(key.identity)} runs again because its worker was lost, and does "
+            f"not do the same: its mutation {key.ordinal} of this server was "
+            f"{record.intent.summary}, but now it is {intent.summary}. So that all is "
+            "applied once, let what a scheduled function writes, and in which order, "
+            "depend on its arguments and its data alone"
+        )
+    )
+
+
+def _over(identity: ClosureIdentity) -> FailedPreconditionError:
+    return FailedPreconditionError(
+        f"{label(identity)} has ended: it ran again on another worker, or was "
+        "cancelled, while this one was not heard of; nothing of it is applied any more"
+    )

@@ -1,0 +1,269 @@
+"""Requests that change variables: staged whole, then applied once and in order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Sequence,
+)
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from google.protobuf.message import Message
+
+from stratagem_proto import tracing
+from stratagem_proto.codec import Assembler, whole
+from stratagem_proto.errors import (
+    InvalidArgumentError,
+    MalformedStreamError,
+    ResourceExhaustedError,
+    StratagemError,
+    UnavailableError,
+)
+from stratagem_proto.frames import ChunkView
+from stratagem_proto.placed import borrowed
+from stratagem_proto.protocol import MAX_TENSORS
+from stratagem_proto.serving.border import is_over
+from stratagem_proto.serving.eager import begin
+from stratagem_proto.serving.figures import Figures
+from stratagem_proto.tensors import total_nbytes
+from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
+from stratagem_proto.v1.session_pb2 import RequestKey
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_psserver.budget import Budget, Reservation
+from stratagem_psserver.checkpoints.cut import STEPS, StepGate
+from stratagem_psserver.exactly_once.closure_turns import ClosureTurns
+from stratagem_psserver.exactly_once.intents import Mutation
+from stratagem_psserver.exactly_once.ledger import (
+    Admission,
+    Refused,
+    Replay,
+    Session,
+    SessionLedger,
+    WaitForEarlier,
+)
+from stratagem_psserver.exactly_once.settling import PASSING, Work, answer, settled
+from stratagem_psserver.waits import Waits
+
+# Requests of a session overtake each other by no more than the network's delays.
+_TURN_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Staged:
+    """The tensors of one request and the bytes of the budget that they occupy."""
+
+    session: Session
+    tensors: list[torch.Tensor]
+    reservation: Reservation
+
+
+Chunks = AsyncIterator[Sequence[ChunkView]]
+
+
+class Mutations:
+    """Applies each request of each session once."""
+
+    def __init__(
+        self,
+        ledger: SessionLedger,
+        closures: ClosureTurns,
+        budget: Budget,
+        waits: Waits,
+        gate: StepGate,
+        figures: Figures,
+    ) -> None:
+        self._figures = figures
+        self._ledger, self._closures = ledger, closures
+        self._budget, self._waits, self._gate = budget, waits, gate
+
+    async def once(
+        self, request: Mutation, apply: Callable[[Session], Awaitable[Message]]
+    ) -> bytes:
+        """Applies a request without tensors, or repeats its reply."""
+        session = self._ledger.session(request.key.session_id, time.monotonic())
+        work = partial(_serialised, partial(apply, session))
+        return await self._in_step(session, request, work)
+
+    async def once_staged(
+        self,
+        header: Mutation,
+        specs: Sequence[TensorSpec],
+        chunks: Chunks,
+        apply: Callable[[Staged], Awaitable[Message]],
+        derived: Sequence[TensorSpec] = (),
+        borrows: bool = False,
+    ) -> bytes:
+        """Receives a request's tensors and applies it, or repeats its reply.
+
+        Args:
+            header: What is asked.
+            specs: Descriptions of its tensors.
+            chunks: Their bytes as they arrive.
+            apply: Checks the request, then changes variables. Once begun it runs to
+                its end, even if the client goes away.
+            derived: Descriptions of what it makes of them, for the budget.
+            borrows: Whether it has no use for the tensors once it is answered, so that
+                they may stay in memory that the client shares.
+
+        Returns:
+            The serialised response.
+        """
+        key = header.key
+        session = self._ledger.session(key.session_id, time.monotonic())
+        if known := session.numbering.outcome(key):
+            return answer(known)
+        with Reservation(self._budget, 0) as reservation:
+            try:
+                nbytes = _size(specs)
+                purpose = f"request {key.sequence} of {session.label}"
+                staging = self._budget.reserve(nbytes + total_nbytes(derived), purpose)
+                reservation.absorb(staging)
+                tensors = await _receive(specs, chunks, borrows)
+            except PASSING:
+                raise
+            except StratagemError as error:
+                # What can never succeed uses up its number like anything else.
+                work: Work = partial(_refuse, error)
+            else:
+                self._received(header, nbytes)
+                staged = Staged(session, tensors, reservation)
+                work = partial(_serialised, partial(apply, staged))
+            return await self._in_step(session, header, work)
+
+    def _received(self, header: Mutation, nbytes: int) -> None:
+        if nbytes:
+            self._figures.calls(type(header).__name__).received.observe(nbytes)
+
+    async def _in_step(self, session: Session, request: Mutation, work: Work) -> bytes:
+        """Lets no step begin while a checkpoint is marked, which takes a moment."""
+        gate, key = self._gate, request.key
+        gate.finish(session.client, session.label, key.finished, key.report)
+        admitted = partial(self._admitted, session, key.step)
+        while not admitted():
+            remaining = gate.remaining(time.monotonic())
+            if await self._waits.until(STEPS, admitted, remaining):
+                break
+        try:
+            if key.HasField("closure"):
+                # Done once, as its function may run again.
+                work = partial(self._closures.once, request, work)
+            return await self._in_turn(session, key, work)
+        finally:
+            gate.settled()
+            self._waits.changed(STEPS)
+
+    def _admitted(self, session: Session, step: int) -> bool | None:
+        now = time.monotonic()
+        return self._gate.admits(session.client, session.label, step, now) or None
+
+    async def _in_turn(self, session: Session, key: RequestKey, work: Work) -> bytes:
+        def admission() -> Admission | None:
+            # It may have ended while its data came; what it stages now would stay.
+            self._ledger.session(session.id, time.monotonic())
+            decided = session.numbering.admit(key)
+            return None if isinstance(decided, WaitForEarlier) else decided
+
+        decided = admission() or await self._waits.until(
+            session.id, admission, _TURN_SECONDS
+        )
+        if decided is None:
+            raise UnavailableError(
+                f"request {key.sequence} of {session.label} waits for an earlier one "
+                f"that has not come in {_TURN_SECONDS:g} s; send that one again first"
+            )
+        if isinstance(decided, (Replay, Refused)):
+            return answer(decided)
+        settle = partial(self._settle, session)
+        return await _to_its_end(settled(key.sequence, work, PASSING, settle))
+
+    def _settle(self, session: Session, reply: RecordedReply | None) -> None:
+        session.numbering.settle(reply)
+        self._waits.changed(session.id)
+
+
+def _size(specs: Sequence[TensorSpec]) -> int:
+    if len(specs) > MAX_TENSORS:
+        raise InvalidArgumentError(
+            f"the request has {len(specs)} tensors; at most {MAX_TENSORS} are allowed"
+        )
+    return total_nbytes(specs)
+
+
+async def _receive(
+    specs: Sequence[TensorSpec], chunks: Chunks, borrows: bool
+) -> list[torch.Tensor]:
+    """Takes in all that comes.
+
+    Raises:
+        MalformedStreamError: It is too little, as when the connection was cut, or too
+            much. The number of the request stays unused, as it may come again whole.
+    """
+    first = await anext(chunks)
+    tensors = whole(specs, first) if borrows else None
+    if tensors is not None:
+        if not is_over(chunks):
+            await _end(chunks)
+        return tensors
+    with _allocating():
+        lent = borrowed(specs, first) if borrows else None
+        if lent is not None:
+            return lent
+        assembler = Assembler(specs)
+    assembler.add(first)
+    async for some in chunks:
+        assembler.add(some)
+    return assembler.finish()
+
+
+async def _end(chunks: Chunks) -> None:
+    async for some in chunks:
+        if some:
+            raise MalformedStreamError(
+                "the stream goes on although all of its tensors have come"
+            )
+
+
+@contextmanager
+def _allocating() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):
+            raise InvalidArgumentError(
+                f"no tensor can be as described: {str(error).splitlines()[0]}"
+            ) from error
+        raise ResourceExhaustedError(
+            "the machine of the server is out of memory; repeat the request in a "
+            "moment, or start the server with a smaller --staged-bytes"
+        ) from error
+
+
+async def _refuse(error: StratagemError) -> NoReturn:
+    raise error
+
+
+async def _serialised(apply: Callable[[], Awaitable[Message]]) -> bytes:
+    with tracing.within("apply"):
+        return (await apply()).SerializeToString()
+
+
+async def _to_its_end(work: Coroutine[Any, Any, bytes]) -> bytes:
+    """Awaits work that goes on even if the caller is cancelled meanwhile."""
+    task = begin(work)
+    if task.done():
+        return task.result()
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

@@ -1,0 +1,57 @@
+"""What was applied of scheduled functions, as a checkpoint has it."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterable
+from typing import Any
+
+from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
+from stratagem_psserver.exactly_once.closures import (
+    ClosureLedger,
+    Record,
+    Records,
+    Space,
+)
+from stratagem_psserver.exactly_once.ended_closures import EndedClosures
+from stratagem_psserver.exactly_once.intents import Intent
+
+
+def dump_closures(ledger: ClosureLedger) -> list[dict[str, Any]]:
+    """All that is recorded, as JSON."""
+    return [
+        {
+            "space": name.hex(),
+            "through": space.ended.through,
+            "unended": sorted(space.ended.unended),
+            "recorded": [
+                [number, [*map(_record_to_json, records.values())]]
+                for number, records in space.unended.items()
+            ],
+        }
+        for name, space in ledger.spaces()
+    ]
+
+
+def restore_closures(ledger: ClosureLedger, facts: Iterable[dict[str, Any]]) -> None:
+    """Lets a ledger that has nothing yet go on from what `dump_closures` gave."""
+    for item in facts:
+        ended = EndedClosures(item["through"], frozenset(item["unended"]))
+        unended = {number: _records(items) for number, items in item["recorded"]}
+        ledger.restore(bytes.fromhex(item["space"]), Space(ended, unended))
+
+
+def _record_to_json(record: Record) -> list[str]:
+    reply = b64encode(record.reply.SerializeToString()).decode()
+    return [record.intent.summary, record.intent.digest.hex(), reply]
+
+
+def _records(items: Iterable[list[str]]) -> Records:
+    records = map(_record_from_json, items)
+    return {record.reply.sequence: record for record in records}
+
+
+def _record_from_json(item: list[str]) -> Record:
+    summary, digest, reply = item
+    intent = Intent(summary, bytes.fromhex(digest))
+    return Record(intent, RecordedReply.FromString(b64decode(reply)))

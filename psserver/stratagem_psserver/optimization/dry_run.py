@@ -1,0 +1,205 @@
+"""What a step of an optimizer would do, tried on scratch tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.optimizers import OptimizerRule, Value
+from stratagem_psserver.optimization.gradients import as_sparse
+from stratagem_psserver.optimization.optimizer_classes import without_compiler
+
+Hyperparameters = tuple[tuple[str, Value], ...]
+
+
+# What these do to a row, they do to it alone: a step on some rows of a variable is a
+# step of a variable that has these rows only.
+ROW_WISE = frozenset({"SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "SparseAdam"})
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """One tensor, or number, that an optimizer keeps for a parameter.
+
+    Attributes:
+        dtype: Of the tensor. A scalar of int64 is a number to the optimizer.
+        is_scalar: Whether it is one value and not one for each element.
+        initial: What its elements are before the first step.
+    """
+
+    dtype: torch.dtype
+    is_scalar: bool
+    initial: float = 0.0
+
+    def shape(self, parameter: torch.Tensor) -> torch.Size:
+        return torch.Size(()) if self.is_scalar else parameter.shape
+
+    def lent(self, tensor: torch.Tensor) -> torch.Tensor | int:
+        """The state as the optimizer wants it."""
+        is_number = self.is_scalar and self.dtype == torch.int64
+        return int(tensor) if is_number else tensor
+
+
+StateLayout = Mapping[str, StateTensor]
+
+
+@dataclass(frozen=True)
+class StepNeeds:
+    """What a step needs.
+
+    Attributes:
+        layout: The state that the optimizer keeps for a parameter.
+        takes_sparse: Whether it is given row-sparse gradients as such. Else it is
+            given the rows, as a dense parameter, with their dense gradient.
+    """
+
+    layout: StateLayout
+    takes_sparse: bool
+
+
+# What torch makes of an optimizer's scalars depends on the default dtype of the
+# process, which a program that hosts a server in itself may change at any time.
+_SCALAR = torch.float32
+
+
+def make_optimizer(
+    rule: OptimizerRule, values: Mapping[str, Value], fresh: list[torch.Tensor]
+) -> torch.optim.Optimizer:
+    """An optimizer of one param group with these hyperparameters.
+
+    Args:
+        rule: The class to make.
+        values: Hyperparameters of the group.
+        fresh: Parameters without state. Adagrad gives them theirs at once.
+    """
+    accepted = _keywords(rule)
+    arguments: dict[str, Any] = {
+        key: value for key, value in values.items() if key in accepted
+    }
+    optimizer = without_compiler(rule)(fresh or [torch.empty(0)], **arguments)
+    # AdamW has hyperparameters that its constructor does not take.
+    optimizer.param_groups[0].update(values)
+    return optimizer
+
+
+def take_step(optimizer: torch.optim.Optimizer) -> None:
+    """Steps, without the checks of sparse tensors that torch would warn about.
+
+    The rows of a sparse gradient have been checked when it came.
+    """
+    unchecked = torch.sparse.check_sparse_tensor_invariants
+    with (
+        torch.no_grad(),
+        unchecked(False),  # type: ignore[no-untyped-call]  # torch has no type for it
+    ):
+        optimizer.step()
+
+
+@cache
+def _keywords(rule: OptimizerRule) -> frozenset[str]:
+    return frozenset(inspect.signature(rule.cls.__init__).parameters)
+
+
+@cache
+def hyperparameters_of(rule: OptimizerRule) -> frozenset[str]:
+    """Those of the allow-list that this release of PyTorch has for the class."""
+    optimizer = make_optimizer(rule, {}, [])
+    return rule.hyperparameters & optimizer.param_groups[0].keys()
+
+
+def dry_run(
+    rule: OptimizerRule, values: Mapping[str, Value], dtype: torch.dtype, sparse: bool
+) -> StepNeeds:
+    """What a step with these hyperparameters needs, after trying it on a scratch.
+
+    A step that fails half-way would leave variables changed, so whatever
+    `torch.optim` has to say about it is found out here.
+
+    Args:
+        rule: The optimizer.
+        values: Hyperparameters of a param group.
+        dtype: Of the parameter.
+        sparse: Whether its gradient comes by rows.
+
+    Raises:
+        InvalidArgumentError: With the sentence of `torch.optim`.
+    """
+    # The learning rate changes with each step of a scheduler, unlike the rest.
+    rate = values.get("lr")
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not rate >= 0:
+        raise InvalidArgumentError(
+            f"{rule.cls.__name__} cannot step with lr={rate!r}; give a number of at "
+            "least 0"
+        )
+    rest = tuple(sorted((key, value) for key, value in values.items() if key != "lr"))
+    return _dry_run(rule, rest, dtype, sparse)
+
+
+@lru_cache(maxsize=1024)
+def _dry_run(
+    rule: OptimizerRule, rest: Hyperparameters, dtype: torch.dtype, sparse: bool
+) -> StepNeeds:
+    if not sparse:
+        return StepNeeds(_layout(rule, rest, dtype, False), False)
+    try:
+        return StepNeeds(_layout(rule, rest, dtype, True), True)
+    except InvalidArgumentError:
+        if rule.cls.__name__ not in ROW_WISE:
+            raise
+        return StepNeeds(_layout(rule, rest, dtype, False), False)
+
+
+def _layout(
+    rule: OptimizerRule, rest: Hyperparameters, dtype: torch.dtype, sparse: bool
+) -> StateLayout:
+    name, advice = rule.cls.__name__, ""
+    if sparse:
+        advice = f"; row-sparse gradients work with {', '.join(sorted(ROW_WISE))}"
+    try:
+        before, after = _step_once(rule, {"lr": 0.5, **dict(rest)}, dtype, sparse)
+    except (RuntimeError, TypeError, ValueError, LookupError) as error:
+        kind = "row-sparse" if sparse else "dense"
+        raise InvalidArgumentError(
+            f"torch.optim.{name} cannot step a {dtype} parameter with a {kind} "
+            f"gradient: {error}{advice}"
+        ) from error
+    if any(tensor.is_sparse for tensor in after.values()):
+        raise InvalidArgumentError(
+            f"torch.optim.{name} would keep sparse state{advice}"
+        )
+    return {key: _kept(tensor, before.get(key)) for key, tensor in after.items()}
+
+
+def _kept(tensor: torch.Tensor, before: torch.Tensor | None) -> StateTensor:
+    initial = 0.0 if before is None else float(before.flatten()[0])
+    if tensor.dim():
+        return StateTensor(tensor.dtype, False, initial)
+    is_number = tensor.dtype == torch.int64
+    return StateTensor(torch.int64 if is_number else _SCALAR, True, initial)
+
+
+def _step_once(
+    rule: OptimizerRule, values: Mapping[str, Value], dtype: torch.dtype, sparse: bool
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The state before and after a step of one element."""
+    parameter = torch.zeros(1, 1, dtype=dtype)
+    parameter.grad = torch.zeros(1, 1, dtype=dtype)
+    if sparse:
+        row = torch.zeros(1, 1, dtype=torch.int64)
+        parameter.grad = as_sparse(row, parameter.grad, parameter.shape)
+    optimizer = make_optimizer(rule, values, [parameter])
+    optimizer.param_groups[0]["params"] = [parameter]
+    before = _tensors(optimizer.state[parameter])
+    take_step(optimizer)
+    return before, _tensors(optimizer.state[parameter])
+
+
+def _tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """A copy of the state, with numbers as tensors."""
+    return {key: torch.as_tensor(value).clone() for key, value in state.items()}

@@ -1,0 +1,136 @@
+"""Gradients as they arrive with a request, checked against the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.v1.parameter_server_pb2 import GradientRef
+from stratagem_psserver.variables.assignments import check_fit, tensor_at
+from stratagem_psserver.variables.selections import check_rows
+from stratagem_psserver.variables.store import Variable, VariableStore
+
+
+@dataclass
+class Gradient:
+    """The gradient of one variable, owned by the request.
+
+    Attributes:
+        variable: Name of the variable.
+        group: Index of the param group that the variable belongs to.
+        value: Tensor of the variable's shape, or that of `rows` of it.
+        rows: int64 vector of the rows of a row-sparse gradient; None if dense.
+    """
+
+    variable: str
+    group: int
+    value: torch.Tensor
+    rows: torch.Tensor | None = None
+
+
+@dataclass
+class RowGradient:
+    """A row-sparse gradient with its rows in order, each once.
+
+    Attributes:
+        rows: int64 vector of distinct rows.
+        places: For each row of `values`, its place in `rows`; None if they are the
+            same rows in the same order.
+        values: The gradients of single rows, in the order in which they came.
+    """
+
+    rows: torch.Tensor
+    places: torch.Tensor | None
+    values: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: torch.Tensor, values: torch.Tensor) -> RowGradient:
+        if bool((rows[1:] > rows[:-1]).all()):
+            return cls(rows, None, values)
+        distinct, places = rows.unique(return_inverse=True)
+        return cls(distinct, places, values)
+
+    def only(self, wanted: torch.Tensor) -> RowGradient:
+        """The gradient of some of the distinct rows, given by a mask."""
+        if self.places is None:
+            return RowGradient(self.rows[wanted], None, self.values[wanted])
+        kept = wanted[self.places]
+        renumbered = wanted.cumsum(0) - 1
+        places = renumbered[self.places[kept]]
+        return RowGradient(self.rows[wanted], places, self.values[kept])
+
+    def as_sparse(self) -> torch.Tensor:
+        """The gradient of the distinct rows as a sparse tensor."""
+        shape = torch.Size((len(self.rows), *self.values.shape[1:]))
+        if self.places is not None:
+            return as_sparse(self.places.unsqueeze(0), self.values, shape)
+        places = torch.arange(len(self.rows)).unsqueeze(0)
+        return as_sparse(places, self.values, shape, is_coalesced=True)
+
+    def as_dense(self) -> torch.Tensor:
+        """The gradient of the distinct rows, repeated ones added in their order."""
+        if self.places is None:
+            return self.values
+        total = self.values.new_zeros(len(self.rows), *self.values.shape[1:])
+        return total.index_add_(0, self.places, self.values)
+
+
+def as_sparse(
+    indices: torch.Tensor,
+    values: torch.Tensor,
+    shape: torch.Size,
+    is_coalesced: bool | None = None,
+) -> torch.Tensor:
+    """The sparse tensor of some rows that were checked before."""
+    return torch.sparse_coo_tensor(
+        indices, values, shape, check_invariants=False, is_coalesced=is_coalesced
+    )
+
+
+def gather(
+    store: VariableStore,
+    references: Sequence[GradientRef],
+    tensors: Sequence[torch.Tensor],
+) -> list[Gradient]:
+    """The gradients of a request. Whether they fit is for `check_gradient` to say.
+
+    Raises:
+        VariableNotFoundError: With the nearest name.
+        InvalidArgumentError: A variable is named twice, or there is no such tensor.
+    """
+    seen: set[str] = set()
+    for reference in references:
+        if reference.variable in seen:
+            raise InvalidArgumentError(
+                f"the request has two gradients of {reference.variable!r}; add them up",
+                variable=reference.variable,
+            )
+        seen.add(reference.variable)
+    return [_gather_one(store, reference, tensors) for reference in references]
+
+
+def _gather_one(
+    store: VariableStore, reference: GradientRef, tensors: Sequence[torch.Tensor]
+) -> Gradient:
+    variable = store.get(reference.variable)
+    value = tensor_at(tensors, reference.tensor, variable)
+    rows = None
+    if reference.HasField("rows"):
+        rows = tensor_at(tensors, reference.rows, variable)
+    return Gradient(variable.name, reference.group, value, rows)
+
+
+def check_gradient(variable: Variable, gradient: Gradient) -> None:
+    """Checks a gradient against its variable.
+
+    Raises:
+        InvalidArgumentError: The shape does not fit.
+        InvalidTypeError: The dtype is not the variable's.
+        OutOfRangeError: A row lies outside of the variable.
+    """
+    if gradient.rows is not None:
+        check_rows(variable, gradient.rows)
+    check_fit(variable, gradient.value, gradient.rows, "the gradient")

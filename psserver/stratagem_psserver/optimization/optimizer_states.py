@@ -1,0 +1,131 @@
+"""Where the store keeps the state of optimizers: in slot variables, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from stratagem_proto.errors import (
+    AlreadyExistsError,
+    FailedPreconditionError,
+    InvalidArgumentError,
+)
+from stratagem_proto.protocol import check_name
+from stratagem_psserver.optimization.dry_run import StateLayout, StateTensor
+from stratagem_psserver.variables.store import Variable, VariableStore
+
+
+def slot_name(variable: str, optimizer: str, key: str) -> str:
+    """Name of the slot variable that keeps a state tensor of an optimizer."""
+    return f"{variable}/{optimizer}/{key}"
+
+
+class OptimizerState(NamedTuple):
+    """Where an optimizer's state for a variable is.
+
+    Attributes:
+        layout: What it consists of.
+        names: Names of its slots by the optimizer's keys.
+        slots: Those that there are by the optimizer's keys: all or none.
+    """
+
+    layout: StateLayout
+    names: Mapping[str, str]
+    slots: Mapping[str, Variable]
+
+
+class OptimizerStates:
+    """Finds state, each anew only when the store is not as it was.
+
+    The names and the checks of Adam's 15 slots for 5 variables are a tenth of what a
+    step takes besides Adam.
+
+    Args:
+        store: Where the variables and their slots are.
+    """
+
+    def __init__(self, store: VariableStore) -> None:
+        self._store, self._generation = store, store.generation
+        # By the names of the optimizer and the variable.
+        self._found: dict[tuple[str, str], OptimizerState] = {}
+
+    def of(
+        self, optimizer: str, variable: Variable, layout: StateLayout
+    ) -> OptimizerState:
+        """Where an optimizer's state for a variable is, or is to be.
+
+        Raises:
+            InvalidArgumentError: The variable is a slot.
+            FailedPreconditionError: The state is incomplete or does not fit.
+            AlreadyExistsError: The name of a slot is that of another variable.
+        """
+        if self._generation != self._store.generation:
+            self._found.clear()
+            self._generation = self._store.generation
+        known = self._found.get((optimizer, variable.name))
+        if known is not None and known.layout is layout:
+            return known
+        state = self._find(optimizer, variable, layout)
+        # Whatever names are sent, there is no more of these than of slots.
+        if state.slots:
+            self._found[optimizer, variable.name] = state
+        return state
+
+    def _find(
+        self, optimizer: str, variable: Variable, layout: StateLayout
+    ) -> OptimizerState:
+        if variable.spec.slot_of:
+            raise InvalidArgumentError(
+                f"{variable.name!r} is a slot of {variable.spec.slot_of!r}; optimizers "
+                "step the variables themselves",
+                variable=variable.name,
+            )
+        names = {key: slot_name(variable.name, optimizer, key) for key in layout}
+        slots = self._slots(optimizer, variable, names, layout)
+        return OptimizerState(layout, names, slots)
+
+    def _slots(
+        self,
+        optimizer: str,
+        variable: Variable,
+        names: Mapping[str, str],
+        layout: StateLayout,
+    ) -> dict[str, Variable]:
+        """The slot variables by the optimizer's keys; empty if there are none yet."""
+        found: dict[str, Variable] = {}
+        for key, name in names.items():
+            slot = self._store.find(name)
+            if slot is None:
+                check_name(name)
+            else:
+                _check_slot(slot, variable, layout[key])
+                found[key] = slot
+        if found and (missing := layout.keys() - found.keys()):
+            raise FailedPreconditionError(
+                f"optimizer {optimizer!r} has the state {sorted(found)} for "
+                f"{variable.name!r} but no {sorted(missing)}; create all of these slot "
+                "variables or delete all",
+                variable=variable.name,
+            )
+        return found
+
+
+def _check_slot(slot: Variable, variable: Variable, expected: StateTensor) -> None:
+    if slot.spec.slot_of != variable.name:
+        raise AlreadyExistsError(
+            f"variable {slot.name!r} is no slot of {variable.name!r} but has the name "
+            "of the optimizer's state; rename the variable or the optimizer",
+            variable=slot.name,
+        )
+    shape = expected.shape(variable.value)
+    of_table = variable.arena is not None and not expected.is_scalar
+    fits = of_table == (slot.arena is not None)
+    if not fits or (slot.value.dtype, slot.value.shape) != (expected.dtype, shape):
+        kind = "table" if of_table else "tensor"
+        shown = [] if expected.is_scalar else list(variable.spec.tensor.shape)
+        raise FailedPreconditionError(
+            f"slot variable {slot.name!r} is {slot.value.dtype} of shape "
+            f"{list(slot.spec.tensor.shape)}; the optimizer needs a {kind}, "
+            f"{expected.dtype} of shape {shown}; delete it or create it so",
+            variable=slot.name,
+        )

@@ -1,0 +1,237 @@
+"""Some rows of a variable or a table, lent to an optimizer for one step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from stratagem_proto.tensors import encode_dtype
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.v1.variable_pb2 import (
+    VARIABLE_KIND_SLOT,
+    Initializer,
+    TableSpec,
+    VariableSpec,
+)
+from stratagem_psserver.optimization.dry_run import StateTensor, StepNeeds
+from stratagem_psserver.optimization.gradients import Gradient, RowGradient
+from stratagem_psserver.optimization.loans import Lent, as_tensors, missing_nbytes
+from stratagem_psserver.room import Room
+from stratagem_psserver.tables.arena import Arena
+from stratagem_psserver.tables.table import Table
+from stratagem_psserver.variables.store import Variable, VariableStore
+
+State: TypeAlias = "dict[str, torch.Tensor]"
+
+# BLAS takes no more elements at once.
+_MOST_ELEMENTS = 2**31 - 1
+
+
+@dataclass
+class _RowLoan:
+    """What loans of rows have in common.
+
+    Attributes:
+        variable: The variable or table.
+        gradient: By rows.
+        needs: What the optimizer's step needs.
+        names: Names of the slots by the optimizer's keys.
+        slots: Those that there are by the optimizer's keys: all or none.
+    """
+
+    variable: Variable
+    gradient: Gradient
+    needs: StepNeeds
+    names: Mapping[str, str]
+    slots: Mapping[str, Variable]
+    _value: torch.Tensor = field(init=False)
+    _scalars: State = field(default_factory=dict)
+
+    def _distinct(self) -> RowGradient:
+        assert self.gradient.rows is not None
+        return RowGradient.of(self.gradient.rows, self.gradient.value)
+
+    def _lent(self, gradient: RowGradient, value: torch.Tensor, state: State) -> Lent:
+        layout, sparse = self.needs.layout, self.needs.takes_sparse
+        if sparse and _can_be_one_row(gradient):
+            gradient = RowGradient(gradient.rows[:1], None, _one_row(gradient.values))
+            value = _one_row(value)
+            state = {
+                key: tensor if layout[key].is_scalar else _one_row(tensor)
+                for key, tensor in state.items()
+            }
+        grad = gradient.as_sparse() if sparse else gradient.as_dense()
+        lent = {key: layout[key].lent(tensor) for key, tensor in state.items()}
+        return Lent(value, grad, lent)
+
+    def _scalar(self, key: str) -> torch.Tensor:
+        layout = self.needs.layout[key]
+        if key in self.slots:
+            return self.slots[key].value
+        return torch.full((), layout.initial, dtype=layout.dtype)
+
+    def _returned(self, state: Mapping[str, Any]) -> State:
+        """The rows of the state; scalars are kept aside."""
+        layout = self.needs.layout
+        made = as_tensors(state, layout)
+        self._scalars = {key: made[key] for key in made if layout[key].is_scalar}
+        return {
+            key: made[key].view(self._value.shape)
+            for key in made
+            if not layout[key].is_scalar
+        }
+
+    def _commit_scalars(self, store: VariableStore) -> None:
+        for key, tensor in self._scalars.items():
+            store.put_slot(self.names[key], self.variable.name, tensor)
+
+
+class TensorRowLoan(_RowLoan):
+    """Rows of a variable that has all its rows."""
+
+    def open(self, room: Room) -> Lent:
+        missing = missing_nbytes(self.variable, self.needs.layout, self.slots)
+        room.take(self.variable.name, missing)
+        gradient = self._distinct()
+        self._rows = gradient.rows
+        self._states = {
+            key: self.slots[key].value if key in self.slots else self._begun(state)
+            for key, state in self.needs.layout.items()
+            if not state.is_scalar
+        }
+        state = {
+            key: self._scalar(key) if layout.is_scalar else self._read(key)
+            for key, layout in self.needs.layout.items()
+        }
+        value = self.variable.value.index_select(0, self._rows)
+        self._value = value
+        return self._lent(gradient, value, state)
+
+    def _begun(self, state: StateTensor) -> torch.Tensor:
+        shape = self.variable.value.shape
+        return torch.full(shape, state.initial, dtype=state.dtype)
+
+    def _read(self, key: str) -> torch.Tensor:
+        return self._states[key].index_select(0, self._rows)
+
+    def close(self, state: Mapping[str, Any]) -> None:
+        self.variable.value.index_copy_(0, self._rows, self._value)
+        for key, rows in self._returned(state).items():
+            self._states[key].index_copy_(0, self._rows, rows)
+
+    def commit(self, store: VariableStore) -> None:
+        for key, tensor in self._states.items():
+            store.put_slot(self.names[key], self.variable.name, tensor)
+        self._commit_scalars(store)
+
+
+class TableRowLoan(_RowLoan):
+    """Rows of a table, of which those without admission are left out."""
+
+    def check_fit(self) -> None:
+        """Checks that the table can store so many rows at once.
+
+        Raises:
+            InvalidArgumentError: It cannot, with the state that is still to come.
+        """
+        rows, more_bytes = self.gradient.rows, self._more_row_bytes
+        assert rows is not None
+        if len(rows) > self._table.most_rows(more_bytes):
+            rows = rows.unique()
+        self._table.check_fit(len(rows), more_bytes)
+
+    def open(self, room: Room) -> Lent:
+        table, gradient = self._table, self._distinct()
+        found = table.find(gradient.rows)
+        refused = found.is_new & ~table.admission.is_due(gradient.rows)
+        self._refused = gradient.rows[refused]
+        if len(self._refused):
+            gradient, found = gradient.only(~refused), found.only(~refused)
+        table.make_room(found, room)
+        room.take(table.name, table.capacity * self._more_row_bytes)
+        self._found, self._begun = found, self._new_arenas()
+        state = {
+            key: self._scalar(key) if layout.is_scalar else self._read(key, layout)
+            for key, layout in self.needs.layout.items()
+        }
+        self._value = table.value.read(found)
+        return self._lent(gradient, self._value, state)
+
+    @property
+    def _more_row_bytes(self) -> int:
+        """How much longer rows become by the state that is still to come."""
+        elements = self.variable.value.shape[1:].numel()
+        return elements * sum(
+            state.dtype.itemsize
+            for key, state in self.needs.layout.items()
+            if key not in self.slots and not state.is_scalar
+        )
+
+    @property
+    def _table(self) -> Table:
+        assert self.variable.arena is not None
+        return self.variable.arena.table
+
+    def _new_arenas(self) -> dict[str, Arena]:
+        return {
+            key: Arena(self._table, _slot_spec(self.names[key], self.variable, state))
+            for key, state in self.needs.layout.items()
+            if key not in self.slots and not state.is_scalar
+        }
+
+    def _read(self, key: str, layout: StateTensor) -> torch.Tensor:
+        if key in self._begun:
+            shape = (len(self._found.keys), *self.variable.value.shape[1:])
+            return torch.full(shape, layout.initial, dtype=layout.dtype)
+        return self._arena(key).read(self._found)
+
+    def _arena(self, key: str) -> Arena:
+        arena = self._begun[key] if key in self._begun else self.slots[key].arena
+        assert arena is not None
+        return arena
+
+    def close(self, state: Mapping[str, Any]) -> None:
+        table, found = self._table, self._found
+        if self._begun:
+            table.attach(list(self._begun.values()))
+            found = table.find(found.keys)
+        rows = {self._arena(k): rows for k, rows in self._returned(state).items()}
+        table.store(found, {table.value: self._value, **rows})
+        table.drop(self._refused)
+
+    def commit(self, store: VariableStore) -> None:
+        for key, layout in self.needs.layout.items():
+            if not layout.is_scalar:
+                store.put_table(self._arena(key))
+        self._commit_scalars(store)
+
+
+def _can_be_one_row(gradient: RowGradient) -> bool:
+    """Whether all rows together may be stepped as a single one.
+
+    torch adds sparse rows to dense ones by a call of BLAS for each: a step of Adagrad
+    on 4096 rows of 16 takes 0.83 ms so, and 0.60 ms as one row. MKL makes the same
+    bytes of both; elements that are rows themselves are added without it.
+    """
+    is_plain = gradient.places is None and gradient.values.dim() > 1
+    fits = 0 < gradient.values.numel() <= _MOST_ELEMENTS
+    return is_plain and fits and torch.backends.mkl.is_available()
+
+
+def _one_row(rows: torch.Tensor) -> torch.Tensor:
+    return rows.view(1, -1)
+
+
+def _slot_spec(name: str, owner: Variable, state: StateTensor) -> VariableSpec:
+    shape = owner.spec.tensor.shape
+    return VariableSpec(
+        name=name,
+        tensor=TensorSpec(dtype=encode_dtype(state.dtype), shape=shape),
+        kind=VARIABLE_KIND_SLOT,
+        slot_of=owner.name,
+        initializer=Initializer(constant=state.initial),
+        table=TableSpec(),
+    )

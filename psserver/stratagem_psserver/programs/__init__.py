@@ -1,0 +1,1 @@
+"""Update functions of users, recorded as graphs of operations."""

@@ -1,0 +1,164 @@
+"""Runs graph programs: first on shapes alone, then for good or not at all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stratagem_psserver.programs.graphs import Binding, CompiledGraph, Reference, Step
+from stratagem_psserver.programs.journal import Journal
+
+_MAX_FOOTPRINTS = 256
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A program with its bindings, known to fit.
+
+    Attributes:
+        graph: The program.
+        bindings: What is bound to its inputs. Variables are written in place.
+        nbytes: At most this many bytes are allocated at a time, and no view is larger
+            unless there is memory behind it.
+    """
+
+    graph: CompiledGraph
+    bindings: Sequence[Binding]
+    nbytes: int
+
+    def run(self) -> None:
+        """Writes the variables; if it fails they are what they were.
+
+        Raises:
+            InvalidArgumentError: Contents do not fit, for instance an index is out of
+                range or an integer is divided by zero.
+            ResourceExhaustedError: There is not enough memory.
+        """
+        journal = Journal(self.graph)
+        try:
+            with torch.no_grad():
+                for _ in _executed(self.graph, self.bindings, "cpu", journal):
+                    pass
+        except BaseException:
+            journal.undo()
+            raise
+
+
+def prepare(graph: CompiledGraph, bindings: Sequence[Binding]) -> PreparedRun:
+    """Checks bindings and finds out what memory a run takes, without taking it.
+
+    The program runs on tensors that have shapes and dtypes but no contents.
+
+    Raises:
+        InvalidArgumentError: The bindings do not fit the program, or shapes or dtypes
+            on the way do not fit each other.
+    """
+    graph.check_bindings(bindings)
+    shapes = tuple(
+        (one.shape, one.stride()) for one in bindings if isinstance(one, torch.Tensor)
+    )
+    # Other threads run the same program: what is there now may be cleared next.
+    nbytes = graph.footprints.get(shapes)
+    if nbytes is None:
+        nbytes = _footprint(graph, bindings)
+        if len(graph.footprints) >= _MAX_FOOTPRINTS:
+            graph.footprints.clear()
+        graph.footprints[shapes] = nbytes
+    return PreparedRun(graph, bindings, nbytes)
+
+
+def _footprint(graph: CompiledGraph, bindings: Sequence[Binding]) -> int:
+    shapes = [_without_contents(binding) for binding in bindings]
+    journal, memory = Journal(graph), _Memory(graph, shapes)
+    most = 0
+    with torch.no_grad():
+        for step, values in _executed(graph, shapes, "meta", journal):
+            largest = memory.allocate(step, values)
+            most = max(most, memory.nbytes + journal.nbytes, largest)
+            memory.release(step)
+    return most
+
+
+def _executed(
+    graph: CompiledGraph, bindings: Sequence[Any], device: str, journal: Journal
+) -> Iterator[tuple[Step, Sequence[Any]]]:
+    """Runs a program step by step, yielding each with the values so far."""
+    values = [*bindings, *[None] * (len(graph.values) - len(bindings))]
+    for step in graph.steps:
+        arguments = [_filled(one, values) for one in step.arguments]
+        keywords = {name: _filled(one, values) for name, one in step.keywords.items()}
+        with step.located():
+            journal.before(step, arguments, keywords)
+            results = step.run(arguments, keywords, device)
+        for number, result in zip(step.results, results, strict=True):
+            values[number] = result
+        yield step, values
+        for number in step.released:
+            values[number] = None
+        # What they refer to is to be freed before the next step allocates.
+        del arguments, keywords, results
+
+
+def _filled(argument: Any, values: Sequence[Any]) -> Any:
+    if isinstance(argument, Reference):
+        return values[argument.number]
+    if isinstance(argument, list):
+        return [_filled(item, values) for item in argument]
+    return argument
+
+
+def _without_contents(binding: Binding) -> Binding:
+    if not isinstance(binding, torch.Tensor):
+        return binding
+    return torch.empty_strided(
+        binding.shape, binding.stride(), dtype=binding.dtype, device="meta"
+    )
+
+
+class _Memory:
+    """Counts the bytes of results whose memory some later step still uses."""
+
+    def __init__(self, graph: CompiledGraph, bindings: Sequence[Binding]) -> None:
+        self.nbytes = 0
+        self._values = graph.values
+        self._num_inputs = len(bindings)
+        # By root: the size of its memory, and how many results use it.
+        self._sizes = dict(enumerate(map(_nbytes, bindings)))
+        self._users: Counter[int] = Counter()
+
+    def allocate(self, step: Step, values: Sequence[Any]) -> int:
+        """Counts a step's results.
+
+        Returns:
+            Size of the largest result that is larger than the memory behind it, as
+            an expanded view is. Whatever goes through it takes that long.
+        """
+        largest = 0
+        for number in step.results:
+            root, size = self._values[number].root, _nbytes(values[number])
+            self._users[root] += 1
+            if root == number:
+                self._sizes[root] = size
+                self.nbytes += size
+            elif size > self._sizes[root]:
+                largest = max(largest, size)
+        return largest
+
+    def release(self, step: Step) -> None:
+        """Drops memory that no later step uses."""
+        for number in step.released:
+            root = self._values[number].root
+            self._users[root] -= 1
+            if not self._users[root] and root >= self._num_inputs:
+                self.nbytes -= self._sizes[root]
+
+
+def _nbytes(value: Any) -> int:
+    """Bytes of all elements, whether or not they share memory."""
+    if not isinstance(value, torch.Tensor):
+        return 0
+    return value.numel() * value.itemsize

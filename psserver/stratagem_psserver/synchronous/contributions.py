@@ -1,0 +1,76 @@
+"""What workers contribute to a synchronous step, and its sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from stratagem_proto.gradient_limits import GradientLimits
+from stratagem_proto.v1.parameter_server_pb2 import (
+    REDUCTION_MEAN,
+    Contribution,
+)
+from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_psserver.budget import Reservation
+from stratagem_psserver.optimization.gradients import Gradient
+
+
+@dataclass
+class Part:
+    """One worker's contribution to one step.
+
+    Attributes:
+        session_id: The session that staged it.
+        task: The worker, for messages.
+        contribution: Which step and how to add it.
+        program: What the step runs on the sum.
+        gradients: Sums over the worker's replicas by variable; owned by the part.
+        reservation: The bytes that they occupy.
+        limits: What is done to the reduced gradients.
+        nonfinite_variable: Why the step is dropped or fails; "" if it is not.
+        committed: Whether it counts.
+        orphaned: Whether its session has ended since.
+    """
+
+    session_id: bytes
+    task: str
+    contribution: Contribution
+    program: OptimizerProgram
+    gradients: Mapping[str, Gradient]
+    reservation: Reservation
+    limits: GradientLimits = field(default_factory=GradientLimits)
+    nonfinite_variable: str = ""
+    committed: bool = False
+    orphaned: bool = False
+
+
+def total(parts: Sequence[Part]) -> list[Gradient]:
+    """The reduced gradients of a step; consumes the parts' tensors.
+
+    Args:
+        parts: In worker order. The sum starts from the first part that has a
+            gradient of the variable, so that it has the same bytes in whatever order
+            the parts arrived.
+    """
+    sums: dict[str, Gradient] = {}
+    for part in parts:
+        for name, gradient in part.gradients.items():
+            if name in sums:
+                _add(sums[name], gradient)
+            else:
+                sums[name] = gradient
+    replicas = sum(part.contribution.replicas for part in parts)
+    if parts[0].contribution.reduction == REDUCTION_MEAN and replicas > 1:
+        for gradient in sums.values():
+            gradient.value.div_(replicas)
+    return list(sums.values())
+
+
+def _add(target: Gradient, other: Gradient) -> None:
+    if target.rows is None or other.rows is None:
+        target.value.add_(other.value)
+        return
+    target.rows = torch.cat((target.rows, other.rows))
+    target.value = torch.cat((target.value, other.value))

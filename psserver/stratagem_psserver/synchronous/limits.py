@@ -1,0 +1,129 @@
+"""Keeping the gradients of a step within the limits that came with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.gradient_limits import GradientLimits, sum_of_squares
+from stratagem_proto.update_programs import decode_limits
+from stratagem_proto.v1 import closed_step_pb2
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_psserver.optimization.gradients import Gradient, RowGradient
+from stratagem_psserver.synchronous.closed_steps import ClosedStep
+from stratagem_psserver.synchronous.contributions import Part, total
+
+
+def limits_of(header: pb.UpdateHeader) -> GradientLimits:
+    """The limits of a request.
+
+    Raises:
+        InvalidArgumentError: They are none, or the request is about a gradient that
+            is not finite and does not say what that leads to.
+    """
+    limits = decode_limits(header.limits)
+    variable = header.nonfinite_variable
+    decided = limits.on_nonfinite in ("reject", "raise")
+    if variable and not (decided and header.HasField("contribution")):
+        raise InvalidArgumentError(
+            f"the gradient of {variable!r} is said to be not finite; only "
+            "contributions say so, with limits that say REJECT or RAISE",
+            variable=variable,
+        )
+    return limits
+
+
+def limited(
+    gradients: Sequence[Gradient], limits: GradientLimits
+) -> list[Gradient] | None:
+    """The gradients within their limits; None if the step is dropped.
+
+    Raises:
+        NonFiniteGradientError: Naming a variable, if the limits want that.
+    """
+    if not limits:
+        return list(gradients)
+    distinct = {each.variable: _with_distinct_rows(each) for each in gradients}
+    within = limits.apply({name: each.value for name, each in distinct.items()})
+    if within is None:
+        return None
+    return _with_values(distinct, within)
+
+
+def limited_total(parts: Sequence[Part]) -> list[Gradient] | None:
+    """The reduced gradients of a step within its limits; None if it is dropped.
+
+    Consumes the parts' tensors.
+
+    Raises:
+        NonFiniteGradientError: Naming a variable, if the limits want that.
+    """
+    limits = parts[0].limits
+    if spoilt := _spoilt(parts):
+        limits.drop(spoilt.nonfinite_variable, spoilt.task)
+        return None
+    return limited(total(parts), limits)
+
+
+def closed_total(parts: Sequence[Part]) -> ClosedStep:
+    """The reduced gradients of a step within all limits but that of the norm.
+
+    Consumes the parts' tensors.
+    """
+    limits, share = (
+        parts[0].limits,
+        closed_step_pb2.ClosedStep(step=parts[0].contribution.step.step),
+    )
+    if spoilt := _spoilt(parts):
+        share.nonfinite_variable = spoilt.nonfinite_variable
+        return ClosedStep(parts, (), share)
+    distinct = {each.variable: _with_distinct_rows(each) for each in total(parts)}
+    values = {name: each.value for name, each in distinct.items()}
+    share.nonfinite_variable = limits.offender(values)
+    bounded = limits.bounded(values)
+    share.squares = sum_of_squares(bounded.values())
+    return ClosedStep(parts, _with_values(distinct, bounded), share)
+
+
+def finished_total(
+    closed: ClosedStep, norm: closed_step_pb2.GlobalNorm
+) -> list[Gradient] | None:
+    """The gradients of a closed step within its limits; None if it is dropped.
+
+    Args:
+        closed: The step.
+        norm: That of all servers' gradients.
+
+    Raises:
+        NonFiniteGradientError: Naming a variable, if the limits want that.
+    """
+    limits = closed.parts[0].limits
+    if norm.nonfinite_variable:
+        spoilt = _spoilt(closed.parts)
+        limits.drop(norm.nonfinite_variable, spoilt.task if spoilt else "")
+        return None
+    gradients = {each.variable: each for each in closed.gradients}
+    values = {name: each.value for name, each in gradients.items()}
+    whole = torch.tensor(norm.value, dtype=torch.float64)
+    return _with_values(gradients, limits.scaled(values, whole))
+
+
+def _spoilt(parts: Sequence[Part]) -> Part | None:
+    """The first contribution whose worker has gradients that are not finite."""
+    return next((part for part in parts if part.nonfinite_variable), None)
+
+
+def _with_values(
+    gradients: Mapping[str, Gradient], values: Mapping[str, torch.Tensor]
+) -> list[Gradient]:
+    return [replace(gradients[name], value=value) for name, value in values.items()]
+
+
+def _with_distinct_rows(gradient: Gradient) -> Gradient:
+    if gradient.rows is None:
+        return gradient
+    rows = RowGradient.of(gradient.rows, gradient.value)
+    return replace(gradient, rows=rows.rows, value=rows.as_dense())

@@ -1,0 +1,146 @@
+"""The steps of one synchronous group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from stratagem_proto.errors import FailedPreconditionError, StratagemError
+from stratagem_proto.v1.parameter_server_pb2 import StepMark
+from stratagem_psserver.synchronous.closed_steps import ClosedSteps
+from stratagem_psserver.synchronous.contribution_checks import agree
+from stratagem_psserver.synchronous.contributions import Part
+
+
+@dataclass
+class Member:
+    """A worker of a group as its latest contribution showed it.
+
+    Attributes:
+        session_id: The session that it came by.
+        task: The worker, for messages.
+        gone: How that session ended; "" while it is open.
+        left: Whether its client ended it, which then does not resume it.
+    """
+
+    session_id: bytes
+    task: str
+    gone: str = ""
+    left: bool = False
+
+
+@dataclass
+class StepGroup:
+    """The steps of one group.
+
+    Attributes:
+        closed: Newest step that takes no more contributions.
+        applied: Newest step whose sum the variables contain.
+        num_workers: As the latest contribution said.
+        required: Contributions that close a step, as the latest one said.
+        failed: Newest step that could not be applied, and why.
+        rejected: How many steps were dropped for gradients that are not finite.
+        late: The steps that sessions staged a part for too late.
+        counted: Of each worker, the last step that it is part of, and its session.
+        unfinished: Closed steps that wait for the norm of all servers' gradients.
+    """
+
+    closed: int = 0
+    applied: int = 0
+    num_workers: int = 0
+    failed: tuple[int, StratagemError | None] = (0, None)
+    rejected: int = 0
+    required: int = 0
+    parts: dict[int, dict[int, Part]] = field(default_factory=dict)
+    members: dict[int, Member] = field(default_factory=dict)
+    late: dict[bytes, int] = field(default_factory=dict)
+    counted: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    unfinished: ClosedSteps = field(default_factory=ClosedSteps)
+
+    def is_complete(self, step: int) -> bool:
+        return self.num_workers - len(self.lacking(step)) >= self.required
+
+    def lacking(self, step: int) -> list[int]:
+        """Workers whose contribution to a step is not committed."""
+        parts = self.parts.get(step, {})
+        return [
+            worker
+            for worker in range(self.num_workers)
+            if worker not in parts or not parts[worker].committed
+        ]
+
+    def label(self, worker: int) -> str:
+        member = self.members.get(worker)
+        return member.task if member else f"worker {worker}"
+
+    def lost(self, step: int) -> Member | None:
+        """A worker that is gone and without which a step cannot be closed."""
+        lacking = [self.members.get(worker) for worker in self.lacking(step)]
+        gone = [member for member in lacking if member is not None and member.gone]
+        possible = self.num_workers - len(gone)
+        return gone[0] if gone and possible < self.required else None
+
+    def is_abandoned(self, for_good: bool) -> bool:
+        """Whether all of its workers have been there and are gone.
+
+        Args:
+            for_good: Whether no session may be resumed either.
+        """
+        members = self.members.values()
+        all_were_there = 0 < self.num_workers <= len(members)
+        return all_were_there and all(
+            member.left if for_good else member.gone for member in members
+        )
+
+    def abandon(self, for_good: bool) -> None:
+        """Drops all contributions to steps that are not closed.
+
+        Args:
+            for_good: As of `is_abandoned`. The next program's workers then wait for
+                each other, instead of missing those of the last one.
+        """
+        for step in list(self.parts):
+            self.drop(step)
+        if for_good:
+            self.members.clear()
+
+    def close(self, step: int) -> list[Part]:
+        """Takes out the contributions of a step and drops what came too late."""
+        self.closed = step
+        parts = self.parts.pop(step)
+        for worker, part in parts.items():
+            if part.committed:
+                self.counted[worker] = step, part.session_id
+            else:
+                self.late[part.session_id] = step
+                part.reservation.release()
+        return [parts[worker] for worker in sorted(parts) if parts[worker].committed]
+
+    def has_no_use_for(self, part: Part) -> bool:
+        """Whether a part is to be dropped without an error."""
+        contribution = part.contribution
+        step = contribution.step.step
+        if step <= self.closed:
+            counted, session_id = self.counted.get(contribution.worker, (0, b""))
+            again = counted == step and session_id != part.session_id
+            return bool(contribution.replicas_to_aggregate) or again
+        known = self.parts.get(step, {}).get(contribution.worker)
+        if known is None or not known.orphaned or not known.committed:
+            return False
+        # A program that was started again with other settings contributes anew.
+        return agree(known, part)
+
+    def drop(self, step: int) -> None:
+        for part in self.parts.pop(step, {}).values():
+            part.reservation.release()
+
+    def require_open(self, mark: StepMark, task: str) -> None:
+        """Checks that a step still takes contributions.
+
+        Raises:
+            FailedPreconditionError: It is complete.
+        """
+        if mark.step <= self.closed:
+            raise FailedPreconditionError(
+                f"{task} comes too late for step {mark.step} of {mark.group!r}: step "
+                f"{self.closed} is complete; go on with step {self.closed + 1}"
+            )

@@ -1,0 +1,205 @@
+"""Writing variables: values set, added, multiplied, whole or by rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_psserver.room import Room
+from stratagem_psserver.tables.table import Table
+from stratagem_psserver.variables.selections import check_rows
+from stratagem_psserver.variables.store import Variable, VariableStore
+
+Operation = Callable[[torch.Tensor, torch.Tensor], object]
+
+_OPERATIONS: Mapping[pb.AssignMode.ValueType, Operation] = {
+    pb.ASSIGN_MODE_SET: lambda target, value: target.copy_(value),
+    pb.ASSIGN_MODE_ADD: lambda target, value: target.add_(value),
+    pb.ASSIGN_MODE_SUBTRACT: lambda target, value: target.sub_(value),
+    pb.ASSIGN_MODE_MULTIPLY: lambda target, value: target.mul_(value),
+    pb.ASSIGN_MODE_DIVIDE: lambda target, value: target.div_(value),
+    pb.ASSIGN_MODE_MINIMUM: lambda target, value: torch.minimum(
+        target, value, out=target
+    ),
+    pb.ASSIGN_MODE_MAXIMUM: lambda target, value: torch.maximum(
+        target, value, out=target
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Write:
+    """A checked assignment to one variable."""
+
+    variable: Variable
+    operation: Operation
+    value: torch.Tensor
+    rows: torch.Tensor | None
+
+    def run(self) -> None:
+        """Changes the variable's value; its version stays."""
+        if self.rows is None:
+            self.operation(self.variable.value, self.value)
+            return
+        for rows, value in _without_repetition(self.rows, self.value):
+            target = self.variable.rows(rows)
+            self.operation(target, value)
+            self.variable.put_rows(rows, target)
+
+
+def _without_repetition(
+    rows: torch.Tensor, value: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Splits rows into parts without repetition: all first times, all second times."""
+    ordered, order = rows.sort(stable=True)
+    runs = torch.unique_consecutive(ordered, return_counts=True)[1]
+    if not runs.numel() or int(runs.max()) == 1:
+        yield rows, value
+        return
+    starts = (runs.cumsum(0) - runs).repeat_interleave(runs)
+    occurrence = torch.empty_like(rows)
+    occurrence[order] = torch.arange(len(rows)) - starts
+    times = occurrence.argsort(stable=True).split(occurrence.bincount().tolist())
+    for chosen in times:
+        yield rows[chosen], value[chosen]
+
+
+def prepare(
+    store: VariableStore,
+    assignments: Sequence[pb.Assignment],
+    tensors: Sequence[torch.Tensor],
+) -> list[Write]:
+    """Checks assignments without touching a variable.
+
+    Raises:
+        VariableNotFoundError: With the nearest name.
+        InvalidArgumentError: A shape, a mode or an index does not fit.
+        InvalidTypeError: A dtype is not the variable's, or its numbers have no such
+            operation.
+        OutOfRangeError: A row lies outside of the variable.
+    """
+    writes = [_prepare_one(store, item, tensors) for item in assignments]
+    for table, keys in _keys_by_table(writes).items():
+        table.check_fit(len(keys))
+    return writes
+
+
+def run(writes: Sequence[Write], room: Room) -> None:
+    """Changes the values of all variables.
+
+    Args:
+        writes: What to change.
+        room: What there is for more rows.
+
+    Raises:
+        ResourceExhaustedError: There is no memory for more rows; nothing is changed.
+    """
+    for table, keys in _keys_by_table(writes).items():
+        table.make_room(table.find(keys), room)
+    for write in writes:
+        write.run()
+
+
+def _keys_by_table(writes: Sequence[Write]) -> dict[Table, torch.Tensor]:
+    keys: dict[Table, list[torch.Tensor]] = {}
+    for write in writes:
+        if write.variable.arena is not None and write.rows is not None:
+            keys.setdefault(write.variable.arena.table, []).append(write.rows)
+    return {table: torch.cat(some).unique() for table, some in keys.items()}
+
+
+def _prepare_one(
+    store: VariableStore, item: pb.Assignment, tensors: Sequence[torch.Tensor]
+) -> Write:
+    variable = store.get(item.variable)
+    value = tensor_at(tensors, item.value, variable)
+    rows = None
+    if item.HasField("rows"):
+        rows = tensor_at(tensors, item.rows, variable)
+        check_rows(variable, rows)
+    check_fit(variable, value, rows, "the value")
+    return Write(variable, _operation(variable, item.mode), value, rows)
+
+
+def tensor_at(
+    tensors: Sequence[torch.Tensor], index: int, variable: Variable
+) -> torch.Tensor:
+    """A tensor of a request by the index that the request gives for a variable.
+
+    Raises:
+        InvalidArgumentError: The request has no tensor of that index.
+    """
+    if index >= len(tensors):
+        raise InvalidArgumentError(
+            f"the request for {variable.name!r} names tensor {index} of {len(tensors)}",
+            variable=variable.name,
+        )
+    return tensors[index]
+
+
+def check_fit(
+    variable: Variable,
+    value: torch.Tensor,
+    rows: torch.Tensor | None,
+    what: str,
+) -> None:
+    """Checks that a tensor covers a variable, or some rows of it.
+
+    Raises:
+        InvalidTypeError: The dtypes differ.
+        InvalidArgumentError: The shapes differ.
+    """
+    hosted = variable.value
+    if rows is None and variable.arena is not None:
+        raise InvalidArgumentError(
+            f"{what} for {variable.name!r} has no rows, but the variable is a table; "
+            "send the rows that are meant",
+            variable=variable.name,
+        )
+    if value.dtype != hosted.dtype:
+        raise InvalidTypeError(
+            f"{what} for {variable.name!r} is {value.dtype}, the variable is "
+            f"{hosted.dtype}; convert it with `.to({hosted.dtype})`",
+            variable=variable.name,
+        )
+    expected = hosted.shape if rows is None else (len(rows), *hosted.shape[1:])
+    if value.shape != expected:
+        covered = "the variable has" if rows is None else "its rows need"
+        raise InvalidArgumentError(
+            f"{what} for {variable.name!r} has shape {list(value.shape)}, {covered} "
+            f"{list(expected)}; send a tensor of that shape",
+            variable=variable.name,
+        )
+
+
+def _operation(variable: Variable, mode: pb.AssignMode.ValueType) -> Operation:
+    operation = _OPERATIONS.get(mode)
+    if operation is None:
+        raise InvalidArgumentError(
+            f"the assignment to {variable.name!r} has no mode; say SET, ADD, ...",
+            variable=variable.name,
+        )
+    reason = _inability(mode, variable.value.dtype)
+    if reason:
+        raise InvalidTypeError(
+            f"{pb.AssignMode.Name(mode)} does not exist for {variable.name!r}, a "
+            f"{variable.value.dtype}: {reason}",
+            variable=variable.name,
+        )
+    return operation
+
+
+@cache
+def _inability(mode: pb.AssignMode.ValueType, dtype: torch.dtype) -> str:
+    """Why numbers of a dtype have no such operation; empty if they have."""
+    scratch = torch.empty(0, dtype=dtype)
+    try:
+        _OPERATIONS[mode](scratch, scratch)
+    except (RuntimeError, NotImplementedError) as error:
+        return str(error)
+    return ""

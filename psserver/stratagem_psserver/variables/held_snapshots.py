@@ -1,0 +1,155 @@
+"""Snapshots that clients read from while others train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    VariableNotFoundError,
+)
+from stratagem_psserver.room import Room
+from stratagem_psserver.tables.mark import TableMark
+from stratagem_psserver.tables.marked import MarkedKeys
+from stratagem_psserver.variables.snapshot import Snapshot, Snapshots
+from stratagem_psserver.variables.store import Variable, VariableStore
+
+# Each may come to take as much memory as all variables together.
+MAX_HELD = 4
+
+
+@dataclass
+class HeldTable(Variable):
+    """A table, or a state of one, as it was.
+
+    Attributes:
+        marked: Where its rows were.
+        number: Which array of the mark it is.
+    """
+
+    marked: MarkedKeys = field(kw_only=True)
+    number: int = field(kw_only=True)
+
+    def keys(self) -> torch.Tensor:
+        return self.marked.mark.keys()
+
+    def rows(self, rows: torch.Tensor) -> torch.Tensor:
+        assert self.arena is not None
+        stored = partial(self.marked.mark.rows, self.number)
+        return self.arena.filled(self.marked.find(rows), stored)
+
+
+@dataclass(frozen=True)
+class HeldSnapshot:
+    """The variables of one moment.
+
+    Attributes:
+        cut: The moment.
+        snapshot: Keeps the values as they are.
+        variables: The variables by name, as they were.
+    """
+
+    cut: bytes
+    snapshot: Snapshot
+    variables: Mapping[str, Variable]
+
+    def get(self, name: str) -> Variable:
+        """The variable of that name.
+
+        Raises:
+            VariableNotFoundError: It did not exist then.
+        """
+        try:
+            return self.variables[name]
+        except KeyError:
+            raise VariableNotFoundError(
+                f"there was no variable {name!r} on this server when the snapshot was "
+                "taken; take a new one",
+                variable=name,
+            ) from None
+
+
+class HeldSnapshots:
+    """One snapshot at most for each session.
+
+    Together they take no more than variables leave of the memory that a server has for
+    these: the oldest ones go first.
+
+    Args:
+        snapshots: All snapshots of the server.
+        room: That memory.
+    """
+
+    def __init__(self, snapshots: Snapshots, room: Room) -> None:
+        self._snapshots, self._room = snapshots, room
+        self._held: dict[bytes, HeldSnapshot] = {}
+
+    def hold(self, session_id: bytes, cut: bytes, store: VariableStore) -> None:
+        """Keeps all variables as they are now, in place of what the session has.
+
+        Raises:
+            FailedPreconditionError: Too many sessions have one.
+        """
+        self.release(session_id)
+        if len(self._held) >= MAX_HELD:
+            raise FailedPreconditionError(
+                f"{MAX_HELD} clients read from snapshots of this server, which is the "
+                "most, since each may need the memory of all variables; wait until one "
+                "has ended"
+            )
+        snapshot = self._snapshots.take(store)
+        self._held[session_id] = HeldSnapshot(cut, snapshot, _held(store, snapshot))
+
+    def fit(self) -> None:
+        """Lets go of snapshots for which there is no room any more."""
+        while self._held and self._take_too_much():
+            self.release(next(iter(self._held)))
+
+    def _take_too_much(self) -> bool:
+        left = self._room.left
+        held = self._held.values()
+        return left is not None and sum(one.snapshot.nbytes for one in held) > left
+
+    def knows(self, session_id: bytes, cut: bytes) -> bool:
+        """Whether the session has the snapshot of that moment."""
+        held = self._held.get(session_id)
+        return held is not None and held.cut == cut
+
+    def of(self, session_id: bytes, cut: bytes) -> HeldSnapshot:
+        """The session's snapshot.
+
+        Raises:
+            FailedPreconditionError: It has none of that moment.
+        """
+        if not self.knows(session_id, cut):
+            raise FailedPreconditionError(
+                "this server no longer has the snapshot: the lease ran out meanwhile, "
+                "the client has taken another one, or so much has changed since that "
+                "--variable-bytes leave no room for it; take a new one"
+            )
+        return self._held[session_id]
+
+    def release(self, session_id: bytes) -> None:
+        """Lets go of a session's snapshot, if it has one."""
+        held = self._held.pop(session_id, None)
+        if held is not None:
+            self._snapshots.close(held.snapshot)
+
+
+def _held(store: VariableStore, snapshot: Snapshot) -> dict[str, Variable]:
+    """The variables as they are now, by name."""
+    keys: dict[TableMark, MarkedKeys] = {}
+    held: dict[str, Variable] = {}
+    for variable in store.variables():
+        if variable.arena is None:
+            held[variable.name] = replace(variable)
+            continue
+        mark, number = snapshot.marked(variable)
+        own = keys.setdefault(mark, MarkedKeys(mark))
+        table = HeldTable(**vars(variable), marked=own, number=number)
+        held[variable.name] = table
+    return held

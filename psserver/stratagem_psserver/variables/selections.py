@@ -1,0 +1,202 @@
+"""Reading variables: whole, a slice, or some rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from stratagem_proto.encodings import can_narrow, narrow
+from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError
+from stratagem_proto.tensors import (
+    decode_dtype,
+    encode_dtype,
+    int64_vector,
+    nbytes_of,
+    spec_of,
+)
+from stratagem_proto.v1.parameter_server_pb2 import Selection
+from stratagem_proto.v1.tensor_pb2 import (
+    ENCODING_KIND_NARROWED,
+    Encoding,
+    TensorSpec,
+)
+from stratagem_psserver.tables.arena import Arena
+from stratagem_psserver.variables.store import Variable
+
+# Of a table, whose rows must all be looked up and may have to be made.
+_MOST_OF_A_TABLE = 64 << 20
+
+
+@dataclass(frozen=True)
+class Selected:
+    """What is selected of a variable; no memory is taken before `tensor`.
+
+    Attributes:
+        variable: What it is selected of.
+        view: The variable's value or a box of it.
+        rows: Which rows of the variable, an int64 vector; None for all of the view.
+        narrowed_to: The type that the reader wants instead; None for the variable's.
+    """
+
+    variable: Variable
+    view: torch.Tensor
+    rows: torch.Tensor | None = None
+    narrowed_to: torch.dtype | None = None
+
+    @property
+    def spec(self) -> TensorSpec:
+        if self.rows is None:
+            return spec_of(self.view)
+        shape = (len(self.rows), *self.view.shape[1:])
+        return TensorSpec(dtype=encode_dtype(self.view.dtype), shape=shape)
+
+    @property
+    def sent(self) -> TensorSpec:
+        spec = self.spec
+        if self.narrowed_to is not None:
+            spec.dtype = encode_dtype(self.narrowed_to)
+        return spec
+
+    @property
+    def encoding(self) -> Encoding | None:
+        if self.narrowed_to is None:
+            return None
+        return Encoding(decoded=self.spec, kind=ENCODING_KIND_NARROWED)
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes to make it ready, which rounding does not lessen."""
+        if self.rows is None:
+            return self.view.nbytes
+        row_bytes = math.prod(self.view.shape[1:]) * self.view.itemsize
+        return len(self.rows) * row_bytes
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is in the variable's memory as it is to be sent."""
+        made = self.rows is not None or self.narrowed_to is not None
+        return not made and self.view.is_contiguous()
+
+    def tensor(self) -> torch.Tensor:
+        value = self.view if self.rows is None else self.variable.rows(self.rows)
+        return narrow(value, self.narrowed_to).tensor if self.narrowed_to else value
+
+
+def is_wanted(variable: Variable, selection: Selection) -> bool:
+    """Whether the reader lacks the variable's present version."""
+    return (
+        not selection.HasField("newer_than") or variable.version > selection.newer_than
+    )
+
+
+def select(variable: Variable, selection: Selection) -> Selected:
+    """Finds out what is selected of a variable.
+
+    Raises:
+        InvalidArgumentError: The slice has another rank than the variable, the rows
+            are no whole int64 numbers, or more than some rows of a large table, or
+            elements cannot be rounded to the type that is asked for.
+        OutOfRangeError: The part leaves the variable's bounds.
+    """
+    selected = _part(variable, selection)
+    if not selection.HasField("narrowed_to"):
+        return selected
+    dtype = decode_dtype(selection.narrowed_to)
+    if not can_narrow(selected.view.dtype, dtype):
+        raise InvalidArgumentError(
+            f"{variable.name!r} is {selected.view.dtype} and not narrowed to {dtype}; "
+            "only wider floats are, to torch.bfloat16 or torch.float16",
+            variable=variable.name,
+        )
+    return replace(selected, narrowed_to=dtype)
+
+
+def _part(variable: Variable, selection: Selection) -> Selected:
+    part = selection.WhichOneof("part")
+    if part == "rows":
+        rows = _indices(variable, selection.rows.indices)
+        check_rows(variable, rows)
+        return Selected(variable, variable.value, rows)
+    if variable.arena is not None:
+        return _all_of_table(variable, variable.arena, selection)
+    if part == "slice":
+        box = _box(variable, selection.slice.start, selection.slice.size)
+        return Selected(variable, box)
+    return Selected(variable, variable.value)
+
+
+def _all_of_table(variable: Variable, arena: Arena, selection: Selection) -> Selected:
+    spec = variable.spec.tensor
+    is_whole = selection.WhichOneof("part") is None and not arena.table.is_dynamic
+    if is_whole and nbytes_of(spec) <= _MOST_OF_A_TABLE:
+        return Selected(variable, variable.value, torch.arange(spec.shape[0]))
+    raise InvalidArgumentError(
+        f"{variable.name!r} is a table of shape {list(spec.shape)}; only one with a "
+        f"fixed number of rows and at most {_MOST_OF_A_TABLE} bytes is read whole. "
+        "Read the rows that are needed",
+        variable=variable.name,
+    )
+
+
+def _box(variable: Variable, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
+    shape = list(variable.value.shape)
+    if not len(start) == len(size) == len(shape):
+        raise InvalidArgumentError(
+            f"a slice of {variable.name!r}, shape {shape}, needs {len(shape)} starts "
+            f"and sizes; it has {len(start)} and {len(size)}",
+            variable=variable.name,
+        )
+    value = variable.value
+    for dim, (first, count) in enumerate(zip(start, size, strict=True)):
+        if first < 0 or count < 0 or first + count > shape[dim]:
+            raise OutOfRangeError(
+                f"the slice of {variable.name!r} from {list(start)} of size "
+                f"{list(size)} leaves its shape {shape}",
+                variable=variable.name,
+            )
+        value = value.narrow(dim, first, count)
+    return value
+
+
+def _indices(variable: Variable, data: bytes) -> torch.Tensor:
+    if len(data) % 8:
+        raise InvalidArgumentError(
+            f"the rows of {variable.name!r} are {len(data)} bytes long, which is no "
+            "multiple of the 8 of an int64",
+            variable=variable.name,
+        )
+    return int64_vector(data)
+
+
+def check_rows(variable: Variable, rows: torch.Tensor) -> None:
+    """Checks row indices against a variable.
+
+    Raises:
+        InvalidArgumentError: They are no vector of int64, or the variable is a scalar.
+        OutOfRangeError: An index is negative or beyond the last row.
+    """
+    if rows.dtype != torch.int64 or rows.dim() != 1:
+        raise InvalidArgumentError(
+            f"the rows of {variable.name!r} are {rows.dtype} of shape "
+            f"{list(rows.shape)}; send a vector of torch.int64",
+            variable=variable.name,
+        )
+    if variable.value.dim() == 0:
+        raise InvalidArgumentError(
+            f"variable {variable.name!r} is a scalar and has no rows",
+            variable=variable.name,
+        )
+    is_dynamic = variable.arena is not None and variable.arena.table.is_dynamic
+    if not rows.numel() or is_dynamic:
+        return
+    count = variable.spec.tensor.shape[0]
+    lowest, highest = int(rows.min()), int(rows.max())
+    if lowest < 0 or highest >= count:
+        raise OutOfRangeError(
+            f"rows {lowest} to {highest} of {variable.name!r} were asked for; it has "
+            f"{count} rows, from 0",
+            variable=variable.name,
+        )

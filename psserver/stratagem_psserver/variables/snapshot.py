@@ -1,0 +1,161 @@
+"""The values of all variables at one moment, kept while they go on changing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from stratagem_proto.checkpoint.parts import Content
+from stratagem_proto.checkpoint.tables import KEYS, SEEN, SIGHTS, TOUCHED, beside
+from stratagem_proto.v1.checkpoint_pb2 import StoredRows
+from stratagem_proto.v1.variable_pb2 import VariableSpec
+from stratagem_psserver.tables.arena import Arena
+from stratagem_psserver.tables.mark import TableMark
+from stratagem_psserver.tables.table import Table
+from stratagem_psserver.variables.store import Variable, VariableStore
+
+
+class Marked(NamedTuple):
+    """A mark, and which of its arrays a variable is."""
+
+    mark: TableMark
+    number: int
+
+
+class Snapshot:
+    """Copy on write: takes no time and no memory until a variable changes.
+
+    Args:
+        store: The variables, none of which is being changed.
+    """
+
+    def __init__(self, store: VariableStore) -> None:
+        self.contents: list[Content] = []
+        self._runs: list[Iterator[torch.Tensor]] = []
+        self._marks: dict[Table, TableMark] = {}
+        # By the names of tables and their states.
+        self._marked: dict[str, Marked] = {}
+        # Where a variable and this snapshot have the same memory.
+        self._shared: set[str] = set()
+        self._kept_nbytes = 0
+        for variable in store.variables():
+            if variable.arena is not None:
+                self._add_table(variable, variable.arena)
+            else:
+                self._add(_content(variable), iter([variable.value]))
+                self._shared.add(variable.name)
+
+    def _add(self, content: Content, runs: Iterator[torch.Tensor]) -> None:
+        self.contents.append(content)
+        self._runs.append(runs)
+
+    def _add_table(self, variable: Variable, arena: Arena) -> None:
+        table = arena.table
+        if table not in self._marks:
+            self._marks[table] = table.mark()
+        mark = self._marks[table]
+        rows = StoredRows(count=mark.count)
+        # The arrays of a mark begin with the keys and the times.
+        number = 2 + table.arenas.index(arena)
+        self._marked[variable.name] = Marked(mark, number)
+        runs = mark.runs(number)
+        if arena is table.value:
+            rows.history.CopyFrom(table.history())
+        self._add(_content(variable, rows), runs)
+        if arena is table.value:
+            self._add_beside(variable, mark)
+
+    def _add_beside(self, variable: Variable, mark: TableMark) -> None:
+        name = variable.name
+        self._add(Content(beside(name, KEYS, mark.count)), mark.runs(0))
+        if not variable.spec.table.HasField("dynamic"):
+            return
+        self._add(Content(beside(name, TOUCHED, mark.count)), mark.runs(1))
+        seen = len(mark.admission)
+        for number, what in enumerate((SEEN, SIGHTS)):
+            self._add(Content(beside(name, what, seen)), _sights(mark, number))
+
+    def marked(self, variable: Variable) -> Marked:
+        """What there is of a table, or of a state of one."""
+        return self._marked[variable.name]
+
+    def shares(self, variable: Variable) -> bool:
+        """Whether a variable's memory has to stay as it is."""
+        return variable.name in self._shared
+
+    def part_from(self, variables: Iterable[Variable]) -> None:
+        """Takes note that variables have got memory of their own."""
+        for variable in variables:
+            if variable.name in self._shared:
+                self._shared.remove(variable.name)
+                self._kept_nbytes += variable.value.nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are there for this snapshot alone, or for it and others."""
+        marks = self._marks.values()
+        return self._kept_nbytes + sum(mark.nbytes for mark in marks)
+
+    def values(self) -> Iterator[torch.Tensor]:
+        """Yields runs of the values, once, as in `contents`, on any thread."""
+        self._runs.reverse()
+        for content in self.contents:
+            yield from self._runs.pop()
+            self._shared.discard(content.spec.name)
+
+    def close(self) -> None:
+        """Gives up the values that were not taken."""
+        for table, mark in self._marks.items():
+            table.unmark(mark)
+        self._runs.clear()
+        self._marks.clear()
+        self._marked.clear()
+        self._shared.clear()
+        self._kept_nbytes = 0
+
+
+def _sights(mark: TableMark, number: int) -> Iterator[torch.Tensor]:
+    yield mark.admission.sights()[number]
+
+
+def _content(variable: Variable, rows: StoredRows | None = None) -> Content:
+    spec = VariableSpec()
+    spec.CopyFrom(variable.spec)
+    return Content(spec, variable.version, rows)
+
+
+class Snapshots:
+    """The snapshots whose values are being written."""
+
+    def __init__(self) -> None:
+        self._open: list[Snapshot] = []
+
+    def take(self, store: VariableStore) -> Snapshot:
+        """The values as they are now; `close` it when they are written."""
+        self._open.append(Snapshot(store))
+        return self._open[-1]
+
+    def close(self, snapshot: Snapshot) -> None:
+        """Ends a snapshot."""
+        snapshot.close()
+        self._open.remove(snapshot)
+
+    def shared(self, variables: Iterable[Variable]) -> list[Variable]:
+        """Those of some variables that must get other memory before they change."""
+        if not self._open:
+            return []
+        return [
+            variable
+            for variable in variables
+            if any(snapshot.shares(variable) for snapshot in self._open)
+        ]
+
+    def part(self, variables: Iterable[Variable]) -> None:
+        """Gives variables memory of their own; their locks are held."""
+        variables = list(variables)
+        for variable in variables:
+            variable.value = variable.value.clone()
+        for snapshot in self._open:
+            snapshot.part_from(variables)

@@ -1,0 +1,341 @@
+"""The variables of one server: descriptions, values, versions and slots."""
+
+from __future__ import annotations
+
+import difflib
+import os.path
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from heapq import nlargest
+
+import torch
+
+from stratagem_proto.errors import (
+    AlreadyExistsError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    VariableNotFoundError,
+)
+from stratagem_proto.protocol import check_name
+from stratagem_proto.tensors import nbytes_of, spec_of
+from stratagem_proto.v1.variable_pb2 import (
+    VARIABLE_KIND_SLOT,
+    VariableInfo,
+    VariableKind,
+    VariableSpec,
+)
+from stratagem_psserver.room import Room
+from stratagem_psserver.tables.arena import Arena
+from stratagem_psserver.tables.description import (
+    check_slot,
+    check_table,
+    row_nbytes,
+)
+from stratagem_psserver.tables.table import FIRST_ROWS, Table
+from stratagem_psserver.variables.descriptions import check_partition, check_value
+
+_COMPARED = 100  # names, for advice on an unknown one
+
+
+@dataclass
+class Variable:
+    """A hosted variable.
+
+    Attributes:
+        spec: What its creator said of it.
+        value: CPU tensor of the spec's dtype and shape. Of a table it has no rows.
+        version: +1 with each applied change, 1 after creation.
+        arena: The stored rows of a table, or of a slot of one; None for others.
+    """
+
+    spec: VariableSpec
+    value: torch.Tensor
+    version: int = 1
+    arena: Arena | None = None
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def info(self) -> VariableInfo:
+        info = VariableInfo(spec=self.spec, version=self.version)
+        if self.arena is not None and self.arena is self.arena.table.value:
+            info.table.CopyFrom(self.arena.table.statistics())
+        return info
+
+    def keys(self) -> torch.Tensor:
+        """The keys of the stored rows, which are not to be changed.
+
+        Raises:
+            InvalidArgumentError: It is no table.
+        """
+        if self.arena is None:
+            raise InvalidArgumentError(
+                f"{self.name!r} is no table and stores all of its rows; list the keys "
+                "of a table",
+                variable=self.name,
+            )
+        return self.arena.table.stored()[0]
+
+    def rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """A copy of some rows; they may repeat."""
+        if self.arena is None:
+            return self.value.index_select(0, rows)
+        return self.arena.read(self.arena.table.find(rows))
+
+    def put_rows(self, rows: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes distinct rows, for which a table must have made room."""
+        if self.arena is None:
+            self.value.index_copy_(0, rows, values)
+            return
+        table = self.arena.table
+        table.store(table.find(rows), {self.arena: values})
+
+
+class VariableStore:
+    """All variables of a server by name, in order of creation.
+
+    It has no locks: whoever changes a value holds that variable's lock, and only one
+    thread adds and removes variables.
+
+    Args:
+        room: What variables may take; no limit if not given.
+
+    Attributes:
+        room: What variables may take.
+        generation: How often variables came, went, or were replaced. While it stays
+            the same, what was found out about them holds.
+    """
+
+    def __init__(self, room: Room | None = None) -> None:
+        self.room = room or Room()
+        self.generation = 0
+        self._variables: dict[str, Variable] = {}
+        self._slots: dict[str, list[str]] = {}
+
+    def get(self, name: str) -> Variable:
+        """The variable of that name.
+
+        Raises:
+            VariableNotFoundError: With the nearest name that exists.
+        """
+        try:
+            return self._variables[name]
+        except KeyError:
+            raise VariableNotFoundError(
+                f"this server hosts no variable {name!r}; {self._advice(name)}",
+                variable=name,
+            ) from None
+
+    def find(self, name: str) -> Variable | None:
+        return self._variables.get(name)
+
+    def variables(self) -> Iterable[Variable]:
+        """All variables, owners before their slots."""
+        return self._variables.values()
+
+    def _advice(self, name: str) -> str:
+        if not self._variables:
+            return "it hosts none yet; create it first"
+        # Comparing with 10^5 names takes seconds, in which nobody else is served.
+        alike = nlargest(_COMPARED, self._variables, key=partial(_beginning, name))
+        near = difflib.get_close_matches(name, alike, n=1, cutoff=0.5)
+        if near:
+            return f"did you mean {near[0]!r}?"
+        return f"it hosts {len(self._variables)}, none with a similar name"
+
+    def describe(self, names: Iterable[str]) -> list[VariableInfo]:
+        """Descriptions in the order of the names."""
+        return [self.get(name).info() for name in names]
+
+    def listing(
+        self, kinds: Sequence[VariableKind.ValueType] = ()
+    ) -> list[VariableInfo]:
+        """Descriptions of the variables of some kinds, or of all."""
+        return [
+            variable.info()
+            for variable in self._variables.values()
+            if not kinds or variable.spec.kind in kinds
+        ]
+
+    def owner(self, name: str) -> str:
+        """The variable with which that one is locked and deleted; itself if none."""
+        variable = self._variables.get(name)
+        return (variable.spec.slot_of or name) if variable else name
+
+    def slots(self, name: str) -> list[str]:
+        """Names of a variable's slot variables, in order of creation."""
+        return list(self._slots.get(name, ()))
+
+    def create(
+        self, specs: Sequence[VariableSpec], values: Sequence[torch.Tensor]
+    ) -> list[VariableInfo]:
+        """Adds variables, all or none; the values become theirs without a copy.
+
+        Args:
+            specs: Descriptions of the variables.
+            values: Their initial values; that of a table has no rows.
+
+        Raises:
+            AlreadyExistsError: A name is taken, or given twice.
+            VariableNotFoundError: A slot variable's owner does not exist.
+            InvalidArgumentError: A description contradicts itself.
+            ResourceExhaustedError: There is no memory for a table, or they take more
+                than variables may.
+        """
+        known: dict[str, VariableSpec] = {}
+        for spec, value in zip(specs, values, strict=True):
+            self._check_new(spec, value, known)
+            known[spec.name] = spec
+        added: list[Variable] = []
+        try:
+            for spec, value in zip(specs, values, strict=True):
+                self.room.take(spec.slot_of or spec.name, self._first_nbytes(spec))
+                added.append(self._add(spec, value))
+        except ResourceExhaustedError:
+            for variable in reversed(added):
+                self._remove(variable.name)
+            raise
+        finally:
+            self.settle([spec.name for spec in specs])
+        return [variable.info() for variable in added]
+
+    def _check_new(
+        self, spec: VariableSpec, value: torch.Tensor, known: dict[str, VariableSpec]
+    ) -> None:
+        check_name(spec.name)
+        if spec.name in self._variables or spec.name in known:
+            raise AlreadyExistsError(
+                f"a variable {spec.name!r} exists already on this server; attach to "
+                "it, choose another name or delete it first",
+                variable=spec.name,
+            )
+        check_value(spec, value)
+        check_partition(spec)
+        self._check_ownership(spec, known)
+        if spec.HasField("table") and not spec.slot_of:
+            check_table(spec)
+
+    def _check_ownership(
+        self, spec: VariableSpec, known: dict[str, VariableSpec]
+    ) -> None:
+        if (spec.kind == VARIABLE_KIND_SLOT) != bool(spec.slot_of):
+            raise InvalidArgumentError(
+                f"variable {spec.name!r} must have the kind SLOT and an owner, or "
+                "neither",
+                variable=spec.name,
+            )
+        if not spec.slot_of:
+            return
+        hosted = self.find(spec.slot_of)
+        owner = known.get(spec.slot_of) or self.get(spec.slot_of).spec
+        if owner.slot_of:
+            raise InvalidArgumentError(
+                f"variable {spec.name!r} cannot be a slot of {owner.name!r}, which is "
+                f"a slot of {owner.slot_of!r} itself",
+                variable=spec.name,
+            )
+        if spec.HasField("table"):
+            arena = hosted.arena if hosted else None
+            check_slot(spec, owner, arena.table if arena else None)
+
+    def _first_nbytes(self, spec: VariableSpec) -> int:
+        if not spec.HasField("table"):
+            return nbytes_of(spec.tensor)
+        owner = self.find(spec.slot_of)
+        arena = owner.arena if owner else None
+        return row_nbytes(spec) * (arena.table.capacity if arena else FIRST_ROWS)
+
+    def settle(self, names: Iterable[str]) -> None:
+        """Counts anew what variables, and those that have a slot among them, take."""
+        if self.room.is_limited:
+            for owner in {self.owner(name) for name in names}:
+                self.room.settle(owner, self._nbytes(owner))
+
+    def _nbytes(self, owner: str) -> int:
+        variable = self.find(owner)
+        if variable is None:
+            return 0
+        dense = (self._variables[name].value for name in (owner, *self.slots(owner)))
+        arena = variable.arena
+        return sum(v.nbytes for v in dense) + (arena.table.nbytes if arena else 0)
+
+    def _add(
+        self, spec: VariableSpec, value: torch.Tensor, arena: Arena | None = None
+    ) -> Variable:
+        if spec.HasField("table") and arena is None:
+            arena = self._new_arena(spec)
+        variable = self._variables[spec.name] = Variable(spec, value, arena=arena)
+        self.generation += 1
+        if spec.slot_of:
+            self._slots.setdefault(spec.slot_of, []).append(spec.name)
+        return variable
+
+    def _new_arena(self, spec: VariableSpec) -> Arena:
+        owner = self._variables[spec.slot_of].arena if spec.slot_of else None
+        if owner is None:
+            return Table(spec).value
+        arena = Arena(owner.table, spec)
+        owner.table.attach([arena])
+        return arena
+
+    def put_value(self, name: str, value: torch.Tensor) -> None:
+        """Gives a variable that value as its storage."""
+        variable = self.get(name)
+        if variable.value is not value:
+            variable.value = value
+            self.generation += 1
+        variable.version += 1
+
+    def put_slot(self, name: str, owner: str, value: torch.Tensor) -> None:
+        """Gives a slot variable that value as its storage, creating it if needed."""
+        if name in self._variables:
+            self.put_value(name, value)
+            return
+        spec = VariableSpec(
+            name=name, tensor=spec_of(value), kind=VARIABLE_KIND_SLOT, slot_of=owner
+        )
+        self._add(spec, value)
+
+    def put_table(self, arena: Arena) -> None:
+        """Gives a table, or a slot of one, those rows, creating it if needed."""
+        spec = arena.initial.spec
+        value = torch.empty(0, *arena.initial.row_shape, dtype=arena.initial.dtype)
+        variable = self._variables.get(spec.name)
+        if variable is None:
+            self._add(spec, value, arena)
+            return
+        variable.spec, variable.value, variable.arena = spec, value, arena
+        variable.version += 1
+        self.generation += 1
+
+    def delete(self, names: Sequence[str]) -> list[str]:
+        """Removes variables and their slots, all or none; returns all removed names.
+
+        Raises:
+            VariableNotFoundError: A name does not exist.
+        """
+        doomed: dict[str, None] = {}
+        for name in names:
+            self.get(name)
+            doomed.update(dict.fromkeys((name, *self.slots(name))))
+        owners = [self.owner(name) for name in doomed]
+        for name in doomed:
+            self._remove(name)
+        self.settle(owners)
+        return list(doomed)
+
+    def _remove(self, name: str) -> None:
+        variable = self._variables.pop(name)
+        self.generation += 1
+        owner, arena = variable.spec.slot_of, variable.arena
+        if arena is not None and owner:
+            arena.table.detach(arena)
+        self._slots.pop(name, None)
+        if owner in self._slots:
+            self._slots[owner].remove(name)
+
+
+def _beginning(name: str, other: str) -> int:
+    return len(os.path.commonprefix((name, other)))  # noqa: RUF071  # no paths

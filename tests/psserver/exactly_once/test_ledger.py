@@ -1,0 +1,193 @@
+"""Exactly once, and how long a session lives."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    InvalidNameError,
+    ResourceExhaustedError,
+    SessionLostError,
+)
+from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
+from stratagem_proto.v1.session_pb2 import ROLE_WORKER, RequestKey, Task
+from stratagem_psserver.exactly_once.ledger import (
+    MAX_REMEMBERED,
+    MAX_REPLY_BYTES,
+    MAX_SESSIONS,
+    MAX_UNACKNOWLEDGED,
+    Apply,
+    Numbering,
+    Refused,
+    Replay,
+    Session,
+    SessionLedger,
+    WaitForEarlier,
+)
+
+LEASE = 30.0
+
+
+def key(sequence: int, acknowledged: int = 0) -> RequestKey:
+    return RequestKey(sequence=sequence, acknowledged=acknowledged)
+
+
+def applied(numbering: Numbering, sequence: int) -> None:
+    assert isinstance(numbering.admit(key(sequence)), Apply)
+    numbering.settle(RecordedReply(sequence=sequence, response=b"%d" % sequence))
+
+
+@given(st.data())
+def test_each_request_is_applied_once_and_in_order_whatever_arrives(
+    data: st.DataObject,
+) -> None:
+    """A server "applies those of a session in order, each once"."""
+    numbering, total, log = Numbering(), 6, []
+    settled: set[int] = set()
+    acknowledged = 0
+    for _ in range(data.draw(st.integers(0, 60))):
+        sequence = data.draw(st.integers(1, total))
+        while acknowledged + 1 in settled and data.draw(st.booleans()):
+            acknowledged += 1
+        admission = numbering.admit(key(sequence, min(acknowledged, sequence - 1)))
+        if isinstance(admission, Apply):
+            log.append(sequence)
+            numbering.settle(RecordedReply(sequence=sequence))
+        if isinstance(admission, Replay):
+            assert admission.reply.sequence == sequence
+        if not isinstance(admission, WaitForEarlier):
+            settled.add(sequence)
+    for sequence in range(1, total + 1):
+        if isinstance(numbering.admit(key(sequence)), Apply):
+            log.append(sequence)
+            numbering.settle(RecordedReply(sequence=sequence))
+    assert log == list(range(1, total + 1))
+
+
+def test_a_repetition_gets_the_recorded_reply() -> None:
+    numbering = Numbering()
+    applied(numbering, 1)
+    assert numbering.admit(key(1)) == Replay(RecordedReply(sequence=1, response=b"1"))
+
+
+def test_a_later_request_waits_for_the_one_before_it() -> None:
+    assert Numbering().admit(key(3, 1)) == WaitForEarlier(2)
+
+
+def test_a_repetition_waits_while_the_first_arrival_is_being_applied() -> None:
+    numbering = Numbering()
+    assert isinstance(numbering.admit(key(1)), Apply)
+    assert numbering.admit(key(1)) == WaitForEarlier(1)
+    assert numbering.admit(key(2)) == WaitForEarlier(1)
+
+
+def test_a_successor_waits_even_if_its_client_gave_the_running_request_up() -> None:
+    numbering = Numbering()
+    assert isinstance(numbering.admit(key(1)), Apply)
+    assert numbering.admit(key(2, 1)) == WaitForEarlier(1)
+    numbering.settle(RecordedReply(sequence=1))
+    assert isinstance(numbering.admit(key(2, 1)), Apply)
+
+
+def test_an_acknowledged_number_that_was_not_applied_never_will_be() -> None:
+    numbering = Numbering()
+    assert isinstance(numbering.admit(key(4, 3)), Apply)
+    numbering.settle(RecordedReply(sequence=4))
+    refused = numbering.admit(key(2))
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, FailedPreconditionError)
+
+
+def test_a_passing_failure_leaves_the_number_free() -> None:
+    numbering = Numbering()
+    assert isinstance(numbering.admit(key(1)), Apply)
+    numbering.settle(None)
+    assert isinstance(numbering.admit(key(1)), Apply)
+
+
+@pytest.mark.parametrize(("sequence", "acknowledged"), [(0, 0), (3, 3), (3, 7)])
+def test_a_request_may_not_acknowledge_itself(sequence: int, acknowledged: int) -> None:
+    refused = Numbering().admit(key(sequence, acknowledged))
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, InvalidArgumentError)
+
+
+def test_a_client_that_never_acknowledges_is_stopped() -> None:
+    numbering = Numbering()
+    for sequence in range(1, MAX_UNACKNOWLEDGED + 1):
+        applied(numbering, sequence)
+    assert isinstance(numbering.admit(key(MAX_UNACKNOWLEDGED + 1)), Refused)
+    assert isinstance(numbering.admit(key(MAX_UNACKNOWLEDGED + 1, 1)), Apply)
+
+
+def test_replies_that_are_never_acknowledged_may_take_only_so_much_memory() -> None:
+    numbering = Numbering()
+    numbering.admit(key(1))
+    reply = RecordedReply(sequence=1, response=bytes(MAX_REPLY_BYTES))
+    numbering.settle(reply)
+    assert isinstance(numbering.admit(key(2)), Refused)
+    assert isinstance(numbering.admit(key(2, 1)), Apply)
+
+
+def opened(ledger: SessionLedger, number: int = 1, now: float = 0.0) -> Session:
+    identifier = number.to_bytes(16, "big")
+    return ledger.open(identifier, ROLE_WORKER, Task(job="worker"), now)
+
+
+def test_every_call_renews_the_lease() -> None:
+    ledger = SessionLedger(LEASE)
+    session = opened(ledger)
+    ledger.session(session.id, now=20.0)
+    assert ledger.expire(now=40.0) == []
+    assert ledger.expire(now=50.0) == [session]
+
+
+def test_an_ended_session_is_lost_until_it_is_resumed_with_its_numbering() -> None:
+    ledger = SessionLedger(LEASE)
+    session = opened(ledger)
+    applied(session.numbering, 1)
+    ledger.expire(now=LEASE)
+    with pytest.raises(SessionLostError, match="open it again"):
+        ledger.session(session.id, now=LEASE)
+    resumed = opened(ledger, now=LEASE)
+    assert isinstance(resumed.numbering.admit(key(1)), Replay)
+    assert resumed.numbering.last == 1
+
+
+def test_an_unknown_session_is_told_that_the_server_may_have_restarted() -> None:
+    with pytest.raises(SessionLostError, match="restarted"):
+        SessionLedger(LEASE).session(b"x" * 16, now=0.0)
+
+
+def test_only_so_many_ended_sessions_are_remembered() -> None:
+    ledger = SessionLedger(LEASE)
+    for number in range(MAX_REMEMBERED + 1):
+        session = opened(ledger, number)
+        applied(session.numbering, 1)
+        ledger.close(session.id)
+    assert opened(ledger, 0).numbering.last == 0
+    assert opened(ledger, 1).numbering.last == 1
+
+
+def test_only_so_many_sessions_are_open_at_a_time() -> None:
+    ledger = SessionLedger(LEASE)
+    for number in range(MAX_SESSIONS):
+        opened(ledger, number)
+    with pytest.raises(ResourceExhaustedError, match="sessions are open"):
+        opened(ledger, MAX_SESSIONS)
+    assert opened(ledger, 0).id == bytes(16)
+
+
+@pytest.mark.parametrize("job", ["j" * 513, "two words"])
+def test_the_job_of_a_task_is_a_name(job: str) -> None:
+    with pytest.raises(InvalidNameError, match="job name"):
+        SessionLedger(LEASE).open(bytes(16), ROLE_WORKER, Task(job=job), 0.0)
+
+
+def test_a_session_id_of_another_length_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="16 bytes"):
+        SessionLedger(LEASE).open(b"short", ROLE_WORKER, Task(), 0.0)

@@ -1,0 +1,100 @@
+"""Locks by name: held together, never in a circle, gone when nobody needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from stratagem_psserver.variables.locks import VariableLocks
+
+
+def test_holders_of_a_common_name_exclude_each_other_without_deadlock() -> None:
+    async def contend() -> None:
+        locks, inside = VariableLocks(), set[str]()
+        chance = random.Random(0)
+
+        async def hold() -> None:
+            names = chance.sample("abcde", 3)
+            async with locks.holding(names):
+                assert inside.isdisjoint(names)
+                inside.update(names)
+                await asyncio.sleep(0)
+                inside.difference_update(names)
+
+        await asyncio.wait_for(asyncio.gather(*(hold() for _ in range(300))), 30)
+        assert not inside
+
+    asyncio.run(contend())
+
+
+def test_one_who_gives_up_waiting_leaves_the_lock_to_the_others() -> None:
+    async def give_up() -> None:
+        locks = VariableLocks()
+        async with locks.holding(["b"]):
+            waiting = asyncio.ensure_future(hold(locks))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        await asyncio.wait_for(hold(locks), 30)
+
+    async def hold(locks: VariableLocks) -> None:
+        async with locks.holding(["a", "b"]):
+            pass
+
+    asyncio.run(give_up())
+
+
+def test_a_body_that_fails_releases_its_locks() -> None:
+    async def fail_and_retry() -> None:
+        locks = VariableLocks()
+        with pytest.raises(KeyError):
+            async with locks.holding(["a"]):
+                raise KeyError
+        async with locks.holding(["a"]):
+            pass
+
+    asyncio.run(asyncio.wait_for(fail_and_retry(), 30))
+
+
+def test_who_owns_a_name_is_asked_again_after_waiting() -> None:
+    async def scenario() -> None:
+        locks, owners = VariableLocks(), {"a": "a", "slot": "slot"}
+        owned = asyncio.Event()
+
+        async def reader() -> None:
+            async with locks.holding(["a", "slot"], owners.__getitem__):
+                owned.set()
+
+        async with locks.holding(["w"]):
+            async with locks.holding(["a"]):
+                reading = asyncio.create_task(reader())
+                await asyncio.sleep(0)
+                owners["slot"] = "w"
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not owned.is_set()
+        await reading
+
+    asyncio.run(scenario())
+
+
+def test_one_cancelled_when_its_turn_has_come_passes_it_on() -> None:
+    async def scenario() -> None:
+        locks = VariableLocks()
+
+        async def hold() -> None:
+            async with locks.holding(["a"]):
+                pass
+
+        async with locks.holding(["a"]):
+            first, second = (asyncio.ensure_future(hold()) for _ in range(2))
+            await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await asyncio.wait_for(second, 30)
+
+    asyncio.run(scenario())
