@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from stratagem_proto.codec import copy_bytes, split
-from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.frames import ChunkView, Frame, Header
 from stratagem_proto.segment import Segment, starts
 from stratagem_proto.tensors import allocate, decode_dtype, nbytes_of, spec_of
@@ -69,7 +68,7 @@ def _placed(chunk: ChunkView, place: int, segment: Segment) -> ChunkView:
 def borrowed(
     specs: Sequence[TensorSpec], chunks: Sequence[ChunkView]
 ) -> list[torch.Tensor] | None:
-    """The tensors of a request where they are; None if they are not all in a segment.
+    """The tensors of a request where they are; None if some are not whole in a segment.
 
     Who made the segment can still write to it, so only floating-point elements are
     left there: indices that were checked must not change. The tensors are to be used
@@ -83,17 +82,18 @@ def borrowed(
     wanted = {index for index, spec in enumerate(specs) if nbytes_of(spec)}
     if not found or found.keys() != wanted or len(found) < len(chunks):
         return None
+    if not all(_is_whole(chunk, specs[index]) for index, chunk in found.items()):
+        return None
     return [_borrowed(spec, found.get(index)) for index, spec in enumerate(specs)]
+
+
+def _is_whole(chunk: ChunkView, spec: TensorSpec) -> bool:
+    return not chunk.offset and len(chunk.data) == nbytes_of(spec)
 
 
 def _borrowed(spec: TensorSpec, chunk: ChunkView | None) -> torch.Tensor:
     if chunk is None:
         return allocate(spec)
-    if chunk.offset or len(chunk.data) != nbytes_of(spec):
-        raise MalformedStreamError(
-            f"tensor {chunk.tensor} of {nbytes_of(spec)} bytes is said to be in "
-            f"{len(chunk.data)} bytes of a segment from its byte {chunk.offset} on"
-        )
     dtype = decode_dtype(spec.dtype)
     tensor = torch.frombuffer(chunk.data, dtype=dtype).view(tuple(spec.shape))
     return tensor if dtype.is_floating_point else tensor.clone()

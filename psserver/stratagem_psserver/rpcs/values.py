@@ -151,7 +151,8 @@ async def _placed(
     """
     making = sum(each.nbytes for each in chosen if not each.is_there)
     tensors = await state.compute.run(partial(_tensors, chosen), making)
-    size = max(CHUNK_BYTES, sum(each.nbytes for each in chosen) // _RUNS)
+    nbytes = sum(each.nbytes for each in chosen)
+    size = CHUNK_BYTES * max(1, nbytes // (CHUNK_BYTES * _RUNS))
     frames = place_by_runs(header, tensors, segment, size)
     while frame := await state.compute.run(partial(next, frames, None), size):
         yield encode_frame(frame)
