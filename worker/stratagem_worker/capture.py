@@ -22,23 +22,22 @@ class _Capture:
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
-        self._lines = {
-            stream: LineSplitter()
-            for stream in (pb.OUTPUT_STREAM_STDOUT, pb.OUTPUT_STREAM_STDERR)
-        }
+        self._lines: dict[pb.OutputStream.ValueType, LineSplitter] = {}
         self._lock = threading.Lock()
 
     def write(self, stream: pb.OutputStream.ValueType, text: str) -> None:
         with self._lock:
-            lines = self._lines[stream].feed(text)
+            lines = self._lines.setdefault(stream, LineSplitter()).feed(text)
         self._show(stream, lines)
 
     def log(self, level: int, text: str) -> None:
         self._emit(pb.Output(stream=pb.OUTPUT_STREAM_LOG, level=level, text=text))
 
     def end(self) -> None:
-        for stream, lines in self._lines.items():
-            self._show(stream, lines.end())
+        with self._lock:
+            left = [(stream, lines.end()) for stream, lines in self._lines.items()]
+        for stream, lines in left:
+            self._show(stream, lines)
 
     def _show(self, stream: pb.OutputStream.ValueType, lines: list[str]) -> None:
         for line in lines:

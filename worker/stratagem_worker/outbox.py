@@ -34,6 +34,7 @@ class Outbox:
         self._direct: DirectContext | None = None
         self._sending = threading.Lock()
         self._events: deque[pb.WorkEvent] = deque()
+        self._begun: dict[int, bool] = {}
         self._filled = asyncio.Event()
         self._calling = False
         self._lingering = False
@@ -102,6 +103,14 @@ class Outbox:
             self._lingering = True
             self._linger()
 
+    def put_started(self, closure: int) -> None:
+        """Tells soon that a function has begun, unless its end is told by then.
+
+        Most that a worker is sent together have ended when the first of them is told.
+        """
+        self._begun[closure] = True
+        self._let_linger()
+
     def put_output(self, output: pb.Output) -> None:
         """Sends what a function wrote; waits while there is too much of that."""
         if not self._closed:
@@ -111,6 +120,7 @@ class Outbox:
 
     def put_finished(self, finished: pb.Finished, at_once: bool = True) -> None:
         """Sends how a function ended, its payload in pieces; as `put`."""
+        self._begun.pop(finished.closure, None)
         pieces, finished.payload = split(finished.payload)
         self._put_with(pieces, pb.WorkEvent(finished=finished), at_once)
 
@@ -155,7 +165,11 @@ class Outbox:
             raise self._error
 
     def _taken(self) -> list[pb.WorkEvent]:
-        return [self._events.popleft() for _ in range(len(self._events))]
+        # First: the end of one of them may be among the events by now. Or its thread
+        # takes it out just now, and tells its end next.
+        begun = [one for one in list(self._begun) if self._begun.pop(one, False)]
+        events = [self._events.popleft() for _ in range(len(self._events))]
+        return [*map(_started, begun), *events]
 
     def _linger(self) -> None:
         self._loop.call_later(_LINGER_SECONDS, self._called)
@@ -168,6 +182,10 @@ class Outbox:
         for event in sent:
             if event.HasField("output"):
                 self._room.release()
+
+
+def _started(closure: int) -> pb.WorkEvent:
+    return pb.WorkEvent(started=pb.Started(closure=closure))
 
 
 def _encoded(events: Iterable[pb.WorkEvent]) -> bytes:

@@ -174,8 +174,7 @@ class WorkSession:
 
     def _run(self, order: pb.Run, payload: bytes) -> None:
         closure, worker, writes = order.closure, self._settings.label, WritesBehind()
-        started = pb.Started(closure=closure)
-        self.outbox.put(pb.WorkEvent(started=started), at_once=False)
+        self.outbox.put_started(closure)
         began = time.monotonic()
         with (
             captured(partial(self._write, closure)),

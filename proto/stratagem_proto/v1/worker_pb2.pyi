@@ -527,7 +527,7 @@ class WorkEvent(google.protobuf.message.Message):
     """A piece of the payload of the next Finished or SentBack, as in Instruction."""
     @property
     def started(self) -> global___Started:
-        """A function has begun."""
+        """A function has begun. Left out if its end is told before."""
 
     @property
     def output(self) -> global___Output:
