@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import torch
+from google.protobuf.message import Message
 
 from stratagem_proto.codec import copy_bytes, split
-from stratagem_proto.frames import ChunkView, Frame, Header
-from stratagem_proto.segment import Segment, starts
-from stratagem_proto.tensors import allocate, decode_dtype, nbytes_of, spec_of
-from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.frames import ChunkView, Frame, Header, encode_frame
+from stratagem_proto.segment import Kind, Segment, starts
+from stratagem_proto.tensors import allocate, decode_dtype, nbytes_of
+from stratagem_proto.v1 import tensor_pb2
+from stratagem_proto.v1.tensor_pb2 import Chunk, Place, TensorSpec
 
 
 def needed(tensors: Sequence[torch.Tensor]) -> int:
@@ -18,9 +21,14 @@ def needed(tensors: Sequence[torch.Tensor]) -> int:
     return starts([tensor.nbytes for tensor in tensors])[1]
 
 
-def place(
-    header: Header, tensors: Sequence[torch.Tensor], segment: Segment
-) -> Frame[Header]:
+def _kinds(tensors: Sequence[torch.Tensor]) -> tuple[Kind, ...]:
+    """What tensors are besides their elements."""
+    return tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
+
+
+def encode_placed(
+    header: Message, tensors: Sequence[torch.Tensor], segment: Segment
+) -> bytes:
     """Copies tensors to a segment; returns the frame that says where they are.
 
     Args:
@@ -28,23 +36,64 @@ def place(
         tensors: On any device, contiguous or not.
         segment: Large enough for all that `needed` says.
     """
-    frame = Frame(header)
-    places, _ = starts([tensor.nbytes for tensor in tensors])
-    for index, tensor in enumerate(tensors):
-        if tensor.nbytes:
-            start = places[index]
-            segment.tensor(spec_of(tensor), start).copy_(tensor.detach())
-            view = segment.view(start, tensor.nbytes)
-            frame.chunks.append(ChunkView(index, 0, view, start))
-    return frame
+    if tensors:
+        with torch.no_grad():
+            torch._foreach_copy_(segment.tensors(_kinds(tensors)), [*tensors])
+    return encode_frame(Frame(header)) + _announcement(_sizes(tensors))
+
+
+def lent(
+    specs: Sequence[TensorSpec], chunks: Sequence[ChunkView], segment: Segment
+) -> list[torch.Tensor] | None:
+    """The tensors of an answer where they are, if that is where `starts` puts them.
+
+    They are to be used before the segment is, again.
+
+    Args:
+        specs: From the header.
+        chunks: All that came with the header.
+        segment: That of the call.
+
+    Raises:
+        MalformedStreamError: The segment is too small for the tensors.
+    """
+    places = _places(tuple(map(nbytes_of, specs)))
+    if [(c.tensor, c.offset, len(c.data), c.start) for c in chunks] != places:
+        return None
+    return segment.tensors(
+        tuple([(decode_dtype(spec.dtype), torch.Size(spec.shape)) for spec in specs])
+    )
+
+
+def _sizes(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    return tuple([tensor.nbytes for tensor in tensors])
+
+
+# The same places are named with each step, here and in the next function.
+@lru_cache(maxsize=256)
+def _places(sizes: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
+    """Number, offset, bytes and start of the chunks of tensors of these sizes."""
+    each = enumerate(zip(sizes, starts(sizes)[0], strict=True))
+    return [(number, 0, size, start) for number, (size, start) in each if size]
+
+
+@lru_cache(maxsize=256)
+def _announcement(sizes: tuple[int, ...]) -> bytes:
+    """The part of a frame that says where tensors of these sizes are."""
+    chunks = [
+        Chunk(tensor=number, place=Place(start=start, nbytes=size))
+        for number, _, size, start in _places(sizes)
+    ]
+    return tensor_pb2.Frame(chunks=chunks).SerializeToString()
 
 
 def place_by_runs(
     header: Header, tensors: Sequence[torch.Tensor], segment: Segment, run_bytes: int
 ) -> Iterator[Frame[Header]]:
-    """As `place`, in several frames, whose bytes are each copied when it is asked for.
+    """Copies tensors to a segment run by run; the frames that say where they are.
 
-    So who reads can take those of one frame while those of the next are copied.
+    A run is copied when its frame is asked for, so that who reads can take those of
+    one frame while those of the next are copied.
 
     Args:
         header: Of the first frame.

@@ -7,12 +7,11 @@ import os
 import sys
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import TypeAlias
 
 import torch
 
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.tensors import decode_dtype, nbytes_of
-from stratagem_proto.v1.tensor_pb2 import TensorSpec
 
 if sys.platform == "linux":
     import fcntl
@@ -25,6 +24,12 @@ _LEAST_BYTES = 1 << 20
 # What processors read at once, and more than any element.
 _ALIGNMENT = 64
 
+# What one socket's calls have in memory by turns: gradients, values, what is evaluated.
+_MOST_KEPT = 16
+
+Kind: TypeAlias = tuple[torch.dtype, torch.Size]
+"""What a tensor is besides its elements: dtype and shape."""
+
 
 class Segment:
     """A mapping of an anonymous file, which nothing names and no limit of tmpfs holds.
@@ -35,6 +40,9 @@ class Segment:
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self._bytes = memoryview(memory)
+        # Views of the same tensors are wanted with each step: with those of 5 small
+        # parameters at hand, placing takes 8 us instead of 38, and finding 10 of 23.
+        self._kept: dict[tuple[Kind, ...], list[torch.Tensor]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -59,14 +67,31 @@ class Segment:
             )
         return self._bytes[start : start + nbytes]
 
-    def tensor(self, spec: TensorSpec, start: int) -> torch.Tensor:
-        """The tensor whose elements are there; not of 0 bytes.
+    def tensors(self, kinds: tuple[Kind, ...]) -> list[torch.Tensor]:
+        """Tensors of these kinds whose elements are where `starts` puts them.
 
         Raises:
-            MalformedStreamError: As `view`.
+            MalformedStreamError: The segment is too small.
         """
-        run, dtype = self.view(start, nbytes_of(spec)), decode_dtype(spec.dtype)
-        return torch.frombuffer(run, dtype=dtype).view(tuple(spec.shape))
+        if (kept := self._kept.get(kinds)) is None:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            kept = self._kept[kinds] = self._views(kinds)
+        return kept
+
+    def _views(self, kinds: Sequence[Kind]) -> list[torch.Tensor]:
+        sizes = [dtype.itemsize * shape.numel() for dtype, shape in kinds]
+        places, _ = starts(sizes)
+        # Others than those of inference can be written anywhere.
+        with torch.inference_mode(False):
+            return [
+                torch.frombuffer(self.view(start, size), dtype=dtype).view(shape)
+                if size
+                else torch.empty(shape, dtype=dtype)
+                for (dtype, shape), start, size in zip(
+                    kinds, places, sizes, strict=True
+                )
+            ]
 
 
 def starts(sizes: Sequence[int]) -> tuple[list[int], int]:
@@ -75,9 +100,12 @@ def starts(sizes: Sequence[int]) -> tuple[list[int], int]:
     Args:
         sizes: In bytes.
     """
-    padded = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
-    *places, end = accumulate(padded, initial=0)
+    *places, end = accumulate(map(_padded, sizes), initial=0)
     return places, end
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def grown(nbytes: int) -> int:

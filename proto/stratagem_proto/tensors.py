@@ -58,8 +58,14 @@ def decode_dtype(number: pb.DataType.ValueType) -> torch.dtype:
 
 
 def spec_of(tensor: torch.Tensor) -> pb.TensorSpec:
-    """The description of a tensor, dtype and shape."""
-    return pb.TensorSpec(dtype=encode_dtype(tensor.dtype), shape=tensor.shape)
+    """The description of a tensor, dtype and shape; not to be changed."""
+    return _spec(tensor.dtype, tensor.shape)
+
+
+# The same tensors are described again with each step.
+@lru_cache(maxsize=4096)
+def _spec(dtype: torch.dtype, shape: torch.Size) -> pb.TensorSpec:
+    return pb.TensorSpec(dtype=encode_dtype(dtype), shape=shape)
 
 
 def nbytes_of(spec: pb.TensorSpec) -> int:
@@ -76,7 +82,7 @@ def nbytes_of(spec: pb.TensorSpec) -> int:
     return _checked_nbytes(spec.dtype, tuple(spec.shape))
 
 
-# The same tensors are described again with each step.
+# Likewise.
 @lru_cache(maxsize=4096)
 def _checked_nbytes(number: pb.DataType.ValueType, shape: tuple[int, ...]) -> int:
     dtype = decode_dtype(number)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -12,8 +11,7 @@ if TYPE_CHECKING:
     from stratagem_proto.encodings import Encoded
 
 
-@dataclass(frozen=True)
-class Compressed:
+class Compressed(NamedTuple):
     """A gradient to send.
 
     Attributes:

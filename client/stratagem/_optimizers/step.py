@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from stratagem._variables.variable import Variable
 
 
-@dataclass(frozen=True)
-class VariableGradients:
+class VariableGradients(NamedTuple):
     """The gradients of one variable in this process.
 
     Attributes:

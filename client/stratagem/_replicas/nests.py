@@ -113,6 +113,7 @@ def _described(node: Node | None, value: Any) -> str:
 
 def leaves(nest: Any) -> list[Any]:
     """Return the leaves of `nest`, in order."""
-    found: list[Any] = []
-    map_leaves(found.append, nest)
-    return found
+    node = opened(nest)
+    if node is None:
+        return [nest]
+    return [leaf for child in node.children for leaf in leaves(child)]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,7 +13,8 @@ from stratagem._servers.transports.call import Responses
 from stratagem_proto.codec import Assembler
 from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
 from stratagem_proto.frames import Frame, Header, decode_frame
-from stratagem_proto.placed import borrowed, needed
+from stratagem_proto.placed import lent, needed
+from stratagem_proto.segment import Segment
 from stratagem_proto.tensors import (
     allocate,
     as_bytes,
@@ -37,8 +37,7 @@ from stratagem_proto.v1.tensor_pb2 import (
 )
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """What to read of one variable.
 
     Attributes:
@@ -120,7 +119,7 @@ def _receiver(
         first = next(frames, Frame())
         if first.header is None:
             raise MalformedStreamError("a Read was answered without a header")
-        fill(readings, first.header, first, frames)
+        fill(readings, first.header, first, frames, responses.segment)
         rejected(first.header.rejected_steps)
         return [value.version for value in first.header.values]
 
@@ -131,8 +130,8 @@ def decoded(responses: Responses, header_type: type[Header]) -> Iterator[Frame[H
     """The frames of an answer."""
     for message in responses:
         frame = decode_frame(message, header_type, responses.segment)
-        placed = (chunk for chunk in frame.chunks if chunk.start is not None)
-        responses.received(sum(len(chunk.data) for chunk in placed))
+        placed = [len(one.data) for one in frame.chunks if one.start is not None]
+        responses.received(sum(placed))
         yield frame
 
 
@@ -141,6 +140,7 @@ def fill(
     header: ReadHeader,
     first: Frame[Any],
     rest: Iterable[Frame[Any]],
+    segment: Segment | None = None,
 ) -> None:
     """Fills the readings' tensors.
 
@@ -149,6 +149,7 @@ def fill(
         header: What the server says of the answer.
         first: The frame that has come with it.
         rest: Those after it, in order.
+        segment: That of the call, if it has one.
 
     Raises:
         MalformedStreamError: They are no answer to that.
@@ -159,8 +160,8 @@ def fill(
             f"{len(header.values)} values came where {len(readings)} were asked for"
         )
     targets = _targets(readings, header)
-    placed = borrowed(header.tensors, first.chunks)
-    if placed is None:
+    placed = segment and lent(header.tensors, first.chunks, segment)
+    if not placed:
         _assemble(targets, header, chain([first], rest))
         return
     with torch.no_grad():

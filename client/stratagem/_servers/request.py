@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 import torch
@@ -13,7 +12,7 @@ from stratagem._servers.transports.call import Responses
 from stratagem_proto.codec import split
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.frames import encode_frame
-from stratagem_proto.placed import needed, place
+from stratagem_proto.placed import encode_placed, needed
 from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.segment import Segment
 from stratagem_proto.v1 import (
@@ -45,8 +44,7 @@ Result = TypeVar("Result")
 Response = TypeVar("Response", bound=Message)
 
 
-@dataclass(frozen=True)
-class Request(Generic[Result]):
+class Request(NamedTuple, Generic[Result]):
     """One request to one server.
 
     Attributes:
@@ -80,11 +78,11 @@ class Request(Generic[Result]):
             answered()
             return result
 
-        return replace(self, receive=receive)
+        return self._replace(receive=receive)
 
     def owned(self) -> Request[Result]:
         """The same request, with tensors that nobody else changes."""
-        return replace(self, tensors=[tensor.clone() for tensor in self.tensors])
+        return self._replace(tensors=[tensor.clone() for tensor in self.tensors])
 
     @property
     def path(self) -> str:
@@ -146,7 +144,7 @@ class Request(Generic[Result]):
                 cast(_Reading, self.message).into_segment = segment is not None
             return (self.message.SerializeToString(),)
         if segment is not None:
-            return (encode_frame(place(self.message, self.tensors, segment)),)
+            return (encode_placed(self.message, self.tensors, segment),)
         return map(encode_frame, split(self.message, self.tensors, CHUNK_BYTES))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -51,8 +51,7 @@ def and_read(
     # Values take the place of the gradients in what is shared.
     more = max(0, needed(into) - needed(update.tensors))
 
-    return replace(
-        cast(Request[Answer], update),
+    return cast(Request[Answer], update)._replace(
         method="UpdateAndRead",
         message=header,
         receive=partial(_answer, readings),
@@ -66,6 +65,6 @@ def _answer(readings: Sequence[Reading], responses: Responses) -> Answer:
     first = next(frames, Frame())
     if first.header is None:
         raise MalformedStreamError("an UpdateAndRead was answered without a header")
-    fill(readings, first.header.values, first, frames)
+    fill(readings, first.header.values, first, frames, responses.segment)
     versions = [value.version for value in first.header.values.values]
     return Answer(versions, list(first.header.grants))

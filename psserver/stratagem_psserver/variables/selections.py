@@ -55,10 +55,9 @@ class Selected:
 
     @property
     def sent(self) -> TensorSpec:
-        spec = self.spec
-        if self.narrowed_to is not None:
-            spec.dtype = encode_dtype(self.narrowed_to)
-        return spec
+        if self.narrowed_to is None:
+            return self.spec
+        return TensorSpec(dtype=encode_dtype(self.narrowed_to), shape=self.spec.shape)
 
     @property
     def encoding(self) -> Encoding | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -86,7 +86,7 @@ class NextValues:
             spare = torch.empty(variable.shape, dtype=variable.dtype)
         reading = variable.reading(self._pulled_as(variable, True), spare)
         if variable in self._came:
-            reading = replace(reading, newer_than=self._came[variable][0])
+            reading = reading._replace(newer_than=self._came[variable][0])
         return reading
 
     def came(self, asked: Asked, versions: Mapping[int, Sequence[int]]) -> None:

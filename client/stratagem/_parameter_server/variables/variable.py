@@ -122,6 +122,7 @@ class RemoteVariable(Variable):
         self._traits = traits
         self._owner = owner
         self._tensor_spec = spec_of(value)
+        self._nbytes = nbytes_of(self._tensor_spec)
         self._own_leaf = value
         self._hosted: HostedParameter | None = None
         self._version: int | None = None
@@ -139,7 +140,7 @@ class RemoteVariable(Variable):
     @property
     def nbytes(self) -> int:
         """Bytes of the value."""
-        return nbytes_of(self._tensor_spec)
+        return self._nbytes
 
     @property
     def device(self) -> torch.device:
