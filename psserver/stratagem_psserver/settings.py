@@ -14,8 +14,9 @@ class ServerSettings(ServingSettings):
 
     Attributes:
         staged_bytes: Most bytes that requests may occupy before they are applied or
-            while they are sent. Memory that clients of the same host share with the
-            server may take a quarter as much besides; what does not fit is sent.
+            while they are sent; memory of large ones that is kept for the next counts
+            until others need its bytes. Memory that clients of the same host share with
+            the server may take a quarter as much besides; what does not fit is sent.
         variable_bytes: Most bytes that variables may take, with the state of optimizers
             and the index of tables; None for no limit. What snapshots keep, and the
             copy by which a table grows, is not counted.

@@ -53,7 +53,7 @@ class ServerState:
         self.store = VariableStore(Room(settings.variable_bytes))
         self.ledger = SessionLedger(settings.lease_seconds)
         self.rounds = Rounds()
-        self.budget = Budget(settings.staged_bytes, self.rounds.reclaim)
+        self.budget = Budget(settings.staged_bytes, self._reclaim)
         shares = settings.transport == AUTO
         self.shared = Budget(settings.staged_bytes // _SHARED_PART if shares else 0)
         self.kept = KeptGradients()
@@ -77,6 +77,10 @@ class ServerState:
         self.resumed = False
         self.local_socket: LocalSocket | None = None
         self.restored: list[str] = []
+
+    def _reclaim(self) -> None:
+        self.mutations.uploads.clear()
+        self.rounds.reclaim()
 
     def session(self, session_id: bytes) -> Session:
         """The session of that id, with its lease renewed.
@@ -113,6 +117,7 @@ class ServerState:
 
     def end_leases(self) -> list[Session]:
         """Ends the sessions of clients that were silent for too long."""
+        self.mutations.uploads.trim()
         ended = self.ledger.expire(time.monotonic())
         for session in ended:
             self._ended(session, f"the lease of {session.label} ran out")

@@ -52,6 +52,7 @@ from stratagem_psserver.exactly_once.ledger import (
     WaitForEarlier,
 )
 from stratagem_psserver.exactly_once.settling import PASSING, Work, answer, settled
+from stratagem_psserver.exactly_once.upload_memory import Upload, UploadMemory
 from stratagem_psserver.waits import Waits
 
 # Requests of a session overtake each other by no more than the network's delays.
@@ -71,7 +72,11 @@ Chunks = AsyncIterator[Sequence[ChunkView]]
 
 
 class Mutations:
-    """Applies each request of each session once."""
+    """Applies each request of each session once.
+
+    Attributes:
+        uploads: Memory of requests that were answered, for those to come.
+    """
 
     def __init__(
         self,
@@ -85,6 +90,7 @@ class Mutations:
         self._figures = figures
         self._ledger, self._closures = ledger, closures
         self._budget, self._waits, self._gate = budget, waits, gate
+        self.uploads = UploadMemory()
 
     async def once(
         self, request: Mutation, apply: Callable[[Session], Awaitable[Message]]
@@ -125,10 +131,11 @@ class Mutations:
         with Reservation(self._budget, 0) as reservation:
             try:
                 nbytes = _size(specs)
+                upload = self.uploads.take(specs, nbytes)
                 purpose = f"request {key.sequence} of {session.label}"
                 staging = self._budget.reserve(nbytes + total_nbytes(derived), purpose)
                 reservation.absorb(staging)
-                tensors = await _receive(specs, chunks, borrows)
+                tensors = await _receive(upload, chunks, borrows)
             except PASSING:
                 raise
             except StratagemError as error:
@@ -138,7 +145,11 @@ class Mutations:
                 self._received(header, nbytes)
                 staged = Staged(session, tensors, reservation)
                 work = partial(_serialised, partial(apply, staged))
-            return await self._in_step(session, header, work)
+            response = await self._in_step(session, header, work)
+            # What was refused has raised.
+            if borrows and not derived:
+                self.uploads.keep(upload, reservation)
+            return response
 
     def _received(self, header: Mutation, nbytes: int) -> None:
         if nbytes:
@@ -199,16 +210,14 @@ def _size(specs: Sequence[TensorSpec]) -> int:
     return total_nbytes(specs)
 
 
-async def _receive(
-    specs: Sequence[TensorSpec], chunks: Chunks, borrows: bool
-) -> list[torch.Tensor]:
+async def _receive(upload: Upload, chunks: Chunks, borrows: bool) -> list[torch.Tensor]:
     """Takes in all that comes.
 
     Raises:
         MalformedStreamError: It is too little, as when the connection was cut, or too
             much. The number of the request stays unused, as it may come again whole.
     """
-    first = await anext(chunks)
+    specs, first = upload.specs, await anext(chunks)
     tensors = whole(specs, first) if borrows else None
     if tensors is not None:
         if not is_over(chunks):
@@ -218,7 +227,7 @@ async def _receive(
         lent = borrowed(specs, first) if borrows else None
         if lent is not None:
             return lent
-        assembler = Assembler(specs)
+        assembler = Assembler(specs, upload.tensors())
     assembler.add(first)
     async for some in chunks:
         assembler.add(some)
