@@ -53,14 +53,15 @@ import sys
 import torch
 import stratagem_psserver.server
 from stratagem_proto.optimizers import OPTIMIZERS
-from stratagem_psserver.optimization.dry_run import make_optimizer, take_step
+from stratagem_psserver.optimization.single_steps import make_optimizer, take_step
 
 for rule in OPTIMIZERS.values():
     parameter = torch.ones(2, 2)
     parameter.grad = torch.ones(2, 2)
-    if rule.cls is torch.optim.SparseAdam:
+    sparse = rule.cls is torch.optim.SparseAdam
+    if sparse:
         parameter.grad = parameter.grad.to_sparse(1)
-    take_step(make_optimizer(rule, {}, [parameter]))
+    take_step(make_optimizer(rule, {}, [parameter]), sparse)
 print(*sys.modules)
 """
 

@@ -47,7 +47,8 @@ class GradientLimits:
             )
 
     def __bool__(self) -> bool:
-        return self != GradientLimits()
+        bounds = self.on_nonfinite, self.clip_value, self.clip_norm
+        return any(bound is not None for bound in bounds)
 
     def apply(
         self, gradients: Mapping[str, torch.Tensor]

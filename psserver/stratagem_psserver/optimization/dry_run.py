@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -13,7 +12,7 @@ import torch
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.optimizers import OptimizerRule, Value
 from stratagem_psserver.optimization.gradients import as_sparse
-from stratagem_psserver.optimization.optimizer_classes import without_compiler
+from stratagem_psserver.optimization.single_steps import make_optimizer, take_step
 
 Hyperparameters = tuple[tuple[str, Value], ...]
 
@@ -66,44 +65,6 @@ class StepNeeds:
 # What torch makes of an optimizer's scalars depends on the default dtype of the
 # process, which a program that hosts a server in itself may change at any time.
 _SCALAR = torch.float32
-
-
-def make_optimizer(
-    rule: OptimizerRule, values: Mapping[str, Value], fresh: list[torch.Tensor]
-) -> torch.optim.Optimizer:
-    """An optimizer of one param group with these hyperparameters.
-
-    Args:
-        rule: The class to make.
-        values: Hyperparameters of the group.
-        fresh: Parameters without state. Adagrad gives them theirs at once.
-    """
-    accepted = _keywords(rule)
-    arguments: dict[str, Any] = {
-        key: value for key, value in values.items() if key in accepted
-    }
-    optimizer = without_compiler(rule)(fresh or [torch.empty(0)], **arguments)
-    # AdamW has hyperparameters that its constructor does not take.
-    optimizer.param_groups[0].update(values)
-    return optimizer
-
-
-def take_step(optimizer: torch.optim.Optimizer) -> None:
-    """Steps, without the checks of sparse tensors that torch would warn about.
-
-    The rows of a sparse gradient have been checked when it came.
-    """
-    unchecked = torch.sparse.check_sparse_tensor_invariants
-    with (
-        torch.no_grad(),
-        unchecked(False),  # type: ignore[no-untyped-call]  # torch has no type for it
-    ):
-        optimizer.step()
-
-
-@cache
-def _keywords(rule: OptimizerRule) -> frozenset[str]:
-    return frozenset(inspect.signature(rule.cls.__init__).parameters)
 
 
 @cache
@@ -196,7 +157,7 @@ def _step_once(
     optimizer = make_optimizer(rule, values, [parameter])
     optimizer.param_groups[0]["params"] = [parameter]
     before = _tensors(optimizer.state[parameter])
-    take_step(optimizer)
+    take_step(optimizer, sparse)
     return before, _tensors(optimizer.state[parameter])
 
 

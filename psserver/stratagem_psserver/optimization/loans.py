@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -20,8 +20,7 @@ from stratagem_psserver.room import Room
 from stratagem_psserver.variables.store import Variable, VariableStore
 
 
-@dataclass(frozen=True)
-class Lent:
+class Lent(NamedTuple):
     """What an optimizer sees of a variable.
 
     Attributes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -29,13 +29,12 @@ from stratagem_psserver.optimization.dry_run import (
     StepNeeds,
     dry_run,
     hyperparameters_of,
-    make_optimizer,
-    take_step,
 )
 from stratagem_psserver.optimization.gradients import Gradient, check_gradient
 from stratagem_psserver.optimization.loans import Lent, Loan, WholeLoan
 from stratagem_psserver.optimization.optimizer_states import OptimizerStates
 from stratagem_psserver.optimization.row_loans import TableRowLoan, TensorRowLoan
+from stratagem_psserver.optimization.single_steps import Prototype, take_step
 from stratagem_psserver.room import Room
 from stratagem_psserver.variables.store import Variable, VariableStore
 
@@ -60,6 +59,11 @@ class _Settings:
             self._needs[key] = dry_run(self._rule, self.values, dtype, sparse)
         return self._needs[key]
 
+    @cached_property
+    def prototype(self) -> Prototype:
+        """Makes what steps with them; ask once it was tried."""
+        return Prototype(self._rule, self.values)
+
 
 @dataclass
 class _Group:
@@ -68,15 +72,15 @@ class _Group:
     settings: _Settings
     loans: list[Loan] = field(default_factory=list)
 
-    def step(self, rule: OptimizerRule, all_lent: Sequence[Lent]) -> None:
+    def step(self, all_lent: Sequence[Lent]) -> None:
         fresh = [lent.tensor for lent in all_lent if not lent.state]
-        optimizer = make_optimizer(rule, self.settings.values, fresh)
-        optimizer.param_groups[0]["params"] = [lent.tensor for lent in all_lent]
+        parameters = [lent.tensor for lent in all_lent]
+        optimizer = self.settings.prototype.optimizer(parameters, fresh)
         for lent in all_lent:
             lent.tensor.grad = lent.gradient
             if lent.state:
                 optimizer.state[lent.tensor] = lent.state
-        take_step(optimizer)
+        take_step(optimizer, any(lent.gradient.is_sparse for lent in all_lent))
         for lent, loan in zip(all_lent, self.loans, strict=True):
             lent.tensor.grad = None
             loan.close(optimizer.state.get(lent.tensor, {}))
@@ -87,7 +91,6 @@ class OptimizerStep:
     """A checked step. Call `run` once, on any thread, then `Optimizers.commit`."""
 
     program: OptimizerProgram
-    rule: OptimizerRule
     groups: list[_Group]
     variables: list[Variable]
     nbytes: int
@@ -104,7 +107,7 @@ class OptimizerStep:
         ]
         for group, lent in zip(self.groups, opened, strict=True):
             if lent:
-                group.step(self.rule, lent)
+                group.step(lent)
 
 
 class Optimizers:
@@ -129,7 +132,7 @@ class Optimizers:
             AlreadyExistsError: The name belongs to an optimizer of another class, or
                 that of a state tensor to another variable.
         """
-        rule = self._rule(program)
+        self._check_class(program)
         groups = [
             _Group(_settings(program.class_name, group)) for group in program.groups
         ]
@@ -138,7 +141,6 @@ class Optimizers:
             self._join(program.name, groups, variable, gradient)
         return OptimizerStep(
             program,
-            rule,
             groups,
             variables,
             sum(gradient.value.nbytes for gradient in gradients),
@@ -176,22 +178,22 @@ class Optimizers:
         for name, (class_name, stepped) in classes.items():
             self._known[name] = (class_name, set(stepped))
 
-    def _rule(self, program: OptimizerProgram) -> OptimizerRule:
+    def _check_class(self, program: OptimizerProgram) -> None:
+        known = self._known[program.name][0] if program.name in self._known else None
+        if known == program.class_name:
+            return
         check_name(program.name, "optimizer")
-        rule = rule_named(program.class_name)
-        unknown = program.class_name, set[str]()
-        known = self._known.get(program.name, unknown)[0]
-        if known != program.class_name:
+        rule_named(program.class_name)
+        if known is not None:
             raise AlreadyExistsError(
                 f"optimizer {program.name!r} is a {known} on this server and cannot "
                 f"become a {program.class_name}; give the new one another name"
             )
-        if program.name not in self._known and len(self._known) >= MAX_OPTIMIZERS:
+        if len(self._known) >= MAX_OPTIMIZERS:
             raise FailedPreconditionError(
                 f"{MAX_OPTIMIZERS} optimizers have stepped variables of this server, "
                 "which is the most; give one optimizer the same name in each step"
             )
-        return rule
 
     def _join(
         self, name: str, groups: list[_Group], variable: Variable, gradient: Gradient

@@ -156,7 +156,8 @@ async def _placed(
     frames = place_by_runs(header, tensors, segment, size)
     while frame := await state.compute.run(partial(next, frames, None), size):
         yield encode_frame(frame)
-        await asyncio.sleep(0)  # others have their turn after each run
+        if nbytes > size:
+            await asyncio.sleep(0)  # others have their turn after each run
 
 
 def _select(

@@ -16,6 +16,8 @@ from stratagem_psserver.optimization.gradients import Gradient, RowGradient
 from stratagem_psserver.synchronous.closed_steps import ClosedStep
 from stratagem_psserver.synchronous.contributions import Part, total
 
+_NONE = GradientLimits()
+
 
 def limits_of(header: pb.UpdateHeader) -> GradientLimits:
     """The limits of a request.
@@ -24,7 +26,7 @@ def limits_of(header: pb.UpdateHeader) -> GradientLimits:
         InvalidArgumentError: They are none, or the request is about a gradient that
             is not finite and does not say what that leads to.
     """
-    limits = decode_limits(header.limits)
+    limits = decode_limits(header.limits) if header.HasField("limits") else _NONE
     variable = header.nonfinite_variable
     decided = limits.on_nonfinite in ("reject", "raise")
     if variable and not (decided and header.HasField("contribution")):

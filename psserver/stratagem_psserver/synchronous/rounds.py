@@ -133,11 +133,14 @@ class Rounds:
 
     def closed(self, group: str) -> int:
         """The newest step of a group that takes no more contributions, else 0."""
-        return self._group(group).closed
+        known = self._groups.get(group)
+        return known.closed if known else 0
 
     def awaited(self, group: str) -> int:
         """The newest closed step of a group that did not fail, else 0."""
-        known = self._group(group)
+        known = self._groups.get(group)
+        if known is None:
+            return 0
         return known.closed if known.closed > known.failed[0] else known.applied
 
     def keep(self, group: str, closed: ClosedStep) -> None:

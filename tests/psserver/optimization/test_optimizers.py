@@ -15,9 +15,9 @@ from stratagem_proto.errors import (
     StratagemError,
 )
 from stratagem_proto.v1.update_program_pb2 import Hyperparameter, OptimizerProgram
-from stratagem_psserver.optimization.dry_run import take_step
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import MAX_OPTIMIZERS, Optimizers
+from stratagem_psserver.optimization.single_steps import take_step
 from stratagem_psserver.variables.store import VariableStore
 from tests.psserver.wire import model_spec, optimizer_program, sgd, slot_spec
 
@@ -219,7 +219,7 @@ def test_row_sparse_gradients_step_as_those_of_a_sparse_embedding(
             "table", 0, sparse._values().clone(), sparse._indices()[0].clone()
         )
         run(optimizers, optimizer_program(local), [gradient])
-        take_step(local)
+        take_step(local, sparse=True)
     assert torch.equal(store.get("table").value, table.weight)
 
 

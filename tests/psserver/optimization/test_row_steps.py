@@ -13,9 +13,9 @@ from stratagem_proto.initial_values import InitialValues
 from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_proto.v1.variable_pb2 import VariableSpec
-from stratagem_psserver.optimization.dry_run import take_step
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import Optimizers
+from stratagem_psserver.optimization.single_steps import take_step
 from stratagem_psserver.room import Room
 from stratagem_psserver.variables.store import VariableStore
 from tests.psserver.tables.specs import (
@@ -128,7 +128,7 @@ def test_rows_have_the_bytes_of_sparse_training_in_torch(
         parameter.grad = torch.sparse_coo_tensor(
             rows.unsqueeze(0), values, (ROWS, COLUMNS), check_invariants=False
         )
-        take_step(local)
+        take_step(local, sparse=True)
         if not isinstance(local, torch.optim.SGD):
             # The order in which torch adds up repeated rows depends on all of them.
             rows, values = combined(parameter.grad)
@@ -170,7 +170,7 @@ def test_rows_of_any_shape_have_the_bytes_of_sparse_training_in_torch(
             check_invariants=False,
             is_coalesced=True,
         )
-        take_step(local)
+        take_step(local, sparse=True)
         push(optimizers, optimizer_program(local), [spec], rows, values)
         assert torch.equal(store.get("users").value, parameter)
 
@@ -186,7 +186,7 @@ def test_repeated_rows_are_added_up_as_torch_does(case: str, as_tables: bool) ->
         parameter.grad = torch.sparse_coo_tensor(
             rows.unsqueeze(0), values, (ROWS, COLUMNS), check_invariants=False
         )
-        take_step(local)
+        take_step(local, sparse=True)
         push(optimizers, optimizer_program(local), specs, rows, values)
     assert torch.equal(whole(store, specs, ""), parameter)
 
