@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -82,17 +82,12 @@ def take_step(optimizer: Optimizer, sparse: bool) -> None:
             the checks that torch would warn about are left out.
     """
     with torch.no_grad(), _unchecked() if sparse else _AS_IT_IS:
-        _bare_step(type(optimizer))(optimizer)
+        inspect.unwrap(type(optimizer).step)(optimizer)
 
 
 def _unchecked() -> AbstractContextManager[None]:
     unchecked = torch.sparse.check_sparse_tensor_invariants
-    return unchecked(False)  # type: ignore[no-untyped-call,no-any-return]  # no type
-
-
-@cache
-def _bare_step(cls: type[Optimizer]) -> Callable[[Optimizer], object]:
-    return inspect.unwrap(cls.step)
+    return unchecked(False)  # type: ignore[no-untyped-call]  # torch has no type for it
 
 
 @cache

@@ -63,10 +63,10 @@ class UpdateRpcs:
         return await self._step(header, staged)
 
     async def _decoded(self, header: pb.UpdateHeader, staged: Staged) -> Staged:
-        decoding = partial(decode_gradients, header.gradients, staged.tensors)
         specs = decoded_specs(header.gradients)
         if not specs:
             return staged
+        decoding = partial(decode_gradients, header.gradients, staged.tensors)
         nbytes = total_nbytes(specs)
         tensors = await self._state.compute.run(decoding, nbytes)
         return replace(staged, tensors=tensors)
