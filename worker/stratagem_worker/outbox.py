@@ -16,7 +16,7 @@ from stratagem_proto.v1 import worker_pb2 as pb
 # What need not be sent at once is, with what comes meanwhile, after this time. Updates
 # that take a millisecond then cost client and worker half of what they do if each
 # travels alone.
-_LINGER_SECONDS = 0.005
+_LINGER_SECONDS = 0.01
 
 # Lines that a function may write before it has to wait for them to be sent.
 _LINES = 1_000

@@ -21,7 +21,7 @@ _MOST_AHEAD = 16
 # A function that ends later than this after an unreported one waits for its writes. If
 # none ends in twice that time, another thread does, and who waits for a function whose
 # successor takes its time has waited so much longer.
-_LINGER_SECONDS = 0.005
+_LINGER_SECONDS = 0.01
 
 
 class End(NamedTuple):
