@@ -1,8 +1,8 @@
 """The goals that were reached, by measurement and name; `make bench-quick` keeps them.
 
 What was reached on free cores by a tenth or more belongs here, and stays; nearer to a
-goal chance would decide. What was reached beside Ray, MXNet and TensorFlow's
-coordinator is left out: two minutes are too short for them.
+goal chance would decide. Two minutes are too short for what was reached over TCP, and
+beside Ray, MXNet and TensorFlow's coordinator.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ REACHED: Mapping[str, Collection[str]] = {
         "Stratagem, pull 1 MB: of torch RPC",
         "Stratagem, pull 100 MB: of TensorFlow",
         "Stratagem, pull 100 MB: of torch RPC",
-        "Stratagem TCP, push + SGD 100 MB: of TCP socket",
-        "Stratagem TCP, pull 100 MB: of TCP socket",
     },
     "small-updates": {"Stratagem, round trip, 99th percentile: of round trip, median"},
     "lookups": {
