@@ -94,13 +94,17 @@ def test_a_contest_asks_only_for_the_figures_that_are_needed() -> None:
     assert (question.name, question.of) == (cell.question, {"Stratagem"})
 
 
-def test_goals_that_were_not_reached_are_listed(
+def test_goals_without_a_floor_are_listed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     main([Name("startup")], quick=True)
+    lines = capsys.readouterr().out.splitlines()
+    # It takes too long to be measured again in two minutes.
     assert (
-        "- startup, server ready: at most 3 s" in capsys.readouterr().out.splitlines()
+        "- scheduling, update, round trip with 1, 2, 4 workers: 2 times TensorFlow"
+        in lines
     )
+    assert "- startup, server ready: at most 3 s" not in lines
 
 
 def test_contestants_take_turns_and_the_first_round_does_not_count() -> None:

@@ -53,7 +53,7 @@ def test_requests_fare_the_same_over_both_transports(
                 add(connection, "w", torch.ones(2))
             assert caught.value.variable == "w"
             assert caught.value.task == "/job:ps/task:0"
-        endless = barrier("lonely", 0, 2, wait=60)._replace(wait=0.0)
+        endless = replace(barrier("lonely", 0, 2, wait=60), wait=0.0)
         brief = replace(connection.deadlines, call=0.1, connect=0.0)
         connection.deadlines = brief
         with pytest.raises(DeadlineExceededError, match="Barrier on /job:ps/task:0"):

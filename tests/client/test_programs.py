@@ -14,11 +14,13 @@ from stratagem._parameter_server.hosting.programs import Programs
 from stratagem_proto.gradient_limits import GradientLimits
 
 
-def step_with(name: str = "SGD", **values: Any) -> OptimizerStep:
+def step_with(
+    name: str = "SGD", class_name: str = "SGD", **values: Any
+) -> OptimizerStep:
     groups = (GroupStep(values, ()),)
     limiter = Limiter(GradientLimits())
     return OptimizerStep(
-        name, "SGD", groups, ReduceOp.SUM, 1, Compressor(None), limiter
+        name, class_name, groups, ReduceOp.SUM, 1, Compressor(None), limiter
     )
 
 
@@ -40,6 +42,13 @@ def test_other_hyperparameters_are_encoded_again(
     programs.of(step_with(lr=before))
     lr = programs.of(step_with(lr=after)).groups[0].values["lr"]
     assert (lr.WhichOneof("kind"), getattr(lr, kind)) == (kind, after)
+
+
+def test_another_class_under_the_same_name_is_encoded_again() -> None:
+    programs = Programs()
+    programs.of(step_with(lr=0.1))
+    program = programs.of(step_with(class_name="Adagrad", lr=0.1))
+    assert program.class_name == "Adagrad"
 
 
 def test_the_sign_of_zero_travels() -> None:

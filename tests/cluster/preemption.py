@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -50,16 +49,6 @@ class Preemptions:
         with ThreadPoolExecutor() as starts:
             for start in [starts.submit(self.start, *task) for task in self._killed]:
                 start.result()
-
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """Lets a process do nothing in the block, as if its machine were overloaded."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def process_of(job: str, index: int) -> int:

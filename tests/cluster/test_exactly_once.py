@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,6 +24,7 @@ from stratagem.coordinator import (
 )
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_deploy import LocalCluster
+from tests.stopping import stopped
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spec("COO-8")]
@@ -148,9 +148,7 @@ def test_a_worker_that_was_thought_lost_and_goes_on_changes_nothing(
 
     value = coordinator.schedule(count)
     eventually(lambda: process.exists() and process.read_text() != "")
-    stopped = int(process.read_text())
-    os.kill(stopped, signal.SIGSTOP)
-    value.fetch()
-    os.kill(stopped, signal.SIGCONT)
+    with stopped(int(process.read_text())):
+        value.fetch()
     eventually(over.exists)
     assert [float(one.numpy()) for one in (here, there)] == [1, 1]

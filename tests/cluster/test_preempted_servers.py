@@ -17,9 +17,9 @@ from tests.cluster.preemption import (
     Preemptions,
     Training,
     process_of,
-    stopped,
     training_on,
 )
+from tests.stopping import stopped
 
 pytestmark = pytest.mark.cluster
 

@@ -19,8 +19,8 @@ from tests.cluster.preemption import (
     Preemptions,
     Training,
     process_of,
-    stopped,
 )
+from tests.stopping import stopped
 from tests.waiting import eventually
 from tests.worker.links import link_to
 

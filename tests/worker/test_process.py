@@ -17,6 +17,7 @@ from stratagem.config import list_logical_devices
 from stratagem_proto.errors import UnauthenticatedError, WorkerLostError
 from tests.conftest import TOKEN
 from tests.psserver.process import PATIENCE, ServerProcess, launch, serving
+from tests.stopping import stopped
 from tests.waiting import eventually
 from tests.worker.links import Shown, connected, link_to, payload_of, refuses, result
 
@@ -129,9 +130,8 @@ def test_a_worker_that_is_stopped_for_less_than_its_lease_keeps_its_functions(
     with connected(process.address) as link:
         future = link.run(1, payload_of(lambda: wait_for(mark)))
         eventually(mark.exists)
-        process.popen.send_signal(signal.SIGSTOP)
-        threading.Event().wait(5)
-        process.popen.send_signal(signal.SIGCONT)
+        with stopped(process.popen.pid):
+            threading.Event().wait(5)
         mark.unlink()
         assert load_result(future.result(PATIENCE).payload) == "through"
 
@@ -141,10 +141,10 @@ def test_a_worker_that_is_stopped_for_longer_is_lost(token_file: Path) -> None:
     with (
         working(token_file, "--lease-seconds", "0.5") as process,
         connected(process.address) as link,
+        stopped(process.popen.pid),
+        pytest.raises(WorkerLostError, match="nothing was heard"),
     ):
-        process.popen.send_signal(signal.SIGSTOP)
-        with pytest.raises(WorkerLostError, match="nothing was heard"):
-            result(link, 1, os.getpid)
+        result(link, 1, os.getpid)
 
 
 def test_without_a_token_it_does_not_begin() -> None:

@@ -44,6 +44,8 @@ def test_functions_are_counted_while_they_wait_run_and_have_ended() -> None:
         for future in waiting:
             future.result(PATIENCE)
         assert failing.exception(PATIENCE)
+        # The client hears of an end before the thread goes on.
+        eventually(lambda: status_of(worker).worker_server.running == 0)
         told = status_of(worker)
     assert dict(told.worker_server.ended) == {"OK": 2, "FUNCTION": 1}
     assert sum(told.worker_server.seconds.counts) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 import torch
@@ -44,7 +45,8 @@ Result = TypeVar("Result")
 Response = TypeVar("Response", bound=Message)
 
 
-class Request(NamedTuple, Generic[Result]):
+@dataclass(frozen=True)
+class Request(Generic[Result]):
     """One request to one server.
 
     Attributes:
@@ -78,11 +80,11 @@ class Request(NamedTuple, Generic[Result]):
             answered()
             return result
 
-        return self._replace(receive=receive)
+        return replace(self, receive=receive)
 
     def owned(self) -> Request[Result]:
         """The same request, with tensors that nobody else changes."""
-        return self._replace(tensors=[tensor.clone() for tensor in self.tensors])
+        return replace(self, tensors=[tensor.clone() for tensor in self.tensors])
 
     @property
     def path(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -51,7 +51,8 @@ def and_read(
     # Values take the place of the gradients in what is shared.
     more = max(0, needed(into) - needed(update.tensors))
 
-    return cast(Request[Answer], update)._replace(
+    return replace(
+        cast(Request[Answer], update),
         method="UpdateAndRead",
         message=header,
         receive=partial(_answer, readings),

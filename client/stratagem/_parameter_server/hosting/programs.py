@@ -12,15 +12,15 @@ class Programs:
     """Encodes the program of a step, anew only if it differs from the last one's."""
 
     def __init__(self) -> None:
-        # By optimizer; with the text of its hyperparameters, which is exact, and tells
-        # 1 from 1.0 and 0.0 from -0.0.
+        # By optimizer; with the text of its class and hyperparameters, which is exact,
+        # and tells 1 from 1.0 and 0.0 from -0.0.
         self._last: dict[str, tuple[str, OptimizerProgram]] = {}
 
     def of(self, step: OptimizerStep) -> OptimizerProgram:
         """Return the program of a step, which is not to be changed."""
         rule = rule_named(step.class_name)
         groups = [values_of(rule, group.hyperparameters) for group in step.groups]
-        text = repr(groups)
+        text = f"{step.class_name} {groups!r}"
         last = self._last.get(step.optimizer)
         if last is not None and last[0] == text:
             return last[1]

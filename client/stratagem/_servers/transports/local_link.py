@@ -82,8 +82,7 @@ class LocalLink:
         Raises:
             OSError: The connection broke, or it took too long.
         """
-        for piece in parts(kind, message, is_last, path):
-            self._socket.sendall(piece)
+        self.send_all(parts(kind, message, is_last, path))
 
     def send_all(self, pieces: Iterable[bytes | memoryview]) -> None:
         """Sends pieces of frames; raises as `send`, and waits as long."""
