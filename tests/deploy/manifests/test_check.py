@@ -78,6 +78,7 @@ def test_a_misspelt_field_of_a_kustomization_is_found(tmp_path: Path) -> None:
         render(folder)
 
 
+@containers.needs_compose
 def test_a_misspelt_field_of_a_compose_file_is_found(tmp_path: Path) -> None:
     shutil.copytree(containers.COMPOSE, tmp_path, dirs_exist_ok=True)
     files = containers.compose_files(tmp_path)
@@ -86,6 +87,7 @@ def test_a_misspelt_field_of_a_compose_file_is_found(tmp_path: Path) -> None:
     assert "readonly" in "".join(containers.project_problems(files[:1]))
 
 
+@containers.needs_compose
 def test_a_service_that_there_is_not_is_found(tmp_path: Path) -> None:
     shutil.copytree(containers.COMPOSE, tmp_path, dirs_exist_ok=True)
     files = containers.compose_files(tmp_path)

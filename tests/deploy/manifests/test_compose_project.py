@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.manifests.containers import COMPOSE, compose_files
+from tests.deploy.manifests.containers import COMPOSE, compose_files, needs_compose
 from tests.deploy.manifests.rendering import ROOT
 from tests.deploy.manifests.tasks import port, settings
+
+pytestmark = needs_compose
 
 PROMETHEUS = ROOT / "deploy/observability/prometheus.yml"
 
