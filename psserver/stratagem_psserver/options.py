@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from stratagem_proto.serving.memory import half_of_memory
 from stratagem_proto.serving.options import Job, ServingOptions
-from stratagem_psserver.memory import half_of_memory
 from stratagem_psserver.settings import ServerSettings
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stratagem_proto.serving.memory import half_of_memory
 from stratagem_proto.serving.settings import ServingSettings
-from stratagem_psserver.memory import half_of_memory
 
 
 @dataclass(frozen=True)

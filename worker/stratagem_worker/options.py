@@ -19,6 +19,12 @@ class WorkerOptions(ServingOptions):
     lease_seconds: float = Field(
         10.0, ge=0.1, description="Silence after which a client is dead."
     )
+    result_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="Most bytes of large results that stay here, where others copy "
+        "them; else half of the memory.",
+    )
     logical_cpus: int = Field(
         1,
         ge=1,
@@ -30,4 +36,6 @@ class WorkerOptions(ServingOptions):
         """They as a server takes them."""
         given = self.serving()
         del given["logical_cpus"]
+        if self.result_bytes is None:
+            del given["result_bytes"]
         return WorkerSettings(**given)

@@ -49,6 +49,7 @@ class WorkSession:
         settings: WorkerSettings,
         executor: Executor,
         interruptible: Interruptible[Running],
+        results: StayingResults,
         loader: Loader,
         client: OpenSessionRequest,
     ) -> None:
@@ -58,6 +59,7 @@ class WorkSession:
             settings: Of the worker.
             executor: Carries out what takes time.
             interruptible: What that thread runs.
+            results: Those that stay here.
             loader: Makes objects of the client's payloads.
             client: Whose it is.
         """
@@ -65,8 +67,8 @@ class WorkSession:
         self.heard = time.monotonic()
         self.outbox = Outbox()
         self._ends = UnreportedEnds(self._report)
-        self.results = StayingResults(client.session_id)
-        self._copies = Copies(self.results, settings)
+        self.results = results
+        self._copies = Copies(results, settings)
         self._settings = settings
         self._executor = executor
         self._interruptible = interruptible
@@ -151,6 +153,7 @@ class WorkSession:
         self.drain()
         self.outbox.close()
         self._copies.end()
+        self.results.close()
         self._interruptible.interrupt(lambda running: running.session is self)
         self._submit(self._loader.close)
 

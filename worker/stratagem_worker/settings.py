@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.serving.memory import half_of_memory
 from stratagem_proto.serving.settings import ServingSettings
 
 
 @dataclass(frozen=True)
 class WorkerSettings(ServingSettings):
     """Settings of a worker server.
+
+    Attributes:
+        result_bytes: Most bytes of results that stay on the worker for others; more
+            are sent to the program whose functions returned them.
 
     Raises:
         InvalidArgumentError: Also where there is no token: whoever can connect can
@@ -19,6 +24,7 @@ class WorkerSettings(ServingSettings):
 
     job: str = "worker"
     lease_seconds: float = 10.0
+    result_bytes: int = field(default_factory=half_of_memory)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -20,6 +20,7 @@ from stratagem_worker.executor import Executor
 from stratagem_worker.interruption import Interruptible
 from stratagem_worker.session import Running, WorkSession
 from stratagem_worker.settings import WorkerSettings
+from stratagem_worker.staying_results import ResultMemory, StayingResults
 
 _GLANCE_SECONDS = 0.02
 
@@ -34,6 +35,7 @@ class WorkerState:
         self._gpus = len(list_logical_devices("GPU"))
         self._executor = Executor(settings.label)
         self._interruptible = Interruptible[Running]()
+        self._memory = ResultMemory(settings.result_bytes)
         self._sessions: dict[bytes, WorkSession] = {}
         self._draining = False
         self.local_socket: LocalSocket | None = None
@@ -55,7 +57,12 @@ class WorkerState:
         settings, identifier = self.settings, request.session.session_id
         loader = Loader(settings.task, settings.token, request.address)
         session = WorkSession(
-            settings, self._executor, self._interruptible, loader, request.session
+            settings,
+            self._executor,
+            self._interruptible,
+            StayingResults(identifier, self._memory),
+            loader,
+            request.session,
         )
         self._sessions[identifier] = session
         return session
