@@ -9,10 +9,16 @@ from benchmarks.measurements.movielens import ratings_file
 
 
 def workers(counts: Sequence[int] = (1, 2, 4)) -> Contest:
-    """All processes of the cluster count, but not what they do to start."""
+    """All processes of the cluster count, but not what they do to start.
+
+    Loops that have no server say what the machine takes for doing several things.
+    """
     file = ratings_file()
     contestants = [
         Contestant(counted(count), "stratagem.workers", [file, str(count)])
+        for count in counts
+    ] + [
+        Contestant(counted(count, "loop"), "limits.loops", [file, str(count)])
         for count in counts
     ]
     names = {each.name for each in contestants}
@@ -21,6 +27,6 @@ def workers(counts: Sequence[int] = (1, 2, 4)) -> Contest:
     return Contest("workers", contestants, [question])
 
 
-def counted(count: int) -> str:
-    """So many workers, in words."""
-    return f"{count} worker" if count == 1 else f"{count} workers"
+def counted(count: int, one: str = "worker") -> str:
+    """So many of them, in words."""
+    return f"{count} {one}" if count == 1 else f"{count} {one}s"

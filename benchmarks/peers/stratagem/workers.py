@@ -24,7 +24,7 @@ from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy import LocalCluster
 from stratagem_proto.errors import StratagemError
 
-_STEPS = 50
+_STEPS = 200
 
 
 @contextmanager
