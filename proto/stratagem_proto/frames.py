@@ -115,10 +115,36 @@ def decode_frame(
             return _decode_small(data, header_type, segment)
         return _decode_large(data, header_type, segment)
     except (DecodeError, IndexError) as error:
-        raise MalformedStreamError(
-            f"a frame of {len(data)} bytes is not a {header_type.__name__} stream's "
-            f"message: {error}"
-        ) from error
+        raise _malformed(len(data), header_type, error) from error
+
+
+def take_header(
+    data: bytes | memoryview, header_type: type[Header]
+) -> tuple[Header, memoryview] | None:
+    """The header of a frame that begins with one, and what comes behind it.
+
+    That is a frame, too, of the chunks alone.
+
+    Raises:
+        MalformedStreamError: The bytes are no such message.
+    """
+    view = memoryview(data)
+    if view[:1] != _HEADER_TAG:
+        return None
+    try:
+        header, begin = _read_value(view, 1, _BYTES)
+        return header_type.FromString(bytes(_bytes(header))), view[begin:]
+    except (DecodeError, IndexError) as error:
+        raise _malformed(len(data), header_type, error) from error
+
+
+def _malformed(
+    nbytes: int, header_type: type[Message], error: Exception
+) -> MalformedStreamError:
+    return MalformedStreamError(
+        f"a frame of {nbytes} bytes is not a {header_type.__name__} stream's "
+        f"message: {error}"
+    )
 
 
 def _decode_small(

@@ -18,7 +18,12 @@ from stratagem_proto.v1.tensor_pb2 import Chunk, Place, TensorSpec
 
 def needed(tensors: Sequence[torch.Tensor]) -> int:
     """Bytes of a segment that tensors take."""
-    return starts([tensor.nbytes for tensor in tensors])[1]
+    return needed_by([tensor.nbytes for tensor in tensors])
+
+
+def needed_by(sizes: Sequence[int]) -> int:
+    """Bytes of a segment that tensors of these sizes take."""
+    return starts(sizes)[1]
 
 
 def _kinds(tensors: Sequence[torch.Tensor]) -> tuple[Kind, ...]:
@@ -112,6 +117,29 @@ def _placed(chunk: ChunkView, place: int, segment: Segment) -> ChunkView:
     view = segment.view(start, len(chunk.data))
     copy_bytes(view, chunk.data)
     return chunk._replace(data=view, start=start)
+
+
+def found(
+    kinds: tuple[Kind, ...], chunks: memoryview, segment: Segment
+) -> list[torch.Tensor] | None:
+    """As `borrowed`, of tensors where `starts` puts them; None if they are not.
+
+    Args:
+        kinds: What they are besides their elements.
+        chunks: The part of the frame that says where they are.
+        segment: That of the call.
+
+    Raises:
+        MalformedStreamError: The segment is too small for the tensors.
+    """
+    sizes = tuple([dtype.itemsize * shape.numel() for dtype, shape in kinds])
+    announced = _announcement(sizes)
+    if len(chunks) != len(announced) or bytes(chunks) != announced:
+        return None
+    return [
+        tensor if tensor.is_floating_point() else tensor.clone()
+        for tensor in segment.tensors(kinds)
+    ]
 
 
 def borrowed(

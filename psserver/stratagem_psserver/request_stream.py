@@ -1,13 +1,16 @@
-"""Requests that bring tensors, message by message."""
+"""Requests that carry tensors, message by message."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Generic
 
+import torch
+
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.frames import ChunkView, Frame, Header, decode_frame
-from stratagem_proto.segment import Segment
+from stratagem_proto.frames import ChunkView, Frame, Header, decode_frame, take_header
+from stratagem_proto.placed import found
+from stratagem_proto.segment import Kind, Segment
 from stratagem_proto.serving.border import is_over
 
 
@@ -29,24 +32,40 @@ class RequestStream(Generic[Header]):
     ) -> None:
         self._messages = aiter(messages)
         self._header_type, self._segment = header_type, segment
-        self._first: Sequence[ChunkView] | None = None
+        # What came with the header.
+        self._first: memoryview | None = None
 
     async def header(self) -> Header:
         """What is asked.
 
         Raises:
-            MalformedStreamError: The first message has no header.
+            MalformedStreamError: The first message has no header, or not at first.
         """
         async for data in self._messages:
-            frame = self._decoded(data)
-            if frame.header is None:
+            begun = take_header(data, self._header_type)
+            if begun is None:
                 break
-            self._first = frame.chunks
-            return frame.header
+            header, self._first = begun
+            return header
         raise MalformedStreamError(
             f"the stream does not begin with a {self._header_type.__name__}; its first "
             "message must have one"
         )
+
+    def found(self, kinds: tuple[Kind, ...]) -> list[torch.Tensor] | None:
+        """All tensors, if the first message says that they are in shared memory.
+
+        Only where they are looked for at once is looked; None says nothing.
+
+        Args:
+            kinds: What they are besides their elements.
+        """
+        if self._segment is None or self._first is None:
+            return None
+        tensors = found(kinds, self._first, self._segment)
+        if tensors is not None:
+            self._first = None
+        return tensors
 
     @property
     def is_over(self) -> bool:
@@ -57,13 +76,11 @@ class RequestStream(Generic[Header]):
         return self
 
     async def __anext__(self) -> Sequence[ChunkView]:
-        first, self._first = self._first, None
-        if first is not None:
-            return first
-        frame = self._decoded(await anext(self._messages))
+        data, self._first = self._first, None
+        frame = self._decoded(await anext(self._messages) if data is None else data)
         if frame.header is not None:
             raise MalformedStreamError("the stream has a second header")
         return frame.chunks
 
-    def _decoded(self, data: bytes) -> Frame[Header]:
+    def _decoded(self, data: bytes | memoryview) -> Frame[Header]:
         return decode_frame(data, self._header_type, self._segment)

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterator,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from google.protobuf.message import Message
@@ -29,16 +22,12 @@ from stratagem_proto.errors import (
     StratagemError,
     UnavailableError,
 )
-from stratagem_proto.frames import ChunkView
 from stratagem_proto.placed import borrowed
-from stratagem_proto.protocol import MAX_TENSORS
 from stratagem_proto.serving.border import is_over
 from stratagem_proto.serving.eager import begin
 from stratagem_proto.serving.figures import Figures
-from stratagem_proto.tensors import total_nbytes
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
-from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_psserver.budget import Budget, Reservation
 from stratagem_psserver.checkpoints.cut import STEPS, StepGate
 from stratagem_psserver.exactly_once.closure_turns import ClosureTurns
@@ -51,8 +40,10 @@ from stratagem_psserver.exactly_once.ledger import (
     SessionLedger,
     WaitForEarlier,
 )
+from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.settling import PASSING, Work, answer, settled
 from stratagem_psserver.exactly_once.upload_memory import Upload, UploadMemory
+from stratagem_psserver.request_stream import RequestStream
 from stratagem_psserver.waits import Waits
 
 # Requests of a session overtake each other by no more than the network's delays.
@@ -68,7 +59,7 @@ class Staged:
     reservation: Reservation
 
 
-Chunks = AsyncIterator[Sequence[ChunkView]]
+Chunks: TypeAlias = RequestStream[Any]
 
 
 class Mutations:
@@ -103,21 +94,19 @@ class Mutations:
     async def once_staged(
         self,
         header: Mutation,
-        specs: Sequence[TensorSpec],
+        manifest: Manifest,
         chunks: Chunks,
         apply: Callable[[Staged], Awaitable[Message]],
-        derived: Sequence[TensorSpec] = (),
         borrows: bool = False,
     ) -> bytes:
         """Receives a request's tensors and applies it, or repeats its reply.
 
         Args:
             header: What is asked.
-            specs: Descriptions of its tensors.
+            manifest: Its tensors.
             chunks: Their bytes as they arrive.
             apply: Checks the request, then changes variables. Once begun it runs to
                 its end, even if the client goes away.
-            derived: Descriptions of what it makes of them, for the budget.
             borrows: Whether it has no use for the tensors once it is answered, so that
                 they may stay in memory that the client shares.
 
@@ -130,24 +119,23 @@ class Mutations:
             return answer(known)
         with Reservation(self._budget, 0) as reservation:
             try:
-                nbytes = _size(specs)
-                upload = self.uploads.take(specs, nbytes)
+                upload = self.uploads.take(manifest.specs, manifest.nbytes)
                 purpose = f"request {key.sequence} of {session.label}"
-                staging = self._budget.reserve(nbytes + total_nbytes(derived), purpose)
+                staging = self._budget.reserve(manifest.staged_nbytes, purpose)
                 reservation.absorb(staging)
-                tensors = await _receive(upload, chunks, borrows)
+                tensors = await _receive(manifest, upload, chunks, borrows)
             except PASSING:
                 raise
             except StratagemError as error:
                 # What can never succeed uses up its number like anything else.
                 work: Work = partial(_refuse, error)
             else:
-                self._received(header, nbytes)
+                self._received(header, manifest.nbytes)
                 staged = Staged(session, tensors, reservation)
                 work = partial(_serialised, partial(apply, staged))
             response = await self._in_step(session, header, work)
             # What was refused has raised.
-            if borrows and not derived:
+            if borrows and manifest.is_final:
                 self.uploads.keep(upload, reservation)
             return response
 
@@ -202,22 +190,20 @@ class Mutations:
         self._waits.changed(session.id)
 
 
-def _size(specs: Sequence[TensorSpec]) -> int:
-    if len(specs) > MAX_TENSORS:
-        raise InvalidArgumentError(
-            f"the request has {len(specs)} tensors; at most {MAX_TENSORS} are allowed"
-        )
-    return total_nbytes(specs)
-
-
-async def _receive(upload: Upload, chunks: Chunks, borrows: bool) -> list[torch.Tensor]:
+async def _receive(
+    manifest: Manifest, upload: Upload, chunks: Chunks, borrows: bool
+) -> list[torch.Tensor]:
     """Takes in all that comes.
 
     Raises:
         MalformedStreamError: It is too little, as when the connection was cut, or too
             much. The number of the request stays unused, as it may come again whole.
     """
-    specs, first = upload.specs, await anext(chunks)
+    with _allocating():
+        lent = chunks.found(manifest.kinds) if borrows else None
+        if lent is not None:
+            return lent
+    specs, first = manifest.specs, await anext(chunks)
     tensors = whole(specs, first) if borrows else None
     if tensors is not None:
         if not is_over(chunks):

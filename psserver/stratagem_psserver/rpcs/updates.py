@@ -8,6 +8,7 @@ from functools import partial
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.tensors import total_nbytes
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.mutations import Chunks, Staged
 from stratagem_psserver.optimization.decoding import decode_gradients, decoded_specs
 from stratagem_psserver.optimization.gradients import Gradient, gather
@@ -30,10 +31,9 @@ class UpdateRpcs:
     async def update(self, header: pb.UpdateHeader, chunks: Chunks) -> bytes:
         return await self._state.mutations.once_staged(
             header,
-            header.tensors,
+            Manifest(header.tensors, decoded_specs(header.gradients)),
             chunks,
             partial(self._update, header),
-            decoded_specs(header.gradients),
             borrows=_is_applied_at_once(header),
         )
 
@@ -97,7 +97,10 @@ class UpdateRpcs:
 
     async def update_non_slot(self, header: pb.UpdateHeader, chunks: Chunks) -> bytes:
         return await self._state.mutations.once_staged(
-            header, header.tensors, chunks, partial(self._update_non_slot, header)
+            header,
+            Manifest(header.tensors),
+            chunks,
+            partial(self._update_non_slot, header),
         )
 
     async def _update_non_slot(

@@ -9,9 +9,9 @@ from stratagem_proto.segment import Segment
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.consistency_pb2 import StepGrant
 from stratagem_psserver.exactly_once.mutations import Chunks
+from stratagem_psserver.rpcs.answers import Reading, frames_of
 from stratagem_psserver.rpcs.consistency import arrive, granted_now
 from stratagem_psserver.rpcs.updates import UpdateRpcs
-from stratagem_psserver.rpcs.values import Reading, frames_of
 from stratagem_psserver.state import ServerState
 
 

@@ -15,6 +15,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     ListVariablesResponse,
 )
 from stratagem_psserver.exactly_once.ledger import Session
+from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.mutations import Chunks, Staged
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.creation import (
@@ -33,7 +34,7 @@ class VariableRpcs:
     async def create(self, header: CreateVariablesHeader, chunks: Chunks) -> bytes:
         sent = sent_tensors(header.variables)
         return await self._state.mutations.once_staged(
-            header, sent, chunks, partial(self._create, header)
+            header, Manifest(sent), chunks, partial(self._create, header)
         )
 
     async def _create(

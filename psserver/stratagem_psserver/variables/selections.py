@@ -74,6 +74,13 @@ class Selected:
         return len(self.rows) * row_bytes
 
     @property
+    def sent_nbytes(self) -> int:
+        """What it takes once it is as it is to be sent."""
+        if self.narrowed_to is None:
+            return self.nbytes
+        return self.nbytes // self.view.itemsize * self.narrowed_to.itemsize
+
+    @property
     def is_there(self) -> bool:
         """Whether it is in the variable's memory as it is to be sent."""
         made = self.rows is not None or self.narrowed_to is not None
@@ -86,9 +93,8 @@ class Selected:
 
 def is_wanted(variable: Variable, selection: Selection) -> bool:
     """Whether the reader lacks the variable's present version."""
-    return (
-        not selection.HasField("newer_than") or variable.version > selection.newer_than
-    )
+    # Versions begin with 1: who says nothing lacks all of them.
+    return variable.version > selection.newer_than
 
 
 def select(variable: Variable, selection: Selection) -> Selected:

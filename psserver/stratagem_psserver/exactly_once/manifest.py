@@ -1,0 +1,59 @@
+"""What a request says of the tensors that it brings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.protocol import MAX_TENSORS
+from stratagem_proto.segment import Kind
+from stratagem_proto.tensors import decode_dtype, total_nbytes
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
+
+
+class Manifest:
+    """Descriptions of tensors, which are checked once they are asked about.
+
+    Args:
+        specs: Of the tensors.
+        derived: Of what is made of them.
+
+    Attributes:
+        specs: Of the tensors.
+        is_final: Whether nothing is made of them.
+    """
+
+    def __init__(
+        self, specs: Sequence[TensorSpec], derived: Sequence[TensorSpec] = ()
+    ) -> None:
+        self.specs, self._derived = specs, derived
+        self.is_final = not derived
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Size of the tensors.
+
+        Raises:
+            InvalidArgumentError: They are too many, or one cannot be as described.
+        """
+        if len(self.specs) > MAX_TENSORS:
+            raise InvalidArgumentError(
+                f"the request has {len(self.specs)} tensors; at most {MAX_TENSORS} are "
+                "allowed"
+            )
+        return total_nbytes(self.specs)
+
+    @cached_property
+    def staged_nbytes(self) -> int:
+        """The same, with what is made of them."""
+        return self.nbytes + total_nbytes(self._derived)
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """What the tensors are besides their elements; ask once `nbytes` is known."""
+        return tuple(
+            [(decode_dtype(spec.dtype), torch.Size(spec.shape)) for spec in self.specs]
+        )

@@ -1,0 +1,92 @@
+"""What is answered to those who read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from stratagem_proto.placed import needed_by
+from stratagem_proto.v1.parameter_server_pb2 import ReadHeader, Selection
+from stratagem_psserver.variables.held_snapshots import HeldSnapshot
+from stratagem_psserver.variables.selections import Selected, is_wanted, select
+from stratagem_psserver.variables.store import Variable, VariableStore
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which of the values that somebody selects are answered.
+
+    Attributes:
+        variables: What was selected of, in the order of the selections.
+        wanted: For each of them, whether the reader lacks the present version.
+        selected: What is answered of those.
+        header: Says so to the reader; only for now.
+        nbytes: What it takes to make the answer ready.
+        needed_bytes: What it takes of a segment.
+    """
+
+    variables: Sequence[Variable]
+    wanted: Sequence[bool]
+    selected: Sequence[Selected]
+    header: ReadHeader
+    nbytes: int
+    needed_bytes: int
+
+    @classmethod
+    def of(
+        cls, variables: VariableStore | HeldSnapshot, selections: Sequence[Selection]
+    ) -> Choice:
+        """Makes a choice of variables that are there.
+
+        Raises:
+            VariableNotFoundError: One of them is not.
+            InvalidArgumentError: As of `select`.
+            OutOfRangeError: As of `select`.
+        """
+        found = [variables.get(selection.variable) for selection in selections]
+        header, selected = ReadHeader(), list[Selected]()
+        for variable, selection in zip(found, selections, strict=True):
+            value = header.values.add(version=variable.version)
+            if is_wanted(variable, selection):
+                chosen = select(variable, selection)
+                value.tensor = len(selected)
+                if (encoding := chosen.encoding) is not None:
+                    value.encoding.CopyFrom(encoding)
+                header.tensors.append(chosen.sent)
+                selected.append(chosen)
+        return cls(
+            found,
+            _wanted(found, selections),
+            selected,
+            header,
+            sum(each.nbytes for each in selected),
+            needed_by([each.sent_nbytes for each in selected]),
+        )
+
+    @property
+    def is_there(self) -> bool:
+        """Whether all of it is in the variables' memory as it is to be sent."""
+        return all(each.is_there for each in self.selected)
+
+    def is_still(self, selections: Sequence[Selection]) -> bool:
+        """Whether it is the one for selections of the same parts of the same variables.
+
+        Then its header has the present versions.
+        """
+        if self.wanted != _wanted(self.variables, selections):
+            return False
+        for value, variable in zip(self.header.values, self.variables, strict=True):
+            value.version = variable.version
+        return True
+
+    def tensors(self) -> list[torch.Tensor]:
+        """The values."""
+        return [each.tensor() for each in self.selected]
+
+
+def _wanted(
+    variables: Sequence[Variable], selections: Sequence[Selection]
+) -> Sequence[bool]:
+    return list(map(is_wanted, variables, selections))
