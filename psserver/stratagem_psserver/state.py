@@ -28,6 +28,7 @@ from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.programs.graphs import GraphCache
 from stratagem_psserver.room import Room
 from stratagem_psserver.settings import ServerSettings
+from stratagem_psserver.step_plans import StepPlans
 from stratagem_psserver.synchronous.rounds import Rounds
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot, HeldSnapshots
 from stratagem_psserver.variables.locks import Holding, VariableLocks
@@ -61,6 +62,7 @@ class ServerState:
         self.data = DataLedgers()
         self.barriers = Barriers()
         self.optimizers = Optimizers(self.store)
+        self.plans = StepPlans(self.store)
         self.graphs = GraphCache()
         self.locks = VariableLocks()
         self.waits = Waits()
@@ -188,7 +190,10 @@ class _Changing:
     async def _part_from_snapshots(self, shared: list[Variable]) -> None:
         nbytes = sum(variable.value.nbytes for variable in shared)
         parting = partial(self._state.snapshots.part, shared)
-        await self._state.compute.run(parting, nbytes)
+        try:
+            await self._state.compute.run(parting, nbytes)
+        finally:
+            self._state.store.changed()
 
     def _touched(self) -> Iterator[Variable]:
         store = self._state.store

@@ -37,6 +37,10 @@ class Lent(NamedTuple):
 class Loan(Protocol):
     """A variable lent to an optimizer for one step."""
 
+    @property
+    def variable(self) -> Variable:
+        """The variable."""
+
     def open(self, room: Room) -> Lent:
         """Takes all memory that the step needs; changes nothing.
 
@@ -111,10 +115,11 @@ def as_tensors(
     state: Mapping[str, Any], layout: StateLayout
 ) -> dict[str, torch.Tensor]:
     """What an optimizer made, in the dtypes of the layout."""
-    return {key: _as_tensor(value, layout[key].dtype) for key, value in state.items()}
+    return {key: as_tensor(value, layout[key].dtype) for key, value in state.items()}
 
 
-def _as_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
+def as_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    """What an optimizer made, in some dtype."""
     # Of 160 parameters, calls that change nothing cost as much as a small step.
     if isinstance(value, torch.Tensor) and value.dtype == dtype:
         return value

@@ -45,9 +45,10 @@ class OptimizerStates:
     """
 
     def __init__(self, store: VariableStore) -> None:
-        self._store, self._generation = store, store.generation
+        self._store = store
         # By the names of the optimizer and the variable.
         self._found: dict[tuple[str, str], OptimizerState] = {}
+        store.watch(self._found.clear)
 
     def of(
         self, optimizer: str, variable: Variable, layout: StateLayout
@@ -59,9 +60,6 @@ class OptimizerStates:
             FailedPreconditionError: The state is incomplete or does not fit.
             AlreadyExistsError: The name of a slot is that of another variable.
         """
-        if self._generation != self._store.generation:
-            self._found.clear()
-            self._generation = self._store.generation
         known = self._found.get((optimizer, variable.name))
         if known is not None and known.layout is layout:
             return known

@@ -8,8 +8,6 @@ owner of the state: restoring a slot variable restores the optimizer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
 
 import torch
 
@@ -18,96 +16,20 @@ from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
 )
-from stratagem_proto.optimizers import OptimizerRule, Value, rule_named
+from stratagem_proto.optimizers import rule_named
 from stratagem_proto.protocol import check_name
-from stratagem_proto.update_programs import decode_group
-from stratagem_proto.v1.update_program_pb2 import (
-    HyperparameterGroup,
-    OptimizerProgram,
-)
-from stratagem_psserver.optimization.dry_run import (
-    StepNeeds,
-    dry_run,
-    hyperparameters_of,
-)
+from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.optimization.gradients import Gradient, check_gradient
-from stratagem_psserver.optimization.loans import Lent, Loan, WholeLoan
+from stratagem_psserver.optimization.hyperparameters import Settings, settings_of
+from stratagem_psserver.optimization.loans import Loan, WholeLoan
 from stratagem_psserver.optimization.optimizer_states import OptimizerStates
+from stratagem_psserver.optimization.repeated_steps import RepeatedStep
 from stratagem_psserver.optimization.row_loans import TableRowLoan, TensorRowLoan
-from stratagem_psserver.optimization.single_steps import Prototype, take_step
-from stratagem_psserver.room import Room
+from stratagem_psserver.optimization.steps import Group, OptimizerStep
 from stratagem_psserver.variables.store import Variable, VariableStore
 
 # More than any sane program has; without an end they would fill the memory.
 MAX_OPTIMIZERS = 10_000
-
-# More than hyperparameters take; larger groups are not remembered.
-_MOST_GROUP_BYTES = 4 << 10
-
-
-class _Settings:
-    """The hyperparameters of a param group, with what was tried with them."""
-
-    def __init__(self, rule: OptimizerRule, values: Mapping[str, Value]) -> None:
-        self.values = values
-        self._rule = rule
-        self._needs: dict[tuple[torch.dtype, bool], StepNeeds] = {}
-
-    def needs(self, dtype: torch.dtype, sparse: bool) -> StepNeeds:
-        key = (dtype, sparse)
-        if key not in self._needs:
-            self._needs[key] = dry_run(self._rule, self.values, dtype, sparse)
-        return self._needs[key]
-
-    @cached_property
-    def prototype(self) -> Prototype:
-        """Makes what steps with them; ask once it was tried."""
-        return Prototype(self._rule, self.values)
-
-
-@dataclass
-class _Group:
-    """A param group with those of its variables that have a gradient."""
-
-    settings: _Settings
-    loans: list[Loan] = field(default_factory=list)
-
-    def step(self, all_lent: Sequence[Lent]) -> None:
-        fresh = [lent.tensor for lent in all_lent if not lent.state]
-        parameters = [lent.tensor for lent in all_lent]
-        optimizer = self.settings.prototype.optimizer(parameters, fresh)
-        for lent in all_lent:
-            lent.tensor.grad = lent.gradient
-            if lent.state:
-                optimizer.state[lent.tensor] = lent.state
-        take_step(optimizer, any(lent.gradient.is_sparse for lent in all_lent))
-        for lent, loan in zip(all_lent, self.loans, strict=True):
-            lent.tensor.grad = None
-            loan.close(optimizer.state.get(lent.tensor, {}))
-
-
-@dataclass
-class OptimizerStep:
-    """A checked step. Call `run` once, on any thread, then `Optimizers.commit`."""
-
-    program: OptimizerProgram
-    groups: list[_Group]
-    variables: list[Variable]
-    nbytes: int
-    room: Room
-
-    def run(self) -> None:
-        """Changes the values of the variables and their slots.
-
-        Raises:
-            ResourceExhaustedError: There is no memory for it; nothing is changed.
-        """
-        opened = [
-            [loan.open(self.room) for loan in group.loans] for group in self.groups
-        ]
-        for group, lent in zip(self.groups, opened, strict=True):
-            if lent:
-                group.step(lent)
 
 
 class Optimizers:
@@ -134,7 +56,7 @@ class Optimizers:
         """
         self._check_class(program)
         groups = [
-            _Group(_settings(program.class_name, group)) for group in program.groups
+            Group(settings_of(program.class_name, group)) for group in program.groups
         ]
         variables = [self._store.get(gradient.variable) for gradient in gradients]
         for variable, gradient in zip(variables, gradients, strict=True):
@@ -147,16 +69,38 @@ class Optimizers:
             self._store.room,
         )
 
-    def commit(self, step: OptimizerStep) -> list[int]:
+    def repeat(
+        self,
+        step: RepeatedStep,
+        program: OptimizerProgram,
+        gradients: Sequence[torch.Tensor],
+    ) -> bool:
+        """Gives a step the gradients with which it is taken next.
+
+        Args:
+            step: A step since which no variable came, went or was replaced.
+            program: That of the step, perhaps with other hyperparameters.
+            gradients: In the order of the step's variables, and of the same kinds.
+
+        Returns:
+            Whether it can be taken again; if not, prepare it anew.
+
+        Raises:
+            InvalidArgumentError: A hyperparameter is not acceptable.
+            AlreadyExistsError: As of `prepare`.
+        """
+        self._check_class(program)
+        settings = [settings_of(program.class_name, each) for each in program.groups]
+        return step.begin(settings, gradients)
+
+    def commit(self, step: OptimizerStep | RepeatedStep) -> list[int]:
         """Records what a step did; returns its variables' versions, in its order."""
         unknown = step.program.class_name, set[str]()
         stepped = self._known.setdefault(step.program.name, unknown)[1]
         stepped.update(variable.name for variable in step.variables)
         for variable in step.variables:
             variable.version += 1
-        for group in step.groups:
-            for loan in group.loans:
-                loan.commit(self._store)
+        step.commit(self._store)
         return [variable.version for variable in step.variables]
 
     def forget(self, names: Sequence[str]) -> None:
@@ -196,7 +140,7 @@ class Optimizers:
             )
 
     def _join(
-        self, name: str, groups: list[_Group], variable: Variable, gradient: Gradient
+        self, name: str, groups: list[Group], variable: Variable, gradient: Gradient
     ) -> None:
         check_gradient(variable, gradient)
         if gradient.group >= len(groups):
@@ -209,7 +153,7 @@ class Optimizers:
         group.loans.append(self._lend(name, group.settings, variable, gradient))
 
     def _lend(
-        self, name: str, settings: _Settings, variable: Variable, gradient: Gradient
+        self, name: str, settings: Settings, variable: Variable, gradient: Gradient
     ) -> Loan:
         sparse = gradient.rows is not None
         needs = settings.needs(variable.value.dtype, sparse)
@@ -221,28 +165,3 @@ class Optimizers:
         loan = TableRowLoan(variable, gradient, needs, names, slots)
         loan.check_fit()
         return loan
-
-
-def _settings(class_name: str, group: HyperparameterGroup) -> _Settings:
-    """The settings of a group; steps come with the same ones again and again."""
-    encoded = group.SerializeToString()
-    is_small = len(encoded) <= _MOST_GROUP_BYTES
-    return (_known_settings if is_small else _decoded)(class_name, encoded)
-
-
-def _decoded(class_name: str, group: bytes) -> _Settings:
-    rule = rule_named(class_name)
-    values = decode_group(rule, HyperparameterGroup.FromString(group))
-    return _Settings(rule, _complete(rule, values))
-
-
-_known_settings = lru_cache(maxsize=1024)(_decoded)
-
-
-def _complete(rule: OptimizerRule, values: Mapping[str, Value]) -> Mapping[str, Value]:
-    if missing := hyperparameters_of(rule) - values.keys():
-        raise InvalidArgumentError(
-            f"a param group of {rule.cls.__name__} comes without {sorted(missing)}; "
-            "send all hyperparameters with each step"
-        )
-    return values

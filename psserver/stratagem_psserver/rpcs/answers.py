@@ -17,6 +17,7 @@ from stratagem_proto.segment import Segment
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.compute import TENSOR_BYTES
 from stratagem_psserver.state import ServerState
+from stratagem_psserver.step_plans import StepPlan
 from stratagem_psserver.variables.choices import Choice
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot
 from stratagem_psserver.variables.store import VariableStore
@@ -34,14 +35,18 @@ class Reading:
         variables: Of which variables.
         selections: What of them.
         segment: Where to leave the values, if they fit; None to send them.
+        plan: That of the update behind which the store is read, if it has one.
     """
 
     variables: VariableStore | HeldSnapshot
     selections: Sequence[pb.Selection]
     segment: Segment | None
+    plan: StepPlan | None = None
 
     def choice(self) -> Choice:
         """What is answered."""
+        if self.plan is not None and isinstance(self.variables, VariableStore):
+            return self.plan.choice(self.variables, self.selections)
         return Choice.of(self.variables, self.selections)
 
 

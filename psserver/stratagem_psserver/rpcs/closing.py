@@ -11,7 +11,7 @@ from stratagem_proto.status import from_record, to_record
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.closed_step_pb2 import GlobalNorm
 from stratagem_psserver.optimization.gradients import Gradient
-from stratagem_psserver.rpcs.steps import step_optimizer
+from stratagem_psserver.rpcs.steps import taken
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.synchronous.contributions import Part
 from stratagem_psserver.synchronous.limits import (
@@ -63,7 +63,7 @@ async def _apply(
     if gradients is None:
         state.rounds.reject(mark)
     else:
-        await step_optimizer(state, part.program, gradients)
+        await taken(state, state.optimizers.prepare(part.program, gradients))
 
 
 @contextmanager

@@ -8,11 +8,13 @@ import torch
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_proto.v1.update_program_pb2 import InputBinding, OptimizerProgram
+from stratagem_proto.v1.update_program_pb2 import InputBinding
 from stratagem_psserver.compute import TENSOR_BYTES
 from stratagem_psserver.exactly_once.mutations import Staged
 from stratagem_psserver.optimization.gradients import Gradient, gather
 from stratagem_psserver.optimization.kept_gradients import require_distinct
+from stratagem_psserver.optimization.repeated_steps import RepeatedStep
+from stratagem_psserver.optimization.steps import OptimizerStep
 from stratagem_psserver.programs.graph_run import prepare
 from stratagem_psserver.programs.graphs import Binding, CompiledGraph
 from stratagem_psserver.state import ServerState
@@ -38,12 +40,9 @@ def all_gradients(
     return [*kept.values(), *gradients]
 
 
-async def step_optimizer(
-    state: ServerState, program: OptimizerProgram, gradients: Sequence[Gradient]
-) -> list[int]:
-    """Steps an optimizer; returns the versions of the gradients' variables."""
-    step = state.optimizers.prepare(program, gradients)
-    size = step.nbytes + len(gradients) * TENSOR_BYTES
+async def taken(state: ServerState, step: OptimizerStep | RepeatedStep) -> list[int]:
+    """Takes a step of an optimizer; returns the versions of its variables."""
+    size = step.nbytes + len(step.variables) * TENSOR_BYTES
     await state.compute.run(step.run, size)
     return state.optimizers.commit(step)
 

@@ -12,13 +12,15 @@ from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.mutations import Chunks, Staged
 from stratagem_psserver.optimization.decoding import decode_gradients, decoded_specs
 from stratagem_psserver.optimization.gradients import Gradient, gather
+from stratagem_psserver.optimization.repeated_steps import RepeatedStep
 from stratagem_psserver.rpcs.contributions import stage_contribution
 from stratagem_psserver.rpcs.steps import (
     all_gradients,
     run_graph,
-    step_optimizer,
+    taken,
 )
 from stratagem_psserver.state import ServerState
+from stratagem_psserver.step_plans import StepPlan
 from stratagem_psserver.synchronous.limits import limited, limits_of
 
 
@@ -29,17 +31,26 @@ class UpdateRpcs:
         self._state = state
 
     async def update(self, header: pb.UpdateHeader, chunks: Chunks) -> bytes:
+        """Update."""
+        return await self.planned(header, chunks, self._state.plans.plan(header))
+
+    async def planned(
+        self, header: pb.UpdateHeader, chunks: Chunks, plan: StepPlan | None
+    ) -> bytes:
+        """Update, with its plan if there is one."""
         return await self._state.mutations.once_staged(
             header,
-            Manifest(header.tensors, decoded_specs(header.gradients)),
+            plan.manifest if plan is not None else _manifest(header),
             chunks,
-            partial(self._update, header),
+            partial(self._update, header, plan),
             borrows=_is_applied_at_once(header),
         )
 
     async def _update(
-        self, header: pb.UpdateHeader, staged: Staged
+        self, header: pb.UpdateHeader, plan: StepPlan | None, staged: Staged
     ) -> pb.UpdateResponse:
+        if plan is not None:
+            return await self._planned_step(header, plan, staged)
         if header.program.WhichOneof("kind") == "graph":
             return pb.UpdateResponse(versions=await self._run_graph(header, staged))
         if header.program.WhichOneof("kind") is None and not header.backward.keep:
@@ -71,8 +82,10 @@ class UpdateRpcs:
         tensors = await self._state.compute.run(decoding, nbytes)
         return replace(staged, tensors=tensors)
 
-    async def _step(self, header: pb.UpdateHeader, staged: Staged) -> pb.UpdateResponse:
-        state, program = self._state, header.program.optimizer
+    async def _step(
+        self, header: pb.UpdateHeader, staged: Staged, plan: StepPlan | None = None
+    ) -> pb.UpdateResponse:
+        state = self._state
         gradients = all_gradients(state, header, staged)
         names = [gradient.variable for gradient in gradients]
         async with state.changing(names):
@@ -80,8 +93,23 @@ class UpdateRpcs:
             if within is None:
                 versions = [state.store.get(name).version for name in names]
                 return pb.UpdateResponse(versions=versions, rejected=True)
-            versions = await step_optimizer(state, program, within)
+            step = state.optimizers.prepare(header.program.optimizer, within)
+            versions = await taken(state, step)
+            if plan is not None:
+                plan.renew(state.store, RepeatedStep.of(step))
             return pb.UpdateResponse(versions=versions)
+
+    async def _planned_step(
+        self, header: pb.UpdateHeader, plan: StepPlan, staged: Staged
+    ) -> pb.UpdateResponse:
+        """A step that was taken before; it is checked again if anything has changed."""
+        state, program = self._state, header.program.optimizer
+        gradients = plan.gradients(staged.tensors)
+        async with state.changing(plan.names):
+            step = plan.step if plan.holds(state.store) else None
+            if step and state.optimizers.repeat(step, program, gradients):
+                return pb.UpdateResponse(versions=await taken(state, step))
+        return await self._step(header, staged, plan)
 
     async def _limited(
         self, header: pb.UpdateHeader, gradients: list[Gradient]
@@ -125,6 +153,10 @@ class UpdateRpcs:
         names = [each.variable for each in header.bindings if each.variable]
         async with state.changing(names):
             return await run_graph(state, graph, header.bindings, staged)
+
+
+def _manifest(header: pb.UpdateHeader) -> Manifest:
+    return Manifest(header.tensors, decoded_specs(header.gradients))
 
 
 def _is_applied_at_once(header: pb.UpdateHeader) -> bool:

@@ -29,14 +29,15 @@ class UpdateAndReadRpcs:
                 "UpdateAndRead carries what is applied at once; send by Update what is "
                 "only kept"
             )
-        reply = await self._updates.update(header, chunks)
+        plan = self._state.plans.plan(header)
+        reply = await self._updates.planned(header, chunks, plan)
         update = pb.UpdateResponse.FromString(reply)
         grants = self._grants(header)
 
         def headed(values: pb.ReadHeader) -> pb.UpdateAndReadHeader:
             return pb.UpdateAndReadHeader(update=update, values=values, grants=grants)
 
-        reading = Reading(self._state.store, header.then.selections, segment)
+        reading = Reading(self._state.store, header.then.selections, segment, plan)
         return frames_of(self._state, reading, headed)
 
     def _grants(self, header: pb.UpdateHeader) -> list[StepGrant]:

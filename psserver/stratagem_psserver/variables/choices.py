@@ -66,9 +66,9 @@ class Choice:
         )
 
     @property
-    def is_there(self) -> bool:
-        """Whether all of it is in the variables' memory as it is to be sent."""
-        return all(each.is_there for each in self.selected)
+    def is_whole(self) -> bool:
+        """Whether it is of whole variables or slices, and not of rows."""
+        return all(each.rows is None for each in self.selected)
 
     def is_still(self, selections: Sequence[Selection]) -> bool:
         """Whether it is the one for selections of the same parts of the same variables.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os.path
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nlargest
@@ -111,8 +111,19 @@ class VariableStore:
     def __init__(self, room: Room | None = None) -> None:
         self.room = room or Room()
         self.generation = 0
+        self._watching: list[Callable[[], object]] = []
         self._variables: dict[str, Variable] = {}
         self._slots: dict[str, list[str]] = {}
+
+    def watch(self, forget: Callable[[], object]) -> None:
+        """Has something called whenever variables come, go, or are replaced."""
+        self._watching.append(forget)
+
+    def changed(self) -> None:
+        """Takes note that variables have come, gone, or were replaced."""
+        self.generation += 1
+        for forget in self._watching:
+            forget()
 
     def get(self, name: str) -> Variable:
         """The variable of that name.
@@ -267,7 +278,7 @@ class VariableStore:
         if spec.HasField("table") and arena is None:
             arena = self._new_arena(spec)
         variable = self._variables[spec.name] = Variable(spec, value, arena=arena)
-        self.generation += 1
+        self.changed()
         if spec.slot_of:
             self._slots.setdefault(spec.slot_of, []).append(spec.name)
         return variable
@@ -285,7 +296,7 @@ class VariableStore:
         variable = self.get(name)
         if variable.value is not value:
             variable.value = value
-            self.generation += 1
+            self.changed()
         variable.version += 1
 
     def put_slot(self, name: str, owner: str, value: torch.Tensor) -> None:
@@ -306,9 +317,10 @@ class VariableStore:
         if variable is None:
             self._add(spec, value, arena)
             return
-        variable.spec, variable.value, variable.arena = spec, value, arena
+        if variable.arena is not arena:
+            variable.spec, variable.value, variable.arena = spec, value, arena
+            self.changed()
         variable.version += 1
-        self.generation += 1
 
     def delete(self, names: Sequence[str]) -> list[str]:
         """Removes variables and their slots, all or none; returns all removed names.
@@ -328,7 +340,7 @@ class VariableStore:
 
     def _remove(self, name: str) -> None:
         variable = self._variables.pop(name)
-        self.generation += 1
+        self.changed()
         owner, arena = variable.spec.slot_of, variable.arena
         if arena is not None and owner:
             arena.table.detach(arena)

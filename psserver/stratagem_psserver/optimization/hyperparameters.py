@@ -1,0 +1,71 @@
+"""The hyperparameters of param groups, as requests bring them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+
+import torch
+
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.optimizers import OptimizerRule, Value, rule_named
+from stratagem_proto.update_programs import decode_group
+from stratagem_proto.v1.update_program_pb2 import HyperparameterGroup
+from stratagem_psserver.optimization.dry_run import (
+    StepNeeds,
+    dry_run,
+    hyperparameters_of,
+)
+from stratagem_psserver.optimization.single_steps import Prototype
+
+# More than hyperparameters take; larger groups are not remembered.
+_MOST_GROUP_BYTES = 4 << 10
+
+
+class Settings:
+    """The hyperparameters of a param group, with what was tried with them."""
+
+    def __init__(self, rule: OptimizerRule, values: Mapping[str, Value]) -> None:
+        self.values = values
+        self._rule = rule
+        self._needs: dict[tuple[torch.dtype, bool], StepNeeds] = {}
+
+    def needs(self, dtype: torch.dtype, sparse: bool) -> StepNeeds:
+        key = (dtype, sparse)
+        if key not in self._needs:
+            self._needs[key] = dry_run(self._rule, self.values, dtype, sparse)
+        return self._needs[key]
+
+    @cached_property
+    def prototype(self) -> Prototype:
+        """Makes what steps with them; ask once it was tried."""
+        return Prototype(self._rule, self.values)
+
+
+def settings_of(class_name: str, group: HyperparameterGroup) -> Settings:
+    """The settings of a group; steps come with the same ones again and again.
+
+    Raises:
+        InvalidArgumentError: There is no such class, or it has other hyperparameters.
+    """
+    encoded = group.SerializeToString()
+    is_small = len(encoded) <= _MOST_GROUP_BYTES
+    return (_known_settings if is_small else _decoded)(class_name, encoded)
+
+
+def _decoded(class_name: str, group: bytes) -> Settings:
+    rule = rule_named(class_name)
+    values = decode_group(rule, HyperparameterGroup.FromString(group))
+    return Settings(rule, _complete(rule, values))
+
+
+_known_settings = lru_cache(maxsize=1024)(_decoded)
+
+
+def _complete(rule: OptimizerRule, values: Mapping[str, Value]) -> Mapping[str, Value]:
+    if missing := hyperparameters_of(rule) - values.keys():
+        raise InvalidArgumentError(
+            f"a param group of {rule.cls.__name__} comes without {sorted(missing)}; "
+            "send all hyperparameters with each step"
+        )
+    return values

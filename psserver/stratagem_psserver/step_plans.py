@@ -1,0 +1,150 @@
+"""What was worked out for a training step, kept for those like it.
+
+Steps repeat: all workers ask for the same over and over, with other numbers. As a
+database keeps the plans of queries by their text, a server keeps those of updates by
+what they have in common. A plan never says whether a request may be carried out now:
+numbering, locks, budgets and limits are looked at each time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_psserver.exactly_once.manifest import Manifest
+from stratagem_psserver.optimization.repeated_steps import RepeatedStep
+from stratagem_psserver.variables.choices import Choice
+from stratagem_psserver.variables.store import VariableStore
+
+MAX_PLANS = 256
+
+# Of the texts of all plans, which have some 50 a variable. With what is worked out for
+# it that is about 1 KiB.
+MAX_TEXT_BYTES = 1 << 20
+
+# What updates may bring besides.
+_MORE = ("contribution", "limits", "backward")
+
+
+class StepPlan:
+    """What is known of updates of one text.
+
+    Args:
+        header: One of them.
+
+    Attributes:
+        manifest: Their tensors.
+        names: The variables to step.
+        step: What they do, while `holds`; None if it is not known.
+    """
+
+    def __init__(self, header: pb.UpdateHeader) -> None:
+        self.manifest = Manifest(header.tensors)
+        self.names = [gradient.variable for gradient in header.gradients]
+        self.step: RepeatedStep | None = None
+        self._places = [gradient.tensor for gradient in header.gradients]
+        self._choice: Choice | None = None
+        self._generation = -1
+
+    def holds(self, store: VariableStore) -> bool:
+        """Whether the variables are still those that were looked at."""
+        return self._generation == store.generation
+
+    def renew(self, store: VariableStore, step: RepeatedStep | None) -> None:
+        """Takes over what the update does to the variables that there are now."""
+        self.step, self._generation = step, store.generation
+        self._choice = None
+
+    def gradients(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The gradients among the tensors of an update, once there is a step."""
+        return [tensors[place] for place in self._places] if self.step else []
+
+    def choice(
+        self, store: VariableStore, selections: Sequence[pb.Selection]
+    ) -> Choice:
+        """What is answered to an update, by what it selects.
+
+        Raises:
+            StratagemError: As of `Choice.of`.
+        """
+        holds = self.holds(store)
+        if holds and self._choice is not None and self._choice.is_still(selections):
+            return self._choice
+        choice = Choice.of(store, selections)
+        if holds and choice.is_whole:
+            self._choice = choice
+        return choice
+
+
+class StepPlans:
+    """Some plans, which are dropped when variables come, go, or are replaced.
+
+    Args:
+        store: Of these variables.
+    """
+
+    def __init__(self, store: VariableStore) -> None:
+        # By text; those that were asked for last are at the end.
+        self._plans: OrderedDict[bytes, StepPlan] = OrderedDict()
+        self._text_bytes = 0
+        store.watch(self._clear)
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def plan(self, header: pb.UpdateHeader) -> StepPlan | None:
+        """The plan of an update, to which more may be added.
+
+        Returns:
+            None if the update is none that repeats.
+        """
+        if not _is_step(header):
+            return None
+        text = _text(header)
+        if (plan := self._plans.get(text)) is not None:
+            self._plans.move_to_end(text)
+        elif _is_plain(header):
+            plan = StepPlan(header)
+            self._keep(text, plan)
+        return plan
+
+    def _keep(self, text: bytes, plan: StepPlan) -> None:
+        self._plans[text] = plan
+        self._text_bytes += len(text)
+        while len(self._plans) > MAX_PLANS or self._text_bytes > MAX_TEXT_BYTES:
+            dropped, _ = self._plans.popitem(last=False)
+            self._text_bytes -= len(dropped)
+
+    def _clear(self) -> None:
+        self._plans.clear()
+        self._text_bytes = 0
+
+
+def _is_step(header: pb.UpdateHeader) -> bool:
+    """Whether it is one of an optimizer that needs nothing but its tensors."""
+    is_step = header.program.WhichOneof("kind") == "optimizer"
+    return is_step and not any(map(header.HasField, _MORE))
+
+
+def _is_plain(header: pb.UpdateHeader) -> bool:
+    """Whether gradients are as they are, and rows are neither given nor asked for."""
+    return not (
+        any(each.HasField("rows") for each in header.gradients)
+        or any(each.HasField("encoding") for each in header.gradients)
+        or any(each.HasField("rows") for each in header.then.selections)
+    )
+
+
+def _text(header: pb.UpdateHeader) -> bytes:
+    """All of an update but what is another number with each step."""
+    text = pb.UpdateHeader()
+    text.CopyFrom(header)
+    text.ClearField("key")
+    text.program.optimizer.ClearField("groups")
+    text.then.ClearField("begins")
+    for selection in text.then.selections:
+        selection.ClearField("newer_than")
+    return text.SerializeToString()
