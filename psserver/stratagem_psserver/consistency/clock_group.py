@@ -85,13 +85,14 @@ class ClockGroup:
 
     def recount(self) -> None:
         """Finds the slowest again. Who has never come is at the start."""
-        finished = [worker.finished for worker in self.present()]
-        unseen = len(self.workers) < self.num_workers
-        self.slowest = 0 if unseen else min(finished, default=self.slowest)
-        if not unseen:
-            # Who comes back may owe the others a synchronous step.
-            everyone = self.workers.values()
-            self.schedule.forget(min(worker.finished for worker in everyone))
+        if len(self.workers) < self.num_workers:
+            self.slowest = 0
+            return
+        present = [worker.finished for worker in self.present()]
+        self.slowest = min(present, default=self.slowest)
+        # Who comes back may owe the others a synchronous step.
+        everyone = [worker.finished for worker in self.workers.values()]
+        self.schedule.forget(min(everyone))
 
     def is_ahead(self, finished: int, phase: Phase) -> bool:
         """Whether a worker is too far ahead of the slowest, who begins the phase."""

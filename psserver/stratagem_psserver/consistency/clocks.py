@@ -105,8 +105,9 @@ class Clocks:
             return None
         group.begun = max(group.begun, step)
         worker.taken_before = None if phase.synchronous else group.taken
-        worker.finished = step - 1
-        group.recount()
+        if worker.finished != step - 1:
+            worker.finished = step - 1
+            group.recount()
         return StepGrant(step=step, consistency=phase.consistency)
 
     def holding(self, name: str, number: int) -> str:

@@ -54,8 +54,10 @@ class Schedule:
         return self._phases[self._index(step)]
 
     def _index(self, step: int) -> int:
-        found = [i for i, phase in enumerate(self._phases) if phase.start <= step]
-        return found[-1] if found else 0
+        later = len(self._phases) - 1
+        while later and self._phases[later].start > step:
+            later -= 1
+        return later
 
     def following(self, finished: int, closed: int, level: int = 0) -> int:
         """The step that a worker takes next.

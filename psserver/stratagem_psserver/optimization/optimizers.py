@@ -97,7 +97,7 @@ class Optimizers:
         """Records what a step did; returns its variables' versions, in its order."""
         unknown = step.program.class_name, set[str]()
         stepped = self._known.setdefault(step.program.name, unknown)[1]
-        stepped.update(variable.name for variable in step.variables)
+        stepped.update([variable.name for variable in step.variables])
         for variable in step.variables:
             variable.version += 1
         step.commit(self._store)
