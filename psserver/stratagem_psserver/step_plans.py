@@ -25,9 +25,6 @@ MAX_PLANS = 256
 # it that is about 1 KiB.
 MAX_TEXT_BYTES = 1 << 20
 
-# What updates may bring besides.
-_MORE = ("contribution", "limits", "backward")
-
 
 class StepPlan:
     """What is known of updates of one text.
@@ -59,8 +56,8 @@ class StepPlan:
         self._choice = None
 
     def gradients(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The gradients among the tensors of an update, once there is a step."""
-        return [tensors[place] for place in self._places] if self.step else []
+        """The gradients among the tensors of an update, which has a step."""
+        return [tensors[place] for place in self._places]
 
     def choice(
         self, store: VariableStore, selections: Sequence[pb.Selection]
@@ -106,7 +103,7 @@ class StepPlans:
         text = _text(header)
         if (plan := self._plans.get(text)) is not None:
             self._plans.move_to_end(text)
-        elif _is_plain(header):
+        elif len(text) <= MAX_TEXT_BYTES and _is_plain(header):
             plan = StepPlan(header)
             self._keep(text, plan)
         return plan
@@ -124,18 +121,19 @@ class StepPlans:
 
 
 def _is_step(header: pb.UpdateHeader) -> bool:
-    """Whether it is one of an optimizer that needs nothing but its tensors."""
+    """Whether it is an optimizer's, with one tensor for each gradient and no more."""
     is_step = header.program.WhichOneof("kind") == "optimizer"
-    return is_step and not any(map(header.HasField, _MORE))
+    is_part = header.HasField("contribution") or header.HasField("backward")
+    is_limited = header.HasField("limits")
+    fits = len(header.tensors) == len(header.gradients)
+    return is_step and fits and not is_part and not is_limited
 
 
 def _is_plain(header: pb.UpdateHeader) -> bool:
     """Whether gradients are as they are, and rows are neither given nor asked for."""
-    return not (
-        any(each.HasField("rows") for each in header.gradients)
-        or any(each.HasField("encoding") for each in header.gradients)
-        or any(each.HasField("rows") for each in header.then.selections)
-    )
+    return not any(
+        each.HasField("rows") or each.HasField("encoding") for each in header.gradients
+    ) and not any(each.HasField("rows") for each in header.then.selections)
 
 
 def _text(header: pb.UpdateHeader) -> bytes:

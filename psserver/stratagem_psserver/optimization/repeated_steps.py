@@ -61,10 +61,18 @@ class _Parameter:
 
 
 class _Group:
-    """A param group whose optimizer stays."""
+    """Variables of one param group, and an optimizer that stays with them.
 
-    def __init__(self, settings: Settings, parameters: Sequence[_Parameter]) -> None:
-        self._parameters = parameters
+    Args:
+        number: Of the param group.
+        settings: Its hyperparameters, which steps were taken with.
+        parameters: The variables.
+    """
+
+    def __init__(
+        self, number: int, settings: Settings, parameters: Sequence[_Parameter]
+    ) -> None:
+        self._number, self._parameters = number, parameters
         self._settings, self._optimizer = settings, self._made(settings)
 
     def _made(self, settings: Settings) -> Optimizer:
@@ -74,8 +82,9 @@ class _Group:
         optimizer.state = defaultdict(dict, states)
         return optimizer
 
-    def accepts(self, settings: Settings) -> bool:
+    def accepts(self, groups: Sequence[Settings]) -> bool:
         """Takes other hyperparameters, unless the state is another one with them."""
+        settings = groups[self._number]
         if settings is self._settings:
             return True
         for each in self._parameters:
@@ -106,7 +115,7 @@ class RepeatedStep:
 
     Args:
         checked: The step as it was taken before.
-        groups: Its param groups.
+        groups: Those of its param groups that have variables.
 
     Attributes:
         program: The optimizer.
@@ -117,7 +126,7 @@ class RepeatedStep:
     def __init__(self, checked: OptimizerStep, groups: Sequence[_Group]) -> None:
         self.program, self.variables = checked.program, checked.variables
         self.nbytes = checked.nbytes
-        self._groups = groups
+        self._groups, self._number_of_groups = groups, len(checked.groups)
         self._gradients: Sequence[torch.Tensor] = ()
 
     @classmethod
@@ -125,14 +134,15 @@ class RepeatedStep:
         """The step, if it can be taken again without another check."""
         places = {id(each): place for place, each in enumerate(checked.variables)}
         groups = []
-        for group in checked.groups:
+        for number, group in enumerate(checked.groups):
             found = [
                 _Parameter.of(loan, places[id(loan.variable)]) for loan in group.loans
             ]
             parameters = [each for each in found if each is not None]
             if len(parameters) < len(found):
                 return None
-            groups.append(_Group(group.settings, parameters))
+            if parameters:
+                groups.append(_Group(number, group.settings, parameters))
         return cls(checked, groups)
 
     def begin(
@@ -140,20 +150,17 @@ class RepeatedStep:
     ) -> bool:
         """As `Optimizers.repeat`, with the hyperparameters of each group."""
         self._gradients = gradients
-        return len(settings) == len(self._groups) and all(
-            [
-                group.accepts(each)
-                for group, each in zip(self._groups, settings, strict=True)
-            ]
-        )
+        same = len(settings) == self._number_of_groups
+        return same and all(group.accepts(settings) for group in self._groups)
 
     def run(self) -> None:
         """Changes the values of the variables and their slots."""
+        # They are in the memory of a request that is answered when this is over.
+        gradients, self._gradients = self._gradients, ()
         for group in self._groups:
-            group.step(self._gradients)
+            group.step(gradients)
 
     def commit(self, store: VariableStore) -> None:
         """Lets the store know what has come of the state."""
-        self._gradients = ()
         for group in self._groups:
             group.commit(store)

@@ -85,13 +85,14 @@ def take_step(optimizer: Optimizer, sparse: bool) -> None:
         sparse: Whether a gradient is sparse. Its rows were checked when it came, so
             the checks that torch would warn about are left out.
     """
+    kind: Any = type(optimizer)
     with torch.no_grad(), _unchecked() if sparse else _AS_IT_IS:
-        _plain_step(type(optimizer))(optimizer)
+        _plain_step(kind)(optimizer)
 
 
 @cache
-def _plain_step(cls: type[Optimizer]) -> Callable[[Optimizer], object]:
-    plain: Callable[[Optimizer], object] = inspect.unwrap(cls.step)
+def _plain_step(kind: type[Any]) -> Callable[[Optimizer], object]:
+    plain: Callable[[Optimizer], object] = inspect.unwrap(kind.step)
     return plain
 
 

@@ -104,10 +104,11 @@ class UpdateRpcs:
     ) -> pb.UpdateResponse:
         """A step that was taken before; it is checked again if anything has changed."""
         state, program = self._state, header.program.optimizer
-        gradients = plan.gradients(staged.tensors)
         async with state.changing(plan.names):
             step = plan.step if plan.holds(state.store) else None
-            if step and state.optimizers.repeat(step, program, gradients):
+            if step and state.optimizers.repeat(
+                step, program, plan.gradients(staged.tensors)
+            ):
                 return pb.UpdateResponse(versions=await taken(state, step))
         return await self._step(header, staged, plan)
 
