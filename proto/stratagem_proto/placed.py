@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import torch
@@ -18,12 +18,12 @@ from stratagem_proto.v1.tensor_pb2 import Chunk, Place, TensorSpec
 
 def needed(tensors: Sequence[torch.Tensor]) -> int:
     """Bytes of a segment that tensors take."""
-    return needed_by([tensor.nbytes for tensor in tensors])
+    return starts([tensor.nbytes for tensor in tensors])[1]
 
 
-def needed_by(sizes: Sequence[int]) -> int:
-    """Bytes of a segment that tensors of these sizes take."""
-    return starts(sizes)[1]
+def needed_by(kinds: tuple[Kind, ...]) -> int:
+    """Bytes of a segment that tensors of these kinds take."""
+    return starts(_sizes_of(kinds))[1]
 
 
 def _kinds(tensors: Sequence[torch.Tensor]) -> tuple[Kind, ...]:
@@ -47,6 +47,24 @@ def encode_placed(
     return encode_frame(Frame(header)) + _announcement(_sizes(tensors))
 
 
+def encode_filled(
+    header: Message,
+    kinds: tuple[Kind, ...],
+    fill: Callable[[Sequence[torch.Tensor]], object],
+    segment: Segment,
+) -> bytes:
+    """As `encode_placed`, of tensors that are only made where they are placed.
+
+    Args:
+        header: Of the frame.
+        kinds: What the tensors are besides their elements.
+        fill: Given the tensors, writes their elements.
+        segment: Large enough for all of them.
+    """
+    fill(segment.tensors(kinds))
+    return encode_frame(Frame(header)) + _announcement(_sizes_of(kinds))
+
+
 def lent(
     specs: Sequence[TensorSpec], chunks: Sequence[ChunkView], segment: Segment
 ) -> list[torch.Tensor] | None:
@@ -68,6 +86,10 @@ def lent(
     return segment.tensors(
         tuple([(decode_dtype(spec.dtype), torch.Size(spec.shape)) for spec in specs])
     )
+
+
+def _sizes_of(kinds: tuple[Kind, ...]) -> tuple[int, ...]:
+    return tuple([dtype.itemsize * shape.numel() for dtype, shape in kinds])
 
 
 def _sizes(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
@@ -132,8 +154,7 @@ def found(
     Raises:
         MalformedStreamError: The segment is too small for the tensors.
     """
-    sizes = tuple([dtype.itemsize * shape.numel() for dtype, shape in kinds])
-    announced = _announcement(sizes)
+    announced = _announcement(_sizes_of(kinds))
     if len(chunks) != len(announced) or bytes(chunks) != announced:
         return None
     return [

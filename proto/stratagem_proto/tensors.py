@@ -59,12 +59,13 @@ def decode_dtype(number: pb.DataType.ValueType) -> torch.dtype:
 
 def spec_of(tensor: torch.Tensor) -> pb.TensorSpec:
     """The description of a tensor, dtype and shape; not to be changed."""
-    return _spec(tensor.dtype, tensor.shape)
+    return spec_of_kind(tensor.dtype, tensor.shape)
 
 
 # The same tensors are described again with each step.
 @lru_cache(maxsize=4096)
-def _spec(dtype: torch.dtype, shape: torch.Size) -> pb.TensorSpec:
+def spec_of_kind(dtype: torch.dtype, shape: torch.Size) -> pb.TensorSpec:
+    """As `spec_of`, of a tensor's dtype and shape."""
     return pb.TensorSpec(dtype=encode_dtype(dtype), shape=shape)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stratagem_proto.placed import needed_by
+from stratagem_proto.segment import Kind
 from stratagem_proto.v1.parameter_server_pb2 import ReadHeader, Selection
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot
 from stratagem_psserver.variables.selections import Selected, is_wanted, select
@@ -23,16 +23,16 @@ class Choice:
         wanted: For each of them, whether the reader lacks the present version.
         selected: What is answered of those.
         header: Says so to the reader; only for now.
-        nbytes: What it takes to make the answer ready.
-        needed_bytes: What it takes of a segment.
+        kinds: What the values are as they are sent.
+        nbytes: What it takes to make them ready.
     """
 
     variables: Sequence[Variable]
     wanted: Sequence[bool]
     selected: Sequence[Selected]
     header: ReadHeader
+    kinds: tuple[Kind, ...]
     nbytes: int
-    needed_bytes: int
 
     @classmethod
     def of(
@@ -61,8 +61,8 @@ class Choice:
             _wanted(found, selections),
             selected,
             header,
+            tuple([each.kind for each in selected]),
             sum(each.nbytes for each in selected),
-            needed_by([each.sent_nbytes for each in selected]),
         )
 
     @property
@@ -84,6 +84,17 @@ class Choice:
     def tensors(self) -> list[torch.Tensor]:
         """The values."""
         return [each.tensor() for each in self.selected]
+
+    def fill(self, into: Sequence[torch.Tensor]) -> None:
+        """Copies the values to tensors of their kinds, in one go."""
+        if not self.selected:
+            return
+        with torch.no_grad():
+            if self.is_whole:
+                torch._foreach_copy_([*into], self.tensors())
+                return
+            for each, tensor in zip(self.selected, into, strict=True):
+                each.fill(tensor)
 
 
 def _wanted(

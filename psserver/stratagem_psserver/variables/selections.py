@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,12 +9,12 @@ import torch
 
 from stratagem_proto.encodings import can_narrow, narrow
 from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError
+from stratagem_proto.segment import Kind
 from stratagem_proto.tensors import (
     decode_dtype,
-    encode_dtype,
     int64_vector,
     nbytes_of,
-    spec_of,
+    spec_of_kind,
 )
 from stratagem_proto.v1.parameter_server_pb2 import Selection
 from stratagem_proto.v1.tensor_pb2 import (
@@ -47,38 +46,35 @@ class Selected:
     narrowed_to: torch.dtype | None = None
 
     @property
-    def spec(self) -> TensorSpec:
-        if self.rows is None:
-            return spec_of(self.view)
-        shape = (len(self.rows), *self.view.shape[1:])
-        return TensorSpec(dtype=encode_dtype(self.view.dtype), shape=shape)
+    def kind(self) -> Kind:
+        """What it is besides its elements once it is as it is to be sent."""
+        return self.narrowed_to or self.view.dtype, self._shape
 
     @property
     def sent(self) -> TensorSpec:
-        if self.narrowed_to is None:
-            return self.spec
-        return TensorSpec(dtype=encode_dtype(self.narrowed_to), shape=self.spec.shape)
+        """The same as a description; not to be changed."""
+        return spec_of_kind(*self.kind)
 
     @property
     def encoding(self) -> Encoding | None:
         if self.narrowed_to is None:
             return None
-        return Encoding(decoded=self.spec, kind=ENCODING_KIND_NARROWED)
+        decoded = spec_of_kind(self.view.dtype, self._shape)
+        return Encoding(decoded=decoded, kind=ENCODING_KIND_NARROWED)
+
+    @property
+    def _shape(self) -> torch.Size:
+        shape = self.view.shape
+        return (
+            shape if self.rows is None else torch.Size((*self.rows.shape, *shape[1:]))
+        )
 
     @property
     def nbytes(self) -> int:
         """What it takes to make it ready, which rounding does not lessen."""
         if self.rows is None:
             return self.view.nbytes
-        row_bytes = math.prod(self.view.shape[1:]) * self.view.itemsize
-        return len(self.rows) * row_bytes
-
-    @property
-    def sent_nbytes(self) -> int:
-        """What it takes once it is as it is to be sent."""
-        if self.narrowed_to is None:
-            return self.nbytes
-        return self.nbytes // self.view.itemsize * self.narrowed_to.itemsize
+        return self._shape.numel() * self.view.itemsize
 
     @property
     def is_there(self) -> bool:
@@ -89,6 +85,15 @@ class Selected:
     def tensor(self) -> torch.Tensor:
         value = self.view if self.rows is None else self.variable.rows(self.rows)
         return narrow(value, self.narrowed_to).tensor if self.narrowed_to else value
+
+    def fill(self, into: torch.Tensor) -> None:
+        """Writes it to a tensor of its kind."""
+        is_made = self.variable.arena is not None or self.narrowed_to is not None
+        if self.rows is None or is_made:
+            into.copy_(self.tensor())
+        else:
+            # Without another copy: of 4096 rows of 16 it takes 38 us, and 23 so.
+            torch.index_select(self.view, 0, self.rows, out=into)
 
 
 def is_wanted(variable: Variable, selection: Selection) -> bool:

@@ -85,7 +85,7 @@ def test_what_a_selection_takes_is_known_before_it_is_taken(
 ) -> None:
     selected = select(hosting(torch.zeros(4, 2))[1], selection)
     tensor = selected.tensor()
-    assert (selected.spec, selected.nbytes) == (spec_of(tensor), tensor.nbytes)
+    assert (selected.sent, selected.nbytes) == (spec_of(tensor), tensor.nbytes)
 
 
 @pytest.mark.parametrize("part", [{}, {"rows": pb.Rows(indices=indices(2, 0))}])
