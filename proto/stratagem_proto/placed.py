@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from google.protobuf.message import Message
@@ -21,9 +21,26 @@ def needed(tensors: Sequence[torch.Tensor]) -> int:
     return starts([tensor.nbytes for tensor in tensors])[1]
 
 
-def needed_by(kinds: tuple[Kind, ...]) -> int:
-    """Bytes of a segment that tensors of these kinds take."""
-    return starts(_sizes_of(kinds))[1]
+class Layout:
+    """Where `starts` puts tensors, and how a frame says so.
+
+    Args:
+        kinds: What the tensors are besides their elements.
+    """
+
+    def __init__(self, kinds: tuple[Kind, ...]) -> None:
+        self.kinds = kinds
+        self._sizes = tuple([dtype.itemsize * shape.numel() for dtype, shape in kinds])
+
+    @cached_property
+    def needed(self) -> int:
+        """Bytes of a segment that they take."""
+        return starts(self._sizes)[1]
+
+    @cached_property
+    def announcement(self) -> bytes:
+        """The part of a frame that says where they are."""
+        return _announcement(self._sizes)
 
 
 def _kinds(tensors: Sequence[torch.Tensor]) -> tuple[Kind, ...]:
@@ -49,7 +66,7 @@ def encode_placed(
 
 def encode_filled(
     header: Message,
-    kinds: tuple[Kind, ...],
+    layout: Layout,
     fill: Callable[[Sequence[torch.Tensor]], object],
     segment: Segment,
 ) -> bytes:
@@ -57,12 +74,12 @@ def encode_filled(
 
     Args:
         header: Of the frame.
-        kinds: What the tensors are besides their elements.
+        layout: Of the tensors.
         fill: Given the tensors, writes their elements.
         segment: Large enough for all of them.
     """
-    fill(segment.tensors(kinds))
-    return encode_frame(Frame(header)) + _announcement(_sizes_of(kinds))
+    fill(segment.tensors(layout.kinds))
+    return encode_frame(Frame(header)) + layout.announcement
 
 
 def lent(
@@ -86,10 +103,6 @@ def lent(
     return segment.tensors(
         tuple([(decode_dtype(spec.dtype), torch.Size(spec.shape)) for spec in specs])
     )
-
-
-def _sizes_of(kinds: tuple[Kind, ...]) -> tuple[int, ...]:
-    return tuple([dtype.itemsize * shape.numel() for dtype, shape in kinds])
 
 
 def _sizes(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
@@ -142,24 +155,24 @@ def _placed(chunk: ChunkView, place: int, segment: Segment) -> ChunkView:
 
 
 def found(
-    kinds: tuple[Kind, ...], chunks: memoryview, segment: Segment
+    layout: Layout, chunks: memoryview, segment: Segment
 ) -> list[torch.Tensor] | None:
-    """As `borrowed`, of tensors where `starts` puts them; None if they are not.
+    """As `borrowed`, of tensors with that layout; None if theirs is another one.
 
     Args:
-        kinds: What they are besides their elements.
-        chunks: The part of the frame that says where they are.
+        layout: That of the tensors, if `starts` says where they are.
+        chunks: The part of the frame that says it.
         segment: That of the call.
 
     Raises:
         MalformedStreamError: The segment is too small for the tensors.
     """
-    announced = _announcement(_sizes_of(kinds))
+    announced = layout.announcement
     if len(chunks) != len(announced) or bytes(chunks) != announced:
         return None
     return [
         tensor if tensor.is_floating_point() else tensor.clone()
-        for tensor in segment.tensors(kinds)
+        for tensor in segment.tensors(layout.kinds)
     ]
 
 

@@ -9,8 +9,8 @@ import torch
 
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.frames import ChunkView, Frame, Header, decode_frame, take_header
-from stratagem_proto.placed import found
-from stratagem_proto.segment import Kind, Segment
+from stratagem_proto.placed import Layout, found
+from stratagem_proto.segment import Segment
 from stratagem_proto.serving.border import is_over
 
 
@@ -52,17 +52,15 @@ class RequestStream(Generic[Header]):
             "message must have one"
         )
 
-    def found(self, kinds: tuple[Kind, ...]) -> list[torch.Tensor] | None:
+    def found(self, layout: Layout) -> list[torch.Tensor] | None:
         """All tensors, if the first message says that they are in shared memory.
 
-        Only where they are looked for at once is looked; None says nothing.
-
         Args:
-            kinds: What they are besides their elements.
+            layout: Where they are then. None is returned if they are anywhere else.
         """
         if self._segment is None or self._first is None:
             return None
-        tensors = found(kinds, self._first, self._segment)
+        tensors = found(layout, self._first, self._segment)
         if tensors is not None:
             self._first = None
         return tensors

@@ -8,8 +8,8 @@ from functools import cached_property
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.placed import Layout
 from stratagem_proto.protocol import MAX_TENSORS
-from stratagem_proto.segment import Kind
 from stratagem_proto.tensors import decode_dtype, total_nbytes
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 
@@ -52,8 +52,9 @@ class Manifest:
         return self.nbytes + total_nbytes(self._derived)
 
     @cached_property
-    def kinds(self) -> tuple[Kind, ...]:
-        """What the tensors are besides their elements; ask once `nbytes` is known."""
-        return tuple(
-            [(decode_dtype(spec.dtype), torch.Size(spec.shape)) for spec in self.specs]
-        )
+    def layout(self) -> Layout:
+        """Where the tensors are in shared memory; ask once `nbytes` is known."""
+        kinds = [
+            (decode_dtype(spec.dtype), torch.Size(spec.shape)) for spec in self.specs
+        ]
+        return Layout(tuple(kinds))

@@ -200,7 +200,7 @@ async def _receive(
             much. The number of the request stays unused, as it may come again whole.
     """
     with _allocating():
-        lent = chunks.found(manifest.kinds) if borrows else None
+        lent = chunks.found(manifest.layout) if borrows else None
         if lent is not None:
             return lent
     specs, first = manifest.specs, await anext(chunks)

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from stratagem_proto.codec import split
 from stratagem_proto.frames import encode_frame
-from stratagem_proto.placed import encode_filled, needed_by, place_by_runs
+from stratagem_proto.placed import encode_filled, place_by_runs
 from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.segment import Segment
 from stratagem_proto.v1 import parameter_server_pb2 as pb
@@ -69,11 +69,11 @@ async def frames_of(
         with state.budget.reserve(choice.nbytes, "a read") as reservation:
             message, segment = headed(choice.header), reading.segment
             frames: Sequence[bytes] = ()
-            if segment is None or needed_by(choice.kinds) > segment.nbytes:
+            if segment is None or choice.layout.needed > segment.nbytes:
                 size = choice.nbytes + len(choice.selected) * TENSOR_BYTES
                 frames = await state.compute.run(partial(_sent, message, choice), size)
             elif choice.nbytes <= CHUNK_BYTES:
-                yield encode_filled(message, choice.kinds, choice.fill, segment)
+                yield encode_filled(message, choice.layout, choice.fill, segment)
             else:
                 async for frame in _placed(state, message, choice, segment):
                     yield frame

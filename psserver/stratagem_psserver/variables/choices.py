@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stratagem_proto.segment import Kind
+from stratagem_proto.placed import Layout
 from stratagem_proto.v1.parameter_server_pb2 import ReadHeader, Selection
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot
 from stratagem_psserver.variables.selections import Selected, is_wanted, select
@@ -23,7 +23,7 @@ class Choice:
         wanted: For each of them, whether the reader lacks the present version.
         selected: What is answered of those.
         header: Says so to the reader; only for now.
-        kinds: What the values are as they are sent.
+        layout: Of the values in shared memory.
         nbytes: What it takes to make them ready.
     """
 
@@ -31,7 +31,7 @@ class Choice:
     wanted: Sequence[bool]
     selected: Sequence[Selected]
     header: ReadHeader
-    kinds: tuple[Kind, ...]
+    layout: Layout
     nbytes: int
 
     @classmethod
@@ -61,7 +61,7 @@ class Choice:
             _wanted(found, selections),
             selected,
             header,
-            tuple([each.kind for each in selected]),
+            Layout(tuple([each.kind for each in selected])),
             sum(each.nbytes for each in selected),
         )
 
