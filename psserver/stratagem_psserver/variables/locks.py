@@ -11,8 +11,8 @@ class VariableLocks:
     """One lock per name, there while somebody holds it."""
 
     def __init__(self) -> None:
-        # Who waits for each, in turn.
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        # Who waits for each, in turn; None while nobody has.
+        self._waiting: dict[str, deque[asyncio.Future[None]] | None] = {}
 
     def holding(
         self, names: Iterable[str], owner: Callable[[str], str] = str
@@ -29,17 +29,16 @@ class VariableLocks:
         """Takes locks if all of them are free; says whether they were."""
         if not self._waiting.keys().isdisjoint(names):
             return False
-        for name in names:
-            self._waiting[name] = deque()
+        self._waiting.update(dict.fromkeys(names))
         return True
 
     async def acquire(self, name: str) -> None:
         """Waits for a lock."""
-        waiting = self._waiting.get(name)
-        if waiting is None:
-            self._waiting[name] = deque()
+        if name not in self._waiting:
+            self._waiting[name] = None
             return
         turn = asyncio.get_running_loop().create_future()
+        waiting = self._waiting[name] = self._waiting[name] or deque()
         waiting.append(turn)
         try:
             await turn

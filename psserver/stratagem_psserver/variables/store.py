@@ -113,7 +113,9 @@ class VariableStore:
         self.generation = 0
         self._watching: list[Callable[[], object]] = []
         self._variables: dict[str, Variable] = {}
+        # Slots by the names of their owners, and the other way round.
         self._slots: dict[str, list[str]] = {}
+        self._owners: dict[str, str] = {}
 
     def watch(self, forget: Callable[[], object]) -> None:
         """Has something called whenever variables come, go, or are replaced."""
@@ -172,8 +174,7 @@ class VariableStore:
 
     def owner(self, name: str) -> str:
         """The variable with which that one is locked and deleted; itself if none."""
-        variable = self._variables.get(name)
-        return (variable.spec.slot_of or name) if variable else name
+        return self._owners.get(name, name)
 
     def slots(self, name: str) -> list[str]:
         """Names of a variable's slot variables, in order of creation."""
@@ -281,6 +282,7 @@ class VariableStore:
         self.changed()
         if spec.slot_of:
             self._slots.setdefault(spec.slot_of, []).append(spec.name)
+            self._owners[spec.name] = spec.slot_of
         return variable
 
     def _new_arena(self, spec: VariableSpec) -> Arena:
@@ -345,6 +347,7 @@ class VariableStore:
         if arena is not None and owner:
             arena.table.detach(arena)
         self._slots.pop(name, None)
+        self._owners.pop(name, None)
         if owner in self._slots:
             self._slots[owner].remove(name)
 
