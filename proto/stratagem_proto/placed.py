@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from google.protobuf.message import Message
@@ -11,7 +12,7 @@ from google.protobuf.message import Message
 from stratagem_proto.codec import copy_bytes, split
 from stratagem_proto.frames import ChunkView, Frame, Header, encode_frame
 from stratagem_proto.segment import Kind, Segment, starts
-from stratagem_proto.tensors import allocate, decode_dtype, nbytes_of
+from stratagem_proto.tensors import decode_dtype, nbytes_of
 from stratagem_proto.v1 import tensor_pb2
 from stratagem_proto.v1.tensor_pb2 import Chunk, Place, TensorSpec
 
@@ -21,26 +22,27 @@ def needed(tensors: Sequence[torch.Tensor]) -> int:
     return starts([tensor.nbytes for tensor in tensors])[1]
 
 
+@dataclass(frozen=True, eq=False)
 class Layout:
-    """Where `starts` puts tensors, and how a frame says so.
+    """Where tensors of some kinds are in a segment.
 
-    Args:
-        kinds: What the tensors are besides their elements.
+    Attributes:
+        kinds: What they are.
+        room: Bytes of a segment that they take.
+        announcement: The part of a frame that says where they are.
     """
 
-    def __init__(self, kinds: tuple[Kind, ...]) -> None:
-        self.kinds = kinds
-        self._sizes = tuple([dtype.itemsize * shape.numel() for dtype, shape in kinds])
+    kinds: tuple[Kind, ...]
+    room: int
+    announcement: bytes
 
-    @cached_property
-    def needed(self) -> int:
-        """Bytes of a segment that they take."""
-        return starts(self._sizes)[1]
 
-    @cached_property
-    def announcement(self) -> bytes:
-        """The part of a frame that says where they are."""
-        return _announcement(self._sizes)
+# The same tensors are sent and read with each step.
+@lru_cache(maxsize=256)
+def layout_of(kinds: tuple[Kind, ...]) -> Layout:
+    """Where tensors of these kinds are if that is where `starts` puts them."""
+    sizes = tuple([dtype.itemsize * shape.numel() for dtype, shape in kinds])
+    return Layout(kinds, starts(sizes)[1], _announcement(sizes))
 
 
 def _kinds(tensors: Sequence[torch.Tensor]) -> tuple[Kind, ...]:
@@ -62,24 +64,6 @@ def encode_placed(
         with torch.no_grad():
             torch._foreach_copy_(segment.tensors(_kinds(tensors)), [*tensors])
     return encode_frame(Frame(header)) + _announcement(_sizes(tensors))
-
-
-def encode_filled(
-    header: Message,
-    layout: Layout,
-    fill: Callable[[Sequence[torch.Tensor]], object],
-    segment: Segment,
-) -> bytes:
-    """As `encode_placed`, of tensors that are only made where they are placed.
-
-    Args:
-        header: Of the frame.
-        layout: Of the tensors.
-        fill: Given the tensors, writes their elements.
-        segment: Large enough for all of them.
-    """
-    fill(segment.tensors(layout.kinds))
-    return encode_frame(Frame(header)) + layout.announcement
 
 
 def lent(
@@ -154,14 +138,36 @@ def _placed(chunk: ChunkView, place: int, segment: Segment) -> ChunkView:
     return chunk._replace(data=view, start=start)
 
 
+def encode_filled(
+    header: Message,
+    layout: Layout,
+    fill: Callable[[Sequence[torch.Tensor]], object],
+    segment: Segment,
+) -> bytes:
+    """As `encode_placed`, of tensors that are only made where they are placed.
+
+    Args:
+        header: Of the frame.
+        layout: Of the tensors.
+        fill: Given the tensors, writes their elements.
+        segment: Large enough for all of them.
+    """
+    fill(segment.tensors(layout.kinds))
+    return encode_frame(Frame(header)) + layout.announcement
+
+
 def found(
     layout: Layout, chunks: memoryview, segment: Segment
 ) -> list[torch.Tensor] | None:
-    """As `borrowed`, of tensors with that layout; None if theirs is another one.
+    """The tensors of a request where they are; None if that is not where they lie.
+
+    Who made the segment can still write to it, so only floating-point elements are
+    left there: indices that were checked must not change. The tensors are to be used
+    until the request is answered.
 
     Args:
-        layout: That of the tensors, if `starts` says where they are.
-        chunks: The part of the frame that says it.
+        layout: Of the tensors.
+        chunks: The part of the frame that says where they are.
         segment: That of the call.
 
     Raises:
@@ -174,37 +180,3 @@ def found(
         tensor if tensor.is_floating_point() else tensor.clone()
         for tensor in segment.tensors(layout.kinds)
     ]
-
-
-def borrowed(
-    specs: Sequence[TensorSpec], chunks: Sequence[ChunkView]
-) -> list[torch.Tensor] | None:
-    """The tensors of a request where they are; None if some are not whole in a segment.
-
-    Who made the segment can still write to it, so only floating-point elements are
-    left there: indices that were checked must not change. The tensors are to be used
-    until the request is answered.
-
-    Args:
-        specs: From the header.
-        chunks: All that came with the header.
-    """
-    found = {chunk.tensor: chunk for chunk in chunks if chunk.start is not None}
-    wanted = {index for index, spec in enumerate(specs) if nbytes_of(spec)}
-    if not found or found.keys() != wanted or len(found) < len(chunks):
-        return None
-    if not all(_is_whole(chunk, specs[index]) for index, chunk in found.items()):
-        return None
-    return [_borrowed(spec, found.get(index)) for index, spec in enumerate(specs)]
-
-
-def _is_whole(chunk: ChunkView, spec: TensorSpec) -> bool:
-    return not chunk.offset and len(chunk.data) == nbytes_of(spec)
-
-
-def _borrowed(spec: TensorSpec, chunk: ChunkView | None) -> torch.Tensor:
-    if chunk is None:
-        return allocate(spec)
-    dtype = decode_dtype(spec.dtype)
-    tensor = torch.frombuffer(chunk.data, dtype=dtype).view(tuple(spec.shape))
-    return tensor if dtype.is_floating_point else tensor.clone()

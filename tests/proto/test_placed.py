@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import pytest
 import torch
 
 from stratagem_proto import segment, tensors
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.frames import Frame, decode_frame, encode_frame
-from stratagem_proto.placed import encode_placed, lent, needed
+from stratagem_proto.frames import Frame, decode_frame, encode_frame, take_header
+from stratagem_proto.placed import (
+    Layout,
+    encode_filled,
+    encode_placed,
+    found,
+    layout_of,
+    lent,
+    needed,
+)
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 
 COMPLEX = torch.tensor([1 + 2j, 3 - 4j])
@@ -107,3 +116,72 @@ def test_a_segment_keeps_no_views_of_all_that_it_ever_had() -> None:
 def test_tensors_that_do_not_fit_are_refused() -> None:
     with pytest.raises(MalformedStreamError, match="it has 64"):
         sent([torch.ones(17)], shared(64))
+
+
+def described(values: list[torch.Tensor]) -> Layout:
+    return layout_of(tuple((value.dtype, value.shape) for value in values))
+
+
+def chunks_of(values: list[torch.Tensor], memory: segment.Segment) -> memoryview:
+    """What follows the header of the frame that says where tensors are."""
+    data = encode_placed(pb.UpdateHeader(), values, memory)
+    begun = take_header(data, pb.UpdateHeader)
+    assert begun is not None
+    return begun[1]
+
+
+def test_a_server_steps_by_what_lies_in_the_memory_of_its_client() -> None:
+    memory, values = shared(4096), [torch.ones(5), torch.empty(0), torch.arange(3)]
+    lying = found(described(values), chunks_of(values, memory), memory)
+    assert lying is not None
+    gradient, _, rows = lying
+    values[0] += 1
+    values[2] += 1
+    chunks_of(values, memory)
+    assert gradient.tolist() == [2.0] * 5
+    # They were checked, so they are no longer the client's.
+    assert rows.tolist() == [0, 1, 2]
+
+
+def test_what_lies_anywhere_else_is_not_found() -> None:
+    memory, values = shared(4096), [torch.ones(5), torch.ones(3)]
+    chunks = chunks_of(values, memory)
+    assert found(described(values[::-1]), chunks, memory) is None
+    assert found(described(values[:1]), chunks, memory) is None
+    assert found(described(values), chunks[:-1], memory) is None
+
+
+def test_tensors_that_do_not_fit_into_a_segment_are_refused() -> None:
+    values = [torch.ones(2000)]
+    chunks = chunks_of(values, shared(8192))
+    with pytest.raises(MalformedStreamError, match="it has 4096"):
+        found(described(values), chunks, shared(4096))
+
+
+def test_what_is_made_in_a_segment_is_announced_like_what_is_copied_there() -> None:
+    memory, values = shared(4096), [torch.ones(5), torch.ones(3, 3)]
+    header = pb.UpdateHeader()
+
+    def fill(into: Sequence[torch.Tensor]) -> None:
+        for tensor, value in zip(into, values, strict=True):
+            tensor.copy_(value)
+
+    made = encode_filled(header, described(values), fill, memory)
+    assert made == encode_placed(header, values, memory)
+
+
+def test_a_header_is_taken_off_its_frame() -> None:
+    header = pb.UpdateHeader(nonfinite_variable="w" * 200)
+    data = encode_frame(Frame(header)) + b"rest"
+    begun = take_header(data, pb.UpdateHeader)
+    assert begun is not None
+    assert begun[0] == header
+    assert bytes(begun[1]) == b"rest"
+    assert take_header(b"", pb.UpdateHeader) is None
+    assert take_header(b"\x12\x00", pb.UpdateHeader) is None
+
+
+@pytest.mark.parametrize("data", [b"\x0a", b"\x0a\x80", b"\x0a\x05ab", b"\x0a\x01\xff"])
+def test_a_header_that_is_cut_short_is_refused(data: bytes) -> None:
+    with pytest.raises(MalformedStreamError, match="not a UpdateHeader stream's"):
+        take_header(data, pb.UpdateHeader)

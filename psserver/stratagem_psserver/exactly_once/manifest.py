@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.placed import Layout
+from stratagem_proto.placed import Layout, layout_of
 from stratagem_proto.protocol import MAX_TENSORS
 from stratagem_proto.tensors import decode_dtype, total_nbytes
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
@@ -57,4 +57,4 @@ class Manifest:
         kinds = [
             (decode_dtype(spec.dtype), torch.Size(spec.shape)) for spec in self.specs
         ]
-        return Layout(tuple(kinds))
+        return layout_of(tuple(kinds))

@@ -22,7 +22,6 @@ from stratagem_proto.errors import (
     StratagemError,
     UnavailableError,
 )
-from stratagem_proto.placed import borrowed
 from stratagem_proto.serving.border import is_over
 from stratagem_proto.serving.eager import begin
 from stratagem_proto.serving.figures import Figures
@@ -200,19 +199,15 @@ async def _receive(
             much. The number of the request stays unused, as it may come again whole.
     """
     with _allocating():
-        lent = chunks.found(manifest.layout) if borrows else None
-        if lent is not None:
-            return lent
-    specs, first = manifest.specs, await anext(chunks)
-    tensors = whole(specs, first) if borrows else None
+        tensors = chunks.found(manifest.layout) if borrows else None
     if tensors is not None:
+        return tensors
+    specs, first = manifest.specs, await anext(chunks)
+    if borrows and (tensors := whole(specs, first)) is not None:
         if not is_over(chunks):
             await _end(chunks)
         return tensors
     with _allocating():
-        lent = borrowed(specs, first) if borrows else None
-        if lent is not None:
-            return lent
         assembler = Assembler(specs, upload.tensors())
     assembler.add(first)
     async for some in chunks:

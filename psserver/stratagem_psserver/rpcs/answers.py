@@ -69,7 +69,7 @@ async def frames_of(
         with state.budget.reserve(choice.nbytes, "a read") as reservation:
             message, segment = headed(choice.header), reading.segment
             frames: Sequence[bytes] = ()
-            if segment is None or choice.layout.needed > segment.nbytes:
+            if segment is None or choice.layout.room > segment.nbytes:
                 size = choice.nbytes + len(choice.selected) * TENSOR_BYTES
                 frames = await state.compute.run(partial(_sent, message, choice), size)
             elif choice.nbytes <= CHUNK_BYTES:

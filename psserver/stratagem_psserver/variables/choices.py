@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stratagem_proto.placed import Layout
+from stratagem_proto.placed import Layout, layout_of
 from stratagem_proto.v1.parameter_server_pb2 import ReadHeader, Selection
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot
 from stratagem_psserver.variables.selections import Selected, is_wanted, select
@@ -61,7 +61,7 @@ class Choice:
             _wanted(found, selections),
             selected,
             header,
-            Layout(tuple([each.kind for each in selected])),
+            layout_of(tuple([each.kind for each in selected])),
             sum(each.nbytes for each in selected),
         )
 

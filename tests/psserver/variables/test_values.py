@@ -25,6 +25,7 @@ from stratagem_proto.v1.tensor_pb2 import (
     DataType,
 )
 from stratagem_psserver.variables.assignments import prepare
+from stratagem_psserver.variables.choices import Choice
 from stratagem_psserver.variables.selections import is_wanted, select
 from stratagem_psserver.variables.store import Variable, VariableStore
 from tests.psserver.wire import model_spec
@@ -86,6 +87,28 @@ def test_what_a_selection_takes_is_known_before_it_is_taken(
     selected = select(hosting(torch.zeros(4, 2))[1], selection)
     tensor = selected.tensor()
     assert (selected.sent, selected.nbytes) == (spec_of(tensor), tensor.nbytes)
+
+
+@pytest.mark.parametrize("narrowed_to", [None, DATA_TYPE_BFLOAT16])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {},
+        {"slice": pb.Slice(start=[1, 1], size=[2, 1])},
+        {"rows": pb.Rows(indices=indices(3, 0, 3))},
+        {"rows": pb.Rows()},
+    ],
+    ids=["whole", "slice", "rows", "no rows"],
+)
+def test_what_is_selected_may_be_written_to_memory_that_is_there(
+    part: dict[str, Any], narrowed_to: Any
+) -> None:
+    selection = pb.Selection(variable="w", narrowed_to=narrowed_to, **part)
+    store, _ = hosting(torch.randn(4, 2))
+    choice = Choice.of(store, [selection, selection])
+    into = [torch.empty(shape, dtype=dtype) for dtype, shape in choice.layout.kinds]
+    choice.fill(into)
+    assert all(map(torch.equal, into, choice.tensors()))
 
 
 @pytest.mark.parametrize("part", [{}, {"rows": pb.Rows(indices=indices(2, 0))}])
