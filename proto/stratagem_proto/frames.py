@@ -65,13 +65,17 @@ def encode_frame(frame: Frame[Header]) -> bytes:
     """The wire bytes of a frame; the chunks' data is copied once."""
     parts: list[bytes | memoryview] = []
     if frame.header is not None:
-        header = frame.header.SerializeToString()
-        parts += (_HEADER_TAG, _varint(len(header)), header)
+        parts.append(encode_header(frame.header.SerializeToString()))
     for chunk in frame.chunks:
         prefix = _chunk_prefix(chunk)
         data = chunk.data if chunk.start is None else b""
         parts += (_CHUNKS_TAG, _varint(len(prefix) + len(data)), prefix, data)
     return b"".join(parts)
+
+
+def encode_header(header: bytes) -> bytes:
+    """The part of a frame that is its header, of an encoded one."""
+    return _HEADER_TAG + _varint(len(header)) + header
 
 
 def _chunk_prefix(chunk: ChunkView) -> bytes:

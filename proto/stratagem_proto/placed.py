@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from stratagem_proto.codec import copy_bytes, split
-from stratagem_proto.frames import ChunkView, Frame, Header, encode_frame
+from stratagem_proto.frames import ChunkView, Frame, Header, encode_header
 from stratagem_proto.segment import Kind, Segment, starts
-from stratagem_proto.tensors import decode_dtype, nbytes_of
+from stratagem_proto.tensors import decode_dtype
 from stratagem_proto.v1 import tensor_pb2
 from stratagem_proto.v1.tensor_pb2 import Chunk, Place, TensorSpec
-
-
-def needed(tensors: Sequence[torch.Tensor]) -> int:
-    """Bytes of a segment that tensors take."""
-    return starts([tensor.nbytes for tensor in tensors])[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,87 +24,91 @@ class Layout:
 
     Attributes:
         kinds: What they are.
+        nbytes: Of all of their elements.
         room: Bytes of a segment that they take.
-        announcement: The part of a frame that says where they are.
+        places: Number, offset, bytes and start of the chunks that say where they are.
     """
 
     kinds: tuple[Kind, ...]
+    nbytes: int
     room: int
-    announcement: bytes
+    places: Sequence[tuple[int, int, int, int]]
+
+    @cached_property
+    def announcement(self) -> bytes:
+        """The part of a frame that says where they are."""
+        chunks = [
+            Chunk(tensor=number, place=Place(start=start, nbytes=size))
+            for number, _, size, start in self.places
+        ]
+        return tensor_pb2.Frame(chunks=chunks).SerializeToString()
 
 
 # The same tensors are sent and read with each step.
 @lru_cache(maxsize=256)
 def layout_of(kinds: tuple[Kind, ...]) -> Layout:
     """Where tensors of these kinds are if that is where `starts` puts them."""
-    sizes = tuple([dtype.itemsize * shape.numel() for dtype, shape in kinds])
-    return Layout(kinds, starts(sizes)[1], _announcement(sizes))
+    sizes = [dtype.itemsize * shape.numel() for dtype, shape in kinds]
+    begins, room = starts(sizes)
+    each = enumerate(zip(sizes, begins, strict=True))
+    places = [(number, 0, size, begin) for number, (size, begin) in each if size]
+    return Layout(kinds, sum(sizes), room, places)
 
 
-def _kinds(tensors: Sequence[torch.Tensor]) -> tuple[Kind, ...]:
+def kinds_of(tensors: Iterable[torch.Tensor]) -> tuple[Kind, ...]:
     """What tensors are besides their elements."""
     return tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
 
 
+def kinds_described(specs: Iterable[TensorSpec]) -> tuple[Kind, ...]:
+    """As `kinds_of`, of described tensors."""
+    return tuple([(decode_dtype(s.dtype), torch.Size(s.shape)) for s in specs])
+
+
+def needed(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of a segment that tensors take."""
+    return layout_of(kinds_of(tensors)).room
+
+
 def encode_placed(
-    header: Message, tensors: Sequence[torch.Tensor], segment: Segment
+    header: bytes, tensors: Sequence[torch.Tensor], segment: Segment
 ) -> bytes:
     """Copies tensors to a segment; returns the frame that says where they are.
 
     Args:
-        header: Of the frame.
+        header: Of the frame, encoded.
         tensors: On any device, contiguous or not.
         segment: Large enough for all that `needed` says.
     """
+    layout = layout_of(kinds_of(tensors))
     if tensors:
         with torch.no_grad():
-            torch._foreach_copy_(segment.tensors(_kinds(tensors)), [*tensors])
-    return encode_frame(Frame(header)) + _announcement(_sizes(tensors))
+            torch._foreach_copy_(segment.tensors(layout.kinds), [*tensors])
+    return encode_header(header) + layout.announcement
 
 
-def lent(
-    specs: Sequence[TensorSpec], chunks: Sequence[ChunkView], segment: Segment
-) -> list[torch.Tensor] | None:
-    """The tensors of an answer where they are, if that is where `starts` puts them.
-
-    They are to be used before the segment is, again.
+@lru_cache(maxsize=256)
+def announced(layout: Layout, chunks: bytes) -> range | None:
+    """Those of a layout's places of which a part of a frame says that they are filled.
 
     Args:
-        specs: From the header.
-        chunks: All that came with the header.
-        segment: That of the call.
+        layout: The layout.
+        chunks: All of the frame but its header.
 
-    Raises:
-        MalformedStreamError: The segment is too small for the tensors.
+    Returns:
+        Their indices; None if there are none, or if anything else is said.
     """
-    places = _places(tuple(map(nbytes_of, specs)))
-    if [(c.tensor, c.offset, len(c.data), c.start) for c in chunks] != places:
+    try:
+        frame = tensor_pb2.Frame.FromString(chunks)
+    except DecodeError:
         return None
-    return segment.tensors(
-        tuple([(decode_dtype(spec.dtype), torch.Size(spec.shape)) for spec in specs])
-    )
-
-
-def _sizes(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    return tuple([tensor.nbytes for tensor in tensors])
-
-
-# The same places are named with each step, here and in the next function.
-@lru_cache(maxsize=256)
-def _places(sizes: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
-    """Number, offset, bytes and start of the chunks of tensors of these sizes."""
-    each = enumerate(zip(sizes, starts(sizes)[0], strict=True))
-    return [(number, 0, size, start) for number, (size, start) in each if size]
-
-
-@lru_cache(maxsize=256)
-def _announcement(sizes: tuple[int, ...]) -> bytes:
-    """The part of a frame that says where tensors of these sizes are."""
-    chunks = [
-        Chunk(tensor=number, place=Place(start=start, nbytes=size))
-        for number, _, size, start in _places(sizes)
-    ]
-    return tensor_pb2.Frame(chunks=chunks).SerializeToString()
+    said = frame.chunks
+    if frame.HasField("header") or not said:
+        return None
+    first = bisect_left(layout.places, (said[0].tensor,))
+    filled = range(first, first + len(said))
+    places = [(c.tensor, c.offset, c.place.nbytes, c.place.start) for c in said]
+    return filled if places == layout.places[first : filled.stop] else None
 
 
 def place_by_runs(
@@ -153,7 +153,7 @@ def encode_filled(
         segment: Large enough for all of them.
     """
     fill(segment.tensors(layout.kinds))
-    return encode_frame(Frame(header)) + layout.announcement
+    return encode_header(header.SerializeToString()) + layout.announcement
 
 
 def found(

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import torch
 
 from stratagem._servers.connection import Connection
-from stratagem._servers.reads import Reading, read
+from stratagem._servers.reading import Reading
+from stratagem._servers.reads import read
 from stratagem._servers.session import Identity
 from stratagem._servers.writes import Writing, assign, create
 from stratagem_proto.channel import Deadlines

@@ -10,7 +10,8 @@ import torch
 from stratagem._servers.barriers import barrier
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.listings import list_variables
-from stratagem._servers.reads import Reading, read
+from stratagem._servers.reading import Reading
+from stratagem._servers.reads import read
 from stratagem._servers.session import Identity
 from stratagem._servers.step_count import StepCount
 from stratagem._servers.writes import Writing, assign, create

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from stratagem._servers.connection import Connection
-from stratagem._servers.reads import Reading, read
+from stratagem._servers.reading import Reading
+from stratagem._servers.reads import read
 from stratagem._servers.step_count import StepCount
 from stratagem_proto.channel import Deadlines, open_channel
 from stratagem_proto.errors import (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from stratagem._enums import ReduceOp
 from stratagem._optimizers.compressor import Compressor
@@ -49,6 +51,32 @@ def test_another_class_under_the_same_name_is_encoded_again() -> None:
     programs.of(step_with(lr=0.1))
     program = programs.of(step_with(class_name="Adagrad", lr=0.1))
     assert program.class_name == "Adagrad"
+
+
+@pytest.mark.parametrize(
+    ("lr", "change"),
+    [
+        (torch.tensor(0.1), lambda lr: lr.fill_(0.5)),
+        ((torch.tensor(0.1),), lambda lr: lr[0].fill_(0.5)),
+        ([0.1], lambda lr: lr.__setitem__(0, 0.5)),
+    ],
+    ids=["a tensor", "a tensor among several", "a list"],
+)
+def test_what_is_changed_in_place_is_encoded_again(
+    lr: Any, change: Callable[[Any], object]
+) -> None:
+    programs = Programs()
+    before = programs.of(step_with(lr=lr))
+    change(lr)
+    assert "0.5" in str(programs.of(step_with(lr=lr)))
+    assert "0.5" not in str(before)
+
+
+def test_values_in_another_order_are_those_of_their_keys() -> None:
+    programs = Programs()
+    programs.of(step_with(lr=0.1, weight_decay=0.2))
+    values = programs.of(step_with(weight_decay=0.1, lr=0.2)).groups[0].values
+    assert (values["lr"].number, values["weight_decay"].number) == (0.2, 0.1)
 
 
 def test_the_sign_of_zero_travels() -> None:

@@ -16,7 +16,8 @@ import torch
 
 from stratagem._servers import updates
 from stratagem._servers.connection import Connection
-from stratagem._servers.reads import Reading, read
+from stratagem._servers.reading import Reading
+from stratagem._servers.reads import read
 from stratagem._servers.session import opening
 from stratagem._servers.transports.local_link import LocalLink
 from stratagem_deploy.process import import_path

@@ -13,14 +13,18 @@ from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.frames import Frame, decode_frame, encode_frame, take_header
 from stratagem_proto.placed import (
     Layout,
+    announced,
     encode_filled,
     encode_placed,
     found,
+    kinds_described,
+    kinds_of,
     layout_of,
-    lent,
     needed,
 )
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1 import tensor_pb2
+from stratagem_proto.v1.tensor_pb2 import Chunk, Place
 
 COMPLEX = torch.tensor([1 + 2j, 3 - 4j])
 GROUPS = {
@@ -41,7 +45,7 @@ def shared(nbytes: int) -> segment.Segment:
 
 def sent(values: list[torch.Tensor], memory: segment.Segment) -> Frame[pb.UpdateHeader]:
     header = pb.UpdateHeader(tensors=[tensors.spec_of(value) for value in values])
-    data = encode_placed(header, values, memory)
+    data = encode_placed(header.SerializeToString(), values, memory)
     return decode_frame(data, pb.UpdateHeader, memory)
 
 
@@ -49,7 +53,11 @@ def arrived(
     frame: Frame[pb.UpdateHeader], memory: segment.Segment
 ) -> list[torch.Tensor] | None:
     assert frame.header is not None
-    return lent(frame.header.tensors, frame.chunks, memory)
+    layout = layout_of(kinds_described(frame.header.tensors))
+    chunks = encode_frame(Frame(chunks=frame.chunks))
+    if chunks and announced(layout, chunks) != range(len(layout.places)):
+        return None
+    return memory.tensors(layout.kinds)
 
 
 @pytest.mark.parametrize("values", GROUPS.values(), ids=GROUPS)
@@ -66,7 +74,8 @@ def test_a_frame_is_what_protobuf_would_write() -> None:
     memory, values = shared(4096), [torch.ones(5), torch.empty(0), torch.ones(3, 3)]
     frame = sent(values, memory)
     assert frame.header is not None
-    assert encode_placed(frame.header, values, memory) == encode_frame(frame)
+    header = frame.header.SerializeToString()
+    assert encode_placed(header, values, memory) == encode_frame(frame)
     assert [(chunk.tensor, chunk.start) for chunk in frame.chunks] == [(0, 0), (2, 64)]
 
 
@@ -119,12 +128,12 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
 
 
 def described(values: list[torch.Tensor]) -> Layout:
-    return layout_of(tuple((value.dtype, value.shape) for value in values))
+    return layout_of(kinds_of(values))
 
 
 def chunks_of(values: list[torch.Tensor], memory: segment.Segment) -> memoryview:
     """What follows the header of the frame that says where tensors are."""
-    data = encode_placed(pb.UpdateHeader(), values, memory)
+    data = encode_placed(b"", values, memory)
     begun = take_header(data, pb.UpdateHeader)
     assert begun is not None
     return begun[1]
@@ -167,7 +176,7 @@ def test_what_is_made_in_a_segment_is_announced_like_what_is_copied_there() -> N
             tensor.copy_(value)
 
     made = encode_filled(header, described(values), fill, memory)
-    assert made == encode_placed(header, values, memory)
+    assert made == encode_placed(header.SerializeToString(), values, memory)
 
 
 def test_a_header_is_taken_off_its_frame() -> None:
@@ -185,3 +194,18 @@ def test_a_header_is_taken_off_its_frame() -> None:
 def test_a_header_that_is_cut_short_is_refused(data: bytes) -> None:
     with pytest.raises(MalformedStreamError, match="not a UpdateHeader stream's"):
         take_header(data, pb.UpdateHeader)
+
+
+def test_values_that_are_announced_by_runs_are_known_by_their_places() -> None:
+    layout = described([torch.ones(3), torch.ones(0), torch.ones(5), torch.ones(2)])
+    for run in (range(1), range(1, 3), range(3)):
+        chunks = [
+            Chunk(tensor=number, offset=offset, place=Place(start=start, nbytes=size))
+            for number, offset, size, start in layout.places[run.start : run.stop]
+        ]
+        said = tensor_pb2.Frame(chunks=chunks)
+        assert announced(layout, said.SerializeToString()) == run
+        said.header = b"another"
+        assert announced(layout, said.SerializeToString()) is None
+    assert announced(layout, b"") is None
+    assert announced(layout, b"no frame") is None

@@ -14,7 +14,7 @@ from benchmarks.peers.lookups import answers
 from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.row_batches import LOOKUPS, ROWS, WIDTH
 from benchmarks.peers.stratagem.server import connected, created, program
-from stratagem._servers import reads, updates
+from stratagem._servers import reading, reads, updates
 from stratagem._servers.group import ServerGroup
 
 _NAME = "table"
@@ -33,8 +33,8 @@ class Rows:
         """Reads each row once, and repeats it where it is asked for again."""
         rows, places = indices.unique(return_inverse=True)
         values = torch.empty(len(rows), WIDTH)
-        reading = reads.Reading(_NAME, values, rows=rows)
-        self._servers.call(0, reads.read([reading]))
+        wanted = reading.Reading(_NAME, values, rows=rows)
+        self._servers.call(0, reads.read([wanted]))
         return values[places]
 
     def push(self, indices: torch.Tensor) -> None:

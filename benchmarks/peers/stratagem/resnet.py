@@ -13,7 +13,7 @@ import torch
 from benchmarks.peers import resnet, timing
 from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.stratagem.server import connected, created, program
-from stratagem._servers import reads, updates
+from stratagem._servers import reading, reads, updates
 from stratagem._servers.group import ServerGroup
 
 
@@ -35,7 +35,7 @@ def _stepping(servers: ServerGroup, tensors: int) -> Callable[[], None]:
         updates.Gradient(name, torch.ones_like(value), group=0)
         for name, value in values.items()
     ]
-    readings = [reads.Reading(name, value) for name, value in values.items()]
+    readings = [reading.Reading(name, value) for name, value in values.items()]
 
     def step() -> None:
         servers.call(0, updates.step(adam, gradients))

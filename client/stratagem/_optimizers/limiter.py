@@ -44,7 +44,7 @@ class Limiter:
 
     def limited(
         self, gradients: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor] | None:
+    ) -> Mapping[str, torch.Tensor] | None:
         """Return reduced gradients, all of a step, within the limits.
 
         Args:
@@ -58,7 +58,7 @@ class Limiter:
             NonFiniteGradientError: One is not finite, and the limits want no such.
         """
         if not self.limits:
-            return dict(gradients)
+            return gradients
         whole = {name: _with_distinct_rows(each) for name, each in gradients.items()}
         values = {name: _values(each) for name, each in whole.items()}
         within = self.limits.apply(values)

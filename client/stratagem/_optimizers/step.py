@@ -90,6 +90,12 @@ class OptimizerStep:
             return total / self.replicas
         return total
 
+    def reduced_gradients(self) -> dict[str, torch.Tensor]:
+        """Return all gradients as this process alone would apply them, by variable."""
+        if self.replicas == 1:
+            return {variable.name: gradient for variable, (gradient,) in self.updates()}
+        return {one.variable.name: self.reduced(one) for one in self.updates()}
+
     def updates(self) -> Iterator[VariableGradients]:
         """Return the updates of all groups."""
         for group in self.groups:

@@ -231,9 +231,8 @@ class Connection:
             style = Style.SENT
 
         def encode(segment: Segment | None) -> Iterator[bytes]:
-            if segment is not None:
-                self.meter.sent(sent)
-            return self.meter.sending(request.encoded(segment))
+            placed = 0 if segment is None else sent
+            return self.meter.sending(request.encoded(segment), placed)
 
         call = Call(
             request.path,

@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from stratagem._servers.reading import Reading, asked
 from stratagem._servers.request import Request
 from stratagem._servers.transports.call import Responses
 from stratagem_proto.codec import Assembler
 from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
-from stratagem_proto.frames import Frame, Header, decode_frame
-from stratagem_proto.placed import lent, needed
-from stratagem_proto.segment import Segment
+from stratagem_proto.frames import (
+    Frame,
+    Header,
+    decode_frame,
+    take_header,
+)
+from stratagem_proto.placed import (
+    Layout,
+    announced,
+    kinds_described,
+    kinds_of,
+    layout_of,
+)
 from stratagem_proto.tensors import (
     allocate,
-    as_bytes,
     decode_dtype,
     encode_dtype,
     spec_of,
+    spec_of_kind,
 )
 from stratagem_proto.v1.parameter_server_pb2 import (
     ReadHeader,
     ReadRequest,
     ReadValue,
-    Rows,
-    Selection,
     StepMark,
 )
 from stratagem_proto.v1.tensor_pb2 import (
@@ -35,25 +45,6 @@ from stratagem_proto.v1.tensor_pb2 import (
     Encoding,
     TensorSpec,
 )
-
-
-class Reading(NamedTuple):
-    """What to read of one variable.
-
-    Attributes:
-        variable: Its name.
-        into: Receives the value; of the variable's dtype and of the shape of what is
-            read. It keeps its memory, and counts as written for autograd.
-        newer_than: Leave `into` as it is unless the version is higher.
-        rows: Indices of the rows to read, int64; None for the whole variable.
-        narrowed_to: What elements are rounded to on their way; None for not at all.
-    """
-
-    variable: str
-    into: torch.Tensor
-    newer_than: int | None = None
-    rows: torch.Tensor | None = None
-    narrowed_to: torch.dtype | None = None
 
 
 def read(
@@ -75,106 +66,148 @@ def read(
     Returns:
         A request whose result are the versions read, one for each reading.
     """
-    message = ReadRequest(
-        selections=selections(readings),
-        after=after,
-        wait_seconds=wait,
-        snapshot=snapshot,
-    )
-    into = [reading.into for reading in readings]
+    message = ReadRequest(after=after, wait_seconds=wait, snapshot=snapshot)
+    layout = layout_of(kinds_of([reading.into for reading in readings]))
     return Request(
         "Read",
         message,
-        _receiver(readings, rejected),
-        response_nbytes=sum(tensor.nbytes for tensor in into),
-        response_room=needed(into),
+        _receiver(readings, layout, rejected),
+        rest=asked(readings),
+        response_nbytes=layout.nbytes,
+        response_room=layout.room,
         wait=wait,
     )
 
 
-def selections(readings: Iterable[Reading]) -> list[Selection]:
-    """How servers are asked for that."""
-    return [_selection(reading) for reading in readings]
-
-
-def _selection(reading: Reading) -> Selection:
-    rows, narrowed_to = None, None
-    if reading.rows is not None:
-        rows = Rows(indices=bytes(as_bytes(reading.rows)))
-    if reading.narrowed_to is not None:
-        narrowed_to = encode_dtype(reading.narrowed_to)
-    return Selection(
-        variable=reading.variable,
-        newer_than=reading.newer_than,
-        rows=rows,
-        narrowed_to=narrowed_to,
-    )
-
-
 def _receiver(
-    readings: Sequence[Reading], rejected: Callable[[int], None]
+    readings: Sequence[Reading], layout: Layout, rejected: Callable[[int], None]
 ) -> Callable[[Responses], list[int]]:
     def receive(responses: Responses) -> list[int]:
-        frames = decoded(responses, ReadHeader)
-        first = next(frames, Frame())
-        if first.header is None:
-            raise MalformedStreamError("a Read was answered without a header")
-        fill(readings, first.header, first, frames, responses.segment)
-        rejected(first.header.rejected_steps)
-        return [value.version for value in first.header.values]
+        header, versions = filled(readings, layout, responses, ReadHeader, _itself)
+        rejected(header.rejected_steps)
+        return versions
 
     return receive
 
 
-def decoded(responses: Responses, header_type: type[Header]) -> Iterator[Frame[Header]]:
-    """The frames of an answer."""
-    for message in responses:
+def _itself(header: ReadHeader) -> ReadHeader:
+    return header
+
+
+def filled(
+    readings: Sequence[Reading],
+    layout: Layout,
+    responses: Responses,
+    header_type: type[Header],
+    values_of: Callable[[Header], ReadHeader],
+) -> tuple[Header, list[int]]:
+    """Fills the readings' tensors.
+
+    Args:
+        readings: What was asked for.
+        layout: That of their tensors.
+        responses: The answer, and the segment of the call, if it has one.
+        header_type: Of the answer's header.
+        values_of: What that says of the values.
+
+    Returns:
+        The header, and the versions of the values, one for each reading.
+
+    Raises:
+        MalformedStreamError: It is no answer to that.
+        FailedPreconditionError: A variable is another one now.
+    """
+    first = next(responses, b"")
+    taken = take_header(first, header_type)
+    if taken is None:
+        raise MalformedStreamError("a read was answered without a header")
+    header, chunks = taken
+    values = values_of(header)
+    if _are_all(values, layout):
+        targets = [reading.into for reading in readings]
+    else:
+        targets = _targets(readings, values)
+        layout = layout_of(kinds_described(values.tensors))
+    seen = [first]
+    if responses.segment is None or not _taken(
+        targets, layout, chunks, seen, responses
+    ):
+        _assemble(targets, values, _decoded(seen, responses, header_type))
+    return header, [value.version for value in values.values]
+
+
+def _are_all(values: ReadHeader, layout: Layout) -> bool:
+    """Whether all values that were asked for come as they are, as nearly always."""
+    known = ReadHeader()
+    known.CopyFrom(values)
+    known.ClearField("rejected_steps")
+    for value in known.values:
+        value.ClearField("version")
+    return known == _all(layout)
+
+
+@lru_cache(maxsize=256)
+def _all(layout: Layout) -> ReadHeader:
+    values = [ReadValue(tensor=number) for number, _ in enumerate(layout.kinds)]
+    tensors = [spec_of_kind(*kind) for kind in layout.kinds]
+    return ReadHeader(values=values, tensors=tensors)
+
+
+def _taken(
+    targets: list[torch.Tensor],
+    layout: Layout,
+    chunks: memoryview,
+    seen: list[bytes],
+    responses: Responses,
+) -> bool:
+    """Copies values run by run from where `starts` puts them in the segment.
+
+    Args:
+        targets: Where to.
+        layout: Where values that come are if they are there.
+        chunks: The chunks of the first message.
+        seen: Gets the other messages.
+        responses: Those.
+
+    Returns:
+        Whether all values were there.
+    """
+    assert responses.segment is not None
+    views, places = responses.segment.tensors(layout.kinds), layout.places
+    message, taken = None, 0
+    with torch.no_grad():
+        while True:
+            if chunks:
+                run = announced(layout, bytes(chunks))
+                if run is None or run.start != taken:
+                    return False
+                first, last = places[run.start][0], places[run.stop - 1][0]
+                torch._foreach_copy_(targets[first : last + 1], views[first : last + 1])
+                taken = run.stop
+            message = next(responses, None)
+            if message is None:
+                break
+            seen.append(message)
+            chunks = memoryview(message)
+    responses.received(layout.nbytes)
+    return taken == len(places)
+
+
+def _decoded(
+    seen: Sequence[bytes], responses: Responses, header_type: type[Header]
+) -> Iterator[Frame[Header]]:
+    for message in chain(seen, responses):
         frame = decode_frame(message, header_type, responses.segment)
         placed = [len(one.data) for one in frame.chunks if one.start is not None]
         responses.received(sum(placed))
         yield frame
 
 
-def fill(
-    readings: Sequence[Reading],
-    header: ReadHeader,
-    first: Frame[Any],
-    rest: Iterable[Frame[Any]],
-    segment: Segment | None = None,
-) -> None:
-    """Fills the readings' tensors.
-
-    Args:
-        readings: What was asked for.
-        header: What the server says of the answer.
-        first: The frame that has come with it.
-        rest: Those after it, in order.
-        segment: That of the call, if it has one.
-
-    Raises:
-        MalformedStreamError: They are no answer to that.
-        FailedPreconditionError: A variable is another one now.
-    """
-    if len(header.values) != len(readings):
-        raise MalformedStreamError(
-            f"{len(header.values)} values came where {len(readings)} were asked for"
-        )
-    targets = _targets(readings, header)
-    placed = segment and lent(header.tensors, first.chunks, segment)
-    if not placed:
-        _assemble(targets, header, chain([first], rest))
-        return
-    with torch.no_grad():
-        torch._foreach_copy_(targets, placed)
-    if any(frame.chunks for frame in rest):
-        raise MalformedStreamError("more came than all tensors that were announced")
-
-
 def _assemble(
-    targets: Sequence[torch.Tensor], header: ReadHeader, frames: Iterable[Frame[Any]]
+    targets: Sequence[torch.Tensor], values: ReadHeader, frames: Iterable[Frame[Any]]
 ) -> None:
-    landings = list(map(_landing, targets, header.tensors))
-    assembler = Assembler(header.tensors, landings)
+    landings = list(map(_landing, targets, values.tensors))
+    assembler = Assembler(values.tensors, landings)
     for frame in frames:
         assembler.add(frame.chunks)
     assembler.finish()
@@ -183,6 +216,10 @@ def _assemble(
 
 def _targets(readings: Sequence[Reading], header: ReadHeader) -> list[torch.Tensor]:
     """The tensors to fill, in the order in which the stream brings them."""
+    if len(header.values) != len(readings):
+        raise MalformedStreamError(
+            f"{len(header.values)} values came where {len(readings)} were asked for"
+        )
     targets: dict[int, torch.Tensor] = {}
     for reading, value in zip(readings, header.values, strict=True):
         if value.HasField("tensor"):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Generic, NamedTuple, Protocol, TypeVar, cast
 
 import torch
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
 from stratagem._servers.transports.call import Responses
 from stratagem_proto.codec import split
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.frames import encode_frame
-from stratagem_proto.placed import encode_placed, needed
+from stratagem_proto.placed import Layout, encode_placed, kinds_of, layout_of
 from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.segment import Segment
 from stratagem_proto.v1 import (
@@ -26,13 +28,30 @@ from stratagem_proto.v1.session_pb2 import RequestKey
 
 
 class _Method(NamedTuple):
+    """What is the same for all requests of a method.
+
+    Attributes:
+        path: The RPC as gRPC calls it.
+        uploads: Whether a request is a stream of frames.
+        mutates: Whether requests are numbered, to be applied once.
+    """
+
     path: str
     uploads: bool
+    mutates: bool
+
+
+def _mutates(method: MethodDescriptor) -> bool:
+    fields = method.input_type.fields_by_name
+    header = fields["header"].message_type if method.client_streaming else None
+    return "key" in (header.fields_by_name if header else fields)
 
 
 # By name; the services have no method in common.
 _METHODS: Mapping[str, _Method] = {
-    name: _Method(f"/{service.full_name}/{name}", method.client_streaming)
+    name: _Method(
+        f"/{service.full_name}/{name}", method.client_streaming, _mutates(method)
+    )
     for file in (parameter_server_pb2, checkpoint_pb2, closure_pb2, draws_pb2)
     for service in file.DESCRIPTOR.services_by_name.values()
     for name, method in service.methods_by_name.items()
@@ -56,6 +75,7 @@ class Request(Generic[Result]):
             attempt.
         tensors: What the stream carries. They must not change before the request
             ends.
+        rest: More fields of the message, encoded.
         response_nbytes: Tensor bytes that may come back.
         response_room: Bytes of shared memory that these take; 0 if they do not go
             there.
@@ -67,6 +87,7 @@ class Request(Generic[Result]):
     message: Message
     receive: Callable[[Responses], Result]
     tensors: Sequence[torch.Tensor] = ()
+    rest: bytes = b""
     response_nbytes: int = 0
     response_room: int = 0
     derived_nbytes: int = 0
@@ -94,24 +115,28 @@ class Request(Generic[Result]):
     @property
     def mutates(self) -> bool:
         """Whether the request is numbered, to be applied once."""
-        return "key" in self.message.DESCRIPTOR.fields_by_name
+        return _METHODS[self.method].mutates
 
     @property
     def opens(self) -> bool:
         """Whether it is the handshake, by which client and server agree on the rest."""
         return self.method == "OpenSession"
 
+    @cached_property
+    def _layout(self) -> Layout:
+        return layout_of(kinds_of(self.tensors))
+
     @property
     def request_nbytes(self) -> int:
         """Tensor bytes that the stream carries."""
-        return sum([tensor.nbytes for tensor in self.tensors])
+        return self._layout.nbytes
 
     def stamp(self, key: RequestKey) -> None:
         """Writes into the message which session sends it, and under which number."""
-        fields = self.message.DESCRIPTOR.fields_by_name
-        if "key" in fields:
+        if self.mutates:
             cast(_Numbered, self.message).key.CopyFrom(key)
             return
+        fields = self.message.DESCRIPTOR.fields_by_name
         cast(_Anonymous, self.message).session_id = key.session_id
         if "finished" in fields:
             telling = cast(_Telling, self.message)
@@ -132,7 +157,8 @@ class Request(Generic[Result]):
         nbytes = self.request_nbytes + self.response_nbytes
         if nbytes < _LEAST_SHARED_BYTES:
             return 0
-        return needed(self.tensors) + self.response_room
+        # Values take the place of the gradients.
+        return max(self._layout.room, self.response_room)
 
     def encoded(self, segment: Segment | None = None) -> Iterable[bytes]:
         """The messages to send; a small request is a single one.
@@ -144,10 +170,19 @@ class Request(Generic[Result]):
         if not _METHODS[self.method].uploads:
             if self.response_room:
                 cast(_Reading, self.message).into_segment = segment is not None
-            return (self.message.SerializeToString(),)
+            return (self._header(),)
         if segment is not None:
-            return (encode_placed(self.message, self.tensors, segment),)
-        return map(encode_frame, split(self.message, self.tensors, CHUNK_BYTES))
+            return (encode_placed(self._header(), self.tensors, segment),)
+        frames = split(self._whole_message(), self.tensors, CHUNK_BYTES)
+        return map(encode_frame, frames)
+
+    def _header(self) -> bytes:
+        return self.message.SerializeToString() + self.rest
+
+    def _whole_message(self) -> Message:
+        if not self.rest:
+            return self.message
+        return type(self.message).FromString(self._header())
 
 
 class _Numbered(Protocol):

@@ -52,13 +52,17 @@ class TrafficMeter:
         with self._lock:
             return Traffic(self._sent, self._received)
 
-    def sending(self, messages: Iterable[bytes]) -> Iterator[bytes]:
-        """The same messages, counted as they are taken."""
-        return map(self._passing, messages)
+    def sending(self, messages: Iterable[bytes], placed: int = 0) -> Iterator[bytes]:
+        """The same messages, counted as they are taken.
 
-    def _passing(self, message: bytes) -> bytes:
-        self.sent(len(message))
-        return message
+        Args:
+            messages: The messages.
+            placed: How many bytes the first one names in shared memory.
+        """
+        for message in messages:
+            self.sent(len(message) + placed)
+            placed = 0
+            yield message
 
     def sent(self, nbytes: int) -> None:
         """Takes note of a message to a server."""

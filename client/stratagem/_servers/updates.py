@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import lru_cache
+from typing import NamedTuple, cast
 
 import torch
 
@@ -12,7 +13,9 @@ from stratagem._servers.request import Request, sole
 from stratagem._servers.writes import Attachments
 from stratagem_proto.encodings import Encoded
 from stratagem_proto.gradient_limits import GradientLimits
-from stratagem_proto.tensors import total_nbytes
+from stratagem_proto.placed import kinds_of
+from stratagem_proto.segment import Kind
+from stratagem_proto.tensors import spec_of_kind, total_nbytes
 from stratagem_proto.update_programs import encode_limits
 from stratagem_proto.v1.closed_step_pb2 import (
     ClosedStep,
@@ -73,7 +76,7 @@ class Limits:
 
 
 def step(
-    program: OptimizerProgram,
+    program: OptimizerProgram | bytes,
     gradients: Sequence[Gradient],
     contribution: Contribution | None = None,
     limits: Limits | None = None,
@@ -82,7 +85,8 @@ def step(
     """The request that steps an optimizer over variables.
 
     Args:
-        program: The optimizer, with the hyperparameters of this step.
+        program: The optimizer, with the hyperparameters of this step; or the part of
+            an `UpdateHeader` that says so, encoded.
         gradients: One for each variable to step.
         contribution: Present when the gradients are this worker's part of a
             synchronous step, which the server only keeps until `commit`.
@@ -94,12 +98,14 @@ def step(
         the gradients; nothing for a contribution.
     """
     header = UpdateHeader(
-        program=UpdateProgram(optimizer=program),
         contribution=contribution,
         limits=encode_limits(limits.of_sum) if limits else None,
         nonfinite_variable=limits.nonfinite_variable if limits else "",
         backward=backward,
     )
+    if isinstance(program, bytes):
+        return _with_gradients(header, gradients, program)
+    header.program.optimizer.CopyFrom(program)
     return _with_gradients(header, gradients)
 
 
@@ -116,7 +122,44 @@ def keep(backward: BackwardPass, gradients: Sequence[Gradient]) -> Request[list[
 
 
 def _with_gradients(
-    header: UpdateHeader, gradients: Sequence[Gradient]
+    header: UpdateHeader, gradients: Sequence[Gradient], rest: bytes = b""
+) -> Request[list[int]]:
+    if any([isinstance(gradient.value, Encoded) for gradient in gradients]):
+        return _with_encoded(header, gradients, rest)
+    tensors = []
+    for _, value, _, rows in gradients:
+        tensors.append(cast(torch.Tensor, value))
+        if rows is not None:
+            tensors.append(rows)
+    named = tuple(
+        [(variable, group, rows is None) for variable, _, group, rows in gradients]
+    )
+    rest += _described(named, kinds_of(tensors))
+    return Request("Update", header, _updated, tensors, rest)
+
+
+# Of the same variables with each step: 4 us instead of 30 for 5 of them.
+@lru_cache(maxsize=64)
+def _described(
+    gradients: Sequence[tuple[str, int, bool]], kinds: Sequence[Kind]
+) -> bytes:
+    """The part of an `UpdateHeader` that says of which variables gradients are.
+
+    Args:
+        gradients: Variable, group, and whether it is dense, of each.
+        kinds: Of their tensors; the indices of rows follow the rows.
+    """
+    header = UpdateHeader(tensors=[spec_of_kind(*kind) for kind in kinds])
+    tensor = 0
+    for variable, group, is_dense in gradients:
+        rows = None if is_dense else tensor + 1
+        header.gradients.add(variable=variable, tensor=tensor, group=group, rows=rows)
+        tensor += 1 if is_dense else 2
+    return header.SerializeToString()
+
+
+def _with_encoded(
+    header: UpdateHeader, gradients: Sequence[Gradient], rest: bytes
 ) -> Request[list[int]]:
     attachments = Attachments()
     refs = [_reference(gradient, attachments) for gradient in gradients]
@@ -127,7 +170,8 @@ def _with_gradients(
         "Update",
         header,
         _updated,
-        tensors=attachments.tensors,
+        attachments.tensors,
+        rest,
         derived_nbytes=total_nbytes(derived),
     )
 

@@ -2,32 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from operator import is_
+from typing import NamedTuple, TypeAlias
+
 from stratagem._optimizers.step import OptimizerStep
 from stratagem_proto.optimizers import rule_named, values_of
 from stratagem_proto.update_programs import encode_values
-from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
+from stratagem_proto.v1.update_program_pb2 import OptimizerProgram, UpdateProgram
+
+_Groups: TypeAlias = Sequence[Mapping[str, object]]
+"""The hyperparameters of each param group, as torch has them."""
+
+
+class _Encoded(NamedTuple):
+    """A program that was sent.
+
+    Attributes:
+        groups: What it was made of; empty if somebody can change that in place.
+        text: The hyperparameters, which is exact, and tells 1 from 1.0 and
+            0.0 from -0.0.
+        program: The program.
+        encoded: The part of an `UpdateHeader` that says so.
+    """
+
+    groups: _Groups
+    text: str
+    program: OptimizerProgram
+    encoded: bytes
 
 
 class Programs:
     """Encodes the program of a step, anew only if it differs from the last one's."""
 
     def __init__(self) -> None:
-        # By optimizer; with the text of its class and hyperparameters, which is exact,
-        # and tells 1 from 1.0 and 0.0 from -0.0.
-        self._last: dict[str, tuple[str, OptimizerProgram]] = {}
+        # By optimizer and class.
+        self._last: dict[tuple[str, str], _Encoded] = {}
 
     def of(self, step: OptimizerStep) -> OptimizerProgram:
         """Return the program of a step, which is not to be changed."""
-        rule = rule_named(step.class_name)
-        groups = [values_of(rule, group.hyperparameters) for group in step.groups]
-        text = f"{step.class_name} {groups!r}"
-        last = self._last.get(step.optimizer)
-        if last is not None and last[0] == text:
-            return last[1]
-        program = OptimizerProgram(
-            name=step.optimizer,
-            class_name=step.class_name,
-            groups=map(encode_values, groups),
-        )
-        self._last[step.optimizer] = text, program
-        return program
+        return self._of(step).program
+
+    def encoded(self, step: OptimizerStep) -> bytes:
+        """Return the part of an `UpdateHeader` that has the program of a step."""
+        return self._of(step).encoded
+
+    def _of(self, step: OptimizerStep) -> _Encoded:
+        groups = [group.hyperparameters for group in step.groups]
+        name = step.optimizer, step.class_name
+        last = self._last.get(name)
+        if last is None or not _are_same(groups, last.groups):
+            last = self._last[name] = _encoded(step, groups, last)
+        return last
+
+
+def _encoded(step: OptimizerStep, groups: _Groups, last: _Encoded | None) -> _Encoded:
+    rule = rule_named(step.class_name)
+    values = [values_of(rule, group) for group in groups]
+    text = repr(values)
+    kept = groups if all(map(_is_fixed, groups)) else ()
+    if last is not None and last.text == text:
+        return last._replace(groups=kept)
+    program = OptimizerProgram(
+        name=step.optimizer,
+        class_name=step.class_name,
+        groups=map(encode_values, values),
+    )
+    header = UpdateHeader(program=UpdateProgram(optimizer=program))
+    return _Encoded(kept, text, program, header.SerializeToString())
+
+
+def _are_same(some: _Groups, others: _Groups) -> bool:
+    """Whether these are the very objects: a step then needs 2 us here and not 12."""
+    if len(some) != len(others):
+        return False
+    return all(
+        [*one] == [*other] and all(map(is_, one.values(), other.values()))
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+def _is_fixed(value: object) -> bool:
+    """Whether nobody can change a hyperparameter, or one of several, in place."""
+    if isinstance(value, Mapping):
+        return all(map(_is_fixed, value.values()))
+    if isinstance(value, tuple):
+        return all(map(_is_fixed, value))
+    return value is None or isinstance(value, bool | int | float | str)

@@ -50,18 +50,11 @@ def take(
 def _push(
     store: RemoteStore, step: OptimizerStep, grant: StepGrant, early: EarlyPush | None
 ) -> None:
-    reduced = {update.variable.name: step.reduced(update) for update in step.updates()}
-    gradients = step.limiter.limited(reduced)
+    gradients = step.limiter.limited(step.reduced_gradients())
     if gradients is None:
         return
-    program = store.programs.of(step)
-    loads = _loads(step, gradients, early)
-    updates_by_server = {
-        server: updates.step(program, load.gradients, backward=load.backward)
-        for server, load in loads.items()
-    }
-    arrived = {server: load.arrived for server, load in loads.items()}
-    push = Push(step.optimizer, grant, updates_by_server, arrived)
+    program = store.programs.encoded(step)
+    push = Push(step.optimizer, grant, program, _loads(step, gradients, early))
     store.pushes.send(push, awaited=early is not None)
 
 
@@ -73,7 +66,7 @@ def _contribute(
     Every server gets a part, if only an empty one, so that all come to the same
     steps; the parts count once all servers have theirs.
     """
-    program, limits = store.programs.of(step), step.limiter.limits
+    program, limits = store.programs.encoded(step), step.limiter.limits
     totals = {update.variable.name: update.total() for update in step.updates()}
     gradients, offender = step.limiter.own_part(totals)
     loads = _loads(step, gradients, early)

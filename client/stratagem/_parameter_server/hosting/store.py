@@ -20,7 +20,8 @@ from stratagem._servers.consistency import begin
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.keys import list_keys
 from stratagem._servers.listings import list_variables
-from stratagem._servers.reads import Reading, read
+from stratagem._servers.reading import Reading
+from stratagem._servers.reads import read
 from stratagem._servers.request import Request, Result
 from stratagem._servers.writes import Writing, assign, create
 from stratagem_proto.encodings import can_narrow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 
 import torch
 
@@ -13,6 +12,7 @@ from stratagem._parameter_server.variables.split_variable import (
     rows_or_dense,
 )
 from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
+from stratagem._servers.request import Request, Result
 from stratagem._servers.updates import Gradient
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.variable import Variable
@@ -44,11 +44,20 @@ class Load:
         if isinstance(value, IndexedSlices):
             rows = self._compressor.rows(value.values)
             self.gradients.append(Gradient(variable, rows, group, value.indices))
-            return
+        elif self._compressor.compression is None:
+            self.gradients.append(Gradient(variable, value, group))
+        else:
+            self._compress(variable, value, group)
+
+    def _compress(self, variable: str, value: torch.Tensor, group: int) -> None:
         compressed = self._compressor.dense(variable, value)
         self.gradients.append(Gradient(variable, compressed.value, group))
         if compressed.loss is not None:
             self._losses[variable] = compressed.loss
+
+    def sent_by(self, request: Request[Result]) -> Request[Result]:
+        """Return the request, which takes note that the server has the gradients."""
+        return request.then(self.arrived) if self._losses else request
 
     def arrived(self) -> None:
         """Take note that the server has the gradients."""
@@ -87,17 +96,12 @@ def add_gradient(
         value: Its gradient, dense or `torch.sparse_coo`.
         group: Number of its param group.
     """
-    for remote, share in _shares(variable, value):
-        loads[remote.place.server].add(remote.name, share, group)
-
-
-def _shares(
-    variable: Variable, value: torch.Tensor
-) -> Iterable[tuple[RemoteVariable, torch.Tensor | IndexedSlices]]:
-    """The gradient of a variable, by what it is on the servers."""
     if isinstance(variable, SplitVariable):
-        return zip(variable.parts, variable.gradients(value), strict=True)
-    return [(_remote(variable), rows_or_dense(value))]
+        for part, share in zip(variable.parts, variable.gradients(value), strict=True):
+            loads[part.place.server].add(part.name, share, group)
+        return
+    remote = variable if isinstance(variable, RemoteVariable) else _remote(variable)
+    loads[remote.place.server].add(remote.name, rows_or_dense(value), group)
 
 
 def _remote(variable: Variable) -> RemoteVariable:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
+from stratagem._parameter_server.pushing.loads import Load
 from stratagem._parameter_server.pushing.next_values import Asked, NextValues, PulledAs
 from stratagem._parameter_server.pushing.pace import Pace
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.request import Request
+from stratagem._servers.updates import step
 from stratagem._servers.updates_and_reads import Answer, and_read
 from stratagem_proto.v1.consistency_pb2 import (
     CONSISTENCY_MODE_ASYNC,
@@ -30,14 +32,20 @@ class Push:
     Attributes:
         optimizer: Name of the optimizer.
         grant: Leave for the step.
-        updates: What each server gets.
-        arrived: By server, called once it has that.
+        program: The part of an `UpdateHeader` that has the optimizer's program.
+        loads: What each server gets.
     """
 
     optimizer: str
     grant: StepGrant
-    updates: Mapping[int, Request[list[int]]]
-    arrived: Mapping[int, Callable[[], None]]
+    program: bytes
+    loads: Mapping[int, Load]
+
+    def updates(self) -> Iterator[tuple[int, Load, Request[list[int]]]]:
+        """Return the servers, what each gets, and the request that only pushes it."""
+        for server, load in self.loads.items():
+            update = step(self.program, load.gradients, backward=load.backward)
+            yield server, load, update
 
 
 class Fusing(Enum):
@@ -100,17 +108,16 @@ class Pushes:
             awaited: Whether to wait until they are applied in any case.
         """
         self._count += 1
-        if not self._is_fused(push):
+        if self._is_fused(push):
+            self._exchange(push, self._fusing is Fusing.IN_FLIGHT and not awaited)
+        else:
             self._values.drop()
             self._servers.push(
                 {
-                    server: update.then(push.arrived[server])
-                    for server, update in push.updates.items()
+                    server: load.sent_by(update)
+                    for server, load, update in push.updates()
                 }
             )
-            return
-        in_flight = self._fusing is Fusing.IN_FLIGHT and not awaited
-        self._exchange(_owned(push) if in_flight else push, in_flight)
 
     def _is_fused(self, push: Push) -> bool:
         wanted = self._values.wanted
@@ -119,18 +126,29 @@ class Pushes:
             and self._is_lone
             and self._count == 1
             and bool(wanted)
-            and push.updates.keys() >= {*wanted, self._servers.used[0]}
+            and push.loads.keys() >= wanted.keys()
+            and self._servers.used[0] in push.loads
             and (self._fusing is Fusing.IN_FLIGHT or self._values.are_few)
         )
 
     def _exchange(self, push: Push, in_flight: bool) -> None:
-        asked, begins = self._values.ask(), self._pace.begins([push.optimizer])
+        asked, begins = (
+            self._values.ask(push.loads),
+            self._pace.begins([push.optimizer]),
+        )
         for begin in begins:
             # Once this is answered, and nobody looks before at asynchronous steps.
             begin.finished = push.grant.step
+        first = self._servers.used[0]
         requests = {
-            server: self._request(server, push, asked, begins)
-            for server in push.updates
+            server: load.sent_by(
+                and_read(
+                    update.owned() if in_flight else update,
+                    asked.readings.get(server, ()),
+                    begins if server == first else (),
+                )
+            )
+            for server, load, update in push.updates()
         }
         arrived = partial(self._arrived, asked, begins)
         if in_flight:
@@ -139,14 +157,6 @@ class Pushes:
             self._servers.flight.begin(send, arrived, nbytes > _MOST_SENT_BYTES)
         else:
             arrived(self._servers.push(requests))
-
-    def _request(
-        self, server: int, push: Push, asked: Asked, begins: Sequence[StepBegin]
-    ) -> Request[Answer]:
-        readings = [*asked.readings.get(server, {}).values()]
-        own = begins if server == self._servers.used[0] else ()
-        request = and_read(push.updates[server], readings, own)
-        return request.then(push.arrived[server])
 
     def _arrived(
         self,
@@ -158,9 +168,3 @@ class Pushes:
             self._pace.granted(begins, grants)
         versions = {server: answer.versions for server, answer in answers.items()}
         self._values.came(asked, versions)
-
-
-def _owned(push: Push) -> Push:
-    """A push that may be sent when its gradients have been written again."""
-    updates = {server: update.owned() for server, update in push.updates.items()}
-    return replace(push, updates=updates)

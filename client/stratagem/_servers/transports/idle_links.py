@@ -29,6 +29,8 @@ class IdleLinks:
         """
         with self._lock:
             if room and self._sharing:
+                if len(self._sharing) == 1:
+                    return self._sharing.pop()
                 best = min(self._sharing, key=lambda link: _waste(link, room))
                 self._sharing.remove(best)
                 return best

@@ -82,7 +82,8 @@ class LocalLink:
         Raises:
             OSError: The connection broke, or it took too long.
         """
-        self.send_all(parts(kind, message, is_last, path))
+        for piece in parts(kind, message, is_last, path):
+            self._socket.sendall(piece)
 
     def send_all(self, pieces: Iterable[bytes | memoryview]) -> None:
         """Sends pieces of frames; raises as `send`, and waits as long."""

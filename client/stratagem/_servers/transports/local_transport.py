@@ -172,7 +172,8 @@ class _Exchange(Iterator[bytes]):
         link.send(kind, held, True, path)
 
     def __next__(self) -> bytes:
-        if self._over and self._link is None:
+        if self._over:
+            self._end(usable=True)
             raise StopIteration
         try:
             message = awaited(self._next_message, self.cancel)
@@ -188,9 +189,6 @@ class _Exchange(Iterator[bytes]):
         return message
 
     def _next_message(self) -> bytes | None:
-        if self._over:
-            self._end(usable=True)
-            return None
         if self._failure is not None:
             raise self._failure
         link = self._link

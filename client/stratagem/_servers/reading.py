@@ -1,0 +1,81 @@
+"""What to read of a server, and how it is asked for that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+from stratagem_proto.tensors import as_bytes, encode_dtype
+from stratagem_proto.v1.parameter_server_pb2 import (
+    FollowingRead,
+    ReadRequest,
+    Selection,
+    UpdateHeader,
+)
+
+
+class Reading(NamedTuple):
+    """What to read of one variable.
+
+    Attributes:
+        variable: Its name.
+        into: Receives the value; of the variable's dtype and of the shape of what is
+            read. It keeps its memory, and counts as written for autograd.
+        newer_than: Leave `into` as it is unless the version is higher.
+        rows: Indices of the rows to read, int64; None for the whole variable.
+        narrowed_to: What elements are rounded to on their way; None for not at all.
+    """
+
+    variable: str
+    into: torch.Tensor
+    newer_than: int | None = None
+    rows: torch.Tensor | None = None
+    narrowed_to: torch.dtype | None = None
+
+
+def asked(readings: Sequence[Reading]) -> bytes:
+    """The part of a `ReadRequest` that says what to read."""
+    if any([reading.rows is not None for reading in readings]):
+        selections = map(_selection, readings)
+        return ReadRequest(selections=selections).SerializeToString()
+    return _asked(_wholes(readings))
+
+
+def asked_after(readings: Sequence[Reading]) -> bytes:
+    """The part of an `UpdateHeader` that says what to read, whole variables, then."""
+    return _asked_after(_wholes(readings))
+
+
+_Wholes: TypeAlias = tuple[tuple[str, int | None, torch.dtype | None], ...]
+
+
+def _wholes(readings: Sequence[Reading]) -> _Wholes:
+    return tuple([(r.variable, r.newer_than, r.narrowed_to) for r in readings])
+
+
+# The same variables are read with each step.
+@lru_cache(maxsize=16)
+def _asked(wholes: _Wholes) -> bytes:
+    return ReadRequest(selections=_selections(wholes)).SerializeToString()
+
+
+@lru_cache(maxsize=16)
+def _asked_after(wholes: _Wholes) -> bytes:
+    then = FollowingRead(selections=_selections(wholes))
+    return UpdateHeader(then=then).SerializeToString()
+
+
+def _selections(wholes: _Wholes) -> Iterator[Selection]:
+    for variable, newer_than, narrowed_to in wholes:
+        number = None if narrowed_to is None else encode_dtype(narrowed_to)
+        yield Selection(variable=variable, newer_than=newer_than, narrowed_to=number)
+
+
+def _selection(reading: Reading) -> Selection:
+    (selection,) = _selections(_wholes([reading]))
+    if reading.rows is not None:
+        selection.rows.indices = bytes(as_bytes(reading.rows))
+    return selection
