@@ -219,7 +219,19 @@ class device:
 
 def _placement(target: torch.device) -> AbstractContextManager[object]:
     # Entering a torch.device slows every torch call down, so only where needed.
-    return nullcontext() if target == torch.get_default_device() else target
+    return _NONE if _is_default(target) else target
+
+
+def _is_default(target: torch.device) -> bool:
+    # Without modes, among them that of torch.set_default_device, it is the CPU; to ask
+    # torch takes 5 us.
+    if not torch._C._len_torch_function_stack():
+        return target == _CPU
+    return bool(target == torch.get_default_device())
+
+
+_NONE = nullcontext()
+_CPU = torch.device("cpu")
 
 
 def set_logical_cpus(count: int) -> None:

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 import stratagem
 from stratagem import DistributedOptimizer, PerReplica, ReduceOp
@@ -268,6 +272,60 @@ def test_schedulers_and_hooks_see_an_ordinary_optimizer() -> None:
     assert isinstance(optimizer, torch.optim.Optimizer)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.04)
     assert "lr: 0.04" in repr(optimizer)
+
+
+def test_hooks_of_all_optimizers_are_called() -> None:
+    strategy, model = hosted_model()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.4))
+    seen: list[object] = []
+    hooks = [
+        register_optimizer_step_pre_hook(lambda opt, args, kwargs: seen.append(opt)),
+        register_optimizer_step_post_hook(lambda opt, args, kwargs: seen.append(opt)),
+    ]
+    strategy.run(lambda: optimizer.step())
+    for hook in hooks:
+        hook.remove()
+    strategy.run(lambda: optimizer.step())
+    assert seen == [optimizer, optimizer]
+
+
+def test_a_profiler_sees_steps_and_that_gradients_are_cleared() -> None:
+    strategy, model = hosted_model()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.4))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        optimizer.step()
+
+    with torch.autograd.profiler.profile() as profiled:
+        strategy.run(step)
+    found = {event.name for event in profiled.function_events or ()}
+    assert found >= {
+        "Optimizer.step#DistributedOptimizer.step",
+        "Optimizer.zero_grad#DistributedOptimizer.zero_grad",
+    }
+
+
+def test_parameters_that_are_put_in_the_place_of_others_are_trained() -> None:
+    strategy, model = hosted_model()
+    optimizer = DistributedOptimizer(torch.optim.SGD([model.first.weight], lr=1.0))
+
+    def step() -> None:
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+    strategy.run(step)
+    optimizer.param_groups[0]["params"][0] = model.first.bias
+    strategy.run(step)
+    optimizer.param_groups[0]["params"].append(model.first.weight)
+    strategy.run(step)
+    names = [
+        [update.variable.name for update in step.updates()]
+        for step in extended_of(strategy).steps
+    ]
+    weight, bias = "first.weight", "first.bias"
+    assert names == [[weight], [bias], [bias, weight]]
 
 
 def test_a_group_added_later_is_trained() -> None:

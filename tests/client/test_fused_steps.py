@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -138,6 +138,59 @@ def test_values_that_were_written_since_are_what_the_next_step_starts_with(
         written = bytes_of(training.module)
         assert training.run(2) == [written]
         assert strategy.run(other.value).item() == 5.0
+
+
+def _rate(training: Training) -> None:
+    training.optimizer.param_groups[0]["lr"] = 0.3
+
+
+def _freezing(training: Training) -> None:
+    parameter = next(training.module.parameters()).requires_grad_(False)
+    parameter.grad = None
+
+
+def _thawing(training: Training) -> None:
+    next(training.module.parameters()).requires_grad_(True)
+
+
+def _list(training: Training) -> None:
+    training.optimizer.param_groups[0]["betas"] = [0.5, 0.6]
+
+
+def _within_list(training: Training) -> None:
+    training.optimizer.param_groups[0]["betas"][0] = 0.1
+
+
+def _data(training: Training) -> None:
+    parameter = next(training.module.parameters())
+    parameter.data = parameter.detach() * 2
+
+
+_CHANGES: Sequence[Callable[[Training], None]] = (
+    _rate,
+    _freezing,
+    _thawing,
+    _list,
+    _within_list,
+    _data,
+)
+
+
+@pytest.mark.parametrize("settings", [{}, {"pushes_in_flight": 1}])
+def test_what_changes_between_steps_is_part_of_the_next_one(
+    settings: dict[str, Any],
+) -> None:
+    def values(**chosen: Any) -> list[list[bytes]]:
+        with running(1, num_workers=1) as cluster, cluster.strategy(**chosen) as own:
+            training = Training(own)
+            found = []
+            for number, change in enumerate([lambda _: None, *_CHANGES]):
+                change(training)
+                training.run(number)
+                found.append(training.values())
+            return found
+
+    assert values(**settings) == values(fused_steps=False)
 
 
 def test_runs_of_several_pushes_read_what_the_last_one_made(alone: Cluster) -> None:

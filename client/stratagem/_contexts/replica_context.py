@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 MergeCall = Callable[[Callable[..., Any], Sequence[Any], dict[str, Any]], Any]
 
 
+_IDS = (int, torch.Tensor, type(None))
+
+
 class ReplicaContext:
     """The running replica, got by `get_replica_context()`.
 
@@ -45,7 +48,7 @@ class ReplicaContext:
         replica_id_in_sync_group: int | torch.Tensor | None,
         merge: MergeCall | None = None,
     ) -> None:
-        if not isinstance(replica_id_in_sync_group, int | torch.Tensor | None):
+        if not isinstance(replica_id_in_sync_group, _IDS):
             raise InvalidArgumentError(
                 "replica_id_in_sync_group can only be an integer, a Tensor or None, "
                 f"not {replica_id_in_sync_group!r}"

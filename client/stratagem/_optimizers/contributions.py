@@ -36,15 +36,12 @@ def group_steps(
     groups: ParamGroups, contributions: Sequence[Contribution]
 ) -> tuple[GroupStep, ...]:
     """Return what is done to the variables of each group."""
-    return tuple(
-        GroupStep(
-            hyperparameters_of(group),
-            tuple(
-                _of_variables(group, [each.gradients[number] for each in contributions])
-            ),
-        )
-        for number, group in enumerate(groups)
-    )
+    steps = []
+    for number, group in enumerate(groups):
+        gradients = [each.gradients[number] for each in contributions]
+        updates = tuple(_of_variables(group, gradients))
+        steps.append(GroupStep(hyperparameters_of(group), updates))
+    return tuple(steps)
 
 
 def hyperparameters_of(group: Mapping[str, Any]) -> dict[str, object]:
@@ -58,6 +55,6 @@ def _of_variables(
     columns = zip(*gradients, strict=True)
     # Without contributions there are no columns.
     for one, column in zip(group["params"].trained(), columns, strict=False):
-        present = tuple(g for g in column if g is not None)
+        present = tuple([g for g in column if g is not None])
         if one is not None and present:
             yield VariableGradients(one.variable, present)

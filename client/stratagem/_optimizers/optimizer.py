@@ -24,7 +24,7 @@ from stratagem._optimizers.overlap import Overlap
 from stratagem._optimizers.slots import OptimizerWithSlots
 from stratagem._optimizers.step import OptimizerStep
 from stratagem._optimizers.trained import LeafList, TrainedTensors
-from stratagem._optimizers.wrapped import require_fresh, rule_of
+from stratagem._optimizers.wrapped import is_recorded, require_fresh, rule_of
 from stratagem.consistency import Consistency, consistency_from
 from stratagem_proto.errors import ContextError
 from stratagem_proto.gradient_limits import GradientLimits
@@ -262,9 +262,21 @@ class DistributedOptimizer(OptimizerWithSlots):
         """Clear the gradients of this replica; outside of replicas, of all."""
         if self._overlap is not None:
             self._overlap.discard()
-        if self._plain or current_replica_id() is not None:
+        if self._plain:
+            super().zero_grad(set_to_none)
+        elif current_replica_id() is not None:
+            self._clear(set_to_none)
+        else:
+            for replica, _ in enumerate(self._extended._local_devices()):
+                with updating(self._strategy, replica):
+                    self._clear(set_to_none)
+
+    def _clear(self, set_to_none: bool) -> None:
+        is_watched = is_recorded() or torch.compiler.is_compiling()
+        if not set_to_none or is_watched:
             super().zero_grad(set_to_none)
             return
-        for replica, _ in enumerate(self._extended._local_devices()):
-            with updating(self._strategy, replica):
-                super().zero_grad(set_to_none)
+        # What torch does, without what a compiler or a profiler would see of it.
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None

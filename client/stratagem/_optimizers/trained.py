@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from operator import is_
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -142,17 +143,25 @@ class LeafList(list[torch.Tensor]):
     ) -> None:
         super().__init__(tensors)
         self._trained = trained
+        # Of these tensors, unless the list has been changed since.
+        self._found: tuple[Sequence[torch.Tensor], Sequence[Trained | None]] = (), ()
 
-    def trained(self) -> list[Trained | None]:
+    def trained(self) -> Sequence[Trained | None]:
         """Return what is behind each tensor; None for a lazy one without a shape."""
-        return [self._trained.find(tensor) for tensor in super().__iter__()]
+        tensors, found = self._found
+        if len(self) != len(tensors) or not all(map(is_, super().__iter__(), tensors)):
+            tensors = [*super().__iter__()]
+            found = [self._trained.find(tensor) for tensor in tensors]
+            self._found = ((), ()) if None in found else (tensors, found)
+        return found
 
     def _leaf(self, tensor: torch.Tensor) -> torch.Tensor:
         trained = self._trained.find(tensor)
         return tensor if trained is None else trained.leaf()
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return map(self._leaf, super().__iter__())
+        pairs = zip(self.trained(), super().__iter__(), strict=True)
+        return iter([tensor if one is None else one.leaf() for one, tensor in pairs])
 
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)

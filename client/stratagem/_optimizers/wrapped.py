@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
+from torch._C._autograd import _profiler_enabled
 from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+)
 
 from stratagem_proto.errors import (
     FailedPreconditionError,
@@ -14,6 +21,9 @@ from stratagem_proto.errors import (
     InvalidTypeError,
 )
 from stratagem_proto.optimizers import OptimizerRule, rule_named
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def rule_of(optimizer: object) -> OptimizerRule:
@@ -53,11 +63,39 @@ def require_fresh(optimizer: Optimizer) -> None:
             )
 
 
+def is_recorded() -> bool:
+    """Whether a profiler records what this thread does."""
+    return _profiler_enabled()
+
+
 class OptimizerAround(Optimizer):
     """An optimizer that has groups and state in common with one that it wraps."""
 
     # Loading a state replaces these objects in the wrapped optimizer.
     _inner: Optimizer
+
+    @staticmethod
+    def profile_hook_step(func: Callable[_P, _R]) -> Callable[_P, _R]:
+        """Return a step with the hooks of torch, which take 8 us, if there are any."""
+        hooked = Optimizer.profile_hook_step(func)
+
+        @wraps(func)
+        def step(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            self = cast(OptimizerAround, args[0])
+            return (hooked if self._is_watched else func)(*args, **kwargs)
+
+        return step
+
+    @property
+    def _is_watched(self) -> bool:
+        """Whether somebody is to be told of steps."""
+        return bool(
+            self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or _global_optimizer_pre_hooks
+            or _global_optimizer_post_hooks
+            or is_recorded()
+        )
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

@@ -11,7 +11,8 @@ from torch.utils import _pytree as pytree
 
 from stratagem_proto.errors import InvalidArgumentError
 
-_LEAF_TYPES = frozenset((torch.Tensor, int, float, bool, str, bytes, type(None)))
+LEAF_TYPES = frozenset((torch.Tensor, int, float, bool, str, bytes, type(None)))
+"""Of these, values are always leaves."""
 
 
 class Node(NamedTuple):
@@ -32,7 +33,7 @@ class Node(NamedTuple):
 def opened(value: Any) -> Node | None:
     """Return the node that `value` is, None if it is a leaf."""
     kind = type(value)
-    if kind in _LEAF_TYPES:
+    if kind in LEAF_TYPES:
         return None
     if isinstance(value, list):
         return Node(("list of length", len(value)), value, list)
@@ -113,7 +114,18 @@ def _described(node: Node | None, value: Any) -> str:
 
 def leaves(nest: Any) -> list[Any]:
     """Return the leaves of `nest`, in order."""
+    found: list[Any] = []
+    _collect(nest, found)
+    return found
+
+
+def _collect(nest: Any, found: list[Any]) -> None:
     node = opened(nest)
     if node is None:
-        return [nest]
-    return [leaf for child in node.children for leaf in leaves(child)]
+        found.append(nest)
+        return
+    for child in node.children:
+        if type(child) in LEAF_TYPES:
+            found.append(child)
+        else:
+            _collect(child, found)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from stratagem._replicas.nests import map_leaves
+from stratagem._replicas.nests import LEAF_TYPES, map_leaves
 from stratagem._replicas.values import DistributedValues, Mirrored, PerReplica
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.operators import TensorStandIn
@@ -65,6 +65,8 @@ def select_replica(index: int, nest: Any) -> Any:
 
     Variables stay themselves. Spec: REG-10.
     """
+    if type(nest) in LEAF_TYPES:
+        return nest
 
     def component(leaf: Any) -> Any:
         return leaf.values[index] if isinstance(leaf, DistributedValues) else leaf
