@@ -138,7 +138,7 @@ def _with_gradients(
     return Request("Update", header, _updated, tensors, rest)
 
 
-# Of the same variables with each step: 4 us instead of 30 for 5 of them.
+# Of the same variables with each step: 2.5 us instead of 11 for 5 of them.
 @lru_cache(maxsize=64)
 def _described(
     gradients: Sequence[tuple[str, int, bool]], kinds: Sequence[Kind]
