@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -95,26 +95,16 @@ class _Entry:
     def __init__(self, strategy: Strategy, resources: _Resources | None) -> None:
         extended = strategy.extended
         device = extended._default_device
-        self._context = cross_replica(strategy)
-        creating = _creators.creator_scope(extended._create_in_scope)
-        self._inside: list[AbstractContextManager[object]] = [self._context, creating]
-        if device is not None:
-            self._inside.append(_devices.device(device))
-        for each in self._inside:
-            each.__enter__()
-        self._creators = _creators.creators()
-        self._device_depth = None if device is None else _devices.depth()
-        # One exit stack would do for all; each run would take 10 us longer.
-        self._resources = nullcontext() if resources is None else self._open(resources)
-
-    def _open(self, resources: _Resources) -> AbstractContextManager[object]:
-        try:
-            opened = resources()
-            opened.__enter__()
-        except BaseException:
-            self._leave_inside()
-            raise
-        return opened
+        with ExitStack() as stack:
+            self._context = stack.enter_context(cross_replica(strategy))
+            stack.enter_context(_creators.creator_scope(extended._create_in_scope))
+            if device is not None:
+                stack.enter_context(_devices.device(device))
+            self._creators = _creators.creators()
+            self._device_depth = None if device is None else _devices.depth()
+            if resources is not None:
+                stack.enter_context(resources())
+            self._stack = stack.pop_all()
 
     def check_nesting(self) -> None:
         """Check that what was opened inside is closed. Spec: CTX-13."""
@@ -131,14 +121,7 @@ class _Entry:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            self._resources.__exit__(kind, error, trace)
-        finally:
-            self._leave_inside()
-
-    def _leave_inside(self) -> None:
-        for each in reversed(self._inside):
-            each.__exit__(None, None, None)
+        self._stack.__exit__(kind, error, trace)
 
 
 def entered(strategy: Strategy) -> AbstractContextManager[object]:

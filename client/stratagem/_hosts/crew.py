@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from itertools import count
 
@@ -49,13 +49,10 @@ class Crew:
         """
         if self._failure is not None:
             raise self._failure
-        pairs = zip(self._workers, parcels, strict=False)
-        futures = [worker.call(parcel) for worker, parcel in pairs]
-        try:
-            self._await(futures)
-        except KeyboardInterrupt:
-            self.fail("the program was interrupted")
-            raise
+        futures, waiting = self._carried_out(parcels)
+        failed = [each for each in futures if each not in waiting and each.exception()]
+        if failed:
+            self._raise(futures, failed, len(failed) < len(futures))
         return [load_result(future.result().payload) for future in futures]
 
     @property
@@ -82,20 +79,26 @@ class Crew:
         for worker in self._workers:
             worker.close()
 
-    def _await(self, futures: Sequence[Future[Answer]]) -> None:
-        """Wait until all hosts have ended a call.
+    def _carried_out(
+        self, parcels: Sequence[Parcel]
+    ) -> tuple[Sequence[Future[Answer]], Collection[Future[Answer]]]:
+        """Let hosts end a call; returns how they did, and who waits for a failed one.
 
-        Raises:
-            WorkerLostError: One was lost.
-            Exception: What one has raised.
+        Whoever does not wait for the end gives them up: nothing else would end them.
         """
-        _, rest = wait(futures, return_when=FIRST_EXCEPTION)
-        if not rest and all(future.exception() is None for future in futures):
-            return
-        # They may all fail alike; who does not is waiting for those who have.
-        _, waiting = wait(rest, timeout=_GRACE_SECONDS)
-        failed = [each for each in futures if each not in waiting and each.exception()]
-        self._raise(futures, failed, len(failed) < len(futures))
+        pairs = zip(self._workers, parcels, strict=False)
+        try:
+            futures = [worker.call(parcel) for worker, parcel in pairs]
+            _, rest = wait(futures, return_when=FIRST_EXCEPTION)
+            # They may all fail alike; who does not is waiting for those who have.
+            _, waiting = wait(rest, timeout=_GRACE_SECONDS)
+        except Exception as error:
+            self.fail(f"one of them was not called: {error}")
+            raise
+        except BaseException:
+            self.fail("the program was interrupted")
+            raise
+        return futures, waiting
 
     def _raise(
         self,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,6 +25,8 @@ from stratagem import (
     config,
 )
 from stratagem._hosts.crew import connected
+from stratagem._hosts.remote import RemoteCoresExtended
+from stratagem._shipping.parcel import Parcel
 from stratagem.cluster_resolver import SimpleClusterResolver, TPUClusterResolver
 from stratagem_deploy import LocalCluster
 from stratagem_proto.channel import Deadlines
@@ -94,6 +97,32 @@ def test_an_interrupted_program_leaves_the_hosts_free(strategy: TPUStrategy) -> 
     iterator = iter(strategy.experimental_distribute_dataset(_Endless()))
     with as_soon_as_it_has_begun(_interrupt), pytest.raises(KeyboardInterrupt):
         strategy.extended.experimental_run_steps_on_iterator(step, iterator, 10**6)
+    with pytest.raises(UnavailableError, match="the program was interrupted"):
+        strategy.run(lambda: 1)
+    strategy.extended.connect()
+    assert strategy.run(lambda: 1) == 1
+
+
+class _InterruptedAfterOne(list[Parcel]):
+    """Parcels of which the first is sent before the program is interrupted."""
+
+    def __iter__(self) -> Iterator[Parcel]:
+        yield self[0]
+        raise KeyboardInterrupt
+
+
+def _for_ever() -> None:
+    while True:
+        time.sleep(0.01)
+
+
+def test_a_program_that_is_interrupted_as_it_calls_leaves_the_hosts_free(
+    strategy: TPUStrategy,
+) -> None:
+    session = cast(RemoteCoresExtended, strategy.extended)._session
+    endless = session._dumper.dump(_for_ever)
+    with pytest.raises(KeyboardInterrupt):
+        session._crew.call(_InterruptedAfterOne([endless, endless]))
     with pytest.raises(UnavailableError, match="the program was interrupted"):
         strategy.run(lambda: 1)
     strategy.extended.connect()
