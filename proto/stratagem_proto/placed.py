@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 
 from stratagem_proto.codec import copy_bytes, split
 from stratagem_proto.frames import ChunkView, Frame, Header, encode_header
-from stratagem_proto.segment import Kind, Segment, starts
+from stratagem_proto.segment import MOST_KEPT_KINDS, Kind, Segment, starts
 from stratagem_proto.tensors import decode_dtype
 from stratagem_proto.v1 import tensor_pb2
 from stratagem_proto.v1.tensor_pb2 import Chunk, Place, TensorSpec
@@ -44,15 +44,22 @@ class Layout:
         return tensor_pb2.Frame(chunks=chunks).SerializeToString()
 
 
-# The same tensors are sent and read with each step.
-@lru_cache(maxsize=256)
 def layout_of(kinds: tuple[Kind, ...]) -> Layout:
     """Where tensors of these kinds are if that is where `starts` puts them."""
+    return (_kept_layout if len(kinds) <= MOST_KEPT_KINDS else _layout)(kinds)
+
+
+def _layout(kinds: tuple[Kind, ...]) -> Layout:
     sizes = [dtype.itemsize * shape.numel() for dtype, shape in kinds]
     begins, room = starts(sizes)
     each = enumerate(zip(sizes, begins, strict=True))
     places = [(number, 0, size, begin) for number, (size, begin) in each if size]
     return Layout(kinds, sum(sizes), room, places)
+
+
+# The same tensors are sent and read with each step. Whoever names a great many has them
+# looked at each time, as a server cannot count what is kept for it.
+_kept_layout = lru_cache(maxsize=64)(_layout)
 
 
 def kinds_of(tensors: Iterable[torch.Tensor]) -> tuple[Kind, ...]:
@@ -87,8 +94,7 @@ def encode_placed(
     return encode_header(header) + layout.announcement
 
 
-@lru_cache(maxsize=256)
-def announced(layout: Layout, chunks: bytes) -> range | None:
+def announced(layout: Layout, chunks: bytes | memoryview) -> range | None:
     """Those of a layout's places of which a part of a frame says that they are filled.
 
     Args:
@@ -98,6 +104,13 @@ def announced(layout: Layout, chunks: bytes) -> range | None:
     Returns:
         Their indices; None if there are none, or if anything else is said.
     """
+    if len(chunks) > len(layout.announcement):
+        return None
+    is_kept = len(layout.kinds) <= MOST_KEPT_KINDS
+    return (_kept_announced if is_kept else _announced)(layout, bytes(chunks))
+
+
+def _announced(layout: Layout, chunks: bytes) -> range | None:
     try:
         frame = tensor_pb2.Frame.FromString(chunks)
     except DecodeError:
@@ -109,6 +122,9 @@ def announced(layout: Layout, chunks: bytes) -> range | None:
     filled = range(first, first + len(said))
     places = [(c.tensor, c.offset, c.place.nbytes, c.place.start) for c in said]
     return filled if places == layout.places[first : filled.stop] else None
+
+
+_kept_announced = lru_cache(maxsize=256)(_announced)
 
 
 def place_by_runs(

@@ -30,19 +30,22 @@ class StepPlan:
     """What is known of updates of one text.
 
     Args:
-        header: One of them.
+        common: What they have in common.
+        text: The same, encoded.
 
     Attributes:
+        text: What they have in common.
         manifest: Their tensors.
         names: The variables to step.
         step: What they do, while `holds`; None if it is not known.
     """
 
-    def __init__(self, header: pb.UpdateHeader) -> None:
-        self.manifest = Manifest(header.tensors)
-        self.names = [gradient.variable for gradient in header.gradients]
+    def __init__(self, common: pb.UpdateHeader, text: bytes) -> None:
+        self.text = text
+        self.manifest = Manifest(common.tensors)
+        self.names = [gradient.variable for gradient in common.gradients]
         self.step: RepeatedStep | None = None
-        self._places = [gradient.tensor for gradient in header.gradients]
+        self._places = [gradient.tensor for gradient in common.gradients]
         self._choice: Choice | None = None
         self._generation = -1
 
@@ -93,24 +96,27 @@ class StepPlans:
         return len(self._plans)
 
     def plan(self, header: pb.UpdateHeader) -> StepPlan | None:
-        """The plan of an update, to which more may be added.
+        """The plan of an update, which is a new one unless it was kept.
 
         Returns:
             None if the update is none that repeats.
         """
         if not _is_step(header):
             return None
-        text = _text(header)
+        common = _common(header)
+        text = common.SerializeToString()
         if (plan := self._plans.get(text)) is not None:
             self._plans.move_to_end(text)
         elif len(text) <= MAX_TEXT_BYTES and _is_plain(header):
-            plan = StepPlan(header)
-            self._keep(text, plan)
+            plan = StepPlan(common, text)
         return plan
 
-    def _keep(self, text: bytes, plan: StepPlan) -> None:
-        self._plans[text] = plan
-        self._text_bytes += len(text)
+    def keep(self, plan: StepPlan) -> None:
+        """Keeps the plan of an update that was carried out; of others nothing stays."""
+        if plan.text in self._plans:
+            return
+        self._plans[plan.text] = plan
+        self._text_bytes += len(plan.text)
         while len(self._plans) > MAX_PLANS or self._text_bytes > MAX_TEXT_BYTES:
             dropped, _ = self._plans.popitem(last=False)
             self._text_bytes -= len(dropped)
@@ -136,13 +142,13 @@ def _is_plain(header: pb.UpdateHeader) -> bool:
     ) and not any(each.HasField("rows") for each in header.then.selections)
 
 
-def _text(header: pb.UpdateHeader) -> bytes:
+def _common(header: pb.UpdateHeader) -> pb.UpdateHeader:
     """All of an update but what is another number with each step."""
-    text = pb.UpdateHeader()
-    text.CopyFrom(header)
-    text.ClearField("key")
-    text.program.optimizer.ClearField("groups")
-    text.then.ClearField("begins")
-    for selection in text.then.selections:
+    common = pb.UpdateHeader()
+    common.CopyFrom(header)
+    common.ClearField("key")
+    common.program.optimizer.ClearField("groups")
+    common.then.ClearField("begins")
+    for selection in common.then.selections:
         selection.ClearField("newer_than")
-    return text.SerializeToString()
+    return common

@@ -196,6 +196,17 @@ def test_a_header_that_is_cut_short_is_refused(data: bytes) -> None:
         take_header(data, pb.UpdateHeader)
 
 
+def test_of_a_great_many_tensors_nothing_is_kept() -> None:
+    few = ((torch.float32, torch.Size([1])),)
+    assert layout_of(few) is layout_of(few)
+    lots = few * (segment.MOST_KEPT_KINDS + 1)
+    assert layout_of(lots) is not layout_of(lots)
+    assert layout_of(lots).announcement == layout_of(lots).announcement
+    memory = shared(layout_of(lots).room)
+    assert memory.tensors(few) is memory.tensors(few)
+    assert memory.tensors(lots) is not memory.tensors(lots)
+
+
 def test_values_that_are_announced_by_runs_are_known_by_their_places() -> None:
     layout = described([torch.ones(3), torch.ones(0), torch.ones(5), torch.ones(2)])
     for run in (range(1), range(1, 3), range(3)):

@@ -8,7 +8,11 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from stratagem_proto.errors import InvalidArgumentError, VariableNotFoundError
+from stratagem_proto.errors import (
+    InvalidArgumentError,
+    SessionLostError,
+    VariableNotFoundError,
+)
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.tensor_pb2 import ENCODING_KIND_NARROWED
@@ -20,7 +24,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 from stratagem_psserver import step_plans
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from stratagem_psserver.step_plans import StepPlans
+from stratagem_psserver.step_plans import StepPlan, StepPlans
 from stratagem_psserver.variables.store import VariableStore
 from tests.conftest import TOKEN
 from tests.psserver.wire import (
@@ -231,10 +235,17 @@ def test_what_is_read_behind_a_step_is_what_is_newer() -> None:
         assert third.header.values[0].version == store.get("w").version
 
 
+def kept(plans: StepPlans, asked: pb.UpdateHeader) -> StepPlan:
+    """The plan of an update that was carried out."""
+    plan = plans.plan(asked)
+    assert plan is not None
+    plans.keep(plan)
+    return plan
+
+
 def test_plans_are_told_apart_by_all_but_what_changes_with_each_step() -> None:
     plans = StepPlans(VariableStore())
-    first = plans.plan(header())
-    assert first is not None
+    first = kept(plans, header())
     assert plans.plan(header(lr=0.7, sequence=9)) is first
     assert plans.plan(header("w")) is not first
     narrow = header()
@@ -249,7 +260,30 @@ def test_plans_are_told_apart_by_all_but_what_changes_with_each_step() -> None:
         assert plans.plan(each) is not first
     again = header()
     again.then.selections.add(variable="w", newer_than=3)
-    assert plans.plan(again) is plans.plan(read)
+    assert kept(plans, again) is plans.plan(read)
+
+
+def test_nothing_is_kept_of_updates_that_were_refused() -> None:
+    with training() as one:
+        plans = one.server._state.plans
+        with (
+            RawClient(one.server.address, TOKEN) as stranger,
+            pytest.raises(SessionLostError),
+        ):
+            stranger.update(adam(), one.gradients())
+        with pytest.raises(InvalidArgumentError):
+            one.client.update(adam(), {"w": torch.ones(7)})
+        assert len(plans) == 0
+
+
+def test_a_plan_keeps_nothing_else_of_the_update() -> None:
+    with training() as one:
+        one.step(times=3)
+        asked = update_header(RequestKey(), adam(), one.gradients())
+        plan = one.server._state.plans.plan(asked)
+        assert plan is not None
+        assert plan.step is not None
+        assert not plan.step.program.groups
 
 
 def with_rows(asked: pb.UpdateHeader) -> None:
@@ -301,9 +335,9 @@ def test_the_plans_that_were_used_last_are_kept(
 ) -> None:
     monkeypatch.setattr(step_plans, "MAX_PLANS", 2)
     plans = StepPlans(VariableStore())
-    first, second = plans.plan(header("a")), plans.plan(header("b"))
+    first, second = kept(plans, header("a")), kept(plans, header("b"))
     assert plans.plan(header("a")) is first
-    plans.plan(header("c"))
+    kept(plans, header("c"))
     assert len(plans) == 2
     assert plans.plan(header("a")) is first
     assert plans.plan(header("b")) is not second
@@ -312,11 +346,11 @@ def test_the_plans_that_were_used_last_are_kept(
 def test_plans_take_no_more_than_their_part_of_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one = len(step_plans._text(header("a")))
+    one = len(step_plans._common(header("a")).SerializeToString())
     monkeypatch.setattr(step_plans, "MAX_TEXT_BYTES", 2 * one)
     plans = StepPlans(VariableStore())
     for name in "abc":
-        plans.plan(header(name))
+        kept(plans, header(name))
     assert len(plans) == 2
     assert plans.plan(header(*"abcdef")) is None
     assert len(plans) == 2
@@ -330,7 +364,7 @@ def test_plans_are_dropped_once_a_variable_comes_or_goes() -> None:
         lambda: store.put_value("w", torch.zeros(3)),
         lambda: store.delete(["w"]),
     ):
-        plans.plan(header())
+        kept(plans, header())
         assert len(plans) == 1
         change()
         assert len(plans) == 0

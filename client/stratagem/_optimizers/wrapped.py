@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch._C._autograd import _profiler_enabled
+from torch.autograd import profiler
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     _global_optimizer_post_hooks,
@@ -64,8 +65,8 @@ def require_fresh(optimizer: Optimizer) -> None:
 
 
 def is_recorded() -> bool:
-    """Whether a profiler records what this thread does."""
-    return _profiler_enabled()
+    """Whether a profiler records what this thread does, or may do so."""
+    return profiler._is_profiler_enabled or _profiler_enabled()
 
 
 class OptimizerAround(Optimizer):

@@ -27,6 +27,7 @@ from stratagem_proto.placed import (
     kinds_of,
     layout_of,
 )
+from stratagem_proto.segment import MOST_KEPT_KINDS
 from stratagem_proto.tensors import (
     allocate,
     decode_dtype,
@@ -143,14 +144,17 @@ def _are_all(values: ReadHeader, layout: Layout) -> bool:
     known.ClearField("rejected_steps")
     for value in known.values:
         value.ClearField("version")
-    return known == _all(layout)
+    is_kept = len(layout.kinds) <= MOST_KEPT_KINDS
+    return known == (_kept_all if is_kept else _all)(layout)
 
 
-@lru_cache(maxsize=256)
 def _all(layout: Layout) -> ReadHeader:
     values = [ReadValue(tensor=number) for number, _ in enumerate(layout.kinds)]
     tensors = [spec_of_kind(*kind) for kind in layout.kinds]
     return ReadHeader(values=values, tensors=tensors)
+
+
+_kept_all = lru_cache(maxsize=64)(_all)
 
 
 def _taken(
@@ -173,12 +177,14 @@ def _taken(
         Whether all values were there.
     """
     assert responses.segment is not None
+    if layout.room > responses.segment.nbytes:
+        return False
     views, places = responses.segment.tensors(layout.kinds), layout.places
     message, taken = None, 0
     with torch.no_grad():
         while True:
             if chunks:
-                run = announced(layout, bytes(chunks))
+                run = announced(layout, chunks)
                 if run is None or run.start != taken:
                     return False
                 first, last = places[run.start][0], places[run.stop - 1][0]

@@ -134,12 +134,12 @@ def _with_gradients(
     named = tuple(
         [(variable, group, rows is None) for variable, _, group, rows in gradients]
     )
-    rest += _described(named, kinds_of(tensors))
+    # How many rows there are is another number with each step.
+    is_same = len(tensors) == len(gradients)
+    rest += (_kept_described if is_same else _described)(named, kinds_of(tensors))
     return Request("Update", header, _updated, tensors, rest)
 
 
-# Of the same variables with each step: 2.5 us instead of 11 for 5 of them.
-@lru_cache(maxsize=64)
 def _described(
     gradients: Sequence[tuple[str, int, bool]], kinds: Sequence[Kind]
 ) -> bytes:
@@ -156,6 +156,10 @@ def _described(
         header.gradients.add(variable=variable, tensor=tensor, group=group, rows=rows)
         tensor += 1 if is_dense else 2
     return header.SerializeToString()
+
+
+# Of the same variables with each step: 2.5 us instead of 11 for 5 of them.
+_kept_described = lru_cache(maxsize=64)(_described)
 
 
 def _with_encoded(

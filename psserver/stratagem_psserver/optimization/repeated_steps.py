@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.optimization.dry_run import StateLayout
 from stratagem_psserver.optimization.hyperparameters import Settings
 from stratagem_psserver.optimization.loans import Loan, WholeLoan, as_tensor
@@ -124,7 +125,11 @@ class RepeatedStep:
     """
 
     def __init__(self, checked: OptimizerStep, groups: Sequence[_Group]) -> None:
-        self.program, self.variables = checked.program, checked.variables
+        # Without hyperparameters, and without the request that it was part of.
+        self.program = OptimizerProgram(
+            name=checked.program.name, class_name=checked.program.class_name
+        )
+        self.variables = checked.variables
         self.nbytes = checked.nbytes
         self._groups, self._number_of_groups = groups, len(checked.groups)
         self._gradients: Sequence[torch.Tensor] = ()
@@ -149,9 +154,12 @@ class RepeatedStep:
         self, settings: Sequence[Settings], gradients: Sequence[torch.Tensor]
     ) -> bool:
         """As `Optimizers.repeat`, with the hyperparameters of each group."""
-        self._gradients = gradients
         same = len(settings) == self._number_of_groups
-        return same and all(group.accepts(settings) for group in self._groups)
+        taken = same and all(group.accepts(settings) for group in self._groups)
+        if taken:
+            # What is refused must not stay here.
+            self._gradients = gradients
+        return taken
 
     def run(self) -> None:
         """Changes the values of the variables and their slots."""

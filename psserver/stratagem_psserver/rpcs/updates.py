@@ -97,6 +97,7 @@ class UpdateRpcs:
             versions = await taken(state, step)
             if plan is not None:
                 plan.renew(state.store, RepeatedStep.of(step))
+                state.plans.keep(plan)
             return pb.UpdateResponse(versions=versions)
 
     async def _planned_step(

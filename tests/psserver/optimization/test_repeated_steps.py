@@ -161,3 +161,17 @@ def test_nothing_is_left_of_the_gradients() -> None:
     del gradient
     gc.collect()
     assert left() is None
+
+
+@pytest.mark.parametrize("lr", [-1.0, float("nan")])
+def test_nothing_is_left_of_the_gradients_of_a_step_that_is_refused(lr: float) -> None:
+    optimizers, known = ready(torch.optim.Adam([torch.zeros(2)]))
+    refused = optimizer_program(torch.optim.Adam([torch.zeros(2)]))
+    refused.groups[0].values["lr"].number = lr
+    gradient = torch.ones(2)
+    with pytest.raises(InvalidArgumentError):
+        optimizers.repeat(known, refused, [gradient])
+    left = weakref.ref(gradient)
+    del gradient
+    gc.collect()
+    assert left() is None
