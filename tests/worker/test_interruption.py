@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import sys
 import threading
 from collections import Counter
@@ -103,6 +104,19 @@ def test_what_runs_may_give_itself_up() -> None:
 def test_errors_of_what_runs_are_its_own() -> None:
     with pytest.raises(ZeroDivisionError):
         Interruptible[str]().run("it", lambda: 1 // 0, lambda: 0)
+
+
+def test_what_runs_can_be_profiled() -> None:
+    interruptible, ended = Interruptible[str](), threading.Event()
+
+    def run_twice() -> None:
+        interruptible.run("first", spin, lambda: "given up")
+        # CPython 3.11 stays here for ever if it looks out for an interruption.
+        cProfile.Profile().runcall(spin)
+        ended.set()
+
+    threading.Thread(target=run_twice, daemon=True).start()
+    assert ended.wait(PATIENCE)
 
 
 def struck_when(entered: threading.Event, body: Callable[[], object]) -> object:

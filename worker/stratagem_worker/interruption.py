@@ -66,13 +66,21 @@ class Interruptible(Generic[Name]):
 
     def _settle(self, thread: int) -> None:
         """Ends the time in which an interruption may arrive."""
+        awaited = False
         while True:
             try:
                 self._running = None
                 while self._striking:
                     time.sleep(_GLANCE_SECONDS)
-                _raise(thread, None)
-                return
+                if awaited or not self._struck:
+                    return
+                # In place of one that may not have come. To take that back would have
+                # CPython 3.11 look out for it at every call from then on: that takes
+                # time, and a profiler never comes to an end.
+                awaited = True
+                _raise(thread)
+                while True:
+                    pass  # until it comes
             except Interrupted:
                 continue
 
@@ -86,12 +94,12 @@ class Interruptible(Generic[Name]):
             running = self._running
             if running is not None and which(running) and not self._struck:
                 self._struck = True
-                self._guard.strike(partial(_raise, self._thread, Interrupted))
+                self._guard.strike(partial(_raise, self._thread))
         finally:
             self._striking = False
 
 
-def _raise(thread: int, exception: type[BaseException] | None) -> None:
-    """Raises an exception in a thread, or takes back one that has not been raised."""
-    what = None if exception is None else ctypes.py_object(exception)
+def _raise(thread: int) -> None:
+    """Raises the exception in a thread, before one of its next instructions."""
+    what = ctypes.py_object(Interrupted)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
