@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from stratagem._coordinator.closures.closure import Closure
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
@@ -20,8 +20,7 @@ from stratagem_proto.errors import (
 )
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(NamedTuple):
     """How a worker ended a closure.
 
     Attributes:
@@ -33,7 +32,7 @@ class Ending:
         lost: Whether the worker was lost. Spec: FLT-1.
     """
 
-    answer: Answer = field(default_factory=Answer)
+    answer: Answer = Answer()
     error: BaseException | None = None
     gave_up: bool = False
     lacking: bool = False

@@ -104,7 +104,13 @@ class _Marking:
         return self._of_named(value)
 
     def all_of(self, values: Iterable[Any], depth: int) -> Mark:
-        return tuple([self.of(value, depth) for value in values])
+        # Most are atoms, which are not worth a call each.
+        return tuple(
+            [
+                (cls, value) if (cls := type(value)) in ATOMS else self.of(value, depth)
+                for value in values
+            ]
+        )
 
     def _once(self, value: Any, rule: _Rule, depth: int) -> Mark:
         """The mark of what may be changed; where it comes again, that it does."""

@@ -112,6 +112,8 @@ class Acknowledging:
             self._changing.wait_for(lambda: not self._behind, seconds)
 
     def _tell(self) -> None:
+        if not self._idle:
+            return  # all will be told this, too
         self._behind.update(self._news)
         waiting, self._idle = self._idle, set()
         for server in waiting:

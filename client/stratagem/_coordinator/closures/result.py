@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable
 
+from stratagem._coordinator.closures.latch import Latch
 from stratagem._coordinator.data.per_worker import PerWorkerValues
 from stratagem._coordinator.data.residents import Keeper, Residents, WorkerValue
 from stratagem._shipping.parcel import Definition
@@ -49,7 +49,7 @@ class Result(WorkerValue):
         self.payload: bytes | None = None
         self.error: BaseException | None = None
         self.aborted = False
-        self.ended = threading.Event()
+        self.ended = Latch()
         self.users = 0
         self.keeper: Keeper | None = None
         self.direct = True

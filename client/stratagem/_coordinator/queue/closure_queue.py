@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
+from math import inf
 
 from stratagem._coordinator.queue.orders import (
     Abandon,
@@ -245,7 +246,8 @@ class ClosureQueue:
         return error, [Abandon(closure) for closure in closures]
 
     def _assign(self) -> Iterator[Order]:
-        yield from self._dismiss()
+        if self._leaving:
+            yield from self._dismiss()
         while self._queued and not self.reporting:
             worker = self._least_loaded()
             if worker is None:
@@ -257,12 +259,12 @@ class ClosureQueue:
 
     def _least_loaded(self) -> int | None:
         """The worker that gets the next closure; None if no worker may have more."""
-        counts = {
-            worker: len(closures)
-            for worker, closures in self._on_worker.items()
-            if len(closures) < self._depths.get(worker, self._depth)
-        }
-        return min(counts, key=counts.__getitem__, default=None)
+        found, least = None, inf
+        for worker, closures in self._on_worker.items():
+            count = len(closures)
+            if count < least and count < self._depths.get(worker, self._depth):
+                found, least = worker, count
+        return found
 
     def _dismiss(self) -> Iterator[Order]:
         needed = self._staying.values()

@@ -35,23 +35,22 @@ class Monitor:
         Raises:
             CancelledError: The coordinator is closed.
         """
-
-        def holds() -> bool:
-            return self._closed or condition()
-
-        if not holds():
+        if not self._closed and not condition():
             self._hurry()
-            self._awaited.append(holds)
-            try:
-                self._changed.wait_for(holds)
-            finally:
-                self._awaited.remove(holds)
+            self._wait(lambda: self._closed or condition())
         self.require_open()
+
+    def _wait(self, holds: Callable[[], bool]) -> None:
+        self._awaited.append(holds)
+        try:
+            self._changed.wait_for(holds)
+        finally:
+            self._awaited.remove(holds)
 
     def wake(self) -> None:
         """Lets threads go on whose condition holds."""
         # To wake a thread for nothing takes longer than all else that a closure needs.
-        if any(holds() for holds in self._awaited):
+        if any([holds() for holds in self._awaited]):
             self._changed.notify_all()
 
     def close(self) -> None:
