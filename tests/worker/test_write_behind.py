@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ import torch
 from stratagem import ParameterServerStrategy, Variable
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._servers.group import ServerGroup
-from stratagem._servers.write_behind import WritesBehind, writing_behind
+from stratagem._servers.pending import Pending
+from stratagem._servers.write_behind import Backlog, WritesBehind, writing_behind
 from stratagem._servers.writes import delete
 from stratagem._shipping.results import load_result
 from stratagem._worker_servers.closure_failure import ClosureFailure
@@ -19,10 +22,12 @@ from stratagem._worker_servers.link import WorkerLink
 from stratagem_proto.errors import VariableNotFoundError
 from stratagem_proto.transport import AUTO, GRPC, VARIABLE
 from tests.client.clusters import running
+from tests.waiting import eventually
 from tests.worker.links import PATIENCE, payload_of
 
 entered = threading.Event()
 gate = threading.Event()
+second_gate = threading.Event()
 variables: list[Variable] = []
 
 
@@ -34,6 +39,7 @@ def strategy(
     monkeypatch.setenv(VARIABLE, request.param)
     entered.clear()
     gate.clear()
+    second_gate.clear()
     with running(num_servers=2) as cluster, cluster.strategy() as strategy:
         with strategy.scope():
             variables[:] = [Variable(torch.zeros(2)) for _ in range(2)]
@@ -57,6 +63,32 @@ def nothing() -> None:
 def wait_at_gate() -> None:
     entered.set()
     assert gate.wait(PATIENCE)
+
+
+def write_and_wait() -> None:
+    increment()
+    entered.set()
+    assert second_gate.wait(PATIENCE)
+
+
+class Patient:
+    """Lets every write wait for others."""
+
+    def keeps(self, backlog: Backlog) -> bool:
+        return True
+
+
+def record_of_keeping(backlog: Backlog) -> list[bool]:
+    """What is said from now on of whether writes wait."""
+    seen: list[bool] = []
+    keep = backlog._keep
+
+    def recorded(pending: Pending[Any]) -> None:
+        keep(pending)
+        seen.append(backlog.keeps_since(time.monotonic()))
+
+    backlog._keep = recorded  # type: ignore[method-assign]
+    return seen
 
 
 def spin_behind_a_write() -> None:
@@ -158,6 +190,40 @@ def test_writes_that_are_cut_off_are_applied_once(
         assert writes.settled
         assert writes.failed is None
     assert values() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("cuts", [False, True])
+def test_writes_that_wait_for_others_are_applied_once_before_they_are_looked_at(
+    strategy: ParameterServerStrategy, cuts: bool
+) -> None:
+    functions = [WritesBehind(Patient()) for _ in range(20)]
+    for writes in functions:
+        with writing_behind(writes):
+            increment()
+    if cuts:
+        cut_off(strategy)
+    assert values() == [20.0, 20.0]
+    assert all(writes.settled and writes.failed is None for writes in functions)
+
+
+def test_what_a_function_wrote_is_sent_while_it_runs_on(
+    link: WorkerLink, strategy: ParameterServerStrategy
+) -> None:
+    first = link.run(1, payload_of(wait_at_gate))
+    assert entered.wait(PATIENCE)
+    entered.clear()
+    backlog = servers_of(strategy)._backlog
+    seen = record_of_keeping(backlog)
+    others = [link.run(2, payload_of(write_and_wait)), link.run(3, payload_of(nothing))]
+    gate.set()
+    assert entered.wait(PATIENCE)
+    eventually(lambda: not backlog.keeps_since(time.monotonic()))
+    assert True in seen
+    assert not others[0].done()
+    second_gate.set()
+    for end in (first, *others):
+        end.result(PATIENCE)
+    assert values() == [1.0, 1.0]
 
 
 def test_what_is_not_waited_for_is_one_step_until_it_is_settled(

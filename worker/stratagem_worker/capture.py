@@ -6,11 +6,12 @@ import io
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from contextvars import ContextVar
 from typing import Any, TextIO
 
+from stratagem._servers.presence import Presence
 from stratagem_proto.lines import LineSplitter, visible
 from stratagem_proto.v1 import worker_pb2 as pb
 
@@ -47,22 +48,28 @@ class _Capture:
 _capture: ContextVar[_Capture | None] = ContextVar("stratagem_capture", default=None)
 
 
-@contextmanager
-def captured(emit: Emit) -> Iterator[None]:
+def captured(emit: Emit) -> AbstractContextManager[None]:
     """Gives what the body writes in this thread to a function instead.
 
     Threads that the body starts write where they would without, unless they are
     given its context.
     """
-    capture = _Capture(emit)
-    token = _capture.set(capture)
-    _redirection.begin()
-    try:
-        yield
-    finally:
+    return _Capturing(emit)
+
+
+class _Capturing(Presence["_Capture | None"]):
+    def __init__(self, emit: Emit) -> None:
+        self._taken = _Capture(emit)
+        super().__init__(_capture, self._taken)
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        _redirection.begin()
+
+    def __exit__(self, *error: object) -> None:
         _redirection.end()
-        _capture.reset(token)
-        capture.end()
+        super().__exit__(*error)
+        self._taken.end()
 
 
 class _Diverted(io.TextIOBase):

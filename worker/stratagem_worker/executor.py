@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import NamedTuple
 
 from stratagem_proto.serving.log import LOG
 from stratagem_worker.figures import ClosureFigures
@@ -13,8 +14,7 @@ from stratagem_worker.figures import ClosureFigures
 _END_SECONDS = 1.0
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """Something to do for a session.
 
     Attributes:
@@ -39,8 +39,9 @@ class Executor:
         self.figures = ClosureFigures()
         self._jobs: deque[Job] = deque()
         self._job: Job | None = None
-        self._closed = False
-        self._changed = threading.Condition()
+        self._changing = threading.Lock()
+        # One for each job that came, and one for the end. A condition has more to do.
+        self._news: SimpleQueue[bool] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -49,13 +50,13 @@ class Executor:
 
     def submit(self, job: Job) -> None:
         """Does a job when those before are done."""
-        with self._changed:
+        with self._changing:
             self._jobs.append(job)
-            self._changed.notify_all()
+        self._news.put(True)
 
     def withdraw(self, which: Callable[[Job], bool]) -> list[Job]:
         """Takes back jobs that have not begun."""
-        with self._changed:
+        with self._changing:
             taken = [job for job in self._jobs if which(job)]
             self._jobs = deque(job for job in self._jobs if job not in taken)
             return taken
@@ -68,7 +69,7 @@ class Executor:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
-        with self._changed:
+        with self._changing:
             return self._job is None and not self._jobs
 
     @property
@@ -80,28 +81,27 @@ class Executor:
     @property
     def queued(self) -> int:
         """How many functions wait."""
-        with self._changed:
+        with self._changing:
             return sum(job.closure is not None for job in self._jobs)
 
     def close(self) -> None:
-        """Lets the thread end when there is nothing to do; waits a moment for it."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        """Lets the thread end after the jobs there are; waits a moment for it."""
+        self._news.put(False)
         self._thread.join(_END_SECONDS)
 
     def _run(self) -> None:
-        while (job := self._next()) is not None:
+        while self._news.get():
             try:
-                job.work()
+                self._do_next()
             except Exception:
                 LOG.exception("a job failed")
 
-    def _next(self) -> Job | None:
-        with self._changed:
+    def _do_next(self) -> None:
+        with self._changing:
+            # It may have been withdrawn.
+            self._job = job = self._jobs.popleft() if self._jobs else None
+        try:
+            if job is not None:
+                job.work()
+        finally:
             self._job = None
-            self._changed.wait_for(lambda: self._jobs or self._closed)
-            if not self._jobs:
-                return None
-            self._job = self._jobs.popleft()
-            return self._job

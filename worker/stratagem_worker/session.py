@@ -26,6 +26,8 @@ from stratagem_worker.outbox import Outbox
 from stratagem_worker.settings import WorkerSettings
 from stratagem_worker.staying_results import StayingResults
 from stratagem_worker.unreported_ends import End, UnreportedEnds
+from stratagem_worker.watch import Watch
+from stratagem_worker.write_cork import WriteCork
 
 
 class Running(NamedTuple):
@@ -65,8 +67,10 @@ class WorkSession:
         """
         self.role, self.task = client.role, client.task
         self.heard = time.monotonic()
+        watch = Watch()
         self.outbox = Outbox()
-        self._ends = UnreportedEnds(self._report)
+        self._ends = UnreportedEnds(watch, self._report)
+        self._cork = WriteCork(watch, lambda: executor.has_more)
         self.results = results
         self._copies = Copies(results, settings)
         self._settings = settings
@@ -176,7 +180,8 @@ class WorkSession:
             self._loader.lack(handle, error)
 
     def _run(self, order: pb.Run, payload: bytes) -> None:
-        closure, worker, writes = order.closure, self._settings.label, WritesBehind()
+        closure, worker = order.closure, self._settings.label
+        writes = WritesBehind(self._cork)
         self.outbox.put_started(closure)
         began = time.monotonic()
         with (

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import NamedTuple
 
 from stratagem._servers.write_behind import WritesBehind
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_worker.closure import write_failed
+from stratagem_worker.watch import Watch
 
 # So many functions run ahead of their writes. More spare little, and a checkpoint that
 # is asked for waits for them.
 _MOST_AHEAD = 16
 
 # A function that ends later than this after an unreported one waits for its writes. If
-# none ends in twice that time, another thread does, and who waits for a function whose
-# successor takes its time has waited so much longer.
+# none ends in twice that time, another thread does soon, and who waits for a function
+# whose successor takes its time has waited so much longer.
 _LINGER_SECONDS = 0.01
 
 
@@ -39,26 +38,25 @@ class End(NamedTuple):
     ended: float
     writes: WritesBehind
 
-    @property
-    def is_overdue(self) -> bool:
-        """Whether it should be reported by now."""
-        return time.monotonic() - self.ended > _LINGER_SECONDS
-
 
 class UnreportedEnds:
     """Ends of the functions of one session, in order. Made on the event loop.
 
     Args:
+        watch: Looks whether they linger for too long.
         report: Called from any thread with each end, the seconds that the function
             ran, and whether nothing follows that it could be told with.
     """
 
-    def __init__(self, report: Callable[[pb.Finished, float, bool], None]) -> None:
+    def __init__(
+        self, watch: Watch, report: Callable[[pb.Finished, float, bool], None]
+    ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._watch = watch
         self._report = report
         self._ends: deque[End] = deque()
         self._settling = threading.Lock()
-        self._watched = False
+        watch.over(self._look)
 
     def add(self, end: End, more_follow: bool) -> None:
         """Takes an end in; in the thread that runs functions.
@@ -71,10 +69,10 @@ class UnreportedEnds:
             return self._tell(end, at_once=not more_follow)
         self._ends.append(end)
         many = len(self._ends) >= _MOST_AHEAD
-        if not more_follow or many or self._is_overdue():
+        if not more_follow or many or self._linger_since(end.ended - _LINGER_SECONDS):
             self._settle(at_once=not more_follow)
         else:
-            self._watch()
+            self._watch.ask()
 
     def _settle(self, at_once: bool) -> None:
         """Reports all, each as soon as its writes are applied."""
@@ -85,31 +83,20 @@ class UnreportedEnds:
                 self._ends.popleft()
                 self._tell(end, at_once and not self._ends)
 
-    def _is_overdue(self) -> bool:
+    def _linger_since(self, moment: float) -> bool:
         try:
-            return self._ends[0].is_overdue
+            return self._ends[0].ended < moment
         except IndexError:
             return False  # another thread has just reported all
 
     def _tell(self, end: End, at_once: bool) -> None:
         self._report(_outcome(end), end.ended - end.began, at_once)
 
-    def _watch(self) -> None:
-        if not self._watched:
-            self._watched = True
-            # A function may end when its worker has stopped already.
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._wait)
-
-    def _wait(self) -> None:
-        self._loop.call_later(2 * _LINGER_SECONDS, self._look)
-
-    def _look(self) -> None:
-        self._watched = False
-        if self._is_overdue():
+    def _look(self, now: float) -> bool:
+        if self._linger_since(now - 2 * _LINGER_SECONDS):
             self._loop.run_in_executor(None, self._settle, True)
-        elif self._ends:
-            self._watch()
+            return False
+        return bool(self._ends)
 
 
 def _outcome(end: End) -> pb.Finished:

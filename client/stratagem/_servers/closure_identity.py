@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
+from stratagem._servers.presence import Presence
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
 
 
@@ -20,7 +19,7 @@ class RunningClosure:
 
     def __init__(self, identity: ClosureIdentity) -> None:
         self._identity = identity
-        self._mutations = Counter[str]()
+        self._mutations: dict[str, int] = {}
         self._counting = threading.Lock()
 
     def next_key(self, server: str) -> ClosureKey:
@@ -30,8 +29,8 @@ class RunningClosure:
         each server in the same order.
         """
         with self._counting:
-            self._mutations[server] += 1
-            ordinal = self._mutations[server]
+            ordinal = self._mutations.get(server, 0) + 1
+            self._mutations[server] = ordinal
         return ClosureKey(identity=self._identity, ordinal=ordinal)
 
 
@@ -40,17 +39,12 @@ _running: ContextVar[RunningClosure | None] = ContextVar(
 )
 
 
-@contextmanager
-def running(identity: ClosureIdentity | None) -> Iterator[None]:
+def running(identity: ClosureIdentity | None) -> AbstractContextManager[None]:
     """Let this thread run a function of that name; or of none, for None.
 
     Threads of its replicas belong to it; those that it starts itself do not.
     """
-    token = _running.set(RunningClosure(identity) if identity else None)
-    try:
-        yield
-    finally:
-        _running.reset(token)
+    return Presence(_running, RunningClosure(identity) if identity else None)
 
 
 def next_closure_key(server: str) -> ClosureKey | None:

@@ -252,7 +252,7 @@ class ServerGroup:
         self.changes += 1
         for task, request in requests.items():
             # It may be sent again when whoever has the tensors has changed them.
-            send = partial(self._connections[task].pipeline, request.owned())
+            send = partial(self._connections[task].pipeline, request.behind())
             self._backlog.add(writes, send)
 
     def _require_present(self) -> None:

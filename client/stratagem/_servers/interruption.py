@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TypeVar
 
+from stratagem._servers.presence import Presence
+
 Value = TypeVar("Value")
 
 
@@ -74,14 +76,9 @@ class Guard:
 _present: ContextVar[Guard | None] = ContextVar("stratagem_guard", default=None)
 
 
-@contextmanager
-def guarded_by(guard: Guard) -> Iterator[None]:
+def guarded_by(guard: Guard) -> AbstractContextManager[None]:
     """Lets this thread run a function that may be interrupted."""
-    token = _present.set(guard)
-    try:
-        yield
-    finally:
-        _present.reset(token)
+    return Presence(_present, guard)
 
 
 def is_interruptible() -> bool:

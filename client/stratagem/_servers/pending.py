@@ -75,6 +75,10 @@ class Pending(Generic[Result]):
         finally:
             self.abandon()
 
+    def push(self) -> None:
+        """Sends the request, if it waits for others that it could be sent with."""
+        self._attempt.push()
+
     def abandon(self) -> None:
         """Gives the request up, if it is not settled.
 

@@ -107,6 +107,11 @@ class Request(Generic[Result]):
         """The same request, with tensors that nobody else changes."""
         return replace(self, tensors=[tensor.clone() for tensor in self.tensors])
 
+    def behind(self) -> Request[None]:
+        """A write as `owned`, of which nobody wants the result."""
+        tensors = [tensor.clone() for tensor in self.tensors]
+        return Request(self.method, self.message, _drained, tensors)
+
     @property
     def path(self) -> str:
         """The RPC as gRPC calls it."""
@@ -205,6 +210,11 @@ class _Telling(Protocol):
 
 class _Reading(Protocol):
     into_segment: bool
+
+
+def _drained(responses: Iterator[bytes]) -> None:
+    for _ in responses:
+        pass  # it says no more than that it was applied
 
 
 def sole(response_type: type[Response]) -> Callable[[Iterator[bytes]], Response]:

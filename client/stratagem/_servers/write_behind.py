@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, Protocol
 
 from stratagem._servers.interruption import uninterrupted
 from stratagem._servers.pending import Pending
+from stratagem._servers.presence import Presence
 from stratagem._servers.step_count import StepCount
+
+# Writes that are sent together, at most: half as many as functions run ahead of, so
+# that a server answers some while others are made.
+_MOST_KEPT = 8
 
 Line = tuple[str, int, str]
 """A file, the number of a line, and the function that it is in."""
@@ -27,15 +33,19 @@ class Write:
     """A write that was sent.
 
     Attributes:
-        lines: What asked for it, innermost first.
         settled: Whether it is known what came of it.
         error: Why it failed, if it has.
     """
 
     def __init__(self) -> None:
-        self.lines = _lines()
+        self._stack = _stack()
         self.settled = False
         self.error: Exception | None = None
+
+    @property
+    def lines(self) -> list[Line]:
+        """What asked for it, innermost first."""
+        return [_line(*place) for place in self._stack]
 
     def settle(self, pending: Pending[Any]) -> None:
         """Waits until it is known what came of it."""
@@ -47,20 +57,45 @@ class Write:
             self.settled = True
 
 
-def _lines() -> list[Line]:
-    lines = []
+def _stack() -> list[tuple[CodeType, int]]:
+    """Where the caller's caller is, and its callers: numbers of lines take a while."""
+    places = []
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        code = frame.f_code
-        lines.append((code.co_filename, frame.f_lineno, code.co_name))
+        places.append((frame.f_code, frame.f_lasti))
         frame = frame.f_back
-    return lines
+    return places
+
+
+def _line(code: CodeType, instruction: int) -> Line:
+    numbers = (
+        number
+        for begin, end, number in code.co_lines()
+        if number is not None and begin <= instruction < end
+    )
+    return code.co_filename, next(numbers, code.co_firstlineno), code.co_name
+
+
+class Cork(Protocol):
+    """Says which small writes wait for those that follow, to be sent with them."""
+
+    def keeps(self, backlog: Backlog) -> bool:
+        """Whether a write waits; if so, `push` of its backlog is called soon."""
 
 
 class WritesBehind:
-    """The writes of one function that it has not waited for. Thread-safe."""
+    """The writes of one function that it has not waited for. Thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        cork: Says which of them wait; None if each is sent at once.
+
+    Attributes:
+        accepting: Whether the function has not ended.
+        cork: As given.
+    """
+
+    def __init__(self, cork: Cork | None = None) -> None:
+        self.cork = cork
         self._writes: list[Write] = []
         self._backlogs: set[Backlog] = set()
         self.accepting = True
@@ -69,6 +104,10 @@ class WritesBehind:
         """Takes a write in, which is settled with its backlog."""
         self._writes.append(write)
         self._backlogs.add(backlog)
+
+    def keeps(self, backlog: Backlog) -> bool:
+        """Whether one that comes now is to wait for others of its backlog."""
+        return self.cork is not None and self.cork.keeps(backlog)
 
     @property
     def settled(self) -> bool:
@@ -96,6 +135,8 @@ class Backlog:
         self._steps = steps
         self._waiting: deque[tuple[Write, Pending[Any]]] = deque()
         self._step = ExitStack()
+        self._kept: list[Pending[Any]] = []
+        self._kept_since = 0.0
         self._changing = threading.Lock()
         self._settling = threading.Lock()
 
@@ -110,12 +151,34 @@ class Backlog:
             if not self._waiting:
                 self._step.enter_context(self._steps.taking())
             try:
-                write = Write()
-                self._waiting.append((write, send()))
+                write, pending = Write(), send()
+                self._waiting.append((write, pending))
             finally:
                 if not self._waiting:
                     self._step.close()
+            self._keep(pending)
+            if len(self._kept) >= _MOST_KEPT or not writes.keeps(self):
+                self._push()
         writes.add(write, self)
+
+    def _keep(self, pending: Pending[Any]) -> None:
+        if not self._kept:
+            self._kept_since = time.monotonic()
+        self._kept.append(pending)
+
+    def keeps_since(self, moment: float) -> bool:
+        """Whether a write waits to be sent since a moment of a monotonic clock."""
+        return bool(self._kept) and self._kept_since <= moment
+
+    def push(self) -> None:
+        """Sends the writes that wait for others."""
+        with uninterrupted(), self._changing:
+            self._push()
+
+    def _push(self) -> None:
+        for pending in self._kept:
+            pending.push()
+        self._kept.clear()
 
     def settle(self) -> None:
         """Waits until it is known what came of all of them."""
@@ -124,6 +187,7 @@ class Backlog:
         # Writes of other functions must not be given up with this one.
         with uninterrupted(), self._settling:
             with self._changing:
+                self._push()
                 waiting, self._waiting = self._waiting, deque()
                 step, self._step = self._step, ExitStack()
             with step:
@@ -136,18 +200,22 @@ _present: ContextVar[WritesBehind | None] = ContextVar(
 )
 
 
-@contextmanager
-def writing_behind(writes: WritesBehind) -> Iterator[None]:
+def writing_behind(writes: WritesBehind) -> AbstractContextManager[None]:
     """Lets this thread run a function that does not wait for its small writes.
 
     Threads of its replicas belong to it; those that it starts itself do not.
     """
-    token = _present.set(writes)
-    try:
-        yield
-    finally:
-        _present.reset(token)
-        writes.accepting = False
+    return _Writing(writes)
+
+
+class _Writing(Presence["WritesBehind | None"]):
+    def __init__(self, writes: WritesBehind) -> None:
+        super().__init__(_present, writes)
+        self._writes = writes
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._writes.accepting = False
 
 
 def present_writes() -> WritesBehind | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any
 
 from stratagem._shipping.input_errors import input_error
@@ -120,15 +121,26 @@ class Loader:
             "that of what another worker keeps"
         )
 
-    @contextmanager
-    def naming_failures(self, what: str) -> Iterator[None]:
+    def naming_failures(self, what: str) -> AbstractContextManager[None]:
         """Say of what goes wrong where it does."""
-        try:
-            yield
-        except ClosureInputError:
-            raise  # of something that it uses
-        except Exception as error:
-            raise input_error(what, self.task, error) from error
+        return _NamingFailures(what, self.task)
+
+
+class _NamingFailures(AbstractContextManager[None]):
+    __slots__ = ("_task", "_what")
+
+    def __init__(self, what: str, task: WorkerTask) -> None:
+        self._what, self._task = what, task
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        of_what_it_uses = isinstance(error, ClosureInputError)
+        if isinstance(error, Exception) and not of_what_it_uses:
+            raise input_error(self._what, self._task, error) from error
 
 
 class _Held:
@@ -144,17 +156,18 @@ class _Held:
         self.value = value
         self._kind = kind
         self._essence = essence
+        self._session = kind if isinstance(kind, SessionKind) else None
         self._revisions: dict[str, int] = {}
 
     def refresh(self) -> None:
         """Prepare it for a function that may use it."""
-        if isinstance(self._kind, SessionKind):
-            self._kind.refresh(self.value)
+        if self._session is not None:
+            self._session.refresh(self.value)
 
     def close(self) -> None:
         """Give up what it keeps outside of this process."""
-        if isinstance(self._kind, SessionKind):
-            self._kind.close(self.value)
+        if self._session is not None:
+            self._session.close(self.value)
 
     def update(self, definition: Definition, read: Callable[[bytes], Any]) -> None:
         """Make it what a definition says, where that is new."""

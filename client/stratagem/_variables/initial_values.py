@@ -121,6 +121,8 @@ def _as_tensor(value: Any, what: str) -> torch.Tensor:
     expected = "pass a tensor, an array, a number or a nested list of numbers"
     if value is None:
         raise InvalidArgumentError(f"{what} is None; {expected}")
+    if type(value) is torch.Tensor:
+        return value
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
+from stratagem._servers.presence import Presence
 from stratagem_proto.errors import ContextError
 
 _index: ContextVar[int | None] = ContextVar("stratagem_worker_index", default=None)
@@ -37,11 +37,6 @@ def runs_on_a_worker() -> bool:
     return _index.get() is not None
 
 
-@contextmanager
-def on_worker(index: int) -> Iterator[None]:
+def on_worker(index: int) -> AbstractContextManager[None]:
     """Let this thread run functions for a worker."""
-    token = _index.set(index)
-    try:
-        yield
-    finally:
-        _index.reset(token)
+    return Presence(_index, index)

@@ -17,8 +17,8 @@ class Style(Enum):
     Attributes:
         SENT: At once; whenever it suits.
         AWAITED: As late as when its one response is asked for, which is soon.
-        PIPELINED: At once, a single message, by one thread at a time; its one response
-            after those of all that were pipelined before.
+        PIPELINED: When it is pushed on, a single message, by one thread at a time; its
+            one response after those of all that were pipelined before.
     """
 
     SENT = "sent"
@@ -83,15 +83,25 @@ def _uncounted(nbytes: int) -> None:
     """Is told of bytes that nobody counts."""
 
 
+def _nothing() -> None:
+    """Pushes on what is not kept back."""
+
+
 class Attempt(NamedTuple):
-    """A call on its way: the responses as they come, and how to give it up.
+    """A call on its way.
 
     Failures are raised as `grpc.RpcError`s where the responses are asked for, as
     gRPC itself does.
+
+    Attributes:
+        responses: What is answered, as it comes.
+        call: To give it up.
+        push: Sends it, with those before, if it is kept back for those that follow.
     """
 
     responses: Responses
     call: Cancellable
+    push: Callable[[], None] = _nothing
 
 
 def once(answer: Callable[[], Value]) -> Iterator[Value]:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 from stratagem._servers.transports.call import Attempt, Call, Responses
 from stratagem._servers.transports.local_error import broken, require_ok
 from stratagem._servers.transports.local_link import LocalLink
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.local.frames import Frame, Kind
+from stratagem_proto.local.frames import Frame, Kind, parts
 from stratagem_proto.v1.session_pb2 import LocalSocket
 
 
 class Pipeline:
     """Sends calls of one message, whose answers are asked for in the same order.
 
-    One thread at a time sends, and one at a time receives. Where one call fails to
-    come through, or is given up, so do all that are under way.
+    Calls are kept until they are pushed on, which comes before their answers are asked
+    for. Those that follow each other closely are then sent, and read, at once.
+
+    One thread at a time sends or pushes, and one at a time receives. Where one call
+    fails to come through, or is given up, so do all that are under way.
 
     Args:
         place: What the server says of its socket.
@@ -29,20 +33,35 @@ class Pipeline:
 
     def __init__(self, place: LocalSocket, seconds: float) -> None:
         self._link = LocalLink(place, seconds)
+        self._kept: list[bytes] = []
+        self._failure: OSError | None = None
         self.is_broken = False
 
     def send(self, call: Call) -> Attempt:
-        """Sends a call; where that fails, its responses say so."""
-        turn = _Turn(self)
-        try:
+        """Takes a call in; where it cannot be sent, its responses say so."""
+        with self._breaking():
             self._link.allow(call.timeout)
             (message,) = call.encode(None)
             path = call.path.encode()
-            self._link.send(Kind.CALL, message, is_last=True, path=path)
+            self._kept += parts(Kind.CALL, message, is_last=True, path=path)
+        turn = _Turn(self)
+        return Attempt(Responses(turn.responses()), turn, self.push)
+
+    def push(self) -> None:
+        """Sends what is kept."""
+        kept, self._kept = b"".join(self._kept), []
+        if kept:
+            with self._breaking():
+                self._link.send_all((kept,))
+
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """Breaks the connection off if nothing can be sent."""
+        try:
+            yield
         except OSError as error:
+            self._failure = error
             self.break_off()
-            turn.failure = error
-        return Attempt(Responses(turn.responses()), turn)
 
     def next_frame(self) -> Frame:
         """Waits for the next answer.
@@ -51,6 +70,8 @@ class Pipeline:
             OSError: The connection broke, or it took too long.
             MalformedStreamError: The server sent what it may not.
         """
+        if self._failure is not None:
+            raise self._failure
         return self._link.receive()
 
     def break_off(self) -> None:
@@ -63,7 +84,6 @@ class _Turn:
     """One call; its answer is the next one when it is asked for."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self.failure: OSError | None = None
         self._pipeline = pipeline
         self._answered = False
 
@@ -80,8 +100,6 @@ class _Turn:
 
     def _answer(self) -> Frame:
         try:
-            if self.failure is not None:
-                raise self.failure
             frame = self._pipeline.next_frame()
         except (OSError, MalformedStreamError) as error:
             raise broken(error) from error

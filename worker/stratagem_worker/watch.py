@@ -1,0 +1,56 @@
+"""Looking after what lingers on a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+# What lingers is looked after so much later at most, if no other thread does before.
+# Each look wakes the event loop, of which short functions feel every time.
+_SECONDS = 0.005
+
+
+class Watch:
+    """Looks at what lingers for as long as anything does. Made on the event loop.
+
+    There is one for all that lingers for want of writes: a timer of each kind would
+    wake the loop for itself.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._looks: list[Callable[[float], bool]] = []
+        self._asked = self._awake = False
+
+    def over(self, look: Callable[[float], bool]) -> None:
+        """Looks in a further way.
+
+        Args:
+            look: Called on the event loop with the present time, in seconds of a
+                monotonic clock; returns whether anything lingers yet.
+        """
+        self._looks.append(look)
+
+    def ask(self) -> None:
+        """Looks soon, because something lingers; in any thread."""
+        self._asked = True
+        if not self._awake:
+            # A function may end when its worker has stopped already.
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self.expect)
+
+    def expect(self) -> None:
+        """As `ask`, on the event loop: who asks soon need not wake it."""
+        if not self._awake:
+            self._awake = True
+            self._loop.call_later(_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._asked, now = False, time.monotonic()
+        lingering = [look(now) for look in self._looks]
+        # Before the last glance: who asks from now on wakes the loop.
+        self._awake = False
+        if self._asked or any(lingering):
+            self.expect()
