@@ -109,8 +109,7 @@ class Request(Generic[Result]):
 
     def behind(self) -> Request[None]:
         """A write as `owned`, of which nobody wants the result."""
-        tensors = [tensor.clone() for tensor in self.tensors]
-        return Request(self.method, self.message, _drained, tensors)
+        return replace(cast("Request[None]", self.owned()), receive=_drained)
 
     @property
     def path(self) -> str:
