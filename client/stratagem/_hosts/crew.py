@@ -21,7 +21,6 @@ from stratagem_proto.token_file import token_from_environment
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task
 
 _GRACE_SECONDS = 5.0
-_TURN_SECONDS = 0.5
 
 
 class Crew:
@@ -90,7 +89,7 @@ class Crew:
         pairs = zip(self._workers, parcels, strict=False)
         try:
             futures = [worker.call(parcel) for worker, parcel in pairs]
-            rest = _until_one_fails(futures)
+            _, rest = wait(futures, return_when=FIRST_EXCEPTION)
             # They may all fail alike; who does not is waiting for those who have.
             _, waiting = wait(rest, timeout=_GRACE_SECONDS)
         except Exception as error:
@@ -119,16 +118,6 @@ class Crew:
             self.fail(f"{worker.name} has failed alone: {failure.exception}")
         trace = RemoteTraceback(worker.name, "what it was sent", failure.traceback)
         raise failure.exception from trace
-
-
-def _until_one_fails(futures: Sequence[Future[Answer]]) -> set[Future[Answer]]:
-    """Wait for all, or for the first that fails; return those that have not ended."""
-    while True:
-        # In turns: of a signal that comes just before a thread waits, Python learns
-        # only when that has an end.
-        done, rest = wait(futures, _TURN_SECONDS, FIRST_EXCEPTION)
-        if not rest or any(each.exception() is not None for each in done):
-            return rest
 
 
 def secret_of(resolver: ClusterResolver) -> str:

@@ -90,6 +90,15 @@ def test_what_cannot_be_loaded_on_hosts_is_told_and_the_session_goes_on(
     assert strategy.run(lambda: 1) == 1
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    # What a shell starts in the background does not hear of Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_program_leaves_the_hosts_free(strategy: TPUStrategy) -> None:
     def step(context: Any, inputs: Any) -> None:
         begin()
