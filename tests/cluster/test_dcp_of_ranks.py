@@ -14,7 +14,9 @@ from tests.deploy.test_checkpoints import call
 
 pytestmark = pytest.mark.cluster
 
+# All is written by then: threads of torch may abort a process that ends otherwise.
 SCRIPT = """
+import os
 import sys
 import torch
 import torch.distributed as dist
@@ -30,6 +32,7 @@ whole = torch.arange(10.0).reshape(5, 2)
 state = {"w": distribute_tensor(whole, mesh, [Shard(0)]), "b": torch.ones(3)}
 dcp.save({"model": state}, checkpoint_id=folder + "/dcp")
 dist.destroy_process_group()
+os._exit(0)
 """
 
 
