@@ -134,6 +134,8 @@ def test_a_worker_is_lost_when_a_function_has_failed(
     failing = coordinator.schedule(fail)
     with pytest.raises(ValueError, match="not positive"):
         failing.fetch()
+    for value in quick:
+        value.fetch()  # of its end the program may hear some milliseconds later
     for worker in range(2):
         preemptions.kill("worker", worker)
     with pytest.raises(ValueError, match="not positive"):
