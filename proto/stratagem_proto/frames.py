@@ -8,7 +8,7 @@ would; a test holds both to each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
@@ -89,15 +89,6 @@ def _chunk_prefix(chunk: ChunkView) -> bytes:
         place = Place(start=chunk.start, nbytes=len(chunk.data)).SerializeToString()
         return prefix + _PLACE_TAG + _varint(len(place)) + place
     return prefix + _DATA_TAG + _varint(len(chunk.data))
-
-
-def decoder(header_type: type[Header]) -> Callable[[bytes], Frame[Header]]:
-    """A deserialiser of frames whose header has that type."""
-
-    def decode(data: bytes) -> Frame[Header]:
-        return decode_frame(data, header_type)
-
-    return decode
 
 
 def decode_frame(

@@ -72,11 +72,6 @@ def kinds_described(specs: Iterable[TensorSpec]) -> tuple[Kind, ...]:
     return tuple([(decode_dtype(s.dtype), torch.Size(s.shape)) for s in specs])
 
 
-def needed(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of a segment that tensors take."""
-    return layout_of(kinds_of(tensors)).room
-
-
 def encode_placed(
     header: bytes, tensors: Sequence[torch.Tensor], segment: Segment
 ) -> bytes:
@@ -85,7 +80,7 @@ def encode_placed(
     Args:
         header: Of the frame, encoded.
         tensors: On any device, contiguous or not.
-        segment: Large enough for all that `needed` says.
+        segment: With room for the layout of these kinds.
     """
     layout = layout_of(kinds_of(tensors))
     if tensors:

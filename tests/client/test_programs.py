@@ -14,6 +14,8 @@ from stratagem._optimizers.limiter import Limiter
 from stratagem._optimizers.step import GroupStep, OptimizerStep
 from stratagem._parameter_server.hosting.programs import Programs
 from stratagem_proto.gradient_limits import GradientLimits
+from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
+from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 
 
 def step_with(
@@ -26,11 +28,15 @@ def step_with(
     )
 
 
+def sent(programs: Programs, step: OptimizerStep) -> OptimizerProgram:
+    return UpdateHeader.FromString(programs.encoded(step)).program.optimizer
+
+
 def test_the_same_hyperparameters_are_encoded_once() -> None:
     programs = Programs()
-    first = programs.of(step_with(lr=0.1))
-    programs.of(step_with("SGD_1", lr=0.2))
-    assert programs.of(step_with(lr=0.1)) is first
+    first = programs.encoded(step_with(lr=0.1))
+    programs.encoded(step_with("SGD_1", lr=0.2))
+    assert programs.encoded(step_with(lr=0.1)) is first
 
 
 @pytest.mark.parametrize(
@@ -41,15 +47,15 @@ def test_other_hyperparameters_are_encoded_again(
     before: float, after: float, kind: str
 ) -> None:
     programs = Programs()
-    programs.of(step_with(lr=before))
-    lr = programs.of(step_with(lr=after)).groups[0].values["lr"]
+    programs.encoded(step_with(lr=before))
+    lr = sent(programs, step_with(lr=after)).groups[0].values["lr"]
     assert (lr.WhichOneof("kind"), getattr(lr, kind)) == (kind, after)
 
 
 def test_another_class_under_the_same_name_is_encoded_again() -> None:
     programs = Programs()
-    programs.of(step_with(lr=0.1))
-    program = programs.of(step_with(class_name="Adagrad", lr=0.1))
+    programs.encoded(step_with(lr=0.1))
+    program = sent(programs, step_with(class_name="Adagrad", lr=0.1))
     assert program.class_name == "Adagrad"
 
 
@@ -66,21 +72,21 @@ def test_what_is_changed_in_place_is_encoded_again(
     lr: Any, change: Callable[[Any], object]
 ) -> None:
     programs = Programs()
-    before = programs.of(step_with(lr=lr))
+    before = sent(programs, step_with(lr=lr))
     change(lr)
-    assert "0.5" in str(programs.of(step_with(lr=lr)))
+    assert "0.5" in str(sent(programs, step_with(lr=lr)))
     assert "0.5" not in str(before)
 
 
 def test_values_in_another_order_are_those_of_their_keys() -> None:
     programs = Programs()
-    programs.of(step_with(lr=0.1, weight_decay=0.2))
-    values = programs.of(step_with(weight_decay=0.1, lr=0.2)).groups[0].values
+    programs.encoded(step_with(lr=0.1, weight_decay=0.2))
+    values = sent(programs, step_with(weight_decay=0.1, lr=0.2)).groups[0].values
     assert (values["lr"].number, values["weight_decay"].number) == (0.2, 0.1)
 
 
 def test_the_sign_of_zero_travels() -> None:
     programs = Programs()
-    programs.of(step_with(lr=0.1, weight_decay=0.0))
-    program = programs.of(step_with(lr=0.1, weight_decay=-0.0))
+    programs.encoded(step_with(lr=0.1, weight_decay=0.0))
+    program = sent(programs, step_with(lr=0.1, weight_decay=-0.0))
     assert str(program.groups[0].values["weight_decay"].number) == "-0.0"

@@ -20,7 +20,6 @@ from stratagem_proto.placed import (
     kinds_described,
     kinds_of,
     layout_of,
-    needed,
 )
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import tensor_pb2
@@ -62,7 +61,7 @@ def arrived(
 
 @pytest.mark.parametrize("values", GROUPS.values(), ids=GROUPS)
 def test_tensors_are_found_where_they_were_placed(values: list[torch.Tensor]) -> None:
-    memory = shared(max(1, needed(values)))
+    memory = shared(max(1, layout_of(kinds_of(values)).room))
     for _ in range(2):
         found = arrived(sent(values, memory), memory)
         assert found is not None

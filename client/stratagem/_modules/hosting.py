@@ -54,7 +54,7 @@ class _Mark(NamedTuple):
 def _mark(
     parameter: Parameter,
 ) -> tuple[int, int, torch.dtype, torch.Size, torch.device, bool]:
-    """What is in a `_Mark`, which takes three times as long to make."""
+    """What is in a `_Mark`, which takes 0.46 us to make, not 0.29."""
     return (
         parameter._version,
         parameter.data_ptr(),

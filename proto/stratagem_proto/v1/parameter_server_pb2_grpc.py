@@ -39,8 +39,8 @@ class ParameterServerServiceStub(object):
     answers a repetition with the recorded outcome. They never wait for other
     workers. Read, BeginStep and Barrier may wait, at most as long as they say.
 
-    Calls that carry tensors are streams of frames. The first frame has a header;
-    any frame may have chunks of the tensors that the header describes. The server
+    Calls that carry tensors are streams of frames. The first frame begins with a
+    header; any frame may have chunks of the tensors that the header describes. The server
     stages a request privately, validates it whole, and only then applies it to all
     its variables at once. A stream that ends early changes nothing.
     """
@@ -161,8 +161,8 @@ class ParameterServerServiceServicer(object):
     answers a repetition with the recorded outcome. They never wait for other
     workers. Read, BeginStep and Barrier may wait, at most as long as they say.
 
-    Calls that carry tensors are streams of frames. The first frame has a header;
-    any frame may have chunks of the tensors that the header describes. The server
+    Calls that carry tensors are streams of frames. The first frame begins with a
+    header; any frame may have chunks of the tensors that the header describes. The server
     stages a request privately, validates it whole, and only then applies it to all
     its variables at once. A stream that ends early changes nothing.
     """
@@ -428,8 +428,8 @@ class ParameterServerService(object):
     answers a repetition with the recorded outcome. They never wait for other
     workers. Read, BeginStep and Barrier may wait, at most as long as they say.
 
-    Calls that carry tensors are streams of frames. The first frame has a header;
-    any frame may have chunks of the tensors that the header describes. The server
+    Calls that carry tensors are streams of frames. The first frame begins with a
+    header; any frame may have chunks of the tensors that the header describes. The server
     stages a request privately, validates it whole, and only then applies it to all
     its variables at once. A stream that ends early changes nothing.
     """

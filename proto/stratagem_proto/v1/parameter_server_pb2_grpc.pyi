@@ -31,8 +31,8 @@ class ParameterServerServiceStub:
     answers a repetition with the recorded outcome. They never wait for other
     workers. Read, BeginStep and Barrier may wait, at most as long as they say.
 
-    Calls that carry tensors are streams of frames. The first frame has a header;
-    any frame may have chunks of the tensors that the header describes. The server
+    Calls that carry tensors are streams of frames. The first frame begins with a
+    header; any frame may have chunks of the tensors that the header describes. The server
     stages a request privately, validates it whole, and only then applies it to all
     its variables at once. A stream that ends early changes nothing.
     """
@@ -170,8 +170,8 @@ class ParameterServerServiceAsyncStub:
     answers a repetition with the recorded outcome. They never wait for other
     workers. Read, BeginStep and Barrier may wait, at most as long as they say.
 
-    Calls that carry tensors are streams of frames. The first frame has a header;
-    any frame may have chunks of the tensors that the header describes. The server
+    Calls that carry tensors are streams of frames. The first frame begins with a
+    header; any frame may have chunks of the tensors that the header describes. The server
     stages a request privately, validates it whole, and only then applies it to all
     its variables at once. A stream that ends early changes nothing.
     """
@@ -308,8 +308,8 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
     answers a repetition with the recorded outcome. They never wait for other
     workers. Read, BeginStep and Barrier may wait, at most as long as they say.
 
-    Calls that carry tensors are streams of frames. The first frame has a header;
-    any frame may have chunks of the tensors that the header describes. The server
+    Calls that carry tensors are streams of frames. The first frame begins with a
+    header; any frame may have chunks of the tensors that the header describes. The server
     stages a request privately, validates it whole, and only then applies it to all
     its variables at once. A stream that ends early changes nothing.
     """

@@ -233,7 +233,9 @@ class Frame(google.protobuf.message.Message):
     HEADER_FIELD_NUMBER: builtins.int
     CHUNKS_FIELD_NUMBER: builtins.int
     header: builtins.bytes
-    """The encoded header; in the first message only."""
+    """The encoded header; in the first message only, which begins with it: what writes
+    fields in another order than that of their numbers is refused.
+    """
     @property
     def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Chunk]:
         """Bytes of the tensors that the header describes."""

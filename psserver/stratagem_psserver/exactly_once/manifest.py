@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-import torch
-
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.placed import Layout, layout_of
+from stratagem_proto.placed import Layout, kinds_described, layout_of
 from stratagem_proto.protocol import MAX_TENSORS
-from stratagem_proto.tensors import decode_dtype, total_nbytes
+from stratagem_proto.tensors import total_nbytes
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 
 
@@ -54,7 +52,4 @@ class Manifest:
     @cached_property
     def layout(self) -> Layout:
         """Where the tensors are in shared memory; ask once `nbytes` is known."""
-        kinds = [
-            (decode_dtype(spec.dtype), torch.Size(spec.shape)) for spec in self.specs
-        ]
-        return layout_of(tuple(kinds))
+        return layout_of(kinds_described(self.specs))

@@ -8,8 +8,8 @@ import threading
 class Latch:
     """As `threading.Event`, but never cleared, and set under a lock of its user.
 
-    Each closure has one, and few are waited for: to make and set an event takes five
-    times as long, a tenth of what it takes to schedule an empty function.
+    Each closure has one, and few are waited for: to make and set an event takes 2.3 us,
+    this 0.2, where an empty function takes about 80 in all.
     """
 
     __slots__ = ("_closed", "_is_set")

@@ -23,13 +23,11 @@ class _Encoded(NamedTuple):
         groups: What it was made of; empty if somebody can change that in place.
         text: The hyperparameters, which is exact, and tells 1 from 1.0 and
             0.0 from -0.0.
-        program: The program.
-        encoded: The part of an `UpdateHeader` that says so.
+        encoded: The part of an `UpdateHeader` that has the program.
     """
 
     groups: _Groups
     text: str
-    program: OptimizerProgram
     encoded: bytes
 
 
@@ -40,21 +38,14 @@ class Programs:
         # By optimizer and class.
         self._last: dict[tuple[str, str], _Encoded] = {}
 
-    def of(self, step: OptimizerStep) -> OptimizerProgram:
-        """Return the program of a step, which is not to be changed."""
-        return self._of(step).program
-
     def encoded(self, step: OptimizerStep) -> bytes:
         """Return the part of an `UpdateHeader` that has the program of a step."""
-        return self._of(step).encoded
-
-    def _of(self, step: OptimizerStep) -> _Encoded:
         groups = [group.hyperparameters for group in step.groups]
         name = step.optimizer, step.class_name
         last = self._last.get(name)
         if last is None or not _are_same(groups, last.groups):
             last = self._last[name] = _encoded(step, groups, last)
-        return last
+        return last.encoded
 
 
 def _encoded(step: OptimizerStep, groups: _Groups, last: _Encoded | None) -> _Encoded:
@@ -70,11 +61,11 @@ def _encoded(step: OptimizerStep, groups: _Groups, last: _Encoded | None) -> _En
         groups=map(encode_values, values),
     )
     header = UpdateHeader(program=UpdateProgram(optimizer=program))
-    return _Encoded(kept, text, program, header.SerializeToString())
+    return _Encoded(kept, text, header.SerializeToString())
 
 
 def _are_same(some: _Groups, others: _Groups) -> bool:
-    """Whether these are the very objects: a step then needs 2 us here and not 12."""
+    """Whether these are the very objects: a step then needs 1 us here and not 11."""
     if len(some) != len(others):
         return False
     return all(
