@@ -19,7 +19,7 @@ from stratagem._servers.request import Request
 from stratagem._servers.transports.call import Style
 from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.clusters import Cluster, running
-from tests.client.pairs import Pair, after, pairs
+from tests.client.parameter_server.pairs import Pair, after, pairs
 from tests.conftest import TOKEN
 
 pytestmark = pytest.mark.cluster

@@ -15,7 +15,12 @@ from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._servers.step_count import StepCount
 from stratagem_proto.errors import InvalidArgumentError
 from tests.client.clusters import Cluster, running
-from tests.client.test_synchronous_training import batch, bytes_of, loss_of, make_model
+from tests.client.parameter_server.test_synchronous_training import (
+    batch,
+    bytes_of,
+    loss_of,
+    make_model,
+)
 from tests.faults import CutAt, FaultyProxy, Verdict
 from tests.waiting import eventually
 

@@ -14,7 +14,7 @@ from stratagem import (
 from stratagem.consistency import Sync
 from stratagem.nn import DynamicEmbedding
 from tests.client.clusters import Cluster, running
-from tests.client.dynamic_tables import KEYS, built, trained
+from tests.client.tables.dynamic_tables import KEYS, built, trained
 
 
 @pytest.fixture(scope="module")

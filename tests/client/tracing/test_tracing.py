@@ -15,7 +15,7 @@ import torch
 from stratagem import IndexedSlices, Variable
 from stratagem._tracing.trace import trace
 from stratagem_proto.errors import UpdateFunctionError
-from tests.client.traced import kinds, numbers, ones, operations, variable
+from tests.client.tracing.traced import kinds, numbers, ones, operations, variable
 
 
 def test_assignments_and_in_place_methods_write_the_variable() -> None:

@@ -14,7 +14,7 @@ import torch
 
 from stratagem._shipping.call import Call
 from stratagem._shipping.call_marks import mark_of_call
-from tests.client.shipping import by_value
+from tests.client.shipping.coordination import by_value
 
 Change = Callable[[], object]
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem._tracing.trace import TracedUpdate, trace
-from tests.client.traced import kinds, numbers, ones, operations, variable
+from tests.client.tracing.traced import kinds, numbers, ones, operations, variable
 
 GLOBAL_RATE = 0.5
 

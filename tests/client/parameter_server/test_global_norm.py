@@ -20,7 +20,7 @@ from stratagem import (
     ParameterServerStrategy,
 )
 from tests.client.clusters import Cluster, running
-from tests.client.pairs import Pair, after, pairs
+from tests.client.parameter_server.pairs import Pair, after, pairs
 
 NAN = float("nan")
 STEPS = 5

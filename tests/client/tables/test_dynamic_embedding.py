@@ -18,7 +18,7 @@ from stratagem import (
 from stratagem.nn import DynamicEmbedding
 from stratagem_proto.keys import part_of_keys
 from tests.client.clusters import running
-from tests.client.dynamic_tables import KEYS, built, trained
+from tests.client.tables.dynamic_tables import KEYS, built, trained
 
 
 @pytest.fixture(scope="module")

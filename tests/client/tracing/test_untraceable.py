@@ -14,7 +14,7 @@ import torch
 from stratagem._tracing.trace import trace
 from stratagem._variables.local import LocalVariable
 from stratagem_proto.errors import UpdateFunctionError
-from tests.client.traced import ones, variable
+from tests.client.tracing.traced import ones, variable
 
 GLOBAL_RATE = 0.5
 

@@ -20,7 +20,12 @@ from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
 from tests.client.clusters import Cluster, running
 from tests.client.connections import connected
-from tests.client.test_synchronous_training import batch, bytes_of, loss_of, make_model
+from tests.client.parameter_server.test_synchronous_training import (
+    batch,
+    bytes_of,
+    loss_of,
+    make_model,
+)
 from tests.conftest import TOKEN
 from tests.faults import CutAt, FaultyProxy, Verdict
 from tests.psserver.wire import RawClient

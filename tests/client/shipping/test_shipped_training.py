@@ -19,7 +19,7 @@ from stratagem import (
 from stratagem.nn import DynamicEmbedding, Embedding
 from stratagem.partitioners import FixedShardsPartitioner
 from tests.client.clusters import running
-from tests.client.shipping import Coordination, Scaled, coordinating
+from tests.client.shipping.coordination import Coordination, Scaled, coordinating
 from tests.client.small_model import (
     BATCHES,
     assert_same_bytes,

@@ -20,7 +20,7 @@ from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.clusters import Cluster, running
 from tests.client.connections import add, connected, make, value_of
-from tests.client.repeated_runs import (
+from tests.client.shipping.repeated_runs import (
     ROWS,
     SPACE,
     Overlapping,

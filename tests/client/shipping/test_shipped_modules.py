@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from stratagem._shipping.parcel import Parcel
-from tests.client.shipping import Coordination, Scaled, coordinating
+from tests.client.shipping.coordination import Coordination, Scaled, coordinating
 from tests.client.small_model import seeded_model
 
 

@@ -25,7 +25,7 @@ from stratagem import (
 from stratagem._shipping.results import dump_result
 from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.clusters import running
-from tests.client.shipping import Coordination, coordinating
+from tests.client.shipping.coordination import Coordination, coordinating
 
 
 @pytest.fixture(scope="module")

@@ -18,8 +18,8 @@ from stratagem import ParameterServerStrategy, Variable
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_proto.checkpoint.folder import open_checkpoint
 from tests.checkpoints import load_from
+from tests.client.checkpoints.counters import SERVERS, count_until, counters
 from tests.client.clusters import Cluster, running
-from tests.client.counters import SERVERS, count_until, counters
 from tests.waiting import eventually
 
 SERVER_COUNTS = (1, 2, 3, 5, 8)

@@ -13,8 +13,8 @@ from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._servers.group import ServerGroup
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from tests.client.checkpoints.test_cluster_checkpoints import Training, sharding
 from tests.client.clusters import Cluster, running
-from tests.client.test_cluster_checkpoints import Training, sharding
 from tests.conftest import TOKEN
 from tests.nests import same_bytes
 

@@ -24,8 +24,8 @@ from stratagem_proto.errors import (
     FailedPreconditionError,
     VariableNotFoundError,
 )
+from tests.client.checkpoints.counters import SERVERS, count_until, counters
 from tests.client.clusters import Cluster, running
-from tests.client.counters import SERVERS, count_until, counters
 from tests.client.networks import loss_of, network, training_step
 from tests.conftest import TOKEN
 from tests.waiting import eventually
