@@ -18,7 +18,7 @@ from stratagem_psserver.settings import ServerSettings
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN
-from tests.spec.kubernetes_api_server import ApiServer, serving
+from tests.spec.cluster.kubernetes_api_server import ApiServer, serving
 from tests.waiting import eventually
 
 INDEX = "apps.kubernetes.io/pod-index"

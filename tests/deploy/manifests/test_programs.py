@@ -26,7 +26,7 @@ from tests.deploy.manifests.tasks import (
     programs,
     servers,
 )
-from tests.spec.kubernetes_api_server import serving
+from tests.spec.cluster.kubernetes_api_server import serving
 
 in_each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 

@@ -13,7 +13,7 @@ import stratagem
 from stratagem import ConfigProto, OutOfRangeError, Variable, config, contrib
 from stratagem.cluster_resolver import TPUClusterResolver
 from stratagem_deploy import LocalCluster
-from tests.spec.tpu_cores import FIRST, MEAN, SUM, numbers
+from tests.spec.towers.tpu_cores import FIRST, MEAN, SUM, numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

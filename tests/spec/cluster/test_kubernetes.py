@@ -25,7 +25,7 @@ from stratagem.cluster_resolver import (
     KubernetesClusterResolver,
     KubernetesExecutableLocation,
 )
-from tests.spec.kubernetes_api_server import ApiServer, serving
+from tests.spec.cluster.kubernetes_api_server import ApiServer, serving
 
 Build: TypeAlias = Callable[..., KubernetesClusterResolver]
 

@@ -20,7 +20,7 @@ from stratagem import (
 )
 from tests.client.clusters import running
 from tests.client.two_replicas import TwoReplicas
-from tests.spec.checkpoints import STRATEGIES, copies_of, created
+from tests.spec.checkpoints.checkpoints import STRATEGIES, copies_of, created
 
 SUM, MEAN = VariableAggregation.SUM, VariableAggregation.MEAN
 FIRST, NONE = VariableAggregation.ONLY_FIRST_REPLICA, VariableAggregation.NONE

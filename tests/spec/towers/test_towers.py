@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stratagem import Variable, VariableAggregation, contrib
-from tests.spec.towers import CPU, numbers, per_tower, tower
+from tests.spec.towers.towers import CPU, numbers, per_tower, tower
 
 pytestmark = [
     pytest.mark.usefixtures("four_cpus"),

@@ -14,7 +14,7 @@ import stratagem
 from stratagem._contexts.context import current_replica_id
 from stratagem._variables.creators import creator_scope
 from tests.client.two_replicas import TwoReplicas, number, shared
-from tests.spec.contexts import CROSS, DEFAULT, REPLICA, state
+from tests.spec.contexts.contexts import CROSS, DEFAULT, REPLICA, state
 
 spec = pytest.mark.spec
 

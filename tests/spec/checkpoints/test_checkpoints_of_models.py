@@ -16,7 +16,7 @@ from stratagem import (
     Strategy,
     Variable,
 )
-from tests.spec.checkpoints import STRATEGIES
+from tests.spec.checkpoints.checkpoints import STRATEGIES
 
 pytestmark = pytest.mark.usefixtures("four_cpus")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import stratagem
-from tests.spec.contexts import CROSS, state
+from tests.spec.contexts.contexts import CROSS, state
 
 spec = pytest.mark.spec
 

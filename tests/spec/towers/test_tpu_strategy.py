@@ -12,7 +12,7 @@ from stratagem import ClusterSpec, ConfigProto, PerReplica, Variable, config, co
 from stratagem._hosts.topology import Topology
 from stratagem.cluster_resolver import SimpleClusterResolver, TPUClusterResolver
 from tests.client.batches import batches, shares
-from tests.spec.tpu_cores import HOST, SUM, on_cores
+from tests.spec.towers.tpu_cores import HOST, SUM, on_cores
 
 pytestmark = [
     pytest.mark.usefixtures("four_cpus"),

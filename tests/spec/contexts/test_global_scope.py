@@ -10,7 +10,7 @@ import pytest
 import stratagem
 from stratagem._variables.creators import creator_scope
 from tests.client.two_replicas import TwoReplicas
-from tests.spec.contexts import CROSS, DEFAULT, state
+from tests.spec.contexts.contexts import CROSS, DEFAULT, state
 
 spec = pytest.mark.spec
 

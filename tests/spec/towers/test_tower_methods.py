@@ -13,7 +13,7 @@ from stratagem import ReduceOp, Variable, VariableAggregation, contrib
 from tests.client.batches import batches, pairs, shares
 from tests.client.two_replicas import TwoReplicas
 from tests.deprecations import warns_to_use
-from tests.spec.towers import CPU, numbers, per_tower, tower
+from tests.spec.towers.towers import CPU, numbers, per_tower, tower
 
 pytestmark = [
     pytest.mark.usefixtures("four_cpus"),

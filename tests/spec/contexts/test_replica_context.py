@@ -19,7 +19,7 @@ from stratagem import (
 )
 from tests.client.two_replicas import TwoReplicas
 from tests.deprecations import warns_to_use
-from tests.spec.contexts import CROSS, state
+from tests.spec.contexts.contexts import CROSS, state
 
 pytestmark = pytest.mark.usefixtures("four_cpus")
 

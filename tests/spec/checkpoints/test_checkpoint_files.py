@@ -12,7 +12,7 @@ import stratagem
 from stratagem import (
     Variable,
 )
-from tests.spec.checkpoints import STRATEGIES, copies_of, created
+from tests.spec.checkpoints.checkpoints import STRATEGIES, copies_of, created
 
 pytestmark = pytest.mark.usefixtures("four_cpus")
 

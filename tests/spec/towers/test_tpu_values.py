@@ -16,7 +16,7 @@ from stratagem import (
     contrib,
 )
 from tests.client.batches import pairs, shares
-from tests.spec.tpu_cores import FIRST, HOST, MEAN, SUM, numbers, on_cores
+from tests.spec.towers.tpu_cores import FIRST, HOST, MEAN, SUM, numbers, on_cores
 
 pytestmark = [
     pytest.mark.usefixtures("four_cpus"),
