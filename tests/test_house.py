@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stratagem._version import __version__
-from stratagem_deploy.process import import_path
+from stratagem_deploy.processes.process import import_path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = (

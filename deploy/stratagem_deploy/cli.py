@@ -40,7 +40,7 @@ for watch in (watching.status, watching.top, watching.variables):
     help="Run a script on local servers and workers; see `stratagem run --help`.",
 )
 def run_script(context: typer.Context) -> None:
-    from stratagem_deploy.script_cli import app as script
+    from stratagem_deploy.running.cli import app as script
 
     script(args=context.args, prog_name="stratagem run")
 

@@ -34,7 +34,7 @@ from benchmarks.measurements import (
 from benchmarks.peers.process import Peer, Program
 from benchmarks.peers.processor_time import processor_seconds
 from stratagem_deploy import LocalCluster
-from stratagem_deploy.process import import_path
+from stratagem_deploy.processes.process import import_path
 from tests.waiting import eventually
 
 ALL = tuple(Foreign)

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import stratagem
-from stratagem_deploy.process import import_path
+from stratagem_deploy.processes.process import import_path
 from stratagem_proto.status_codes import STATUS_CODES
 
 

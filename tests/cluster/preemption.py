@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from stratagem import ParameterServerStrategy, Variable
 from stratagem.coordinator import ClusterCoordinator, RemoteValue
 from stratagem_deploy import LocalCluster
-from tests.deploy.processes import descendants
+from tests.deploy.processes.process_tree import descendants
 from tests.waiting import eventually
 
 _SHAPE = (10, 10)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.checkpoints import load_from
-from tests.deploy.processes import python
-from tests.deploy.test_checkpoints import call
+from tests.deploy.checkpoints.test_checkpoints import call
+from tests.deploy.processes.process_tree import python
 
 pytestmark = pytest.mark.cluster
 

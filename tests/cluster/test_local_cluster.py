@@ -28,7 +28,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1.parameter_server_pb2_grpc import ParameterServerServiceStub
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
-from tests.deploy.processes import descendants, is_alive
+from tests.deploy.processes.process_tree import descendants, is_alive
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster

@@ -12,7 +12,7 @@ import pytest
 
 from stratagem_deploy import LocalCluster
 from tests.cluster import counting
-from tests.deploy.processes import python
+from tests.deploy.processes.process_tree import python
 
 pytestmark = pytest.mark.cluster
 

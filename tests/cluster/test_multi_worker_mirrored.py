@@ -31,8 +31,8 @@ from stratagem._workers.meeting import Meeting
 from stratagem._workers.place import WorkerPlace
 from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from stratagem_deploy import LocalCluster
-from stratagem_deploy.addresses import ReservedAddress
-from stratagem_deploy.process import import_path
+from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.process import import_path
 from stratagem_proto.errors import (
     DeadlineExceededError,
     FailedPreconditionError,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.processes import descendants, is_alive, python
+from tests.deploy.processes.process_tree import descendants, is_alive, python
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster

@@ -13,7 +13,7 @@ import stratagem
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy import LocalCluster
 from stratagem_deploy.cli import app
-from tests.deploy.processes import python
+from tests.deploy.processes.process_tree import python
 
 SCRIPT = """
 import json, sys

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.processes import descendants, python
+from tests.deploy.processes.process_tree import descendants, python
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.cluster

@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from stratagem_deploy.cli import app
-from tests.deploy.processes import python
+from tests.deploy.processes.process_tree import python
 from tests.waiting import eventually
 
 

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from examples.clicks.log import MEASUREMENTS, ROWS, ClickLog
 from stratagem_deploy.checkpoints.listing import contents
 from stratagem_proto.checkpoint.folder import open_checkpoint
-from tests.deploy.processes import python
+from tests.deploy.processes.process_tree import python
 
 COUNT = 20_000
 SCRIPT = Path(__file__).parents[2] / "examples/dlrm.py"

@@ -19,7 +19,7 @@ from examples import torchrun
 from stratagem import config
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy import LocalCluster
-from stratagem_deploy.process import import_path
+from stratagem_deploy.processes.process import import_path
 
 EXAMPLE = Path(torchrun.__file__)
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from stratagem_deploy.process import import_path
+from stratagem_deploy.processes.process import import_path
 from tests.deploy.manifests.pods import Container, Pod
 from tests.netns.namespace import Namespace
 

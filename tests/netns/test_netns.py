@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.demo import CLOSE, DEMO_RMSE, demo_error
-from tests.deploy.processes import is_alive, python
+from tests.deploy.processes.process_tree import is_alive, python
 from tests.netns.conftest import Cluster
 from tests.netns.host import Host
 from tests.waiting import eventually

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from stratagem_deploy.script_cli import RunOptions
+from stratagem_deploy.running.cli import RunOptions
 from stratagem_proto.configuration.commands import default_of
 from stratagem_proto.configuration.model import ProcessSettings, flag
 from stratagem_proto.errors import InvalidArgumentError

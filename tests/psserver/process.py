@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stratagem_deploy.process import import_path
+from stratagem_deploy.processes.process import import_path
 from tests.waiting import eventually
 
 PATIENCE = 60.0

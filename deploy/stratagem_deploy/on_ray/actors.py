@@ -6,10 +6,10 @@ from typing import Any
 
 import cloudpickle
 
-from stratagem_deploy.addresses import ReservedAddress
-from stratagem_deploy.call import Call, Outcome
+from stratagem_deploy.clusters.call import Call, Outcome
+from stratagem_deploy.clusters.plan import Plan
 from stratagem_deploy.on_ray.library import load
-from stratagem_deploy.plan import Plan
+from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_proto.errors import InvalidTypeError, UnavailableError
 from stratagem_psserver import process
 

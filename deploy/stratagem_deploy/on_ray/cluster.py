@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from stratagem_deploy.addresses import ReservedAddress
-from stratagem_deploy.cluster import Cluster
+from stratagem_deploy.clusters.cluster import Cluster
+from stratagem_deploy.clusters.plan import planned
+from stratagem_deploy.clusters.servers import serving
 from stratagem_deploy.on_ray.directory import Directory
 from stratagem_deploy.on_ray.library import connected, load
 from stratagem_deploy.on_ray.reservation import Reservation, Resources, reserved
 from stratagem_deploy.on_ray.resolver import RayClusterResolver
 from stratagem_deploy.on_ray.tasks import RayServer, RayWorker, Site
-from stratagem_deploy.plan import planned
-from stratagem_deploy.servers import serving
+from stratagem_deploy.processes.addresses import ReservedAddress
 
 _ONE_CPU: Resources = {"CPU": 1}
 

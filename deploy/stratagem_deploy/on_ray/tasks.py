@@ -7,12 +7,12 @@ from typing import Any
 
 import cloudpickle
 
-from stratagem_deploy.call import Call, Outcome
+from stratagem_deploy.clusters.call import Call, Outcome
+from stratagem_deploy.clusters.plan import Plan
+from stratagem_deploy.clusters.servers import Server
+from stratagem_deploy.clusters.workers import Worker, no_process
 from stratagem_deploy.on_ray.actors import ServerActor, WorkerActor
 from stratagem_deploy.on_ray.library import load
-from stratagem_deploy.plan import Plan
-from stratagem_deploy.servers import Server
-from stratagem_deploy.workers import Worker, no_process
 from stratagem_proto.errors import (
     AbortedError,
     DeadlineExceededError,

@@ -15,7 +15,7 @@ import torch
 
 from stratagem import InputOptions
 from stratagem._input.read_ahead import ReadAhead
-from stratagem_deploy.process import import_path
+from stratagem_deploy.processes.process import import_path
 from tests.client.batches import batches, shares
 from tests.client.two_replicas import TwoReplicas
 from tests.waiting import eventually

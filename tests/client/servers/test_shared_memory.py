@@ -20,7 +20,7 @@ from stratagem._servers.reading import Reading
 from stratagem._servers.reads import read
 from stratagem._servers.session import opening
 from stratagem._servers.transports.local_link import LocalLink
-from stratagem_deploy.process import import_path
+from stratagem_deploy.processes.process import import_path
 from stratagem_proto import segment
 from stratagem_proto.frames import ChunkView, Frame, encode_frame
 from stratagem_proto.local.frames import Kind, prefix

@@ -25,7 +25,7 @@ from stratagem._shipping.parcel import Definition
 from stratagem._shipping.resident import Resident
 from stratagem._shipping.results import dump_result, load_result
 from stratagem.partitioners import FixedShardsPartitioner
-from stratagem_deploy.process import import_path
+from stratagem_deploy.processes.process import import_path
 from tests.client.clusters import running
 from tests.client.shipping.coordination import Coordination, by_value, coordinating
 from tests.conftest import TOKEN

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem_deploy.process import import_path
+from stratagem_deploy.processes.process import import_path
 
 SCRIPT = Path(__file__).parents[3] / "deploy/slurm/train.sbatch"
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 
-from stratagem_deploy.process import import_path
+from stratagem_deploy.processes.process import import_path
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,

@@ -19,7 +19,7 @@ from stratagem import (
     Variable,
 )
 from stratagem.cluster_resolver import SimpleClusterResolver
-from stratagem_deploy.process import import_path
+from stratagem_deploy.processes.process import import_path
 
 CLUSTER = {"ps": ["127.0.0.1:0", "localhost:0"], "worker": ["w0.test:1"]}
 

@@ -1,0 +1,119 @@
+"""A function call that may be made by another process, and how it came out.
+
+Usage: python -m stratagem_deploy.clusters.call CALL OUTCOME, both of them files.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from stratagem_proto.errors import AbortedError, InvalidTypeError
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function and what to call it with.
+
+    Attributes:
+        function: Called once.
+        arguments: Its positional arguments.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+    def outcome(self) -> Outcome:
+        """Calls the function, here and now."""
+        try:
+            return Outcome(result=self.function(*self.arguments))
+        except Exception as error:
+            return Outcome(error=error, traceback=traceback.format_exc())
+        except BaseException as stop:
+            # SystemExit, raised once more, would end the process that waits for us.
+            stopped = AbortedError(f"the function ended with {stop!r}")
+            return Outcome(error=stopped, traceback=traceback.format_exc())
+
+    def to_bytes(self) -> bytes:
+        """Pickles it.
+
+        Raises:
+            InvalidTypeError: The function or an argument cannot be pickled.
+        """
+        try:
+            pickled: bytes = cloudpickle.dumps(self)
+        except Exception as unpicklable:
+            raise InvalidTypeError(
+                f"the function or one of its arguments cannot be sent to a process: "
+                f"{unpicklable}; create it inside the function"
+            ) from unpicklable
+        return pickled
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call came to.
+
+    Attributes:
+        result: What the function returned, if there is no error.
+        error: What it raised.
+        traceback: Where it raised that, as Python prints it.
+    """
+
+    result: Any = None
+    error: Exception | None = None
+    traceback: str = ""
+
+    def result_of(self, job: str, index: int) -> Any:
+        """Returns the result of this task's call, or raises its error.
+
+        Raises:
+            Exception: Whatever the function raised; its `__cause__` names the task
+                and has the traceback of the process or thread that it ran in.
+        """
+        if self.error is None:
+            return self.result
+        raise self.error from AbortedError(
+            f"{job}:{index} failed\n\n{self.traceback}", task=f"/job:{job}/task:{index}"
+        )
+
+    def to_bytes(self) -> bytes:
+        """Pickles it; what cannot be pickled is replaced by an error that says so."""
+        try:
+            pickled: bytes = cloudpickle.dumps(self)
+            # Exceptions exist that are pickled well and cannot be read again.
+            cloudpickle.loads(pickled)
+        except Exception as unpicklable:
+            pickled = cloudpickle.dumps(self._stand_in(unpicklable))
+        return pickled
+
+    def _stand_in(self, unpicklable: Exception) -> Outcome:
+        if self.error is not None:
+            error = AbortedError(f"{type(self.error).__name__}: {self.error}")
+            return Outcome(error=error, traceback=self.traceback)
+        what = type(self.result).__name__
+        message = (
+            f"the function returned a {what}, which cannot be sent back: "
+            f"{unpicklable}; return tensors, numbers, strings or containers of them"
+        )
+        return Outcome(error=InvalidTypeError(message))
+
+
+def main(call_file: str, outcome_file: str) -> None:
+    """Makes the call in one file and writes its outcome to another."""
+    call: Call = cloudpickle.loads(Path(call_file).read_bytes())
+    outcome = call.outcome()
+    # A process that is killed while it writes must seem to have written nothing.
+    unfinished = Path(f"{outcome_file}.unfinished")
+    unfinished.write_bytes(outcome.to_bytes())
+    unfinished.replace(outcome_file)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

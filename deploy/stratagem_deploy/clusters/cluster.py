@@ -1,0 +1,125 @@
+"""What a program can ask of a cluster, whatever its tasks run on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from stratagem.cluster_resolver import ClusterResolver
+from stratagem_deploy.clusters.call import Call
+from stratagem_deploy.clusters.plan import Plan
+from stratagem_deploy.clusters.team import Team
+from stratagem_deploy.clusters.workers import Worker
+from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
+
+
+class Cluster(ABC):
+    """Base of clusters that a `with` block starts and ends."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._team: Team | None = None
+
+    def __enter__(self) -> Self:
+        self._team = Team(self._start(), self._begin_run)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._team = None
+        self._end()
+
+    @abstractmethod
+    def _start(self) -> Sequence[Worker]:
+        """Starts all servers; returns the workers, which start when they are called."""
+
+    def _begin_run(self) -> None:  # noqa: B027 - there may be nothing to do
+        """Is called before the workers start for a function."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Ends all tasks."""
+
+    @abstractmethod
+    def _resolver(self, jobs: Sequence[str], job: str, index: int) -> ClusterResolver:
+        """Returns the cluster, made of these jobs, as a task sees it."""
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """The cluster as a program outside of its workers sees it, being the chief.
+
+        Only there has the cluster a chief: in what `run` does, worker 0 is it.
+        """
+        self._require_running()
+        return self._resolver(("chief", "ps", "worker"), "chief", 0)
+
+    def resolver(self, job: str, index: int) -> ClusterResolver:
+        """Returns the cluster as the given task sees it.
+
+        There is an "evaluator" 0 besides servers and workers, which `run` leaves to
+        you.
+
+        Raises:
+            InvalidArgumentError: There is no such task.
+        """
+        if (job, index) != ("evaluator", 0):
+            self._check(job, index)
+        self._require_running()
+        return self._resolver(("ps", "worker"), job, index)
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Calls `function(resolver, *arguments)` on every worker, at the same time.
+
+        Processes of workers are started for this call and get the function by
+        cloudpickle. When one fails, the others are ended; threads, which cannot be,
+        are left to themselves.
+
+        Args:
+            function: Called once per worker with the resolver of its task.
+            arguments: Further arguments, the same for all.
+
+        Returns:
+            What each worker's call returned, by worker index.
+
+        Raises:
+            Exception: What the first call that failed raised; its `__cause__` names
+                the worker and shows the traceback there.
+            AbortedError: A worker's process ended without a result.
+            InvalidTypeError: The function, an argument or a result cannot be sent.
+            FailedPreconditionError: The cluster does not run, or another `run` does, or
+                its workers serve a coordinator.
+        """
+        team = self._require_running()
+        if self._plan.worker_servers:
+            raise FailedPreconditionError(
+                "the workers of this cluster serve a coordinator and make no calls of "
+                "run(); make the cluster with workers instead of worker_servers"
+            )
+        resolvers = [self.resolver("worker", i) for i in range(self._plan.workers)]
+        calls = [Call(function, (resolver, *arguments)) for resolver in resolvers]
+        return team.run(calls)
+
+    def _check(self, job: str, index: int) -> None:
+        counts = self._plan.counts
+        if not 0 <= index < counts.get(job, 0):
+            raise InvalidArgumentError(
+                f"the cluster has no task {job}:{index}; it has {counts['ps']} "
+                f"tasks of ps and {counts['worker']} of worker, from index 0"
+            )
+
+    def _require_running(self) -> Team:
+        if self._team is None:
+            name = type(self).__name__
+            raise FailedPreconditionError(
+                f"the cluster does not run; use it inside `with {name}(...) as "
+                "cluster:`"
+            )
+        return self._team

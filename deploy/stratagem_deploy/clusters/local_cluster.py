@@ -1,0 +1,173 @@
+"""A cluster on this machine, for tests, notebooks and trying things out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import chain
+
+from stratagem import ClusterSpec
+from stratagem.cluster_resolver import SimpleClusterResolver
+from stratagem_deploy.clusters.cluster import Cluster
+from stratagem_deploy.clusters.local_tasks import Tasks, processes, threads
+from stratagem_deploy.clusters.plan import planned
+from stratagem_deploy.clusters.servers import Server, serving
+from stratagem_deploy.clusters.workers import LocalWorker, Worker
+from stratagem_deploy.output.screen import Screen
+from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.private_directory import PrivateDirectory
+
+
+class LocalCluster(Cluster):
+    """Parameter servers and workers on this machine.
+
+        with LocalCluster(ps=2, workers=2) as cluster:
+            losses = cluster.run(train)  # train(resolver), once per worker
+
+    Servers listen on free ports of the loopback interface, behind a token made for
+    this cluster. Leaving the block, or the death of this process however it comes,
+    ends all processes and removes all files.
+    """
+
+    def __init__(  # noqa: PLR0913 - independent settings, most by name
+        self,
+        ps: int = 1,
+        workers: int | None = None,
+        *,
+        worker_servers: int = 0,
+        processes: bool = False,
+        lease_seconds: float | None = None,
+        start_timeout: float = 60.0,
+        show_output: bool = False,
+        restore: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Describes the cluster; entering the block starts it.
+
+        Args:
+            ps: Number of parameter servers; none for workers that train without.
+            workers: Number of workers that `run` calls functions on; by default one,
+                or none where there are worker servers.
+            worker_servers: Number of workers that serve a coordinator instead: the
+                program that makes its strategy from `cluster_resolver`.
+            processes: Whether servers and workers are processes; worker servers then
+                share the cores by OMP_NUM_THREADS, unless that is set. Otherwise they
+                are threads of this process, which start in no time.
+            lease_seconds: Time without a sign of a client after which a server takes
+                it for dead; by default 30, and 10 for worker servers.
+            start_timeout: Longest time that a server may take to start, in seconds.
+            show_output: Whether what processes write goes to standard error, each
+                line behind the name of its process. What they wrote last is in the
+                errors that they cause either way.
+            restore: Folder of checkpoints: each server begins with its part of the
+                latest one, if there is one yet, also when it is started again.
+
+        Raises:
+            InvalidArgumentError: There would be nobody, or less than that; workers
+                beside worker servers; or no server that could restore anything.
+        """
+        super().__init__(planned(ps, workers, worker_servers, lease_seconds, restore))
+        self._processes = processes
+        self._start_timeout = start_timeout
+        self._screen = Screen(sys.stderr) if show_output else None
+        self._addresses: dict[str, list[ReservedAddress]] = {}
+        self._tasks: Tasks | None = None
+
+    def _start(self) -> Sequence[Worker]:
+        with ExitStack() as resources:
+            self._addresses = {
+                job: [resources.enter_context(ReservedAddress()) for _ in range(count)]
+                for job, count in {**self._plan.counts, "chief": 1}.items()
+            }
+            self._tasks = tasks = self._created(resources)
+            servers = [*chain.from_iterable(tasks.servers.values())]
+            resources.enter_context(serving(servers, self._start_timeout))
+            self._resources = resources.pop_all()
+        return tasks.workers
+
+    def _end(self) -> None:
+        self._tasks = None
+        self._resources.close()
+
+    def kill(self, job: str, index: int) -> None:
+        """Ends a task by SIGKILL, or a server in this process with all its calls.
+
+        A worker has a process only while `run` waits for it; a thread cannot be
+        killed (`UnimplementedError`).
+        """
+        self._task(job, index).kill()
+
+    def stop(self, job: str, index: int) -> None:
+        """Ends a task by SIGTERM; a server drains first. Errors as in `kill`."""
+        self._task(job, index).stop(self._start_timeout)
+
+    def restart(self, job: str, index: int) -> None:
+        """Starts a server again at its address, or a worker's function from its start.
+
+        Whatever of the task still runs is ended first: a server drains, a worker is
+        killed. Errors as in `kill`.
+
+        Raises:
+            UnavailableError: The server ended instead of serving.
+            DeadlineExceededError: It needed more than `start_timeout` seconds.
+        """
+        self._task(job, index).restart(self._start_timeout)
+
+    def add_worker_server(self) -> str:
+        """Starts one more worker that serves a coordinator.
+
+            coordinator.add_worker(cluster.add_worker_server())
+
+        It has the next index. `kill`, `stop` and `restart` know it, and so do resolvers
+        that are asked for from then on.
+
+        Returns:
+            Its address, "host:port".
+
+        Raises:
+            InvalidArgumentError: The cluster has workers of the other kind.
+            UnavailableError: It ended instead of serving.
+            DeadlineExceededError: It needed more than `start_timeout` seconds.
+            FailedPreconditionError: The cluster does not run.
+        """
+        tasks = self._running_tasks()
+        plan = replace(self._plan, worker_servers=self._plan.worker_servers + 1)
+        address = self._resources.enter_context(ReservedAddress())
+        server = tasks.new_server("worker", self._plan.worker_servers, str(address))
+        self._resources.enter_context(serving([server], self._start_timeout))
+        self._plan = plan
+        self._addresses["worker"].append(address)
+        tasks.servers["worker"].append(server)
+        return str(address)
+
+    def _created(self, resources: ExitStack) -> Tasks:
+        if not self._processes:
+            return threads(self._plan, self._addresses)
+        directory = PrivateDirectory()
+        resources.callback(directory.close)
+        return processes(self._plan, self._addresses, directory, self._show)
+
+    def _show(self, job: str, index: int) -> Callable[[str], None] | None:
+        return self._screen.labelled(f"{job}:{index}", index) if self._screen else None
+
+    def _resolver(
+        self, jobs: Sequence[str], job: str, index: int
+    ) -> SimpleClusterResolver:
+        addresses = {name: [str(a) for a in self._addresses[name]] for name in jobs}
+        spec = ClusterSpec({name: tasks for name, tasks in addresses.items() if tasks})
+        resolver = SimpleClusterResolver(spec, task_type=job, task_id=index)
+        resolver.cluster_token = self._plan.token
+        return resolver
+
+    def _task(self, job: str, index: int) -> Server | LocalWorker:
+        self._check(job, index)
+        tasks = self._running_tasks()
+        servers = tasks.servers[job]
+        return servers[index] if servers else tasks.workers[index]
+
+    def _running_tasks(self) -> Tasks:
+        self._require_running()
+        assert self._tasks
+        return self._tasks

@@ -1,0 +1,131 @@
+"""A server in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stratagem_deploy.clusters.servers import Server
+from stratagem_deploy.processes.process import Process, describe_exit, import_path
+from stratagem_deploy.processes.transcript import Transcript
+from stratagem_proto.errors import DeadlineExceededError, UnavailableError
+
+_POLL_SECONDS = 0.02
+
+_PROGRAMS = {"ps": "stratagem_psserver", "worker": "stratagem_worker"}
+
+
+@dataclass(frozen=True)
+class ServerCommand:
+    """The command line of a server's process.
+
+    Attributes:
+        job: "ps" or "worker".
+        task: Index within the job.
+        address: Where it serves.
+        token_file: File with the cluster's secret.
+        options: More options of `stratagem ps` or `stratagem worker`.
+        environment: What it finds in its environment, besides what we found in ours.
+    """
+
+    job: str
+    task: int
+    address: str
+    token_file: Path
+    options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.job}:{self.task}"
+
+    def line(self, ready_file: Path) -> list[str]:
+        return [
+            *(sys.executable, "-m", _PROGRAMS[self.job]),
+            *("--bind", self.address),
+            *("--task", str(self.task)),
+            *("--token-file", str(self.token_file)),
+            *("--ready-file", str(ready_file)),
+            *self.options,
+        ]
+
+
+class ServerProcess(Server):
+    """A server in a process of its own."""
+
+    def __init__(
+        self,
+        command: ServerCommand,
+        *,
+        show: Callable[[str], None] | None = None,
+        on_end: Callable[[Process], None] | None = None,
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            command: What to start.
+            show: Called with every line of its log.
+            on_end: Called from another thread whenever its process has ended.
+        """
+        self._command = command
+        self._ready_file = command.token_file.with_name(f"{command.name}.ready")
+        self._show = show
+        self._on_end = on_end
+        self.process: Process | None = None
+
+    def start(self) -> None:
+        if self.process and self.process.exit_code is None:
+            return
+        self._ready_file.unlink(missing_ok=True)
+        self.process = Process(
+            self._command.name,
+            self._command.line(self._ready_file),
+            environment={**import_path(), **self._command.environment},
+            output=Transcript(self._show),
+            on_end=self._on_end,
+        )
+
+    def await_serving(self, timeout: float) -> str:
+        deadline = time.monotonic() + timeout
+        while not self._ready_file.exists():
+            self._check_alive()
+            if time.monotonic() > deadline:
+                raise DeadlineExceededError(
+                    f"{self._where()} does not serve after {timeout:g} s; give it more "
+                    f"by start_timeout\n{self._tail()}"
+                )
+            time.sleep(_POLL_SECONDS)
+        facts = json.loads(self._ready_file.read_text(encoding="utf-8"))
+        return str(facts["health_address"])
+
+    def begin_stop(self) -> None:
+        if self.process:
+            self.process.send(signal.SIGTERM)
+
+    def stop(self, grace: float) -> None:
+        if self.process:
+            self.process.end(grace)
+
+    def kill(self) -> None:
+        if self.process:
+            self.process.send(signal.SIGKILL)
+            self.process.wait()
+
+    def _check_alive(self) -> None:
+        code = self.process.exit_code if self.process else 0
+        if code is not None:
+            raise UnavailableError(
+                f"{self._where()} ended with {describe_exit(code)} before it served; "
+                f"the end of its log:\n{self._tail()}"
+            )
+
+    def _where(self) -> str:
+        return f"{self._command.name} at {self._command.address}"
+
+    def _tail(self) -> str:
+        return self.process.tail() if self.process else ""

@@ -1,0 +1,91 @@
+"""The workers of a cluster, all at work on one function."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from stratagem_deploy.clusters.call import Call, Outcome
+from stratagem_deploy.clusters.workers import Worker
+from stratagem_proto.errors import FailedPreconditionError
+
+_GRACE_SECONDS = 2.0
+
+_Outcomes = SimpleQueue[tuple[int, Outcome]]
+
+
+class Team:
+    """Runs one call on each worker at the same time; the first failure ends all."""
+
+    def __init__(
+        self, workers: Sequence[Worker], begin: Callable[[], None] = lambda: None
+    ) -> None:
+        """Makes no call yet.
+
+        Args:
+            workers: The workers.
+            begin: Called before each run.
+        """
+        self._workers = workers
+        self._begin = begin
+        self._busy = threading.Lock()
+
+    def run(self, calls: Sequence[Call]) -> list[Any]:
+        """Makes each call on the worker of its index; returns the results.
+
+        Raises:
+            FailedPreconditionError: The team is at work already.
+            Exception: What the first function that failed raised.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise FailedPreconditionError(
+                "the workers of this cluster are running a function already; wait for "
+                "that run() to return, or make a second cluster"
+            )
+        try:
+            return self._run(calls)
+        finally:
+            self._busy.release()
+
+    def _run(self, calls: Sequence[Call]) -> list[Any]:
+        self._begin()
+        outcomes: _Outcomes = SimpleQueue()
+        results: dict[int, Any] = {}
+        threads = self._begun(calls, outcomes)
+        try:
+            while len(results) < len(calls):
+                index, outcome = outcomes.get()
+                results[index] = outcome.result_of("worker", index)
+        finally:
+            self._finish(threads)
+        return [results[index] for index in range(len(calls))]
+
+    def _begun(
+        self, calls: Sequence[Call], outcomes: _Outcomes
+    ) -> Sequence[threading.Thread]:
+        threads = [
+            threading.Thread(target=_make, args=(index, *made, outcomes), daemon=True)
+            for index, made in enumerate(zip(self._workers, calls, strict=True))
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _finish(self, threads: Sequence[threading.Thread]) -> None:
+        deadline = time.monotonic() + _GRACE_SECONDS
+        for worker in self._workers:
+            worker.give_up(max(0.0, deadline - time.monotonic()))
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _make(index: int, worker: Worker, call: Call, outcomes: _Outcomes) -> None:
+    try:
+        outcome = worker.make(call)
+    except Exception as error:
+        outcome = Outcome(error=error, traceback=traceback.format_exc())
+    outcomes.put((index, outcome))

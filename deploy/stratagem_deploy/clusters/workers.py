@@ -1,0 +1,187 @@
+"""The workers of a cluster, and those that are threads or processes of this one."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import cloudpickle
+
+from stratagem_deploy.clusters.call import Call, Outcome
+from stratagem_deploy.processes.process import Process, describe_exit, import_path
+from stratagem_deploy.processes.transcript import Transcript
+from stratagem_proto.errors import (
+    AbortedError,
+    FailedPreconditionError,
+    UnimplementedError,
+)
+
+
+class Worker(Protocol):
+    """One worker; it does something only while a call is made on it."""
+
+    def make(self, call: Call) -> Outcome:
+        """Makes a call, and returns when it has ended or was ended."""
+
+    def give_up(self, grace: float) -> None:
+        """Stops a call if one is still being made and that is possible."""
+
+
+class LocalWorker(Worker, Protocol):
+    """A worker on this machine, which nobody else looks after."""
+
+    def kill(self) -> None:
+        """Ends whatever makes the call, without any grace.
+
+        Like the next two, it raises `UnimplementedError` where a thread makes it and
+        `FailedPreconditionError` where nothing is being made.
+        """
+
+    def stop(self, grace: float) -> None:
+        """Asks it to end, and kills it after `grace` seconds."""
+
+    def restart(self, timeout: float) -> None:
+        """Kills it and makes the same call anew, from its beginning."""
+
+
+class ThreadWorker:
+    """A worker whose calls are made by a thread of this process."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def make(self, call: Call) -> Outcome:
+        return call.outcome()
+
+    def kill(self) -> None:
+        raise self._not_a_process("killed")
+
+    def stop(self, grace: float) -> None:
+        raise self._not_a_process("stopped")
+
+    def restart(self, timeout: float) -> None:
+        raise self._not_a_process("restarted")
+
+    def give_up(self, grace: float) -> None:
+        """A thread cannot be ended from outside; it is left to fail or finish."""
+
+    def _not_a_process(self, what: str) -> UnimplementedError:
+        return UnimplementedError(
+            f"{self._name} is a thread and cannot be {what}; "
+            "use LocalCluster(processes=True)"
+        )
+
+
+class ProcessWorker:
+    """A worker whose every call is made by a new process."""
+
+    def __init__(
+        self, name: str, directory: Path, show: Callable[[str], None] | None
+    ) -> None:
+        """Starts nothing yet.
+
+        Args:
+            name: What messages call it, for instance "worker:1".
+            directory: Where calls and their outcomes are written.
+            show: Called with every line that its processes write.
+        """
+        self._name = name
+        self._directory = directory
+        self._show = show
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._attempt: _Attempt | None = None
+
+    def make(self, call: Call) -> Outcome:
+        file = self._directory / f"{self._name}-{next(self._numbers)}.call"
+        file.write_bytes(call.to_bytes())
+        with self._lock:
+            attempt = self._attempt = self._try(file)
+        while not self._is_settled(attempt):
+            attempt = self._current()
+        return attempt.outcome()
+
+    def kill(self) -> None:
+        _kill(self._current().process)
+
+    def stop(self, grace: float) -> None:
+        self._current().process.end(grace)
+
+    def restart(self, timeout: float) -> None:
+        with self._lock:
+            replaced = self._running()
+            self._attempt = self._try(replaced.call_file)
+        _kill(replaced.process)
+
+    def give_up(self, grace: float) -> None:
+        with self._lock:
+            attempt = self._attempt
+        if attempt:
+            attempt.process.end(grace)
+
+    def _try(self, call_file: Path) -> _Attempt:
+        outcome_file = call_file.with_suffix(f".outcome-{next(self._numbers)}")
+        files = [str(call_file), str(outcome_file)]
+        command = [sys.executable, "-m", "stratagem_deploy.clusters.call", *files]
+        output = Transcript(self._show)
+        process = Process(self._name, command, environment=import_path(), output=output)
+        return _Attempt(call_file, outcome_file, process)
+
+    def _is_settled(self, attempt: _Attempt) -> bool:
+        """Waits for an attempt's end and says whether no other one replaced it."""
+        attempt.process.wait()
+        with self._lock:
+            if self._attempt is not attempt:
+                return False
+            self._attempt = None
+            return True
+
+    def _current(self) -> _Attempt:
+        with self._lock:
+            return self._running()
+
+    def _running(self) -> _Attempt:
+        if self._attempt is None:
+            raise no_process(self._name, "LocalCluster")
+        return self._attempt
+
+
+def no_process(name: str, cluster: str) -> FailedPreconditionError:
+    """What is wrong when something is to happen to a worker that makes no call.
+
+    Args:
+        name: Of the worker.
+        cluster: The class of its cluster.
+    """
+    return FailedPreconditionError(
+        f"{name} has no process now; it has one while {cluster}.run() waits for its "
+        "function"
+    )
+
+
+class _Attempt:
+    """One process that makes a call."""
+
+    def __init__(self, call_file: Path, outcome_file: Path, process: Process) -> None:
+        self.call_file = call_file
+        self.process = process
+        self._outcome_file = outcome_file
+
+    def outcome(self) -> Outcome:
+        if self._outcome_file.exists():
+            outcome: Outcome = cloudpickle.loads(self._outcome_file.read_bytes())
+            return outcome
+        code = self.process.exit_code
+        ended = describe_exit(code) if code is not None else "nothing"
+        message = f"{self.process.name} ended with {ended} and without a result"
+        return Outcome(error=AbortedError(message), traceback=self.process.tail())
+
+
+def _kill(process: Process) -> None:
+    process.send(signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,1 @@
+"""How what processes write is shown."""

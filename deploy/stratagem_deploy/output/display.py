@@ -1,0 +1,44 @@
+"""Where the run of a script is shown, for whomever."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from stratagem_deploy.processes.process import Process
+from stratagem_deploy.processes.transcript import Transcript
+
+
+class Display(ABC):
+    """What is shown of the processes of a run, as it comes."""
+
+    @abstractmethod
+    def of_worker(self, name: str, index: int) -> tuple[Transcript, Transcript]:
+        """Returns where the two outputs of a worker go, perhaps to the same."""
+
+    @abstractmethod
+    def of_server(self, name: str, index: int) -> Callable[[str], None]:
+        """Returns what shows a line of a server's log."""
+
+    @abstractmethod
+    def started(self, cluster: Mapping[str, Sequence[str]], token_file: Path) -> None:
+        """Shows how `stratagem status` and its like reach the servers.
+
+        Args:
+            cluster: The addresses of the tasks by job.
+            token_file: File with the cluster's secret, while the run lasts.
+        """
+
+    @abstractmethod
+    def failed(self, process: Process) -> None:
+        """Shows which process failed first."""
+
+    @abstractmethod
+    def ended(self, exit_code: int, problem: str) -> None:
+        """Shows how the run has ended.
+
+        Args:
+            exit_code: That of the run.
+            problem: Why there were no workers; "" if there were.
+        """

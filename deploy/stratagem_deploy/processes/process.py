@@ -1,0 +1,177 @@
+"""One child process: its signals, its end, and what it wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from stratagem_deploy.processes import tether
+from stratagem_deploy.processes.transcript import Transcript
+
+_READ_BYTES = 65_536
+# Output of a process that has ended may be held open by a stranger it started.
+_OUTPUT_SECONDS = 1.0
+
+# The kernel's word "parent" means the thread that started a process. This one lives
+# as long as the interpreter, so that a short-lived thread may start a server.
+_starter = ThreadPoolExecutor(1, thread_name_prefix="stratagem-starter")
+
+
+def import_path() -> dict[str, str]:
+    """Environment in which a Python process can import what this one can."""
+    return {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+
+
+def share_of_cores(processes: int) -> dict[str, str]:
+    """Environment in which each of several processes uses its share of the cores.
+
+    Each would start as many threads as there are cores.
+    """
+    cores = max(1, (os.cpu_count() or 1) // max(1, processes))
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}
+
+
+def describe_exit(code: int) -> str:
+    """Says how a process ended, from its `Popen.returncode`."""
+    if code >= 0:
+        return f"exit code {code}"
+    return f"signal {signal.Signals(-code).name}"
+
+
+class Process:
+    """A process in a session of its own, which ends no later than this one.
+
+    Attributes:
+        name: What messages call it, for instance "ps:0".
+        pid: Its process id.
+        output: What it wrote to standard output, or to both outputs.
+        errors: What it wrote to standard error; the same object as `output` unless
+            they are kept apart.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        output: Transcript | None = None,
+        errors: Transcript | None = None,
+        on_end: Callable[[Process], None] | None = None,
+    ) -> None:
+        """Starts it.
+
+        Args:
+            name: What messages call it.
+            command: Path of the program, and its arguments.
+            environment: Added to this process's own.
+            output: Where its standard output goes.
+            errors: Where its standard error goes, by default to `output` too.
+            on_end: Called from another thread, once, when it has ended.
+        """
+        self.name = name
+        self.output = output or Transcript()
+        self.errors = errors or self.output
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._on_end = on_end
+        pipes = {transcript: transcript.pipe() for transcript in self._transcripts}
+        environment = os.environ | (environment or {})
+        self._popen = _start(
+            command, environment, pipes[self.output][1], pipes[self.errors][1]
+        )
+        self.pid = self._popen.pid
+        self._attend(pipes)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs, then as `Popen.returncode`: negative for a signal."""
+        return self._popen.returncode if self._ended.is_set() else None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until it has ended, at most `timeout` seconds; says whether it has."""
+        return self._ended.wait(timeout)
+
+    def send(self, signum: int) -> None:
+        """Sends a signal, as a terminal, a supervisor or the kernel would.
+
+        SIGTERM is for the program, which may want to end its own children in order;
+        all others reach its children too.
+        """
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if self._popen.returncode is None:
+                (os.kill if signum == signal.SIGTERM else os.killpg)(self.pid, signum)
+
+    def end(self, grace: float) -> None:
+        """Ends it by SIGTERM, or by SIGKILL if that takes over `grace` seconds."""
+        self.send(signal.SIGTERM)
+        if not self.wait(grace):
+            self.send(signal.SIGKILL)
+            self.wait()
+
+    def tail(self) -> str:
+        """Returns the last lines that it wrote, of its errors if it wrote any."""
+        return self.errors.tail() or self.output.tail()
+
+    @property
+    def _transcripts(self) -> set[Transcript]:
+        return {self.output, self.errors}
+
+    def _attend(self, pipes: Mapping[Transcript, tuple[int, int]]) -> None:
+        pumps = []
+        for transcript, (reader, writer) in pipes.items():
+            os.close(writer)
+            pumps.append(_daemon(_pump, reader, transcript))
+        _daemon(self._reap, pumps)
+
+    def _reap(self, pumps: Sequence[threading.Thread]) -> None:
+        # Not reaped yet, its id still belongs to it, and so does its process group.
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        with self._lock:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._popen.wait()
+        for pump in pumps:
+            pump.join(_OUTPUT_SECONDS)
+        self._ended.set()
+        if self._on_end:
+            self._on_end(self)
+
+
+def _start(
+    command: Sequence[str], environment: Mapping[str, str], output: int, errors: int
+) -> subprocess.Popen[bytes]:
+    tethered = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid())]
+    return _starter.submit(
+        subprocess.Popen,
+        [*tethered, *command],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors,
+        # Ctrl-C at the terminal comes to this process, which passes it on once.
+        start_new_session=True,
+    ).result()
+
+
+def _pump(reader: int, transcript: Transcript) -> None:
+    """Feeds a transcript until the writers are gone, or whoever reads its copy is."""
+    # That the last writer has closed a pseudo-terminal is an error of its reader.
+    with contextlib.suppress(OSError):
+        while data := os.read(reader, _READ_BYTES):
+            transcript.feed(data)
+    os.close(reader)
+    transcript.feed(b"")
+
+
+def _daemon(target: Callable[..., None], *args: object) -> threading.Thread:
+    thread = threading.Thread(target=target, args=args, daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,1 @@
+"""`stratagem run`: a script in a cluster of this machine."""

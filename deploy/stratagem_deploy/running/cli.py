@@ -1,0 +1,109 @@
+"""The command `stratagem run`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+from pydantic import Field
+
+from stratagem_deploy.output.display import Display
+from stratagem_deploy.output.json_lines import JsonLines
+from stratagem_deploy.output.screen import Screen
+from stratagem_deploy.running.run import ScriptRun, ScriptSettings
+from stratagem_proto.configuration.commands import command
+from stratagem_proto.configuration.model import ProcessSettings
+from stratagem_proto.errors import StratagemError
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+Script = Annotated[
+    Path, typer.Argument(exists=True, dir_okay=False, help="The training script.")
+]
+Arguments = Annotated[
+    list[str] | None, typer.Argument(help="Its arguments.", metavar="ARGS")
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print each line of all processes as JSON.")
+]
+
+
+class RunOptions(ProcessSettings):
+    """Settings of `stratagem run`."""
+
+    kind: ClassVar[str] = "run"
+
+    ps: int = Field(1, ge=0, description="Number of servers; workers may do without.")
+    workers: int = Field(1, ge=1, description="Number of workers.")
+    grace: float = Field(
+        10.0, ge=0, description="Seconds to end in, after a failure or Ctrl-C."
+    )
+    restore: Path | None = Field(
+        None,
+        description="Folder of checkpoints; servers begin with the latest, if there is "
+        "one.",
+    )
+    verbose: bool = Field(
+        False,
+        description="Show how to watch the servers, and all that they log.",
+        json_schema_extra={"short": "-v"},
+    )
+
+
+def run(
+    options: RunOptions,
+    script: Script,
+    arguments: Arguments = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a script on local parameter servers and workers.
+
+    The script runs once per worker, with TF_CONFIG and STRATAGEM_TOKEN_FILE set.
+    Worker 0 is the chief, and its output is this command's output. What the others
+    write goes to standard error, each line behind the name of its process.
+    OMP_NUM_THREADS, unless set, shares the cores out among the workers.
+
+    With --json this command's output is a line of JSON for each line of a process:
+    its task, its stream and the line. The first one tells where the servers are:
+    cluster and token_file. The last one tells how the run ended: exit_code, failed (the
+    task that did so first), problem and seconds.
+
+    With --restore and a folder that the script saves to, a script that is run again
+    goes on with the values of the last checkpoint and with their optimizers' state.
+
+    Exit code: 0 when the script succeeded on every worker, else that of the worker
+    which failed first, 128 + N if signal N ended it; 1 if a server failed.
+    """
+    if options.restore and not options.ps:
+        raise typer.BadParameter("without servers nothing is restored")
+    settings = ScriptSettings(
+        command=(str(script), *(arguments or ())),
+        ps=options.ps,
+        workers=options.workers,
+        grace=options.grace,
+        verbose=options.verbose,
+        restore=str(options.restore.absolute()) if options.restore else "",
+    )
+    display: Display = Screen(sys.stderr, options.verbose)
+    if as_json:
+        display = JsonLines(sys.stdout)
+    raise typer.Exit(_shown(settings, display))
+
+
+def _shown(settings: ScriptSettings, display: Display) -> int:
+    """Runs the script to its end; returns its exit code."""
+    code, problem = 1, ""
+    try:
+        code = ScriptRun(settings, display).exit_code()
+    except StratagemError as error:
+        problem = str(error)
+    display.ended(code, problem)
+    return code
+
+
+# What follows a script is the script's, even where it looks like options.
+app.command(context_settings={"allow_interspersed_args": False})(
+    command("stratagem run", RunOptions, run)
+)

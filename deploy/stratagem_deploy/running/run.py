@@ -1,0 +1,169 @@
+"""A training script, run once per worker beside its own parameter servers."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import FrameType
+
+from stratagem_deploy.clusters.server_process import ServerCommand, ServerProcess
+from stratagem_deploy.clusters.servers import Server, serving
+from stratagem_deploy.output.display import Display
+from stratagem_deploy.output.screen import Copied
+from stratagem_deploy.output.server_log import is_routine
+from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_deploy.processes.private_directory import PrivateDirectory
+from stratagem_deploy.processes.process import Process
+from stratagem_deploy.processes.supervision import Supervision
+from stratagem_deploy.running.workers import ScriptWorkers
+
+_SERVER_START_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class ScriptSettings:
+    """What to run, and how.
+
+    Attributes:
+        command: The script and its arguments.
+        ps: Number of parameter servers.
+        workers: Number of workers; worker 0 is the chief.
+        grace: Seconds that processes get to end when they are told to.
+        verbose: Whether servers may tell what they do, and not only what is wrong.
+        restore: Absolute path of the folder of checkpoints that servers begin with;
+            "" to begin with nothing.
+    """
+
+    command: tuple[str, ...]
+    ps: int = 1
+    workers: int = 1
+    grace: float = 10.0
+    verbose: bool = False
+    restore: str = ""
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal came before there was a worker to pass it on to."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__()
+        self.signum = signum
+
+
+class ScriptRun:
+    """One run of a script on a cluster of local processes.
+
+    Everything that happens, happens in the main thread, one event after the other:
+    signals, and the ends of processes.
+    """
+
+    def __init__(self, settings: ScriptSettings, display: Display) -> None:
+        self._settings = settings
+        self._display = display
+        self._events: SimpleQueue[Process | int] = SimpleQueue()
+        self._workers: list[Process] = []
+
+    def exit_code(self) -> int:
+        """Runs the script; returns its exit code, that of the first worker to fail.
+
+        Raises:
+            UnavailableError: A server ended instead of serving.
+            DeadlineExceededError: A server did not start in time.
+        """
+        with ExitStack() as resources:
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                before = signal.signal(signum, self._on_signal)
+                resources.callback(signal.signal, signum, before)
+            before = signal.signal(signal.SIGWINCH, self._on_resize)
+            resources.callback(signal.signal, signal.SIGWINCH, before)
+            try:
+                self._start(resources)
+            except Interrupted as interrupted:
+                return 128 + interrupted.signum
+            return self._supervise()
+
+    def _start(self, resources: ExitStack) -> None:
+        cluster = {
+            job: [str(resources.enter_context(ReservedAddress())) for _ in range(count)]
+            for job, count in self._counts.items()
+        }
+        directory = PrivateDirectory()
+        resources.callback(directory.close)
+        token_file = directory.write_secret("token", secrets.token_urlsafe(32))
+        servers = self._servers(cluster["ps"], token_file)
+        resources.enter_context(serving(servers, _SERVER_START_SECONDS))
+        self._display.started(cluster, token_file)
+        resources.callback(self._end_workers)
+        starter = ScriptWorkers(self._settings.command, cluster, token_file)
+        for index in range(self._settings.workers):
+            worker = starter.start(index, self._display, self._events.put)
+            self._workers.append(worker)
+
+    @property
+    def _counts(self) -> Mapping[str, int]:
+        return {"ps": self._settings.ps, "worker": self._settings.workers}
+
+    def _servers(self, addresses: Sequence[str], token_file: Path) -> list[Server]:
+        restore = self._settings.restore
+        options = ("--restore", restore) if restore else ()
+        return [
+            ServerProcess(
+                ServerCommand("ps", index, address, token_file, options),
+                show=self._shown_log(index),
+                on_end=self._events.put,
+            )
+            for index, address in enumerate(addresses)
+        ]
+
+    def _shown_log(self, index: int) -> Callable[[str], None]:
+        show = self._display.of_server(f"ps:{index}", index)
+        if self._settings.verbose:
+            return show
+        return lambda line: None if is_routine(line) else show(line)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if not self._workers:
+            raise Interrupted(signum)
+        self._events.put(signum)
+
+    def _on_resize(self, signum: int, frame: FrameType | None) -> None:
+        for chief in self._workers[:1]:
+            for transcript in (chief.output, chief.errors):
+                if isinstance(transcript, Copied):
+                    transcript.fit()
+            chief.send(signum)
+
+    def _supervise(self) -> int:
+        supervision = Supervision(worker.name for worker in self._workers)
+        deadline: float | None = None
+        while supervision.running:
+            signum = self._next_reaction(supervision, deadline)
+            for worker in self._workers if signum else ():
+                worker.send(signum)
+            if signum:
+                deadline = time.monotonic() + self._settings.grace
+        return supervision.exit_code
+
+    def _next_reaction(self, supervision: Supervision, deadline: float | None) -> int:
+        """Waits for the next event; returns the signal that it calls for, or 0."""
+        patience = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            event = self._events.get(timeout=patience)
+        except Empty:
+            return signal.SIGKILL
+        if isinstance(event, int):
+            return supervision.signalled(event)
+        signum = supervision.ended(event.name, event.exit_code or 0)
+        if signum:
+            self._display.failed(event)
+        return signum
+
+    def _end_workers(self) -> None:
+        for worker in self._workers:
+            worker.end(grace=0)

@@ -1,0 +1,21 @@
+"""What servers log when all goes well is not for everybody."""
+
+from __future__ import annotations
+
+import pytest
+
+from stratagem_deploy.output.server_log import is_routine
+
+
+@pytest.mark.parametrize(
+    ("line", "routine"),
+    [
+        ('{"event": "serving", "level": "info"}', True),
+        ('{"event": "lease ended", "level": "warning"}', False),
+        ("Traceback (most recent call last):", False),
+        ('"a string"', False),
+        ("", False),
+    ],
+)
+def test_only_routine_is_kept_back(line: str, routine: bool) -> None:
+    assert is_routine(line) is routine

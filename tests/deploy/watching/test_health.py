@@ -1,0 +1,50 @@
+"""The health of a real server, in words, as JSON and as an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+from typer.testing import CliRunner
+
+from stratagem_deploy.cli import app
+from stratagem_deploy.processes.addresses import ReservedAddress
+from stratagem_proto.serving.health import HealthServer
+from stratagem_psserver.server import ParameterServer
+
+
+def ask(*arguments: str) -> tuple[int, str]:
+    finished = CliRunner().invoke(app, ["health", *arguments])
+    return finished.exit_code, finished.output
+
+
+def test_a_server_that_serves_is_exit_code_0(server: ParameterServer) -> None:
+    code, output = ask(server.health_address)
+    assert code == 0
+    assert f"{server.health_address} serves" in output
+
+
+def test_a_server_that_drains_is_exit_code_1() -> None:
+    draining = HealthServer("127.0.0.1:0", ParameterServer.service)
+    draining.start()
+    draining.announce_drain()
+    code, output = ask(draining.address)
+    draining.stop()
+    assert code == 1
+    assert "does not serve" in output
+
+
+def test_an_address_without_a_server_is_exit_code_2() -> None:
+    with contextlib.closing(ReservedAddress()) as nowhere:
+        code, output = ask(str(nowhere), "--timeout", "2")
+    assert code == 2
+    assert f"{nowhere} cannot be reached" in output
+
+
+def test_json_has_the_same_answer(server: ParameterServer) -> None:
+    code, output = ask(server.health_address, "--json")
+    answer = json.loads(output)
+    assert code == 0
+    assert answer["address"] == server.health_address
+    assert answer["health"] == "SERVING"
+    assert 0 < answer["seconds"] < 60
