@@ -271,7 +271,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATE})
+    return [*__all__]
 
 
 def _show_public_name(name: str) -> None:

@@ -16,9 +16,11 @@ from stratagem_proto.status_codes import STATUS_CODES
 
 def test_the_namespace_is_what_it_says() -> None:
     imports = {"Any", "TYPE_CHECKING", "annotations", "import_module"}
-    public = {name for name in dir(stratagem) if not name.startswith("_")}
+    names = {*vars(stratagem), *stratagem._LATE}
+    public = {name for name in names if not name.startswith("_")}
     public = public - imports | {"__version__"}
     assert list(stratagem.__all__) == sorted(public, key=_as_listed)
+    assert set(dir(stratagem)) == public
 
 
 def _as_listed(name: str) -> tuple[int, str]:
