@@ -23,7 +23,9 @@ class Pair:
     right: Any
 
 
-pytree.register_dataclass(Pair)
+pytree.register_pytree_node(
+    Pair, lambda pair: ([pair.left, pair.right], None), lambda both, _: Pair(*both)
+)
 
 
 def values(value: Any) -> tuple[Any, ...]:
