@@ -18,7 +18,7 @@ from stratagem_proto.errors import (
     StratagemError,
 )
 from stratagem_proto.payloads import split
-from stratagem_proto.serving.border import Border, Context, direct
+from stratagem_proto.serving.border import Border, Context, direct, divert
 from stratagem_proto.serving.methods import Handler
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_worker.session import WorkSession
@@ -104,9 +104,14 @@ class _Work:
     async def _read(self, session: WorkSession, messages: AsyncIterator[bytes]) -> None:
         """Lets a session obey its client until that ends the call."""
         error: StratagemError | None = None
+
+        def obey(data: bytes) -> None:
+            session.obey(pb.WorkRequest.FromString(data).instructions)
+
+        divert(messages, obey)
         try:
             async for data in messages:
-                session.obey(pb.WorkRequest.FromString(data).instructions)
+                obey(data)
         except DecodeError:
             error = InvalidArgumentError("the request is no WorkRequest")
         except StratagemError as refusal:

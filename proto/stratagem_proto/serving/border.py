@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
@@ -49,6 +50,16 @@ def direct(context: Context) -> DirectContext | None:
     """The same call, if it is such a one; those by gRPC are not."""
     found: Any = context
     return found if hasattr(found, "write_at_once") else None
+
+
+def divert(messages: object, take: Callable[[bytes], None]) -> None:
+    """Has a call's messages given to a function as they come, where that is possible.
+
+    Those of a call by gRPC are left to who iterates over them, as is the end.
+    """
+    found: Any = messages
+    if hasattr(found, "divert"):
+        found.divert(take)
 
 
 def shared_memory(context: Context) -> Segment | None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import TypeAlias
 
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.local.frames import WINDOW_BYTES, Frame
+
+
+Take: TypeAlias = Callable[[bytes | memoryview], None]
 
 
 class RequestStream:
@@ -27,6 +31,8 @@ class RequestStream:
         self._whole = first.is_last
         self._emptied, self._patience = emptied, patience
         self._arrival: asyncio.Future[None] | None = None
+        self._taker: Take | None = None
+        self._failure: Exception | None = None
 
     @property
     def is_much(self) -> bool:
@@ -38,13 +44,33 @@ class RequestStream:
         """Whether all messages have come, and were taken."""
         return self._whole and not self._messages
 
+    def divert(self, take: Take) -> None:
+        """Gives messages to a function as they come, from now on; not who iterates.
+
+        That one is woken at the end, or by what the function raises. To be woken for
+        each message takes two rounds of the event loop.
+        """
+        self._taker = take
+
     def put(self, frame: Frame) -> None:
         """Takes another message in."""
+        if self._taker is not None and not frame.is_last and not self._messages:
+            return self._hand_over(self._taker, frame.message)
         # The last frame of a client that gives up in between has none.
         if frame.message or not frame.is_last:
             self._messages.append(frame.message)
         self._nbytes += len(frame.message)
         self._whole = frame.is_last
+        self._wake()
+
+    def _hand_over(self, take: Take, message: bytes | memoryview) -> None:
+        try:
+            take(message)
+        except Exception as error:
+            self._taker, self._failure = None, error
+            self._wake()
+
+    def _wake(self) -> None:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
@@ -53,6 +79,8 @@ class RequestStream:
 
     async def __anext__(self) -> bytes | memoryview:
         while not self._messages:
+            if self._failure is not None:
+                raise self._failure
             if self._whole:
                 raise StopAsyncIteration
             self._emptied()
