@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from stratagem._servers.traffic import TrafficMeter
 from stratagem._servers.transports.local_link import LocalLink
 from stratagem._shipping.results import load_result
+from stratagem._worker_servers.answer import Answer
 from stratagem._worker_servers.closure_failure import ClosureFailure, FailureKind
 from stratagem._worker_servers.grpc_wire import GrpcWire
 from stratagem._worker_servers.link import WorkerLink
@@ -269,7 +271,8 @@ def test_a_worker_that_falls_silent_is_lost(
     stream = WorkStream(wire, "the worker", lambda *_: None, TrafficMeter())
     stream.open(PATIENCE)
     monkeypatch.setattr(stream, "_take", lambda response: None)
-    future = stream.run(1, [])
+    future: Future[Answer] = Future()
+    stream.run(1, [], future)
     stream._start(stream._watch, "watch", 0.2)
     with pytest.raises(WorkerLostError, match="the worker was lost: nothing"):
         future.result(PATIENCE)

@@ -39,11 +39,8 @@ class Ending(NamedTuple):
     lost: bool = False
 
 
-def ending_of(future: Future[Answer], worker: RemoteWorker, closure: Closure) -> Ending:
-    """Return what the answer of a worker means."""
-    failure = future.exception()
-    if failure is None:
-        return Ending(future.result())
+def ending_by(failure: BaseException, worker: RemoteWorker, closure: Closure) -> Ending:
+    """Return what it means that a worker has no result."""
     if not isinstance(failure, ClosureFailure):
         return Ending(lost=True)
     if failure.kind is FailureKind.CANCELLED:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 class Answer(NamedTuple):
@@ -16,3 +16,19 @@ class Answer(NamedTuple):
 
     payload: bytes = b""
     staying_bytes: int = 0
+
+
+class Reply(Protocol):
+    """Is told what becomes of something that a worker was asked; a `Future` is one.
+
+    Functions whose ends are only taken note of have a lighter one.
+    """
+
+    def set_running_or_notify_cancel(self) -> object:
+        """Takes note that it has begun."""
+
+    def set_result(self, answer: Answer, /) -> None:
+        """Takes the answer."""
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """Takes note of why there is none."""

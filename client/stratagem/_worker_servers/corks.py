@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from math import inf
 from queue import SimpleQueue
 
@@ -103,9 +102,11 @@ class Corks:
 
     def hurry(self) -> None:
         """Lets nothing wait any more, because the program does."""
-        with suppress(KeyError):
+        try:
             while self._used:
                 self._used.pop().rest()
+        except KeyError:
+            return  # another thread was quicker
 
     def _run(self) -> None:
         while self._wishes.get():

@@ -11,7 +11,7 @@ from functools import partial
 from stratagem._servers.session import Identity, check_answering, handshake
 from stratagem._servers.traffic import TrafficMeter
 from stratagem._servers.transports.server_transport import may_connect
-from stratagem._worker_servers.answer import Answer
+from stratagem._worker_servers.answer import Answer, Reply
 from stratagem._worker_servers.corks import Corks
 from stratagem._worker_servers.grpc_wire import GrpcWire
 from stratagem._worker_servers.local_wire import LocalWire
@@ -158,10 +158,23 @@ class WorkerLink:
             with `ClosureFailure`, or with `WorkerLostError` if the worker is lost
             before.
         """
-        if self._stream is None:
-            return self._not_connected()
+        future: Future[Answer] = Future()
         order = pb.Run(closure=closure, keep_as=keep_as, identity=identity, use=use)
-        return self._stream.run(closure, _run(order, payload))
+        self.begin(order, payload, future)
+        return future
+
+    def begin(self, order: pb.Run, payload: bytes, reply: Reply) -> None:
+        """As `run`.
+
+        Args:
+            order: What to do, without the payload.
+            payload: The pickled function.
+            reply: Is told what becomes of it, as a future would be.
+        """
+        if self._stream is None:
+            reply.set_exception(self._unconnected())
+        else:
+            self._stream.run(order.closure, _run(order, payload), reply)
 
     def send_back(self, closure: int) -> Future[Answer]:
         """Has a result sent that stays on the worker.
@@ -172,9 +185,11 @@ class WorkerLink:
         Returns:
             The result to come. It fails with `WorkerLostError`.
         """
-        if self._stream is None:
-            return self._not_connected()
-        return self._stream.send_back(closure)
+        if self._stream is not None:
+            return self._stream.send_back(closure)
+        future: Future[Answer] = Future()
+        future.set_exception(self._unconnected())
+        return future
 
     def place(self, closure: int) -> pb.ResultPlace:
         """Returns where other workers find a result that stays on this worker."""
@@ -216,10 +231,8 @@ class WorkerLink:
             self._wire.close()
             self._wire = None
 
-    def _not_connected(self) -> Future[Answer]:
-        future: Future[Answer] = Future()
-        future.set_exception(lost(self.peer, "it is not connected"))
-        return future
+    def _unconnected(self) -> StratagemError:
+        return lost(self.peer, "it is not connected")
 
     def _send(self, instructions: Instructions) -> None:
         if self._stream is not None:

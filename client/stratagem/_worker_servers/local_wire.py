@@ -6,7 +6,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 
@@ -90,8 +89,9 @@ class LocalWire:
             self._cork.flushed(time.monotonic())
             pieces, left = self._pieces(), memoryview(b"")
             try:
-                with self._whole():
-                    left = self._link.send_at_once(pieces)
+                left = self._link.send_at_once(pieces)
+            except BaseException as error:
+                self._break_off(error)
             finally:
                 if not left:
                     self._sending.release()
@@ -100,20 +100,18 @@ class LocalWire:
                 return threading.Thread(target=target, name=_NAME, daemon=True).start()
 
     def _send_rest(self, pieces: Iterator[bytes | memoryview]) -> None:
-        with self._whole():
+        try:
             self._link.send_all(pieces)
+        except BaseException as error:
+            self._break_off(error)
         self._sending.release()
         self._flush()
 
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Ends the call if a frame may have been sent in part."""
-        try:
-            yield
-        except BaseException as error:
-            self.cancel()
-            if not isinstance(error, OSError):  # of which who reads learns
-                raise
+    def _break_off(self, error: BaseException) -> None:
+        """Ends the call, as a frame may have been sent in part."""
+        self.cancel()
+        if not isinstance(error, OSError):  # of which who reads learns
+            raise error
 
     def _pieces(self) -> Iterator[bytes]:
         count = range(len(self._waiting))

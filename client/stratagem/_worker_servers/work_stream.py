@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from stratagem._servers.traffic import TrafficMeter
-from stratagem._worker_servers.answer import Answer
+from stratagem._worker_servers.answer import Answer, Reply
 from stratagem._worker_servers.closure_failure import failure_of
 from stratagem._worker_servers.output import Show, stream_of
 from stratagem._worker_servers.wire import Instructions, Wire
@@ -46,8 +46,8 @@ class WorkStream:
         self.peer = peer
         self._show = show
         self._meter = meter
-        self._pending: dict[int, Future[Answer]] = {}
-        self._returning: dict[int, Future[Answer]] = {}
+        self._pending: dict[int, Reply] = {}
+        self._returning: dict[int, Reply] = {}
         self._pieces = Pieces()
         self._changing = threading.Lock()
         self.ending: Future[StratagemError] = Future()
@@ -113,31 +113,32 @@ class WorkStream:
         """Sends instructions, if the session has not ended; does not wait."""
         self._wire.send(instructions)
 
-    def run(self, closure: int, instructions: Instructions) -> Future[Answer]:
-        """Sends what runs a function; returns its result to come."""
-        return self._ask(self._pending, closure, instructions)
+    def run(self, closure: int, instructions: Instructions, reply: Reply) -> None:
+        """Sends what runs a function."""
+        self._ask(self._pending, closure, instructions, reply)
 
     def send_back(self, closure: int) -> Future[Answer]:
         """Has a result sent that stays on the worker."""
         order = pb.Instruction(send_back=pb.SendBack(closure=closure))
-        return self._ask(self._returning, closure, [order])
+        future: Future[Answer] = Future()
+        self._ask(self._returning, closure, [order], future)
+        return future
 
     def _ask(
         self,
-        waiting: dict[int, Future[Answer]],
+        waiting: dict[int, Reply],
         closure: int,
         instructions: Instructions,
-    ) -> Future[Answer]:
-        future: Future[Answer] = Future()
+        reply: Reply,
+    ) -> None:
         with self._changing:
             loss = self._loss
             if loss is None:
-                waiting[closure] = future
+                waiting[closure] = reply
         if loss is None:
             self._wire.send(instructions)
         else:
-            future.set_exception(loss)
-        return future
+            reply.set_exception(loss)
 
     def end(self, loss: StratagemError) -> None:
         """Ends the session; what is under way fails with an error. Again does nothing.
@@ -153,8 +154,8 @@ class WorkStream:
             self._returning.clear()
         self._ended.set()
         self._wire.cancel()
-        for future in pending:
-            future.set_exception(loss)
+        for reply in pending:
+            reply.set_exception(loss)
         self.ending.set_result(loss)
 
     # What comes back.
@@ -190,27 +191,27 @@ class WorkStream:
 
     def _begun(self, closure: int) -> None:
         with self._changing:
-            future = self._pending.get(closure)
-        if future is not None:
-            future.set_running_or_notify_cancel()
+            reply = self._pending.get(closure)
+        if reply is not None:
+            reply.set_running_or_notify_cancel()
 
     def _finish(self, finished: pb.Finished) -> None:
         payload = self._pieces.joined(finished.payload)
         with self._changing:
-            future = self._pending.pop(finished.closure, None)
-        if future is None:
+            reply = self._pending.pop(finished.closure, None)
+        if reply is None:
             return
         if finished.HasField("failure"):
-            future.set_exception(failure_of(finished.failure, self.peer))
+            reply.set_exception(failure_of(finished.failure, self.peer))
         else:
-            future.set_result(Answer(payload, finished.staying_bytes))
+            reply.set_result(Answer(payload, finished.staying_bytes))
 
     def _receive(self, sent_back: pb.SentBack) -> None:
         payload = self._pieces.joined(sent_back.payload)
         with self._changing:
-            future = self._returning.pop(sent_back.closure, None)
-        if future is not None:
-            future.set_result(Answer(payload))
+            reply = self._returning.pop(sent_back.closure, None)
+        if reply is not None:
+            reply.set_result(Answer(payload))
 
     # Whether there is somebody.
 

@@ -208,7 +208,10 @@ class ClosureQueue:
         return [Recall(closure, self._worker_of[closure]) for closure in recalled]
 
     def _recallable(self) -> list[int]:
-        if self._queued or self.reporting or all(self._on_worker.values()):
+        # What a worker has alone it has begun.
+        if self._queued or self.reporting or len(self._worker_of) < 2:
+            return []
+        if all(self._on_worker.values()):
             return []
         asked = {self._worker_of[closure] for closure in self._recalled}
         idle = sum(not load for load in self._on_worker.values()) - len(asked)

@@ -13,13 +13,14 @@ from stratagem._coordinator.closures.closure import Closure
 from stratagem._coordinator.data.residents import WorkerValue
 from stratagem._coordinator.queue.pace import Pace
 from stratagem._shipping.parcel import Definition, Parcel
-from stratagem._worker_servers.answer import Answer
+from stratagem._worker_servers.answer import Answer, Reply
 from stratagem._worker_servers.link import WorkerLink
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.v1.worker_pb2 import (
     RESULT_USE_LARGE_STAYS,
     RESULT_USE_NONE,
     ResultPlace,
+    Run,
 )
 
 
@@ -55,13 +56,13 @@ class RemoteWorker:
         """As in "/job:worker/task:1"."""
         return self._link.task
 
-    def run(self, closure: Closure) -> Future[Answer]:
+    def run(self, closure: Closure, reply: Reply) -> None:
         """Sends a closure, after what it names and the worker has not got yet."""
         self._send_needs(closure.parcel)
         self._pace.gave(time.monotonic())
-        payload, identity = closure.parcel.payload, closure.identity
         wish = RESULT_USE_LARGE_STAYS if closure.result.needed else RESULT_USE_NONE
-        return self._link.run(closure.number, payload, identity=identity, use=wish)
+        order = Run(closure=closure.number, identity=closure.identity, use=wish)
+        self._link.begin(order, closure.parcel.payload, reply)
 
     def ended(self) -> int:
         """Takes note that a closure has ended; returns how many it should have."""

@@ -8,7 +8,6 @@ import select
 import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 
 from stratagem_proto.local.frames import (
     SCRATCH_BYTES,
@@ -100,11 +99,13 @@ class LocalLink:
             OSError: The connection broke.
         """
         left = memoryview(b"")
-        with suppress(BlockingIOError):
+        try:
             for piece in pieces:
                 left = memoryview(piece)
                 while left:
                     left = left[self._socket.send(left, socket.MSG_DONTWAIT) :]
+        except BlockingIOError:
+            return left
         return left
 
     def share(self, nbytes: int) -> bool:

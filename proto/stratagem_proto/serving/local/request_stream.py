@@ -10,7 +10,6 @@ from typing import TypeAlias
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.local.frames import WINDOW_BYTES, Frame
 
-
 Take: TypeAlias = Callable[[bytes | memoryview], None]
 
 
