@@ -175,7 +175,7 @@ class ClusterCoordinator:
         """
         call = Call(fn, *bound(fn, args, kwargs))
         parcel = self._residents.dumper.dump(call)
-        left = inherited_identity(parcel.kept)
+        left = inherited_identity(parcel.residents.values())
         number, identity = self._acknowledging.begin(left)
         result = Result(self._residents, number, self._corks.hurry)
         value = RemoteValue(result)

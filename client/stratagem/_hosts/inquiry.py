@@ -33,7 +33,7 @@ def asked(
     (worker,) = connected([(task, address)], job, secret_of(resolver))
     try:
         payload = pickle.dumps(({}, Pickler(lambda _: None).write(question)))
-        answer = worker.call(Parcel(payload, (), frozenset(), ()))
+        answer = worker.call(Parcel(payload, (), {}, ()))
         return load_result(answer.result().payload)
     finally:
         worker.close()

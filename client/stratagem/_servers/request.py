@@ -109,7 +109,16 @@ class Request(Generic[Result]):
 
     def behind(self) -> Request[None]:
         """A write as `owned`, of which nobody wants the result."""
-        return replace(cast("Request[None]", self.owned()), receive=_drained)
+        # `replace` takes longer than all else of this.
+        return Request(
+            self.method,
+            self.message,
+            _drained,
+            [tensor.clone() for tensor in self.tensors],
+            self.rest,
+            derived_nbytes=self.derived_nbytes,
+            wait=self.wait,
+        )
 
     @property
     def path(self) -> str:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import CodeType, FrameType
 from typing import Any, Protocol
@@ -38,9 +38,13 @@ class Write:
     """
 
     def __init__(self) -> None:
-        self._stack = _stack()
+        self._stack: list[tuple[CodeType, int]] = []
         self.settled = False
         self.error: Exception | None = None
+
+    def remember(self) -> None:
+        """Takes note of what asked for it: the caller, and its callers."""
+        self._stack = _stack()
 
     @property
     def lines(self) -> list[Line]:
@@ -134,7 +138,7 @@ class Backlog:
     def __init__(self, steps: StepCount) -> None:
         self._steps = steps
         self._waiting: deque[tuple[Write, Pending[Any]]] = deque()
-        self._step = ExitStack()
+        self._taking = False
         self._kept: list[Pending[Any]] = []
         self._kept_since = 0.0
         self._changing = threading.Lock()
@@ -149,17 +153,28 @@ class Backlog:
         # A call without its place in the line would be answered with another's answer.
         with uninterrupted(), self._changing:
             if not self._waiting:
-                self._step.enter_context(self._steps.taking())
+                self._taking = self._steps.enter()
             try:
                 write, pending = Write(), send()
                 self._waiting.append((write, pending))
             finally:
                 if not self._waiting:
-                    self._step.close()
+                    self._leave(self._taken())
             self._keep(pending)
             if len(self._kept) >= _MOST_KEPT or not writes.keeps(self):
                 self._push()
+        # The server has begun with it by now.
+        write.remember()
         writes.add(write, self)
+
+    def _taken(self) -> bool:
+        """Whether a step was entered, which the caller is to leave."""
+        taking, self._taking = self._taking, False
+        return taking
+
+    def _leave(self, taking: bool) -> None:
+        if taking:
+            self._steps.leave()
 
     def _keep(self, pending: Pending[Any]) -> None:
         if not self._kept:
@@ -189,10 +204,12 @@ class Backlog:
             with self._changing:
                 self._push()
                 waiting, self._waiting = self._waiting, deque()
-                step, self._step = self._step, ExitStack()
-            with step:
+                taking = self._taken()
+            try:
                 for write, pending in waiting:
                     write.settle(pending)
+            finally:
+                self._leave(taking)
 
 
 _present: ContextVar[WritesBehind | None] = ContextVar(

@@ -58,7 +58,7 @@ def bound(
             f"schedule takes a function, not {type(fn).__name__}; pass the function "
             "itself and its arguments by args=(...)"
         )
-    if not isinstance(args, Sequence | None) or isinstance(args, str | bytes):
+    if args is not None and not _is_of_values(args):
         raise InvalidTypeError(
             f"args must be a tuple or a list, not {type(args).__name__}; write "
             "args=(value,) for one argument"
@@ -78,6 +78,10 @@ def bound(
             f"{name_of(fn)} cannot be called like this: {error}"
         ) from None
     return given
+
+
+def _is_of_values(args: object) -> bool:
+    return isinstance(args, Sequence) and not isinstance(args, str | bytes)
 
 
 def _surely_fit(

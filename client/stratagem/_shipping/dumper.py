@@ -12,12 +12,11 @@ from stratagem._parameter_server.hosting.local_writes import carry_local_writes
 from stratagem._shipping.call import Call
 from stratagem._shipping.call_marks import mark_of_call
 from stratagem._shipping.handles import HandleTable, Tracked
-from stratagem._shipping.kinds import Kind
 from stratagem._shipping.marks import mark_of
 from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.pickled_calls import PickledCalls
 from stratagem._shipping.pickling import Pickler
-from stratagem._shipping.refusal import refusing
+from stratagem._shipping.refusal import refusal
 from stratagem._shipping.registered import OF_COORDINATOR, KindTable
 from stratagem._shipping.resident import Resident
 from stratagem._strategies.strategy import Strategy
@@ -61,8 +60,12 @@ class Dumper:
                 be written.
         """
         self._settle_parameters()
-        with self._lock, refusing(value, what, lambda part: _Dump(self).parcel(part)):
-            return _Dump(self).parcel(value)
+        with self._lock:
+            try:
+                return _Dump(self).parcel(value)
+            except Exception as error:
+                write = _Dump(self).parcel
+                raise refusal(value, what, write, error) from error
 
     def new_handle(self) -> int:
         """Return a handle for what workers are to keep, such as a result."""
@@ -99,7 +102,7 @@ class _Dump:
     def _forget(self) -> None:
         """Begin to take note of what is met."""
         self._named: set[Tracked] = set()
-        self._residents: set[int] = set()
+        self._residents: dict[int, object] = {}
         self._kept: list[object] = []
 
     def parcel(self, value: object) -> Parcel:
@@ -112,11 +115,10 @@ class _Dump:
             one.handle: one.revision for one in definitions if one.revision > 1
         }
         payload = pickle.dumps((revisions, body), protocol=5)
-        residents = frozenset(self._residents)
         # It has a method of this object, so that both would stay until garbage is
         # collected, with the results that closures take.
         vars(self).pop("_pickler", None)
-        return Parcel(payload, definitions, residents, tuple(self._kept))
+        return Parcel(payload, definitions, self._residents, tuple(self._kept))
 
     def _call(self, call: Call) -> tuple[bytes, frozenset[Tracked]]:
         """As `write`, which is spared if the call is as an earlier one was."""
@@ -153,7 +155,8 @@ class _Dump:
         kind = self._kinds[type(value)]
         if kind is None:
             return None
-        if not isinstance(kind, Kind):
+        # To look whether it is a `Kind` takes longer: that is an abstract class.
+        if isinstance(kind, type):
             return self._resident(value)
         subject = kind.subject(value, self._strategy)
         if subject is None:
@@ -164,6 +167,5 @@ class _Dump:
 
     def _resident(self, value: Resident) -> int:
         handle = value._shipped_handle()
-        self._residents.add(handle)
-        self._kept.append(value._shipped_subject())
+        self._residents[handle] = value._shipped_subject()
         return handle

@@ -45,6 +45,7 @@ class Tracked:
         self.definition: Definition | None = None
         self.needs: frozenset[Tracked] = frozenset()
         self._kind = kind
+        self._changing = kind if isinstance(kind, ChangingKind) else None
         self._subject = ref(subject, lambda _: gone())
         self._essence = b""
         self._essence_needs: frozenset[Tracked] = frozenset()
@@ -65,7 +66,7 @@ class Tracked:
         if self.definition is None:
             essence = self._kind.essence(self.subject, strategy)
             self._essence, self._essence_needs = writer.write(essence)
-        elif not isinstance(self._kind, ChangingKind):
+        elif self._changing is None:
             return
         number = 1 if self.definition is None else self.definition.revision + 1
         parts = self._parts_now(number, writer)
@@ -75,11 +76,11 @@ class Tracked:
         self._parts = parts
 
     def _parts_now(self, number: int, writer: Writer) -> dict[str, _Part]:
-        if not isinstance(self._kind, ChangingKind):
+        if self._changing is None:
             return {}
         return {
             key: self._part(self._parts.get(key), value, number, writer)
-            for key, value in self._kind.state(self.subject).items()
+            for key, value in self._changing.state(self.subject).items()
         }
 
     def _part(

@@ -68,14 +68,15 @@ class Parcel:
         definitions: The objects that the value refers to, by way of others too, as
             they were when it was dumped. A worker has to have each of them in this
             revision or a later one before it loads the value.
-        residents: Handles of what must be kept on the worker besides: results, and
+        residents: What must be kept on the worker besides, by its handle: results, and
             per-worker values.
-        kept: The objects themselves. Their handles stay valid while there is a parcel.
+        kept: What the definitions are of. Their handles stay valid, as those of
+            residents do, while there is a parcel.
     """
 
     payload: bytes
     definitions: tuple[Definition, ...]
-    residents: frozenset[int]
+    residents: Mapping[int, object]
     kept: tuple[object, ...]
 
     def missing(self, revisions: Mapping[int, int]) -> list[Definition]:

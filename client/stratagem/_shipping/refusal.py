@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from inspect import Parameter, getclosurevars, signature
 from types import FunctionType, MethodType
@@ -18,21 +17,6 @@ Write = Callable[[object], object]
 """Pickles a value, or fails."""
 
 
-@contextmanager
-def refusing(value: object, what: str, write: Write) -> Iterator[None]:
-    """Make one error of whatever goes wrong in pickling, which says where it did.
-
-    Args:
-        value: What is pickled.
-        what: What it is, for the message.
-        write: Pickles a part of it, and fails where the part cannot be pickled.
-    """
-    try:
-        yield
-    except Exception as error:
-        raise _refusal(value, what, write, error) from error
-
-
 class _Step(NamedTuple):
     """The way from a value to a part of it.
 
@@ -45,7 +29,15 @@ class _Step(NamedTuple):
     function: str = ""
 
 
-def _refusal(value: object, what: str, write: Write, error: Exception) -> Exception:
+def refusal(value: object, what: str, write: Write, error: Exception) -> Exception:
+    """Return the error of what cannot be pickled, which says what of it cannot.
+
+    Args:
+        value: What was pickled.
+        what: What it is, for the message.
+        write: Pickles a part of it, and fails where the part cannot be pickled.
+        error: What went wrong.
+    """
     steps: list[_Step] = []
     while len(steps) < _DEEPEST and (found := _failing(value, write, error)):
         step, value, error = found

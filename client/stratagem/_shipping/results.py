@@ -10,8 +10,9 @@ import torch
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._shipping import tensors
 from stratagem._shipping.kinds import Kind, WorkerTask
+from stratagem._shipping.marks import ATOMS
 from stratagem._shipping.pickling import Pickler
-from stratagem._shipping.refusal import refusing
+from stratagem._shipping.refusal import refusal
 from stratagem._strategies.strategy import Strategy
 from stratagem._variables.variable import Variable
 
@@ -25,8 +26,12 @@ def dump_result(value: object) -> bytes:
     Raises:
         InvalidTypeError: Something in it cannot be pickled.
     """
-    with refusing(value, "the result", _write):
+    if type(value) in ATOMS:
+        return pickle.dumps(value, protocol=5)
+    try:
         return _write(value)
+    except Exception as error:
+        raise refusal(value, "the result", _write, error) from error
 
 
 def load_result(payload: bytes) -> Any:

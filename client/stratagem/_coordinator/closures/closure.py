@@ -32,7 +32,7 @@ class Closure:
     @cached_property
     def inputs(self) -> list[Result]:
         """The results of other closures that it takes."""
-        return results_among(self.parcel.kept)
+        return results_among(self.parcel.residents.values())
 
     @property
     def unmet(self) -> list[int]:

@@ -120,16 +120,16 @@ class Result(WorkerValue):
         keeper.define(Definition.of_result(handle, self.payload))
 
 
-def results_among(kept: Iterable[object]) -> list[Result]:
+def results_among(residents: Iterable[object]) -> list[Result]:
     """Return the results that are needed where something is loaded.
 
     Args:
-        kept: Of its `Parcel`.
+        residents: Of its `Parcel`.
     """
     found = []
-    for one in kept:
+    for one in residents:
         if isinstance(one, Result):
             found.append(one)
         elif isinstance(one, PerWorkerValues):
-            found += results_among(one._parcel.kept)
+            found += results_among(one._parcel.residents.values())
     return found

@@ -129,17 +129,17 @@ class SharedDatasets:
         return dataset
 
 
-def inherited_identity(kept: Iterable[object]) -> ClosureIdentity | None:
+def inherited_identity(residents: Iterable[object]) -> ClosureIdentity | None:
     """Return the identity of an unfinished function that a new one goes on with.
 
     Args:
-        kept: What the new one uses.
+        residents: What the new one uses of the workers'.
 
     Returns:
-        One of those that have drawn from an iterator in `kept` when the program was
+        One of those that have drawn from an iterator among them when the program was
         lost that had scheduled them, each once; None if there is none left.
     """
-    iterators = [one for one in kept if isinstance(one, SharedIterator)]
+    iterators = [one for one in residents if isinstance(one, SharedIterator)]
     for iterator in iterators:
         with suppress(IndexError):
             inherited = iterator._inherited.popleft()

@@ -103,7 +103,7 @@ class RemoteWorker:
     def provide_anew(self, closure: Closure) -> None:
         """Sends what a closure takes once more when that is run again."""
         results = {one._shipped_handle() for one in closure.inputs}
-        failed = closure.parcel.residents & self._failed.keys()
+        failed = closure.parcel.residents.keys() & self._failed.keys()
         self._residents -= results | failed
 
     def failure_of_input(self, parcel: Parcel) -> BaseException | None:
@@ -148,7 +148,7 @@ class RemoteWorker:
         for definition in parcel.missing(self._revisions):
             self._revisions[definition.handle] = definition.revision
             self.define(definition)
-        for resident in parcel.kept:
+        for resident in parcel.residents.values():
             if isinstance(resident, WorkerValue):
                 self._send_resident(resident)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import cast
 
 from stratagem._servers.transports.call import Attempt, Call, Responses
@@ -39,11 +38,12 @@ class Pipeline:
 
     def send(self, call: Call) -> Attempt:
         """Takes a call in; where it cannot be sent, its responses say so."""
-        with self._breaking():
+        try:
             self._link.allow(call.timeout)
-            (message,) = call.encode(None)
-            path = call.path.encode()
-            self._kept += parts(Kind.CALL, message, is_last=True, path=path)
+        except OSError as error:
+            self._fail(error)
+        (message,) = call.encode(None)
+        self._kept += parts(Kind.CALL, message, is_last=True, path=call.path.encode())
         turn = _Turn(self)
         return Attempt(Responses(turn.responses()), turn, self.push)
 
@@ -51,17 +51,15 @@ class Pipeline:
         """Sends what is kept."""
         kept, self._kept = b"".join(self._kept), []
         if kept:
-            with self._breaking():
+            try:
                 self._link.send_all((kept,))
+            except OSError as error:
+                self._fail(error)
 
-    @contextmanager
-    def _breaking(self) -> Iterator[None]:
-        """Breaks the connection off if nothing can be sent."""
-        try:
-            yield
-        except OSError as error:
-            self._failure = error
-            self.break_off()
+    def _fail(self, error: OSError) -> None:
+        """Breaks the connection off, as nothing can be sent."""
+        self._failure = error
+        self.break_off()
 
     def next_frame(self) -> Frame:
         """Waits for the next answer.
