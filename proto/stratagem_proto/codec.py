@@ -131,7 +131,8 @@ def whole(
         if chunk.tensor != index or not _is_whole(chunk, nbytes_of(spec)):
             return None
         flat = torch.frombuffer(bytearray(chunk.data), dtype=decode_dtype(spec.dtype))
-        tensors.append(flat.view(tuple(spec.shape)))
+        is_flat = len(spec.shape) == 1
+        tensors.append(flat if is_flat else flat.view(tuple(spec.shape)))
     return tensors
 
 

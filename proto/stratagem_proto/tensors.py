@@ -105,7 +105,7 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
 
     The view of a CPU tensor is writable and shares the tensor's storage.
     """
-    plain = tensor.detach()
+    plain = tensor.detach() if tensor.requires_grad else tensor
     if not (plain.is_cpu and plain.is_contiguous()) or plain.is_conj():
         plain = plain.resolve_conj().cpu().contiguous()
     if plain.is_neg():

@@ -52,6 +52,11 @@ class RequestStream(Generic[Header]):
             "message must have one"
         )
 
+    @property
+    def may_be_placed(self) -> bool:
+        """Whether the client shares memory in which tensors may be."""
+        return self._segment is not None
+
     def found(self, layout: Layout) -> list[torch.Tensor] | None:
         """All tensors, if the first message says that they are in shared memory.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain
 from typing import Any, Protocol
@@ -51,18 +51,21 @@ def intent_of(request: Mutation) -> Intent:
     """Returns what a mutation does."""
     kind = type(request)
     # In one order, since sets of names have another one in each process.
-    names = sorted(_NAMES[kind](request))
-    method = _method(kind)
+    names = tuple(sorted(_NAMES[kind](request)))
+    return (_kept_intent if len(names) <= _NAMED else _intent)(kind, names)
+
+
+def _intent(kind: type, names: tuple[str, ...]) -> Intent:
+    method = kind.__name__.removesuffix("Header").removesuffix("Request")
     digest = blake2b("\0".join([method, *names]).encode(), digest_size=16).digest()
     return Intent(_summary(method, names), digest)
 
 
-@cache
-def _method(kind: type) -> str:
-    return kind.__name__.removesuffix("Header").removesuffix("Request")
+# Scheduled functions do the same to the same variables again and again.
+_kept_intent = lru_cache(maxsize=256)(_intent)
 
 
-def _summary(method: str, names: list[str]) -> str:
+def _summary(method: str, names: tuple[str, ...]) -> str:
     if not names:
         return method
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""

@@ -198,10 +198,11 @@ async def _receive(
         MalformedStreamError: It is too little, as when the connection was cut, or too
             much. The number of the request stays unused, as it may come again whole.
     """
-    with _allocating():
-        tensors = chunks.found(manifest.layout) if borrows else None
-    if tensors is not None:
-        return tensors
+    if borrows and chunks.may_be_placed:
+        with _allocating():
+            tensors = chunks.found(manifest.layout)
+        if tensors is not None:
+            return tensors
     specs, first = manifest.specs, await anext(chunks)
     if borrows and (tensors := whole(specs, first)) is not None:
         if not is_over(chunks):

@@ -209,7 +209,9 @@ class RemoteVariable(Variable):
         if isinstance(value, IndexedSlices):
             rows = value.indices.to(torch.int64)
             return Writing(self.name, MODES[write], value.values, rows)
-        return Writing(self.name, MODES[write], operand(self, value).detach())
+        found = operand(self, value)
+        plain = found.detach() if found.requires_grad else found
+        return Writing(self.name, MODES[write], plain)
 
     @property
     def is_reachable(self) -> bool:
