@@ -35,6 +35,8 @@ class _Capture:
         self._emit(pb.Output(stream=pb.OUTPUT_STREAM_LOG, level=level, text=text))
 
     def end(self) -> None:
+        if not self._lines:
+            return
         with self._lock:
             left = [(stream, lines.end()) for stream, lines in self._lines.items()]
         for stream, lines in left:

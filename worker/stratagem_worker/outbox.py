@@ -77,7 +77,7 @@ class Outbox:
             self._sending.release()
 
     def _written(self, direct: DirectContext) -> bool:
-        for batch in () if self._closed else batches(self._taken()):
+        for batch in () if self._closed else _batches(self._taken()):
             direct.write_at_once(_encoded(batch))
             self._make_room(batch)
         return True
@@ -186,6 +186,11 @@ class Outbox:
 
 def _started(closure: int) -> pb.WorkEvent:
     return pb.WorkEvent(started=pb.Started(closure=closure))
+
+
+def _batches(events: list[pb.WorkEvent]) -> Iterable[list[pb.WorkEvent]]:
+    # Most often there is one, which is not worth a look at its size.
+    return (events,) if len(events) == 1 else batches(events)
 
 
 def _encoded(events: Iterable[pb.WorkEvent]) -> bytes:

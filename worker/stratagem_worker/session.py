@@ -200,8 +200,9 @@ class WorkSession:
         self._ends.add(ended, self._executor.has_more)
 
     def _report(self, end: pb.Finished, seconds: float, at_once: bool) -> None:
-        self._executor.figures.count(end, seconds)
         self.outbox.put_finished(end, at_once)
+        # Nobody waits for this.
+        self._executor.figures.count(end, seconds)
 
     def _finished(self, order: pb.Run, payload: bytes) -> pb.Finished:
         if order.closure in self._given_up or not self._accepting:

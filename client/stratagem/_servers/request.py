@@ -110,7 +110,7 @@ class Request(Generic[Result]):
     def behind(self) -> Request[None]:
         """A write as `owned`, of which nobody wants the result."""
         # `replace` takes longer than all else of this.
-        return Request(
+        written: Request[None] = Request(
             self.method,
             self.message,
             _drained,
@@ -119,6 +119,8 @@ class Request(Generic[Result]):
             derived_nbytes=self.derived_nbytes,
             wait=self.wait,
         )
+        vars(written)["_layout"] = self._layout
+        return written
 
     @property
     def path(self) -> str:

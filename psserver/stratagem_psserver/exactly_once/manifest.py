@@ -44,10 +44,11 @@ class Manifest:
             )
         return total_nbytes(self.specs)
 
-    @cached_property
+    @property
     def staged_nbytes(self) -> int:
         """The same, with what is made of them."""
-        return self.nbytes + total_nbytes(self._derived)
+        derived = 0 if self.is_final else total_nbytes(self._derived)
+        return self.nbytes + derived
 
     @cached_property
     def layout(self) -> Layout:

@@ -40,7 +40,8 @@ class Acknowledging:
         self._numbers = numbers
         self._unended = Unended()
         self._inherited: dict[bytes, Inherited] = {}
-        self._changing = threading.Condition(threading.Lock())
+        self._changing = threading.Lock()
+        self._settled = threading.Condition(self._changing)
         # Of this kind because the garbage collector may call `close` anywhere.
         self._news: dict[int, SimpleQueue[bool]] = {
             server: SimpleQueue() for server in servers.called
@@ -109,7 +110,7 @@ class Acknowledging:
     def settle(self, seconds: float) -> None:
         """Waits until servers know all that has ended, at most so long."""
         with self._changing:
-            self._changing.wait_for(lambda: not self._behind, seconds)
+            self._settled.wait_for(lambda: not self._behind, seconds)
 
     def _tell(self) -> None:
         if not self._idle:
@@ -140,7 +141,7 @@ class Acknowledging:
         with self._changing:
             if server in self._idle:
                 self._behind.discard(server)
-                self._changing.notify_all()
+                self._settled.notify_all()
 
     def _all_for(self, server: int) -> Mapping[bytes, Ended]:
         with self._changing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -42,5 +41,7 @@ class Closure:
     @property
     def failure(self) -> BaseException | None:
         """Why it will never have an input, if that is so."""
-        errors: Iterator[BaseException | None] = (one.error for one in self.inputs)
-        return next(filter(None, errors), None)
+        for one in self.inputs:
+            if one.error is not None:
+                return one.error
+        return None
