@@ -110,6 +110,11 @@ class ServerGroup:
         runs = ((task, each.run) for task, each in enumerate(self._connections))
         return {task: run for task, run in runs if run}
 
+    @property
+    def whereabouts(self) -> object:
+        """What changes whenever `runs` or `addresses` do."""
+        return [(each.run, each.address) for each in self._connections]
+
     def expect(self, runs: Mapping[int, bytes]) -> None:
         """Takes servers for lost that were restarted since another task's sessions.
 

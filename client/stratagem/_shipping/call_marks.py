@@ -118,6 +118,8 @@ class _Marking:
         if found is not None:
             return "again", found
         self._seen[id(value)] = len(self._seen)
+        if type(value) is dict and not value:
+            return dict, ()  # as every function has two
         return rule(self, value, depth)
 
     def _of_named(self, value: Any) -> Mark:

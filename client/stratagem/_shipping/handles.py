@@ -50,6 +50,7 @@ class Tracked:
         self._essence = b""
         self._essence_needs: frozenset[Tracked] = frozenset()
         self._parts: dict[str, _Part] = {}
+        self._stamp: object = None
 
     @property
     def subject(self) -> Any:
@@ -66,7 +67,7 @@ class Tracked:
         if self.definition is None:
             essence = self._kind.essence(self.subject, strategy)
             self._essence, self._essence_needs = writer.write(essence)
-        elif self._changing is None:
+        elif self._changing is None or self._is_as_it_was(self._changing):
             return
         number = 1 if self.definition is None else self.definition.revision + 1
         parts = self._parts_now(number, writer)
@@ -74,6 +75,11 @@ class Tracked:
         if number == 1 or changed or parts.keys() != self._parts.keys():
             self._define(number, parts)
         self._parts = parts
+
+    def _is_as_it_was(self, kind: ChangingKind) -> bool:
+        """Whether it is known without a look at its state that this is the same."""
+        before, self._stamp = self._stamp, kind.stamp(self.subject)
+        return before is not None and before == self._stamp
 
     def _parts_now(self, number: int, writer: Writer) -> dict[str, _Part]:
         if self._changing is None:

@@ -101,6 +101,10 @@ class ChangingKind(Kind):
     after `make`, and whenever the state is another. It is pickled as `essence` is.
     """
 
+    def stamp(self, subject: Any) -> object:
+        """Return what is another one whenever the state is; None if nothing tells."""
+        return None
+
     @abstractmethod
     def state(self, subject: Any) -> Mapping[str, Any]:
         """Return what of it may change, in parts with names."""

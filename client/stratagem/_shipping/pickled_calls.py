@@ -23,10 +23,10 @@ class PickledCalls:
 
     def find(self, mark: Mark | None) -> bytes | None:
         """Return the pickle of a call that had this mark, if there is one."""
-        if mark is None or mark not in self._pickles:
-            return None
-        self._pickles.move_to_end(mark)
-        return self._pickles[mark]
+        found = None if mark is None else self._pickles.get(mark)
+        if mark is not None and found is not None:
+            self._pickles.move_to_end(mark)
+        return found
 
     def keep(self, mark: Mark | None, pickled: bytes) -> None:
         """Keep the pickle of a call, if it has a mark."""

@@ -56,6 +56,9 @@ class StrategyKind(SessionKind, ChangingKind):
         )
         return AttachedStrategy(resolver, token=task.token, **settings)
 
+    def stamp(self, subject: ParameterServerStrategy) -> object:
+        return _servers(subject).whereabouts
+
     def state(self, subject: ParameterServerStrategy) -> Mapping[str, Any]:
         servers = _servers(subject)
         return {"runs": servers.runs, "addresses": servers.addresses}
