@@ -123,28 +123,34 @@ class FrameReader:
         data = self._rest + self._scratch[:nbytes]
         frames, at = [], 0
         while len(data) - at >= _HEADER.size:
-            end = at + self._size(data, at)
+            begin, end, marked = self._bounds(data, at)
             if end > len(data):
                 break
-            frames.append(_frame(data, at, end))
+            path = data[at + _HEADER.size : begin]
+            frames.append(_frame(marked, data[begin:end], path))
             at = end
         self._rest = data[at:]
         if self._rest:
             self._make_room(self._rest)
         return frames
 
-    def _size(self, data: bytes, at: int) -> int:
-        message, path, _ = _HEADER.unpack_from(data, at)
+    def _bounds(self, data: bytes | memoryview, at: int) -> tuple[int, int, int]:
+        """Where the message of a frame begins and ends, and how the frame is marked."""
+        message, path, marked = _HEADER.unpack_from(data, at)
         if message > self._limit or path > self._limit:
             raise MalformedStreamError(
                 f"a message of {message} bytes for a path of {path} came over a local "
                 f"socket; at most {self._limit} are allowed of either"
             )
-        return _HEADER.size + int(path) + int(message)
+        begin = at + _HEADER.size + path
+        return begin, begin + message, marked
 
     def _make_room(self, rest: bytes) -> None:
-        if len(rest) >= _HEADER.size and self._size(rest, 0) > len(self._scratch):
-            self._large = memoryview(bytearray(self._size(rest, 0)))
+        if len(rest) < _HEADER.size:
+            return
+        _, size, _ = self._bounds(rest, 0)
+        if size > len(self._scratch):
+            self._large = memoryview(bytearray(size))
             self._large[: len(rest)] = rest
             self._filled, self._rest = len(rest), b""
 
@@ -153,12 +159,9 @@ class FrameReader:
         if self._filled < len(large):
             return []
         self._large = None
-        return [_frame(large, 0, len(large))]
+        begin, end, marked = self._bounds(large, 0)
+        return [_frame(marked, large[begin:end], bytes(large[_HEADER.size : begin]))]
 
 
-def _frame(data: bytes | memoryview, at: int, end: int) -> Frame:
-    _, path, marked = _HEADER.unpack_from(data, at)
-    named = at + _HEADER.size
-    begin = named + path
-    method = bytes(data[named:begin])
-    return Frame(marked & ~_LAST, marked >= _LAST, data[begin:end], method)
+def _frame(marked: int, message: bytes | memoryview, path: bytes) -> Frame:
+    return Frame(marked & ~_LAST, marked >= _LAST, message, path)
