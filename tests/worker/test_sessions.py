@@ -11,6 +11,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
+import grpc
 import pytest
 
 from stratagem._servers.traffic import TrafficMeter
@@ -32,6 +33,7 @@ from stratagem_proto.local.frames import Kind
 from stratagem_proto.status import translated
 from stratagem_proto.transport import AUTO, GRPC, VARIABLE
 from stratagem_proto.v1 import worker_pb2 as pb
+from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
@@ -207,18 +209,60 @@ def large_result() -> bytes:
 
 def test_a_silent_client_that_does_not_read_loses_its_session_too() -> None:
     settings = WorkerSettings(token=TOKEN, lease_seconds=0.3)
-    with WorkerServer(settings) as worker:
-        with connected(worker) as other:
-            place = other._place
-        with closing(LocalLink(place)) as link:
-            first = opening().SerializeToString()
-            link.send(Kind.CALL, first, is_last=False, path=PATH)
-            assert next(link.frames()).kind == Kind.MESSAGE
-            run = pb.Run(closure=1, payload=payload_of(large_result))
-            request = pb.WorkRequest(instructions=[pb.Instruction(run=run)])
-            link.send(Kind.MESSAGE, request.SerializeToString(), is_last=False)
-            assert has_entered()
-            eventually(lambda: not worker._state._sessions)
+    with WorkerServer(settings) as worker, closing(local_link(worker)) as link:
+        first = opening().SerializeToString()
+        link.send(Kind.CALL, first, is_last=False, path=PATH)
+        assert next(link.frames()).kind == Kind.MESSAGE
+        run = pb.Run(closure=1, payload=payload_of(large_result))
+        request = pb.WorkRequest(instructions=[pb.Instruction(run=run)])
+        link.send(Kind.MESSAGE, request.SerializeToString(), is_last=False)
+        assert has_entered()
+        eventually(lambda: not worker._state._sessions)
+
+
+def test_what_comes_with_the_handshake_is_obeyed_before_what_follows() -> None:
+    settings = WorkerSettings(token=TOKEN)
+    with WorkerServer(settings) as worker, closing(local_link(worker)) as link:
+        link.send(Kind.CALL, opening().SerializeToString(), is_last=False, path=PATH)
+        for number in (1, 2, 3):
+            link.send(Kind.MESSAGE, running(number), is_last=False)
+        assert link.receive().kind == Kind.MESSAGE
+        link.send(Kind.MESSAGE, running(4), is_last=False)
+        ended: list[int] = []
+        while len(ended) < 4:
+            events = pb.WorkResponse.FromString(bytes(link.receive().message)).events
+            ended += [
+                one.finished.closure for one in events if one.HasField("finished")
+            ]
+        assert ended == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\xff", pb.WorkRequest(instructions=[pb.Instruction()]).SerializeToString()],
+)
+def test_a_session_on_this_host_ends_by_what_is_not_understood(data: bytes) -> None:
+    settings = WorkerSettings(token=TOKEN)
+    with WorkerServer(settings) as worker, closing(local_link(worker)) as link:
+        link.send(Kind.CALL, opening().SerializeToString(), is_last=False, path=PATH)
+        assert link.receive().kind == Kind.MESSAGE
+        link.send(Kind.MESSAGE, data, is_last=False)
+        answer = link.receive()
+        assert answer.kind == Kind.STATUS
+        code = RecordedStatus.FromString(bytes(answer.message)).code
+        assert code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        eventually(lambda: not worker._state._sessions)
+
+
+def local_link(worker: WorkerServer) -> LocalLink:
+    with connected(worker) as other:
+        return LocalLink(other._place)
+
+
+def running(number: int) -> bytes:
+    run = pb.Run(closure=number, payload=payload_of(bool))
+    request = pb.WorkRequest(instructions=[pb.Instruction(run=run)])
+    return request.SerializeToString()
 
 
 def test_who_sends_does_not_wait_for_a_worker_that_does_not_read(
