@@ -25,6 +25,9 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 # Of larger requests a message names this many variables.
 _NAMED = 3
 
+# Names have not been checked yet: what is kept must not be as long as a client likes.
+_KEPT_CHARACTERS = 1_000
+
 
 class Mutation(Protocol):
     """A request that changes something, or its header."""
@@ -52,7 +55,8 @@ def intent_of(request: Mutation) -> Intent:
     kind = type(request)
     # In one order, since sets of names have another one in each process.
     names = tuple(sorted(_NAMES[kind](request)))
-    return (_kept_intent if len(names) <= _NAMED else _intent)(kind, names)
+    is_short = len(names) <= _NAMED and sum(map(len, names)) <= _KEPT_CHARACTERS
+    return (_kept_intent if is_short else _intent)(kind, names)
 
 
 def _intent(kind: type, names: tuple[str, ...]) -> Intent:
