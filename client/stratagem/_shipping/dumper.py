@@ -62,10 +62,12 @@ class Dumper:
         self._settle_parameters()
         with self._lock:
             try:
-                return _Dump(self).parcel(value)
+                return self._parcel(value)
             except Exception as error:
-                write = _Dump(self).parcel
-                raise refusal(value, what, write, error) from error
+                raise refusal(value, what, self._parcel, error) from error
+
+    def _parcel(self, part: object) -> Parcel:
+        return _Dump(self).parcel(part)
 
     def new_handle(self) -> int:
         """Return a handle for what workers are to keep, such as a result."""
