@@ -158,7 +158,7 @@ class Outbox:
             if not self._closed:
                 self._filled.clear()
             with self._sending:
-                for batch in batches(self._taken()):
+                for batch in _batches(self._taken()):
                     yield _encoded(batch)
                     self._make_room(batch)
         if self._error is not None:

@@ -117,7 +117,7 @@ def test_a_worker_that_fails_in_an_unknown_way_counts_as_lost(
             raise ZeroDivisionError
         return batches(events)
 
-    monkeypatch.setattr(outbox, "batches", failing_once)
+    monkeypatch.setattr(outbox, "_batches", failing_once)
     with coordinating(num_workers=1) as coordination:
         coordinator = coordination.coordinator
         coordinator.schedule(journal.write, args=("ran",))
