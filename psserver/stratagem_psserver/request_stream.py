@@ -22,6 +22,10 @@ class RequestStream(Generic[Header]):
         header_type: Of the header, which comes with the first one; take that before
             the chunks.
         segment: Memory that the client shares, if it does.
+
+    Attributes:
+        segment: The same.
+        text: The header with its tag and size, as it came; empty before that.
     """
 
     def __init__(
@@ -31,7 +35,9 @@ class RequestStream(Generic[Header]):
         segment: Segment | None,
     ) -> None:
         self._messages = aiter(messages)
-        self._header_type, self._segment = header_type, segment
+        self.segment = segment
+        self.text = b""
+        self._header_type = header_type
         # What came with the header.
         self._first: memoryview | None = None
 
@@ -46,16 +52,12 @@ class RequestStream(Generic[Header]):
             if begun is None:
                 break
             header, self._first = begun
+            self.text = bytes(data[: len(data) - len(self._first)])
             return header
         raise MalformedStreamError(
             f"the stream does not begin with a {self._header_type.__name__}; its first "
             "message must have one"
         )
-
-    @property
-    def may_be_placed(self) -> bool:
-        """Whether the client shares memory in which tensors may be."""
-        return self._segment is not None
 
     def found(self, layout: Layout) -> list[torch.Tensor] | None:
         """All tensors, if the first message says that they are in shared memory.
@@ -63,9 +65,9 @@ class RequestStream(Generic[Header]):
         Args:
             layout: Where they are then. None is returned if they are anywhere else.
         """
-        if self._segment is None or self._first is None:
+        if self.segment is None or self._first is None:
             return None
-        tensors = found(layout, self._first, self._segment)
+        tensors = found(layout, self._first, self.segment)
         if tensors is not None:
             self._first = None
         return tensors
@@ -86,4 +88,4 @@ class RequestStream(Generic[Header]):
         return frame.chunks
 
     def _decoded(self, data: bytes | memoryview) -> Frame[Header]:
-        return decode_frame(data, self._header_type, self._segment)
+        return decode_frame(data, self._header_type, self.segment)

@@ -35,6 +35,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 from stratagem_psserver.checkpoints.saving import Saves
 from stratagem_psserver.exactly_once.mutations import Chunks
 from stratagem_psserver.request_stream import RequestStream
+from stratagem_psserver.rpcs.answers import Frames
 from stratagem_psserver.rpcs.barriers import BarrierRpcs
 from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
 from stratagem_psserver.rpcs.closures import ClosureRpcs
@@ -201,9 +202,7 @@ class Methods:
     def exchanged(
         self,
         header_type: type[Header],
-        method: Callable[
-            [Header, Chunks, Segment | None], Awaitable[AsyncIterator[bytes]]
-        ],
+        method: Callable[[Header, Chunks, Segment | None], Awaitable[Frames]],
     ) -> Handler:
         """A stream of frames in, another one out."""
 
@@ -216,6 +215,9 @@ class Methods:
                 header = await stream.header()
                 with self._border.span(header):
                     frames = await method(header, stream, segment)
+                if isinstance(frames, bytes):
+                    yield frames
+                    return
                 async for frame in frames:
                     yield frame
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
@@ -31,6 +31,7 @@ from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.step_plans import StepPlans
 from stratagem_psserver.synchronous.rounds import Rounds
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot, HeldSnapshots
+from stratagem_psserver.variables.kept_choices import KeptChoices
 from stratagem_psserver.variables.locks import Holding, VariableLocks
 from stratagem_psserver.variables.snapshot import Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore
@@ -63,6 +64,7 @@ class ServerState:
         self.barriers = Barriers()
         self.optimizers = Optimizers(self.store)
         self.plans = StepPlans(self.store)
+        self.choices = KeptChoices(self.store)
         self.graphs = GraphCache()
         self.locks = VariableLocks()
         self.waits = Waits()
@@ -157,19 +159,25 @@ class ServerState:
 
     def locked(self, names: Iterable[str]) -> Holding:
         """Holds the locks of variables; slots share those of their owners."""
-        return self.locks.holding(names, self.store.owner)
+        return Holding(self.locks, partial(self.store.owners, list(names)))
 
     def changing(self, names: Iterable[str]) -> AbstractAsyncContextManager[None]:
         """Holds locks as `locked`, of variables that are then changed in place."""
-        changed = list(names)
-        return _Changing(self, changed, self.locked(changed))
+        return self.changing_owners(partial(self.store.owners, list(names)))
+
+    def changing_owners(
+        self, owners: Callable[[], list[str]]
+    ) -> AbstractAsyncContextManager[None]:
+        """As `changing`, of what has the owners that `VariableStore.owners` says."""
+        return _Changing(self, owners)
 
 
 class _Changing:
     """A change of variables in place; see `ServerState.changing`."""
 
-    def __init__(self, state: ServerState, names: list[str], locks: Holding) -> None:
-        self._state, self._names, self._locks = state, names, locks
+    def __init__(self, state: ServerState, owners: Callable[[], list[str]]) -> None:
+        self._state, self._owners = state, owners
+        self._locks = Holding(state.locks, owners)
 
     async def __aenter__(self) -> None:
         await self._locks.acquire()
@@ -182,7 +190,7 @@ class _Changing:
 
     async def __aexit__(self, *_: object) -> None:
         try:
-            self._state.store.settle(self._names)
+            self._state.store.settle(self._owners())
             self._state.held.fit()
         finally:
             self._locks.release()
@@ -197,7 +205,7 @@ class _Changing:
 
     def _touched(self) -> Iterator[Variable]:
         store = self._state.store
-        for owner in set(map(store.owner, self._names)):
+        for owner in self._owners():
             for name in (owner, *store.slots(owner)):
                 if variable := store.find(name):
                     yield variable

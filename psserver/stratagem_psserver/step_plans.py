@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-import torch
-
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.exactly_once.manifest import Manifest
+from stratagem_psserver.exactly_once.mutations import Staged
+from stratagem_psserver.optimization.repeated_groups import Gradients
 from stratagem_psserver.optimization.repeated_steps import RepeatedStep
+from stratagem_psserver.update_text import unchanging
 from stratagem_psserver.variables.choices import Choice
 from stratagem_psserver.variables.store import VariableStore
 
@@ -46,7 +47,9 @@ class StepPlan:
         self.names = [gradient.variable for gradient in common.gradients]
         self.step: RepeatedStep | None = None
         self._places = [gradient.tensor for gradient in common.gradients]
+        self._is_in_order = self._places == list(range(len(self._places)))
         self._choice: Choice | None = None
+        self._owners: list[str] = []
         self._generation = -1
 
     def holds(self, store: VariableStore) -> bool:
@@ -56,11 +59,19 @@ class StepPlan:
     def renew(self, store: VariableStore, step: RepeatedStep | None) -> None:
         """Takes over what the update does to the variables that there are now."""
         self.step, self._generation = step, store.generation
-        self._choice = None
+        self._owners, self._choice = store.owners(self.names), None
 
-    def gradients(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def owners(self, store: VariableStore) -> list[str]:
+        """As `VariableStore.owners`, of the variables to step."""
+        return self._owners if self.holds(store) else store.owners(self.names)
+
+    def gradients(self, staged: Staged) -> Gradients:
         """The gradients among the tensors of an update, which has a step."""
-        return [tensors[place] for place in self._places]
+        each = [staged.tensors[place] for place in self._places]
+        is_joint = self.step is not None and self.step.is_joint
+        if not is_joint or staged.segment is None or not self._is_in_order:
+            return Gradients(each)
+        return Gradients(each, self.manifest.joint(staged.segment))
 
     def choice(
         self, store: VariableStore, selections: Sequence[pb.Selection]
@@ -87,43 +98,69 @@ class StepPlans:
     """
 
     def __init__(self, store: VariableStore) -> None:
-        # By text; those that were asked for last are at the end.
-        self._plans: OrderedDict[bytes, StepPlan] = OrderedDict()
-        self._text_bytes = 0
+        self._plans, self._repeated = _Kept(), _Kept()
         store.watch(self._clear)
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def plan(self, header: pb.UpdateHeader) -> StepPlan | None:
+    def plan(self, header: pb.UpdateHeader, text: bytes = b"") -> StepPlan | None:
         """The plan of an update, which is a new one unless it was kept.
+
+        Args:
+            header: The update.
+            text: The same with its tag and size, as it came in a frame; empty if it
+                did not.
 
         Returns:
             None if the update is none that repeats.
         """
+        repeated = unchanging(text) if text else b""
+        if (plan := self._repeated.get(repeated)) is not None:
+            return plan
         if not _is_step(header):
             return None
         common = _common(header)
-        text = common.SerializeToString()
-        if (plan := self._plans.get(text)) is not None:
-            self._plans.move_to_end(text)
-        elif len(text) <= MAX_TEXT_BYTES and _is_plain(header):
-            plan = StepPlan(common, text)
+        encoded = common.SerializeToString()
+        if (plan := self._plans.get(encoded)) is not None:
+            if repeated:
+                self._repeated.put(repeated, plan)
+        elif len(encoded) <= MAX_TEXT_BYTES and _is_plain(header):
+            plan = StepPlan(common, encoded)
         return plan
 
     def keep(self, plan: StepPlan) -> None:
         """Keeps the plan of an update that was carried out; of others nothing stays."""
-        if plan.text in self._plans:
+        self._plans.put(plan.text, plan)
+
+    def _clear(self) -> None:
+        self._plans, self._repeated = _Kept(), _Kept()
+
+
+class _Kept:
+    """Some plans by texts, of which those stay that were asked for last."""
+
+    def __init__(self) -> None:
+        self._plans: OrderedDict[bytes, StepPlan] = OrderedDict()
+        self._text_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def get(self, text: bytes) -> StepPlan | None:
+        plan = self._plans.get(text)
+        if plan is not None:
+            self._plans.move_to_end(text)
+        return plan
+
+    def put(self, text: bytes, plan: StepPlan) -> None:
+        if text in self._plans:
             return
-        self._plans[plan.text] = plan
-        self._text_bytes += len(plan.text)
+        self._plans[text] = plan
+        self._text_bytes += len(text)
         while len(self._plans) > MAX_PLANS or self._text_bytes > MAX_TEXT_BYTES:
             dropped, _ = self._plans.popitem(last=False)
             self._text_bytes -= len(dropped)
-
-    def _clear(self) -> None:
-        self._plans.clear()
-        self._text_bytes = 0
 
 
 def _is_step(header: pb.UpdateHeader) -> bool:

@@ -158,7 +158,7 @@ def test_steps_are_the_same_without_plans(
     def outcome(planned: bool) -> dict[str, tuple[int, bytes]]:
         with training() as one:
             if not planned:
-                monkeypatch.setattr(one.server._state.plans, "plan", lambda _: None)
+                monkeypatch.setattr(one.server._state.plans, "plan", lambda *_: None)
             one.step(times=4)
             assert not planned or one.is_planned
             event(one)
@@ -232,7 +232,7 @@ def test_what_is_read_behind_a_step_is_what_is_newer() -> None:
         store.get("w").version += 1
         third = plan.choice(store, everything)
         assert [each.variable.name for each in third.selected] == ["w", "b"]
-        assert third.header.values[0].version == store.get("w").version
+        assert third.present_header().values[0].version == store.get("w").version
 
 
 def kept(plans: StepPlans, asked: pb.UpdateHeader) -> StepPlan:

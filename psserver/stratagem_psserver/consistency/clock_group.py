@@ -10,6 +10,7 @@ from stratagem_proto.v1.consistency_pb2 import (
     CONSISTENCY_MODE_BOUNDED,
     Consistency,
     GroupConsistency,
+    StepBegin,
     WorkerClock,
 )
 from stratagem_psserver.consistency.schedule import Phase, Schedule, from_json, to_json
@@ -119,7 +120,29 @@ class ClockGroup:
             known.finished, closed, level=min(others, default=0)
         )
 
-    def advance(self, number: int, finished: int) -> None:
+    def is_as_before(self, begin: StepBegin, session_id: bytes) -> bool:
+        """Whether a worker says of itself and the group what was checked already."""
+        known = self.workers.get(begin.worker)
+        return (
+            known is not None
+            and known.session_id == session_id
+            and not known.gone
+            and begin.worker < begin.num_workers == self.num_workers
+            and begin.declared == self.declared
+        )
+
+    def take_in(self, begin: StepBegin) -> bool:
+        """Takes note of what a worker has finished.
+
+        Returns:
+            Whether others of the group may have leave now.
+        """
+        before = self.slowest, self.schedule.newest
+        self._advance(begin.worker, begin.finished)
+        self.recount()
+        return before != (self.slowest, self.schedule.newest)
+
+    def _advance(self, number: int, finished: int) -> None:
         """Brings a worker's clock to what it says that it has finished."""
         worker = self.workers[number]
         if finished > worker.finished:

@@ -63,6 +63,14 @@ class Clocks:
             InvalidArgumentError: The worker or its consistency contradicts the others'.
             FailedPreconditionError: There are too many groups.
         """
+        group = self._groups.get(begin.group)
+        if group is None or not group.is_as_before(begin, session_id):
+            return self._settle_in(begin, session_id, task, closed)
+        return group.take_in(begin)
+
+    def _settle_in(
+        self, begin: StepBegin, session_id: bytes, task: str, closed: int
+    ) -> bool:
         check_name(begin.group, "group")
         _check_numbers(begin, task)
         group = self._known_group(begin)
@@ -71,8 +79,7 @@ class Clocks:
         _declare(group, begin, task)
         group.num_workers = begin.num_workers
         group.seat(begin.worker, session_id, task, closed)
-        group.advance(begin.worker, begin.finished)
-        group.recount()
+        group.take_in(begin)
         return before != (group.slowest, group.schedule.newest)
 
     def _known_group(self, begin: StepBegin) -> ClockGroup:

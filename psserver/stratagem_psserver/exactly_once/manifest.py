@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
+import torch
+
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.placed import Layout, kinds_described, layout_of
 from stratagem_proto.protocol import MAX_TENSORS
+from stratagem_proto.segment import Kind, Segment
 from stratagem_proto.tensors import total_nbytes
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 
@@ -54,3 +57,25 @@ class Manifest:
     def layout(self) -> Layout:
         """Where the tensors are in shared memory; ask once `nbytes` is known."""
         return layout_of(kinds_described(self.specs))
+
+    @cached_property
+    def _joint_kinds(self) -> tuple[Kind, ...]:
+        dtypes = {dtype for dtype, _ in self.layout.kinds}
+        return tuple(
+            (dtype, torch.Size([self.layout.room // dtype.itemsize]))
+            for dtype in dtypes
+        )
+
+    def joint(self, segment: Segment) -> torch.Tensor | None:
+        """All tensors, and what is between them, as one vector.
+
+        Args:
+            segment: Where they are.
+
+        Returns:
+            None if they are not of one type, or it would end behind the segment.
+        """
+        kinds = self._joint_kinds
+        if len(kinds) != 1 or segment.nbytes < self.layout.room:
+            return None
+        return segment.tensors(kinds)[0]

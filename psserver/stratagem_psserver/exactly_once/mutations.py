@@ -22,6 +22,7 @@ from stratagem_proto.errors import (
     StratagemError,
     UnavailableError,
 )
+from stratagem_proto.segment import Segment
 from stratagem_proto.serving.border import is_over
 from stratagem_proto.serving.eager import begin
 from stratagem_proto.serving.figures import Figures
@@ -51,11 +52,19 @@ _TURN_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Staged:
-    """The tensors of one request and the bytes of the budget that they occupy."""
+    """The tensors of one request and the bytes of the budget that they occupy.
+
+    Attributes:
+        session: Who has sent them.
+        tensors: They, in their order.
+        reservation: Those bytes.
+        segment: Where they lie, as their layout says; None if they do not.
+    """
 
     session: Session
     tensors: list[torch.Tensor]
     reservation: Reservation
+    segment: Segment | None = None
 
 
 Chunks: TypeAlias = RequestStream[Any]
@@ -122,7 +131,7 @@ class Mutations:
                 purpose = f"request {key.sequence} of {session.label}"
                 staging = self._budget.reserve(manifest.staged_nbytes, purpose)
                 reservation.absorb(staging)
-                tensors = await _receive(manifest, upload, chunks, borrows)
+                tensors, segment = await _receive(manifest, upload, chunks, borrows)
             except PASSING:
                 raise
             except StratagemError as error:
@@ -130,7 +139,7 @@ class Mutations:
                 work: Work = partial(_refuse, error)
             else:
                 self._received(header, manifest.nbytes)
-                staged = Staged(session, tensors, reservation)
+                staged = Staged(session, tensors, reservation, segment)
                 work = partial(_serialised, partial(apply, staged))
             response = await self._in_step(session, header, work)
             # What was refused has raised.
@@ -191,29 +200,29 @@ class Mutations:
 
 async def _receive(
     manifest: Manifest, upload: Upload, chunks: Chunks, borrows: bool
-) -> list[torch.Tensor]:
-    """Takes in all that comes.
+) -> tuple[list[torch.Tensor], Segment | None]:
+    """Takes in all that comes; says where it lies, as of `Staged`.
 
     Raises:
         MalformedStreamError: It is too little, as when the connection was cut, or too
             much. The number of the request stays unused, as it may come again whole.
     """
-    if borrows and chunks.may_be_placed:
+    if borrows and chunks.segment is not None:
         with _allocating():
             tensors = chunks.found(manifest.layout)
         if tensors is not None:
-            return tensors
+            return tensors, chunks.segment
     specs, first = manifest.specs, await anext(chunks)
     if borrows and (tensors := whole(specs, first)) is not None:
         if not is_over(chunks):
             await _end(chunks)
-        return tensors
+        return tensors, None
     with _allocating():
         assembler = Assembler(specs, upload.tensors())
     assembler.add(first)
     async for some in chunks:
         assembler.add(some)
-    return assembler.finish()
+    return assembler.finish(), None
 
 
 async def _end(chunks: Chunks) -> None:

@@ -16,6 +16,7 @@ from stratagem_psserver.optimization.dry_run import (
     dry_run,
     hyperparameters_of,
 )
+from stratagem_psserver.optimization.elementwise import is_elementwise
 from stratagem_psserver.optimization.single_steps import Prototype
 
 # More than hyperparameters take; larger groups are not remembered.
@@ -29,12 +30,20 @@ class Settings:
         self.values = values
         self._rule = rule
         self._needs: dict[tuple[torch.dtype, bool], StepNeeds] = {}
+        self._elementwise: dict[torch.dtype, bool] = {}
 
     def needs(self, dtype: torch.dtype, sparse: bool) -> StepNeeds:
         key = (dtype, sparse)
         if key not in self._needs:
             self._needs[key] = dry_run(self._rule, self.values, dtype, sparse)
         return self._needs[key]
+
+    def is_elementwise(self, dtype: torch.dtype) -> bool:
+        """Whether it is all the same in which tensor an element of that type is."""
+        if dtype not in self._elementwise:
+            found = is_elementwise(self._rule, self.values, dtype)
+            self._elementwise[dtype] = found
+        return self._elementwise[dtype]
 
     @cached_property
     def prototype(self) -> Prototype:

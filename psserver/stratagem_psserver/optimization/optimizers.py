@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from stratagem_proto.errors import (
     AlreadyExistsError,
     FailedPreconditionError,
@@ -23,6 +21,7 @@ from stratagem_psserver.optimization.gradients import Gradient, check_gradient
 from stratagem_psserver.optimization.hyperparameters import Settings, settings_of
 from stratagem_psserver.optimization.loans import Loan, WholeLoan
 from stratagem_psserver.optimization.optimizer_states import OptimizerStates
+from stratagem_psserver.optimization.repeated_groups import Gradients
 from stratagem_psserver.optimization.repeated_steps import RepeatedStep
 from stratagem_psserver.optimization.row_loans import TableRowLoan, TensorRowLoan
 from stratagem_psserver.optimization.steps import Group, OptimizerStep
@@ -73,14 +72,14 @@ class Optimizers:
         self,
         step: RepeatedStep,
         program: OptimizerProgram,
-        gradients: Sequence[torch.Tensor],
+        gradients: Gradients,
     ) -> bool:
         """Gives a step the gradients with which it is taken next.
 
         Args:
             step: A step since which no variable came, went or was replaced.
             program: That of the step, perhaps with other hyperparameters.
-            gradients: In the order of the step's variables, and of the same kinds.
+            gradients: Those of the step's variables, and of the same kinds.
 
         Returns:
             Whether it can be taken again; if not, prepare it anew.
@@ -95,9 +94,11 @@ class Optimizers:
 
     def commit(self, step: OptimizerStep | RepeatedStep) -> list[int]:
         """Records what a step did; returns its variables' versions, in its order."""
-        unknown = step.program.class_name, set[str]()
-        stepped = self._known.setdefault(step.program.name, unknown)[1]
-        stepped.update([variable.name for variable in step.variables])
+        if isinstance(step, OptimizerStep):
+            # What is taken again was known the first time.
+            unknown = step.program.class_name, set[str]()
+            stepped = self._known.setdefault(step.program.name, unknown)[1]
+            stepped.update([variable.name for variable in step.variables])
         for variable in step.variables:
             variable.version += 1
         step.commit(self._store)

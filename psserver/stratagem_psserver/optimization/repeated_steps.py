@@ -6,106 +6,23 @@ out what it needs: state, names, and that everything fits.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-import torch
-from torch.optim import Optimizer
-
+from stratagem_proto.segment import starts
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
-from stratagem_psserver.optimization.dry_run import StateLayout
 from stratagem_psserver.optimization.hyperparameters import Settings
-from stratagem_psserver.optimization.loans import Loan, WholeLoan, as_tensor
-from stratagem_psserver.optimization.single_steps import take_step
+from stratagem_psserver.optimization.joint_groups import Joint, JointGroup
+from stratagem_psserver.optimization.repeated_groups import (
+    Gradients,
+    Group,
+    Parameter,
+    RepeatedGroup,
+)
+from stratagem_psserver.optimization.steps import Group as CheckedGroup
 from stratagem_psserver.optimization.steps import OptimizerStep
-from stratagem_psserver.variables.store import Variable, VariableStore
+from stratagem_psserver.variables.store import VariableStore
 
-
-@dataclass(eq=False)
-class _Parameter:
-    """A variable with its state.
-
-    Attributes:
-        value: That of the variable.
-        place: Of its gradient among those of the step.
-        layout: Of the state.
-        slots: Where the state is kept, by the optimizer's keys.
-        state: What the optimizer makes of it.
-    """
-
-    value: torch.Tensor
-    place: int
-    layout: StateLayout
-    slots: Mapping[str, Variable]
-    state: dict[str, Any]
-
-    @classmethod
-    def of(cls, loan: Loan, place: int) -> _Parameter | None:
-        """It, if the gradient is dense and the state is there, all of it tensors."""
-        if not isinstance(loan, WholeLoan) or len(loan.slots) < len(loan.layout):
-            return None
-        layout, slots = loan.layout, loan.slots
-        state = {key: layout[key].lent(slot.value) for key, slot in slots.items()}
-        if not all(isinstance(value, torch.Tensor) for value in state.values()):
-            return None
-        return cls(loan.variable.value, place, layout, slots, state)
-
-    def commit(self, store: VariableStore) -> None:
-        for key, value in self.state.items():
-            slot = self.slots[key]
-            if slot.value is value:
-                slot.version += 1
-            else:
-                store.put_value(slot.name, as_tensor(value, self.layout[key].dtype))
-
-
-class _Group:
-    """Variables of one param group, and an optimizer that stays with them.
-
-    Args:
-        number: Of the param group.
-        settings: Its hyperparameters, which steps were taken with.
-        parameters: The variables.
-    """
-
-    def __init__(
-        self, number: int, settings: Settings, parameters: Sequence[_Parameter]
-    ) -> None:
-        self._number, self._parameters = number, parameters
-        self._settings, self._optimizer = settings, self._made(settings)
-
-    def _made(self, settings: Settings) -> Optimizer:
-        values = [each.value for each in self._parameters]
-        optimizer = settings.prototype.optimizer(values, fresh=[])
-        states = ((each.value, each.state) for each in self._parameters)
-        optimizer.state = defaultdict(dict, states)
-        return optimizer
-
-    def accepts(self, groups: Sequence[Settings]) -> bool:
-        """Takes other hyperparameters, unless the state is another one with them."""
-        settings = groups[self._number]
-        if settings is self._settings:
-            return True
-        for each in self._parameters:
-            if settings.needs(each.value.dtype, sparse=False).layout is not each.layout:
-                return False
-        self._settings, self._optimizer = settings, self._made(settings)
-        return True
-
-    def step(self, gradients: Sequence[torch.Tensor]) -> None:
-        try:
-            for each in self._parameters:
-                each.value.grad = gradients[each.place]
-            take_step(self._optimizer, sparse=False)
-        finally:
-            for each in self._parameters:
-                each.value.grad = None
-
-    def commit(self, store: VariableStore) -> None:
-        for each in self._parameters:
-            each.commit(store)
+_NONE = Gradients(())
 
 
 class RepeatedStep:
@@ -122,9 +39,10 @@ class RepeatedStep:
         program: The optimizer.
         variables: What is stepped, in the order of the gradients.
         nbytes: Size of the gradients.
+        is_joint: Whether it is better taken with all gradients in one.
     """
 
-    def __init__(self, checked: OptimizerStep, groups: Sequence[_Group]) -> None:
+    def __init__(self, checked: OptimizerStep, groups: Sequence[RepeatedGroup]) -> None:
         # Without hyperparameters, and without the request that it was part of.
         self.program = OptimizerProgram(
             name=checked.program.name, class_name=checked.program.class_name
@@ -132,27 +50,24 @@ class RepeatedStep:
         self.variables = checked.variables
         self.nbytes = checked.nbytes
         self._groups, self._number_of_groups = groups, len(checked.groups)
-        self._gradients: Sequence[torch.Tensor] = ()
+        self.is_joint = any(isinstance(group, JointGroup) for group in groups)
+        self._gradients = _NONE
 
     @classmethod
-    def of(cls, checked: OptimizerStep) -> RepeatedStep | None:
-        """The step, if it can be taken again without another check."""
-        places = {id(each): place for place, each in enumerate(checked.variables)}
-        groups = []
-        for number, group in enumerate(checked.groups):
-            found = [
-                _Parameter.of(loan, places[id(loan.variable)]) for loan in group.loans
-            ]
-            parameters = [each for each in found if each is not None]
-            if len(parameters) < len(found):
-                return None
-            if parameters:
-                groups.append(_Group(number, group.settings, parameters))
-        return cls(checked, groups)
+    def of(cls, checked: OptimizerStep, store: VariableStore) -> RepeatedStep | None:
+        """The step, if it can be taken again without another check.
 
-    def begin(
-        self, settings: Sequence[Settings], gradients: Sequence[torch.Tensor]
-    ) -> bool:
+        Args:
+            checked: It, which was taken and committed.
+            store: Where its variables are, whose locks are held. They may be moved.
+        """
+        making = _Making(checked, store)
+        numbered = enumerate(checked.groups)
+        made = [making.group(number, each) for number, each in numbered if each.loans]
+        groups = [group for group in made if group is not None]
+        return cls(checked, groups) if len(groups) == len(made) else None
+
+    def begin(self, settings: Sequence[Settings], gradients: Gradients) -> bool:
         """As `Optimizers.repeat`, with the hyperparameters of each group."""
         same = len(settings) == self._number_of_groups
         taken = same and all(group.accepts(settings) for group in self._groups)
@@ -164,7 +79,7 @@ class RepeatedStep:
     def run(self) -> None:
         """Changes the values of the variables and their slots."""
         # They are in the memory of a request that is answered when this is over.
-        gradients, self._gradients = self._gradients, ()
+        gradients, self._gradients = self._gradients, _NONE
         for group in self._groups:
             group.step(gradients)
 
@@ -172,3 +87,32 @@ class RepeatedStep:
         """Lets the store know what has come of the state."""
         for group in self._groups:
             group.commit(store)
+
+
+class _Making:
+    """Makes groups of a step that was checked."""
+
+    def __init__(self, checked: OptimizerStep, store: VariableStore) -> None:
+        self._store = store
+        variables = checked.variables
+        self._places = {id(each): place for place, each in enumerate(variables)}
+        self._begins, _ = starts([each.value.nbytes for each in variables])
+
+    def group(self, number: int, checked: CheckedGroup) -> RepeatedGroup | None:
+        """It; None if it cannot be taken again."""
+        places = [self._places[id(loan.variable)] for loan in checked.loans]
+        joint = self._joint(checked, places)
+        numbered = zip(checked.loans, places, strict=True)
+        found = [Parameter.of(loan, place) for loan, place in numbered]
+        parameters = [each for each in found if each is not None]
+        if len(parameters) < len(found):
+            return None
+        group = Group(number, checked.settings, parameters)
+        return JointGroup(number, checked.settings, group, joint) if joint else group
+
+    def _joint(self, checked: CheckedGroup, places: Sequence[int]) -> Joint | None:
+        first = places[0]
+        if list(places) != list(range(first, first + len(places))):
+            return None
+        before = self._begins[first]
+        return Joint.of(self._store, checked.settings, checked.loans, before)

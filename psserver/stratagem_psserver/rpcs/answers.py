@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 from google.protobuf.message import Message
 
@@ -15,6 +16,7 @@ from stratagem_proto.placed import encode_filled, place_by_runs
 from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.segment import Segment
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.parameter_server_pb2 import ReadHeader
 from stratagem_psserver.compute import TENSOR_BYTES
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.step_plans import StepPlan
@@ -43,18 +45,22 @@ class Reading:
     segment: Segment | None
     plan: StepPlan | None = None
 
-    def choice(self) -> Choice:
+    def choice(self, state: ServerState) -> Choice:
         """What is answered."""
-        if self.plan is not None and isinstance(self.variables, VariableStore):
-            return self.plan.choice(self.variables, self.selections)
-        return Choice.of(self.variables, self.selections)
+        if not isinstance(self.variables, VariableStore):
+            return Choice.of(self.variables, self.selections)
+        if self.plan is None:
+            return state.choices.of(self.selections)
+        return self.plan.choice(self.variables, self.selections)
 
 
-async def frames_of(
-    state: ServerState,
-    reading: Reading,
-    headed: Callable[[pb.ReadHeader], Message],
-) -> AsyncIterator[bytes]:
+Frames: TypeAlias = bytes | AsyncIterator[bytes]
+"""An answer: its only frame, or all of them as they are made."""
+
+Headed: TypeAlias = Callable[[ReadHeader], Message]
+
+
+def frames_of(state: ServerState, reading: Reading, headed: Headed) -> Frames:
     """What all that is selected is at one moment, as the frames of a stream.
 
     Args:
@@ -62,12 +68,44 @@ async def frames_of(
         reading: What to read.
         headed: Makes the header of the stream of that of a Read.
     """
+    only = _only_frame(state, reading, headed)
+    return _frames(state, reading, headed) if only is None else only
+
+
+def _only_frame(state: ServerState, reading: Reading, headed: Headed) -> bytes | None:
+    """The frame of values that are placed in one go; None if they are not."""
+    if (segment := reading.segment) is None:
+        return None
+    choice = reading.choice(state)
+    if choice.nbytes > CHUNK_BYTES or choice.layout.room > segment.nbytes:
+        return None
+    # What does not wait needs no locks, only that nobody holds them.
+    if not state.locks.are_free(choice.owners):
+        return None
+    with state.budget.reserve(choice.nbytes, "a read"):
+        message = headed(choice.present_header())
+        frame = encode_filled(message, choice.layout, choice.fill, segment)
+    _count(state, choice)
+    return frame
+
+
+def _count(state: ServerState, choice: Choice) -> None:
+    if choice.nbytes:
+        state.figures.calls(pb.ReadRequest.__name__).sent.observe(choice.nbytes)
+
+
+async def _frames(
+    state: ServerState, reading: Reading, headed: Headed
+) -> AsyncIterator[bytes]:
     names = [selection.variable for selection in reading.selections]
     async with state.locked(names):
-        choice = reading.choice()
+        choice = reading.choice(state)
         # Frames are copies, so this is the snapshot that the locks are for.
         with state.budget.reserve(choice.nbytes, "a read") as reservation:
-            message, segment = headed(choice.header), reading.segment
+            header, segment = ReadHeader(), reading.segment
+            # The next to choose the same changes that one.
+            header.CopyFrom(choice.present_header())
+            message = headed(header)
             frames: Sequence[bytes] = ()
             if segment is None or choice.layout.room > segment.nbytes:
                 size = choice.nbytes + len(choice.selected) * TENSOR_BYTES
@@ -78,8 +116,7 @@ async def frames_of(
                 async for frame in _placed(state, message, choice, segment):
                     yield frame
             reservation = reservation.hand_over()
-    if choice.nbytes:
-        state.figures.calls(pb.ReadRequest.__name__).sent.observe(choice.nbytes)
+    _count(state, choice)
     with reservation:
         for frame in frames:
             yield frame

@@ -32,7 +32,9 @@ class UpdateRpcs:
 
     async def update(self, header: pb.UpdateHeader, chunks: Chunks) -> bytes:
         """Update."""
-        return await self.planned(header, chunks, self._state.plans.plan(header))
+        return await self.planned(
+            header, chunks, self._state.plans.plan(header, chunks.text)
+        )
 
     async def planned(
         self, header: pb.UpdateHeader, chunks: Chunks, plan: StepPlan | None
@@ -96,7 +98,7 @@ class UpdateRpcs:
             step = state.optimizers.prepare(header.program.optimizer, within)
             versions = await taken(state, step)
             if plan is not None:
-                plan.renew(state.store, RepeatedStep.of(step))
+                plan.renew(state.store, RepeatedStep.of(step, state.store))
                 state.plans.keep(plan)
             return pb.UpdateResponse(versions=versions)
 
@@ -105,11 +107,9 @@ class UpdateRpcs:
     ) -> pb.UpdateResponse:
         """A step that was taken before; it is checked again if anything has changed."""
         state, program = self._state, header.program.optimizer
-        async with state.changing(plan.names):
+        async with state.changing_owners(partial(plan.owners, state.store)):
             step = plan.step if plan.holds(state.store) else None
-            if step and state.optimizers.repeat(
-                step, program, plan.gradients(staged.tensors)
-            ):
+            if step and state.optimizers.repeat(step, program, plan.gradients(staged)):
                 return pb.UpdateResponse(versions=await taken(state, step))
         return await self._step(header, staged, plan)
 

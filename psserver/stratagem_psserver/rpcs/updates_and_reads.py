@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.segment import Segment
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.consistency_pb2 import StepGrant
 from stratagem_psserver.exactly_once.mutations import Chunks
-from stratagem_psserver.rpcs.answers import Reading, frames_of
+from stratagem_psserver.rpcs.answers import Frames, Reading, frames_of
 from stratagem_psserver.rpcs.consistency import arrive, granted_now
 from stratagem_psserver.rpcs.updates import UpdateRpcs
 from stratagem_psserver.state import ServerState
@@ -23,13 +21,13 @@ class UpdateAndReadRpcs:
 
     async def update_and_read(
         self, header: pb.UpdateHeader, chunks: Chunks, segment: Segment | None = None
-    ) -> AsyncIterator[bytes]:
+    ) -> Frames:
         if header.HasField("contribution") or header.backward.keep:
             raise InvalidArgumentError(
                 "UpdateAndRead carries what is applied at once; send by Update what is "
                 "only kept"
             )
-        plan = self._state.plans.plan(header)
+        plan = self._state.plans.plan(header, chunks.text)
         reply = await self._updates.planned(header, chunks, plan)
         update = pb.UpdateResponse.FromString(reply)
         grants = self._grants(header)

@@ -38,7 +38,11 @@ class ValueRpcs:
             return header
 
         reading = Reading(variables, request.selections, segment)
-        async for frame in frames_of(state, reading, headed):
+        frames = frames_of(state, reading, headed)
+        if isinstance(frames, bytes):
+            yield frames
+            return
+        async for frame in frames:
             yield frame
 
     async def _wait(self, mark: pb.StepMark, seconds: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -22,7 +23,7 @@ class Choice:
         variables: What was selected of, in the order of the selections.
         wanted: For each of them, whether the reader lacks the present version.
         selected: What is answered of those.
-        header: Says so to the reader; only for now.
+        header: Says so to the reader; see `present_header`.
         layout: Of the values in shared memory.
         nbytes: What it takes to make them ready.
     """
@@ -65,21 +66,26 @@ class Choice:
             sum(each.nbytes for each in selected),
         )
 
-    @property
+    @cached_property
+    def owners(self) -> frozenset[str]:
+        """Under whose locks its variables are."""
+        specs = [variable.spec for variable in self.variables]
+        return frozenset([spec.slot_of or spec.name for spec in specs])
+
+    @cached_property
     def is_whole(self) -> bool:
         """Whether it is of whole variables or slices, and not of rows."""
         return all(each.rows is None for each in self.selected)
 
     def is_still(self, selections: Sequence[Selection]) -> bool:
-        """Whether it is the one for selections of the same parts of the same variables.
+        """Whether it is the one for selections of the same parts of its variables."""
+        return self.wanted == _wanted(self.variables, selections)
 
-        Then its header has the present versions.
-        """
-        if self.wanted != _wanted(self.variables, selections):
-            return False
+    def present_header(self) -> ReadHeader:
+        """The header, with the present versions; they are others with the next call."""
         for value, variable in zip(self.header.values, self.variables, strict=True):
             value.version = variable.version
-        return True
+        return self.header
 
     def tensors(self) -> list[torch.Tensor]:
         """The values."""

@@ -23,11 +23,16 @@ class VariableLocks:
         another in a circle. Owners may change while locks are waited for: those that
         are held in the end are the owners then.
         """
-        return Holding(self, list(names), owner)
+        named = list(names)
+        return Holding(self, lambda: sorted(set(map(owner, named))))
+
+    def are_free(self, names: Iterable[str]) -> bool:
+        """Whether nobody holds one of them."""
+        return self._waiting.keys().isdisjoint(names)
 
     def take(self, names: Iterable[str]) -> bool:
         """Takes locks if all of them are free; says whether they were."""
-        if not self._waiting.keys().isdisjoint(names):
+        if not self.are_free(names):
             return False
         self._waiting.update(dict.fromkeys(names))
         return True
@@ -58,19 +63,22 @@ class VariableLocks:
 
 
 class Holding:
-    """Holds locks while it is entered; see `VariableLocks.holding`."""
+    """Holds locks while it is entered; see `VariableLocks.holding`.
 
-    def __init__(
-        self, locks: VariableLocks, names: list[str], owner: Callable[[str], str]
-    ) -> None:
-        self._locks, self._names, self._owner = locks, names, owner
+    Args:
+        locks: All there are.
+        wanted: The names of those to hold, sorted, as they are now.
+    """
+
+    def __init__(self, locks: VariableLocks, wanted: Callable[[], list[str]]) -> None:
+        self._locks, self._wanted = locks, wanted
         self._held: list[str] = []
 
     async def acquire(self) -> None:
         """Waits for all locks."""
         wanted = self._wanted()
         if self._locks.take(wanted):
-            self._held = wanted
+            self._held = [*wanted]
             return
         try:
             while self._held != (wanted := self._wanted()):
@@ -86,9 +94,6 @@ class Holding:
 
     async def __aexit__(self, *_: object) -> None:
         self.release()
-
-    def _wanted(self) -> list[str]:
-        return sorted(set(map(self._owner, self._names)))
 
     def release(self) -> None:
         """Gives all of them back."""

@@ -156,6 +156,6 @@ class Snapshots:
         """Gives variables memory of their own; their locks are held."""
         variables = list(variables)
         for variable in variables:
-            variable.value = variable.value.clone()
+            variable.give(variable.value.clone())
         for snapshot in self._open:
             snapshot.part_from(variables)

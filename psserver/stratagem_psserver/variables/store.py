@@ -34,6 +34,7 @@ from stratagem_psserver.tables.description import (
 )
 from stratagem_psserver.tables.table import FIRST_ROWS, Table
 from stratagem_psserver.variables.descriptions import check_partition, check_value
+from stratagem_psserver.variables.joint_memory import JointMemory
 
 _COMPARED = 100  # names, for advice on an unknown one
 
@@ -47,16 +48,25 @@ class Variable:
         value: CPU tensor of the spec's dtype and shape. Of a table it has no rows.
         version: +1 with each applied change, 1 after creation.
         arena: The stored rows of a table, or of a slot of one; None for others.
+        joint: What its value lies in with those of others; None if it has memory of
+            its own.
     """
 
     spec: VariableSpec
     value: torch.Tensor
     version: int = 1
     arena: Arena | None = None
+    joint: JointMemory | None = None
 
     @property
     def name(self) -> str:
         return self.spec.name
+
+    def give(self, value: torch.Tensor, joint: JointMemory | None = None) -> None:
+        """Gives it that value as its storage."""
+        if self.joint is not None:
+            self.joint.leave(self.value.nbytes)
+        self.value, self.joint = value, joint
 
     def info(self) -> VariableInfo:
         info = VariableInfo(spec=self.spec, version=self.version)
@@ -175,6 +185,10 @@ class VariableStore:
     def owner(self, name: str) -> str:
         """The variable with which that one is locked and deleted; itself if none."""
         return self._owners.get(name, name)
+
+    def owners(self, names: Iterable[str]) -> list[str]:
+        """The owners of variables, each once, in the order of their names."""
+        return sorted(set(map(self.owner, names)))
 
     def slots(self, name: str) -> list[str]:
         """Names of a variable's slot variables, in order of creation."""
@@ -297,7 +311,7 @@ class VariableStore:
         """Gives a variable that value as its storage."""
         variable = self.get(name)
         if variable.value is not value:
-            variable.value = value
+            variable.give(value)
             self.changed()
         variable.version += 1
 
@@ -320,7 +334,8 @@ class VariableStore:
             self._add(spec, value, arena)
             return
         if variable.arena is not arena:
-            variable.spec, variable.value, variable.arena = spec, value, arena
+            variable.give(value)
+            variable.spec, variable.arena = spec, arena
             self.changed()
         variable.version += 1
 
@@ -342,6 +357,8 @@ class VariableStore:
 
     def _remove(self, name: str) -> None:
         variable = self._variables.pop(name)
+        if variable.joint is not None:
+            variable.joint.leave(variable.value.nbytes)
         self.changed()
         owner, arena = variable.spec.slot_of, variable.arena
         if arena is not None and owner:

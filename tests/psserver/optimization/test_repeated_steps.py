@@ -14,6 +14,7 @@ from stratagem_proto.errors import AlreadyExistsError, InvalidArgumentError
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import Optimizers
+from stratagem_psserver.optimization.repeated_groups import Gradients
 from stratagem_psserver.optimization.repeated_steps import RepeatedStep
 from tests.psserver.optimization.test_optimizers import CASES, STEPS, Twin, hosting
 from tests.psserver.wire import optimizer_program, sgd
@@ -32,7 +33,7 @@ class Repeating:
         self.known = None
 
     def step(self, program: OptimizerProgram, gradients: Sequence[Gradient]) -> None:
-        values = [each.value for each in gradients]
+        values = Gradients([each.value for each in gradients])
         known = self.known
         if known is not None and self.optimizers.repeat(known, program, values):
             self.repeated += 1
@@ -49,7 +50,7 @@ def checked(
     step = optimizers.prepare(program, gradients)
     step.run()
     optimizers.commit(step)
-    return RepeatedStep.of(step)
+    return RepeatedStep.of(step, optimizers._store)
 
 
 def stepped(twin: Twin, repeating: Repeating) -> None:
@@ -102,7 +103,7 @@ def test_a_step_with_another_state_is_not_repeated() -> None:
     parameters = [torch.zeros(2)]
     optimizers, known = ready(torch.optim.Adam(parameters))
     other = optimizer_program(torch.optim.Adam(parameters, amsgrad=True))
-    assert not optimizers.repeat(known, other, [torch.ones(2)])
+    assert not optimizers.repeat(known, other, Gradients([torch.ones(2)]))
 
 
 def test_a_step_with_another_number_of_groups_is_not_repeated() -> None:
@@ -110,7 +111,7 @@ def test_a_step_with_another_number_of_groups_is_not_repeated() -> None:
     optimizers, known = ready(torch.optim.Adam(parameters))
     other = optimizer_program(torch.optim.Adam(parameters))
     other.groups.append(other.groups[0])
-    assert not optimizers.repeat(known, other, [torch.ones(2)])
+    assert not optimizers.repeat(known, other, Gradients([torch.ones(2)]))
 
 
 def test_groups_without_a_gradient_are_not_looked_at() -> None:
@@ -120,7 +121,7 @@ def test_groups_without_a_gradient_are_not_looked_at() -> None:
     program.groups[1].values["lr"].number = -1.0
     known = checked(optimizers, program, gradients)
     assert known is not None
-    assert optimizers.repeat(known, program, [torch.ones(2)])
+    assert optimizers.repeat(known, program, Gradients([torch.ones(2)]))
 
 
 def test_hyperparameters_that_cannot_be_are_refused() -> None:
@@ -128,14 +129,14 @@ def test_hyperparameters_that_cannot_be_are_refused() -> None:
     program = sgd()
     program.groups[0].values["lr"].number = -1.0
     with pytest.raises(InvalidArgumentError, match="lr=-1"):
-        optimizers.repeat(known, program, [torch.ones(2)])
+        optimizers.repeat(known, program, Gradients([torch.ones(2)]))
 
 
 def test_an_optimizer_of_another_class_is_refused() -> None:
     optimizers, known = ready(torch.optim.Adam([torch.zeros(2)]))
     program = optimizer_program(torch.optim.AdamW([torch.zeros(2)]), name="Adam")
     with pytest.raises(AlreadyExistsError, match="cannot become a AdamW"):
-        optimizers.repeat(known, program, [torch.ones(2)])
+        optimizers.repeat(known, program, Gradients([torch.ones(2)]))
 
 
 def test_a_step_that_begins_its_state_or_has_rows_cannot_be_repeated() -> None:
@@ -153,7 +154,7 @@ def test_nothing_is_left_of_the_gradients() -> None:
         optimizer_program(torch.optim.Adam([torch.zeros(2)])),
         torch.ones(2),
     )
-    assert optimizers.repeat(known, adam, [gradient])
+    assert optimizers.repeat(known, adam, Gradients([gradient]))
     known.run()
     optimizers.commit(known)
     assert known.variables[0].value.grad is None
@@ -170,7 +171,7 @@ def test_nothing_is_left_of_the_gradients_of_a_step_that_is_refused(lr: float) -
     refused.groups[0].values["lr"].number = lr
     gradient = torch.ones(2)
     with pytest.raises(InvalidArgumentError):
-        optimizers.repeat(known, refused, [gradient])
+        optimizers.repeat(known, refused, Gradients([gradient]))
     left = weakref.ref(gradient)
     del gradient
     gc.collect()

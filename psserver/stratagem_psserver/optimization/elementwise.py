@@ -1,0 +1,80 @@
+"""Whether it is all the same to an optimizer in which tensor an element is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import torch
+
+from stratagem_proto.optimizers import OptimizerRule, Value
+from stratagem_proto.segment import starts
+from stratagem_psserver.optimization.dry_run import Hyperparameters
+from stratagem_psserver.optimization.single_steps import make_optimizer, take_step
+
+# Ends of tensors, where fewer elements are left than a processor takes at once, and
+# lengths at which torch goes over to other loops.
+_SIZES = (1, 3, 8, 17, 33, 100, 1037)
+_STEPS = 3
+
+# They take apart in blocks of their own what is too small to show it here, or more
+# than one tensor at a time.
+_OTHERS = ("fused", "foreach")
+
+
+def is_elementwise(
+    rule: OptimizerRule, values: Mapping[str, Value], dtype: torch.dtype
+) -> bool:
+    """Whether a step of joined parameters comes to the same bytes, on this machine.
+
+    Args:
+        rule: The optimizer.
+        values: Hyperparameters of a param group, which were tried before.
+        dtype: Of the parameters.
+    """
+    if dtype not in (torch.float32, torch.float64) or any(map(values.get, _OTHERS)):
+        return False
+    # The learning rate changes with each step of a scheduler, unlike the rest.
+    rest = tuple(sorted((key, value) for key, value in values.items() if key != "lr"))
+    return _is_elementwise(rule, rest, dtype)
+
+
+@lru_cache(maxsize=1024)
+def _is_elementwise(
+    rule: OptimizerRule, rest: Hyperparameters, dtype: torch.dtype
+) -> bool:
+    places, room = starts([size * dtype.itemsize for size in _SIZES])
+    begins = [place // dtype.itemsize for place in places]
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn() -> torch.Tensor:
+        return torch.randn(room // dtype.itemsize, dtype=dtype, generator=generator)
+
+    def apart(whole: torch.Tensor) -> list[torch.Tensor]:
+        ends = zip(begins, _SIZES, strict=True)
+        return [whole[begin : begin + size].clone() for begin, size in ends]
+
+    value = drawn()
+    parts, gradients = apart(value), [drawn() for _ in range(_STEPS)]
+    values = {"lr": 0.1, **dict(rest)}
+    _step(rule, values, [value], [[each] for each in gradients])
+    _step(rule, values, parts, list(map(apart, gradients)))
+    return all(map(_are_same, apart(value), parts))
+
+
+def _step(
+    rule: OptimizerRule,
+    values: Mapping[str, Value],
+    parameters: list[torch.Tensor],
+    steps: Sequence[Sequence[torch.Tensor]],
+) -> None:
+    optimizer = make_optimizer(rule, values, parameters)
+    optimizer.param_groups[0]["params"] = parameters
+    for gradients in steps:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        take_step(optimizer, sparse=False)
+
+
+def _are_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))

@@ -1,0 +1,129 @@
+"""Param groups that are stepped again and again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.optim import Optimizer
+
+from stratagem_psserver.optimization.dry_run import StateLayout
+from stratagem_psserver.optimization.hyperparameters import Settings
+from stratagem_psserver.optimization.loans import Loan, WholeLoan, as_tensor
+from stratagem_psserver.optimization.single_steps import take_step
+from stratagem_psserver.variables.store import Variable, VariableStore
+
+
+class Gradients(NamedTuple):
+    """What a step is taken with.
+
+    Attributes:
+        each: One for each variable, in their order.
+        joint: All of them as one vector, with gaps, in which they are where tensors
+            of their sizes are in a segment; None if they do not lie so.
+    """
+
+    each: Sequence[torch.Tensor]
+    joint: torch.Tensor | None = None
+
+
+class RepeatedGroup(Protocol):
+    """Variables of one param group, and an optimizer that stays with them."""
+
+    def accepts(self, groups: Sequence[Settings]) -> bool:
+        """Takes other hyperparameters, unless the state is another one with them."""
+
+    def step(self, gradients: Gradients) -> None:
+        """Changes variables and state, for given gradients of all of the step."""
+
+    def commit(self, store: VariableStore) -> None:
+        """Lets the store know what has come of the state."""
+
+
+@dataclass(eq=False)
+class Parameter:
+    """A variable with its state.
+
+    Attributes:
+        value: That of the variable.
+        place: Of its gradient among those of the step.
+        layout: Of the state.
+        slots: Where the state is kept, by the optimizer's keys.
+        state: What the optimizer makes of it.
+    """
+
+    value: torch.Tensor
+    place: int
+    layout: StateLayout
+    slots: Mapping[str, Variable]
+    state: dict[str, Any]
+
+    @classmethod
+    def of(cls, loan: Loan, place: int) -> Parameter | None:
+        """It, if the gradient is dense and the state is there, all of it tensors."""
+        if not isinstance(loan, WholeLoan) or len(loan.slots) < len(loan.layout):
+            return None
+        layout, slots = loan.layout, loan.slots
+        state = {key: layout[key].lent(slot.value) for key, slot in slots.items()}
+        if not all(isinstance(value, torch.Tensor) for value in state.values()):
+            return None
+        return cls(loan.variable.value, place, layout, slots, state)
+
+    def commit(self, store: VariableStore) -> None:
+        for key, value in self.state.items():
+            slot = self.slots[key]
+            if slot.value is value:
+                slot.version += 1
+            else:
+                store.put_value(slot.name, as_tensor(value, self.layout[key].dtype))
+
+
+class Group:
+    """Variables that are stepped one after the other.
+
+    Args:
+        number: Of the param group.
+        settings: Its hyperparameters, which steps were taken with.
+        parameters: The variables.
+    """
+
+    def __init__(
+        self, number: int, settings: Settings, parameters: Sequence[Parameter]
+    ) -> None:
+        self._number, self._parameters = number, parameters
+        self._settings = settings
+        self._optimizer: Optimizer | None = None
+
+    def accepts(self, groups: Sequence[Settings]) -> bool:
+        settings = groups[self._number]
+        if settings is self._settings:
+            return True
+        for each in self._parameters:
+            if settings.needs(each.value.dtype, sparse=False).layout is not each.layout:
+                return False
+        self._settings, self._optimizer = settings, None
+        return True
+
+    def step(self, gradients: Gradients) -> None:
+        optimizer = self._optimizer = self._optimizer or self._made()
+        try:
+            for each in self._parameters:
+                each.value.grad = gradients.each[each.place]
+            take_step(optimizer, sparse=False)
+        finally:
+            for each in self._parameters:
+                each.value.grad = None
+
+    def _made(self) -> Optimizer:
+        values = [each.value for each in self._parameters]
+        optimizer = self._settings.prototype.optimizer(values, fresh=[])
+        states = ((each.value, each.state) for each in self._parameters)
+        optimizer.state = defaultdict(dict, states)
+        return optimizer
+
+    def commit(self, store: VariableStore) -> None:
+        for each in self._parameters:
+            each.commit(store)

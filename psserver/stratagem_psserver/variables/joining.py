@@ -1,0 +1,46 @@
+"""Having small variables lie one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from stratagem_proto.segment import starts
+from stratagem_psserver.variables.joint_memory import JointMemory
+from stratagem_psserver.variables.store import Variable, VariableStore
+
+
+def joined(store: VariableStore, variables: Sequence[Variable]) -> torch.Tensor | None:
+    """The memory of some variables of one dtype, as a vector.
+
+    They are in it where tensors of their sizes are in a segment. What is between them
+    is there to be overwritten.
+
+    Args:
+        store: Where they are, of which nobody else uses these.
+        variables: They are moved there, unless they lie so already.
+
+    Returns:
+        None if one of them lies together with others, or in another order.
+    """
+    names = [each.name for each in variables]
+    joints = [each.joint for each in variables]
+    whole = {joint for joint in joints if joint is not None and joint.is_whole}
+    if not whole:
+        return _moved(store, variables)
+    joint = whole.pop()
+    return joint.memory if joint.names == names else None
+
+
+def _moved(store: VariableStore, variables: Sequence[Variable]) -> torch.Tensor:
+    values = [each.value for each in variables]
+    size, dtype = values[0].itemsize, values[0].dtype
+    places, room = starts([value.nbytes for value in values])
+    memory = torch.zeros(room // size, dtype=dtype)
+    joint = JointMemory(memory, [each.name for each in variables], store.room)
+    for variable, value, place in zip(variables, values, places, strict=True):
+        part = memory.narrow(0, place // size, value.numel()).view(value.shape)
+        variable.give(part.copy_(value), joint)
+    store.changed()
+    return memory

@@ -1,0 +1,75 @@
+"""What was chosen is kept while it holds, and is not much."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_BFLOAT16
+from stratagem_psserver.variables import kept_choices
+from stratagem_psserver.variables.kept_choices import KeptChoices
+from stratagem_psserver.variables.store import VariableStore
+from tests.psserver.variables.test_values import indices
+from tests.psserver.wire import model_spec
+
+
+def all_of(*names: str, newer_than: int | None = None) -> list[pb.Selection]:
+    return [pb.Selection(variable=name, newer_than=newer_than) for name in names]
+
+
+def hosting_two() -> tuple[VariableStore, KeptChoices]:
+    store = VariableStore()
+    for name in "wb":
+        store.create([model_spec(name, torch.zeros(2))], [torch.zeros(2)])
+    return store, KeptChoices(store)
+
+
+def test_a_choice_is_kept_for_those_who_read_the_same() -> None:
+    store, kept = hosting_two()
+    first = kept.of(all_of("w", "b"))
+    store.get("b").version += 1
+    assert kept.of(all_of("w", "b")) is first
+    assert [value.version for value in first.present_header().values] == [1, 2]
+    other = kept.of(all_of("w", "b", newer_than=1))
+    assert [each.variable.name for each in other.selected] == ["b"]
+    assert [each.variable.name for each in kept.of(all_of("b", "w")).selected] == [
+        "b",
+        "w",
+    ]
+
+
+def test_a_choice_is_not_kept_once_a_variable_is_replaced() -> None:
+    store, kept = hosting_two()
+    kept.of(all_of("w"))
+    store.put_value("w", torch.ones(2))
+    assert torch.equal(kept.of(all_of("w")).tensors()[0], torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"slice": pb.Slice(start=[1], size=[1])},
+        {"rows": pb.Rows(indices=indices(1))},
+        {"narrowed_to": DATA_TYPE_BFLOAT16},
+    ],
+)
+def test_a_kept_choice_is_not_that_of_a_part(part: dict[str, Any]) -> None:
+    _, kept = hosting_two()
+    whole = kept.of(all_of("w"))
+    assert kept.of([pb.Selection(variable="w", **part)]) is not whole
+    assert kept.of(all_of("w")) is whole
+
+
+def test_no_more_choices_are_kept_than_take_little_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kept_choices, "MOST_NAMES", 3)
+    _, kept = hosting_two()
+    both, one = kept.of(all_of("w", "b")), kept.of(all_of("w"))
+    assert kept.of(all_of("w", "b")) is both
+    kept.of(all_of("b"))
+    assert kept.of(all_of("w", "b")) is both
+    assert kept.of(all_of("w")) is not one
