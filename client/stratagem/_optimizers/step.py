@@ -93,7 +93,11 @@ class OptimizerStep:
     def reduced_gradients(self) -> dict[str, torch.Tensor]:
         """Return all gradients as this process alone would apply them, by variable."""
         if self.replicas == 1:
-            return {variable.name: gradient for variable, (gradient,) in self.updates()}
+            return {
+                variable.name: gradient
+                for group in self.groups
+                for variable, (gradient,) in group.updates
+            }
         return {one.variable.name: self.reduced(one) for one in self.updates()}
 
     def updates(self) -> Iterator[VariableGradients]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -44,14 +42,17 @@ def _all_empty(parts: tuple[Any, ...]) -> bool:
 _WITHOUT_ROWS: ContextVar[tuple[int, ...]] = ContextVar("replicas without rows")
 
 
-@contextmanager
-def running_without_rows(replicas: tuple[int, ...]) -> Iterator[None]:
+class running_without_rows:
     """Scope in which the replicas run, some of them without data."""
-    before = _WITHOUT_ROWS.set(replicas)
-    try:
-        yield
-    finally:
-        _WITHOUT_ROWS.reset(before)
+
+    def __init__(self, replicas: tuple[int, ...]) -> None:
+        self._replicas = replicas
+
+    def __enter__(self) -> None:
+        self._before = _WITHOUT_ROWS.set(self._replicas)
+
+    def __exit__(self, *_: object) -> None:
+        _WITHOUT_ROWS.reset(self._before)
 
 
 def has_no_rows() -> bool:
