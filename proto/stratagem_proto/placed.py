@@ -73,7 +73,10 @@ def kinds_described(specs: Iterable[TensorSpec]) -> tuple[Kind, ...]:
 
 
 def encode_placed(
-    header: bytes, tensors: Sequence[torch.Tensor], segment: Segment
+    header: bytes,
+    tensors: Sequence[torch.Tensor],
+    segment: Segment,
+    layout: Layout | None = None,
 ) -> bytes:
     """Copies tensors to a segment; returns the frame that says where they are.
 
@@ -81,8 +84,9 @@ def encode_placed(
         header: Of the frame, encoded.
         tensors: On any device, contiguous or not.
         segment: With room for the layout of these kinds.
+        layout: That layout, if it is known.
     """
-    layout = layout_of(kinds_of(tensors))
+    layout = layout or layout_of(kinds_of(tensors))
     if tensors:
         with torch.no_grad():
             torch._foreach_copy_(segment.tensors(layout.kinds), [*tensors])

@@ -174,7 +174,7 @@ class Connection:
     def _numbered(
         self, request: Request[Result], style: Style, settled: Callable[[], None]
     ) -> Pending[Result]:
-        session = self.open()
+        session = self._session or self._first_opened()
         key = session.next_key(self._steps, next_closure_key(self.peer))
 
         def settle() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Generic, TypeAlias, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
 from weakref import WeakMethod
 
 from stratagem._servers.interruption import uninterrupted
@@ -122,26 +123,32 @@ class _Sent(Generic[Answer]):
 
     def __init__(self, steps: StepCount, step: int, wait: Callable[[], Answer]) -> None:
         self._steps, self._step, self._wait = steps, step, wait
-        self._landed: Future[Answer] = Future()
+        # How to get what came of it; None while that is not known.
+        self._landed: Callable[[], Answer] | None = None
         self._landing = threading.Lock()
 
     @property
     def has_landed(self) -> bool:
-        return self._landed.done()
+        return self._landed is not None
 
     def land(self) -> None:
         # Whoever is interrupted must not give it up.
         with uninterrupted(), self._landing:
-            if self._landed.done():
+            if self._landed is not None:
                 return
             try:
                 with self._steps.taking_apart(self._step):
                     answer = self._wait()
             except Exception as error:
                 _LOG.warning("a push in flight failed, which is raised next: %s", error)
-                self._landed.set_exception(error)
+                self._landed = partial(_raise, error)
             else:
-                self._landed.set_result(answer)
+                self._landed = lambda: answer
 
     def answer(self) -> Answer:
-        return self._landed.result()
+        assert self._landed is not None, "it has landed before"
+        return self._landed()
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
+from stratagem_proto.placed import Layout, kinds_of, layout_of
 from stratagem_proto.tensors import as_bytes, encode_dtype
 from stratagem_proto.v1.parameter_server_pb2 import (
     FollowingRead,
@@ -36,17 +37,32 @@ class Reading(NamedTuple):
     narrowed_to: torch.dtype | None = None
 
 
+class Following(NamedTuple):
+    """Whole variables to read after an update.
+
+    Attributes:
+        readings: What to read of each.
+        layout: That of their tensors.
+        encoded: The part of an `UpdateHeader` that asks for them.
+    """
+
+    readings: Sequence[Reading]
+    layout: Layout
+    encoded: bytes
+
+
+def following(readings: Sequence[Reading]) -> Following:
+    """Readings of whole variables, to be done after an update."""
+    layout = layout_of(kinds_of([reading.into for reading in readings]))
+    return Following(readings, layout, _asked_after(_wholes(readings)))
+
+
 def asked(readings: Sequence[Reading]) -> bytes:
     """The part of a `ReadRequest` that says what to read."""
     if any([reading.rows is not None for reading in readings]):
         selections = map(_selection, readings)
         return ReadRequest(selections=selections).SerializeToString()
     return _asked(_wholes(readings))
-
-
-def asked_after(readings: Sequence[Reading]) -> bytes:
-    """The part of an `UpdateHeader` that says what to read, whole variables, then."""
-    return _asked_after(_wholes(readings))
 
 
 _Wholes: TypeAlias = tuple[tuple[str, int | None, torch.dtype | None], ...]
@@ -79,3 +95,6 @@ def _selection(reading: Reading) -> Selection:
     if reading.rows is not None:
         selection.rows.indices = bytes(as_bytes(reading.rows))
     return selection
+
+
+NOTHING_FOLLOWS = following(())

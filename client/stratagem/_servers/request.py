@@ -81,6 +81,7 @@ class Request(Generic[Result]):
             there.
         derived_nbytes: Bytes that the server needs for what it makes of the tensors.
         wait: Time that the server is asked to wait at most, in seconds.
+        layout: That of the tensors, if it is known.
     """
 
     method: str
@@ -92,6 +93,7 @@ class Request(Generic[Result]):
     response_room: int = 0
     derived_nbytes: int = 0
     wait: float = 0.0
+    layout: Layout | None = None
 
     def then(self, answered: Callable[[], None]) -> Request[Result]:
         """The same request, which calls a function once it has its result."""
@@ -139,7 +141,7 @@ class Request(Generic[Result]):
 
     @cached_property
     def _layout(self) -> Layout:
-        return layout_of(kinds_of(self.tensors))
+        return self.layout or layout_of(kinds_of(self.tensors))
 
     @property
     def request_nbytes(self) -> int:
@@ -187,7 +189,7 @@ class Request(Generic[Result]):
                 cast(_Reading, self.message).into_segment = segment is not None
             return (self._header(),)
         if segment is not None:
-            return (encode_placed(self._header(), self.tensors, segment),)
+            return (encode_placed(self._header(), self.tensors, segment, self._layout),)
         frames = split(self._whole_message(), self.tensors, CHUNK_BYTES)
         return map(encode_frame, frames)
 

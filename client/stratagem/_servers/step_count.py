@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 
@@ -76,21 +75,24 @@ class StepCount:
             self._apart = self._current
             return self._apart
 
-    @contextmanager
-    def taking_apart(self, step: int) -> Iterator[None]:
+    def taking_apart(self, step: int) -> AbstractContextManager[None]:
         """Makes what this thread sends meanwhile a part of a step, and ends the part.
 
         Args:
             step: Which step, perhaps not the one that other threads take.
         """
+        return _TakingApart(self, step)
+
+    def enter_apart(self, step: int) -> None:
+        """Begins what `taking_apart` is entered for; `leave_apart` must follow."""
         self._own.step = step
-        try:
-            yield
-        finally:
-            self._own.step = 0
-            with self._lock:
-                self._apart = 0
-                self._publish()
+
+    def leave_apart(self) -> None:
+        """Ends what `enter_apart` began."""
+        self._own.step = 0
+        with self._lock:
+            self._apart = 0
+            self._publish()
 
     def _end(self, report: bytes) -> None:
         self._reports.append(Finished(self._current, report))
@@ -171,3 +173,18 @@ class _Taking(AbstractContextManager[None]):
     def __exit__(self, *_: object) -> None:
         if self._entered:
             self._steps.leave()
+
+
+class _TakingApart(AbstractContextManager[None]):
+    """A part of a step that outlasts it; see `StepCount.taking_apart`."""
+
+    __slots__ = ("_step", "_steps")
+
+    def __init__(self, steps: StepCount, step: int) -> None:
+        self._steps, self._step = steps, step
+
+    def __enter__(self) -> None:
+        self._steps.enter_apart(self._step)
+
+    def __exit__(self, *_: object) -> None:
+        self._steps.leave_apart()

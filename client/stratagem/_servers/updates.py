@@ -13,7 +13,7 @@ from stratagem._servers.request import Request, sole
 from stratagem._servers.writes import Attachments
 from stratagem_proto.encodings import Encoded
 from stratagem_proto.gradient_limits import GradientLimits
-from stratagem_proto.placed import kinds_of
+from stratagem_proto.placed import Layout, kinds_of, layout_of
 from stratagem_proto.segment import Kind
 from stratagem_proto.tensors import spec_of_kind, total_nbytes
 from stratagem_proto.update_programs import encode_limits
@@ -107,6 +107,46 @@ def step(
         return _with_gradients(header, gradients, program)
     header.program.optimizer.CopyFrom(program)
     return _with_gradients(header, gradients)
+
+
+class Naming:
+    """Of which variables the dense gradients of a request are, step after step.
+
+    Args:
+        gradients: Variable and param group of each.
+
+    Attributes:
+        names: The variables, in that order.
+        variables: The same as a set.
+    """
+
+    def __init__(self, gradients: Sequence[tuple[str, int]]) -> None:
+        self.names = [variable for variable, _ in gradients]
+        self.variables = frozenset(self.names)
+        self._named = [(variable, group, True) for variable, group in gradients]
+        self._last = layout_of(()), b""
+
+    def of(self, tensors: Sequence[torch.Tensor]) -> tuple[Layout, bytes]:
+        """The layout of gradients, and the part of an `UpdateHeader` about them."""
+        kinds = kinds_of(tensors)
+        if kinds != self._last[0].kinds:
+            self._last = layout_of(kinds), _described(self._named, kinds)
+        return self._last
+
+
+def dense_step(
+    program: bytes, naming: Naming, gradients: Sequence[torch.Tensor]
+) -> Request[list[int]]:
+    """As `step`, of gradients that are neither of rows nor encoded.
+
+    Args:
+        program: As for `step`.
+        naming: What they are of.
+        gradients: In its order.
+    """
+    layout, described = naming.of(gradients)
+    rest = program + described
+    return Request("Update", UpdateHeader(), _updated, gradients, rest, layout=layout)
 
 
 def keep(backward: BackwardPass, gradients: Sequence[Gradient]) -> Request[list[int]]:

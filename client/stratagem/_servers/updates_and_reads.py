@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-from stratagem._servers.reading import Reading, asked_after
+import torch
+
+from stratagem._servers.reading import Following, Reading
 from stratagem._servers.reads import filled
 from stratagem._servers.request import Request
 from stratagem._servers.transports.call import Responses
-from stratagem_proto.placed import Layout, kinds_of, layout_of
+from stratagem_proto.placed import Layout
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import (
     ReadHeader,
@@ -34,27 +36,31 @@ class Answer:
 
 
 def and_read(
-    update: Request[list[int]], readings: Sequence[Reading], begins: Sequence[StepBegin]
+    update: Request[list[int]],
+    then: Following,
+    begins: Sequence[StepBegin],
+    tensors: Sequence[torch.Tensor] | None = None,
 ) -> Request[Answer]:
     """The request that runs an update program, then fills the readings' tensors.
 
     Args:
         update: The request that only runs the program; not to be used any more.
-        readings: What to read of the server, whole variables.
+        then: What to read of the server.
         begins: Steps to ask leave for, if that needs no waiting.
+        tensors: What to send in place of the tensors of the update.
     """
     message = cast(UpdateHeader, update.message)
     message.then.begins.extend(begins)
-    values = layout_of(kinds_of([reading.into for reading in readings]))
     return Request(
         "UpdateAndRead",
         message,
-        partial(_answer, readings, values),
-        update.tensors,
-        update.rest + asked_after(readings),
-        values.nbytes,
-        values.room,
+        partial(_answer, then.readings, then.layout),
+        update.tensors if tensors is None else tensors,
+        update.rest + then.encoded,
+        then.layout.nbytes,
+        then.layout.room,
         update.derived_nbytes,
+        layout=update.layout,
     )
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from stratagem import DistributedOptimizer, ParameterServerStrategy, Variable
 from stratagem._servers import updates
+from stratagem._servers.reading import NOTHING_FOLLOWS
 from stratagem._servers.updates_and_reads import and_read
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.protocol import PROTOCOL_VERSION
@@ -198,6 +199,35 @@ def test_what_changes_between_steps_is_part_of_the_next_one(
     assert values(**settings) == values(fused_steps=False)
 
 
+def test_gradients_go_where_their_parameters_are_now_and_as_they_are() -> None:
+    with running(2, num_workers=1) as cluster, cluster.strategy() as strategy:
+        with strategy.scope():
+            table, dense = nn.Embedding(4, 2), nn.Linear(2, 1)
+            module = nn.ModuleList([table, dense])
+            for parameter in module.parameters():
+                nn.init.zeros_(parameter)
+        optimizer = DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=1.0))
+
+        def step() -> None:
+            optimizer.zero_grad()
+            score = dense(table(torch.tensor([1]))).sum()
+            (score + table(torch.tensor([2])).sum()).backward()
+            optimizer.step()
+
+        def after_a_step() -> tuple[float, float]:
+            strategy.run(step)
+            strategy.refresh()
+            return table.weight[2, 0].item(), dense.bias.item()
+
+        assert [after_a_step(), after_a_step()] == [(-1.0, -1.0), (-2.0, -2.0)]
+        table.sparse = True
+        assert after_a_step() == (-3.0, -3.0)
+        table.sparse = False
+        list.pop(optimizer.param_groups[0]["params"])
+        optimizer.add_param_group({"params": [dense.bias], "lr": 10.0})
+        assert after_a_step() == (-4.0, -13.0)
+
+
 def test_runs_of_several_pushes_read_what_the_last_one_made(alone: Cluster) -> None:
     found = []
     for fused in (False, True):
@@ -263,7 +293,7 @@ def test_what_is_only_kept_is_refused(alone: Cluster) -> None:
     with connected(alone.servers[0]) as connection:
         kept = updates.keep(BackwardPass(optimizer="SGD", number=1), [])
         with pytest.raises(InvalidArgumentError, match="send by Update"):
-            connection.call(and_read(kept, (), ()))
+            connection.call(and_read(kept, NOTHING_FOLLOWS, ()))
 
 
 def test_a_refresh_of_unchanged_variables_brings_versions_alone() -> None:

@@ -54,7 +54,9 @@ def _push(
     if gradients is None:
         return
     program = store.programs.encoded(step)
-    push = Push(step.optimizer, grant, program, _loads(step, gradients, early))
+    dense = store.routes.loads(step, gradients) if early is None else None
+    loads = _loads(step, gradients, early) if dense is None else dense
+    push = Push(step.optimizer, grant, program, loads)
     store.pushes.send(push, awaited=early is not None)
 
 
@@ -137,8 +139,8 @@ def _loads(
     loads = no_loads(step.compressor) if early is None else early.finish()
     done = () if early is None else early.variables
     for number, group in enumerate(step.groups):
-        for update in group.updates:
-            name = update.variable.name
+        for variable, _ in group.updates:
+            name = variable.name
             if name in gradients and name not in done:
-                add_gradient(loads, update.variable, gradients[name], number)
+                add_gradient(loads, variable, gradients[name], number)
     return loads

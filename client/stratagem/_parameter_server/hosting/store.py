@@ -14,6 +14,7 @@ from stratagem._parameter_server.hosting.programs import Programs
 from stratagem._parameter_server.pushing.global_norm import finish
 from stratagem._parameter_server.pushing.pace import Pace
 from stratagem._parameter_server.pushing.pushes import Fusing, Pushes
+from stratagem._parameter_server.pushing.routes import Routes
 from stratagem._parameter_server.variables.cached_reads import note_read, unread
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
 from stratagem._servers.consistency import begin
@@ -52,6 +53,7 @@ class RemoteStore:
         pace: How far this worker is in its steps.
         pushes: What this worker pushes.
         programs: How servers are told of steps.
+        routes: Where gradients go.
         rejected: How many synchronous steps of an optimizer were dropped, by its name.
     """
 
@@ -69,6 +71,7 @@ class RemoteStore:
         self.pace = pace
         self.pushes = Pushes(servers, pace, self._pulled_as, fusing)
         self.programs = Programs()
+        self.routes = Routes()
         self.rejected: dict[str, int] = {}
 
     @property

@@ -13,7 +13,7 @@ from stratagem._parameter_server.variables.split_variable import (
 )
 from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
 from stratagem._servers.request import Request, Result
-from stratagem._servers.updates import Gradient
+from stratagem._servers.updates import Gradient, step
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InternalError
@@ -54,6 +54,15 @@ class Load:
         self.gradients.append(Gradient(variable, compressed.value, group))
         if compressed.loss is not None:
             self._losses[variable] = compressed.loss
+
+    @property
+    def variables(self) -> set[str]:
+        """Names of the variables that it has gradients of."""
+        return {gradient.variable for gradient in self.gradients}
+
+    def update(self, program: bytes) -> Request[list[int]]:
+        """Return the request that only pushes them; `program` as of `step`."""
+        return step(program, self.gradients, backward=self.backward)
 
     def sent_by(self, request: Request[Result]) -> Request[Result]:
         """Return the request, which takes note that the server has the gradients."""

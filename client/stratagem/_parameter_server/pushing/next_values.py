@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
 from operator import is_
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
-from stratagem._parameter_server.pushing.loads import Load
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
 from stratagem._servers.group import ServerGroup
-from stratagem._servers.reading import Reading
+from stratagem._servers.reading import Following, Reading, following
 
 # Values wait in memory of their own for the step that takes them. What takes longer
 # to copy from there than a request takes is not worth it.
@@ -22,17 +21,85 @@ PulledAs: TypeAlias = Callable[[RemoteVariable, bool], torch.dtype | None]
 """What a variable is rounded to on its way here, to a training step or otherwise."""
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a push asks for.
+class Landing:
+    """Memory where what one server sends with an answer waits for the step after it.
+
+    Args:
+        variables: What it is asked for.
+        pulled_as: What that is rounded to.
+    """
+
+    def __init__(
+        self, variables: Sequence[RemoteVariable], pulled_as: PulledAs
+    ) -> None:
+        self._variables = variables
+        self._names = frozenset([variable.name for variable in variables])
+        self._all = following(
+            [
+                Reading(
+                    one.name,
+                    torch.empty(one.shape, dtype=one.dtype),
+                    narrowed_to=pulled_as(one, True),
+                )
+                for one in variables
+            ]
+        )
+
+    def asking(
+        self, stepped: AbstractSet[str], came: Mapping[RemoteVariable, Came]
+    ) -> Following:
+        """Return how to ask for what is newer then.
+
+        Args:
+            stepped: Names of the variables that have a gradient in the push.
+            came: What waits already.
+        """
+        # What is stepped is newer then, and is asked for by the same words each time.
+        if stepped >= self._names:
+            return self._all
+        pairs = zip(self._variables, self._all.readings, strict=True)
+        return following(
+            [
+                one if one.variable in stepped else _if_newer(variable, one, came)
+                for variable, one in pairs
+            ]
+        )
+
+
+def _if_newer(
+    variable: RemoteVariable, reading: Reading, came: Mapping[RemoteVariable, Came]
+) -> Reading:
+    if variable in came:
+        return reading._replace(newer_than=came[variable].version)
+    return variable.reading(reading.narrowed_to, reading.into)
+
+
+class Came(NamedTuple):
+    """A value that waits.
 
     Attributes:
-        variables: By server.
-        readings: Of these variables.
+        version: Its version.
+        value: The value.
+        is_rounded: Whether it was rounded on its way.
+    """
+
+    version: int
+    value: torch.Tensor
+    is_rounded: bool
+
+
+class Asked(NamedTuple):
+    """What a push asks for; all by server.
+
+    Attributes:
+        variables: The variables.
+        landings: Where they wait.
+        following: How to ask for them.
     """
 
     variables: Mapping[int, Sequence[RemoteVariable]]
-    readings: Mapping[int, Sequence[Reading]]
+    landings: Mapping[int, Landing]
+    following: Mapping[int, Following]
 
 
 class NextValues:
@@ -50,9 +117,10 @@ class NextValues:
         self._nbytes = 0
         self._wanted: Mapping[int, Sequence[RemoteVariable]] = {}
         self._covered: set[RemoteVariable] = set()
-        self._came: dict[RemoteVariable, tuple[int, torch.Tensor]] = {}
-        # Allocating tensors costs more than keeping them.
-        self._spare: dict[RemoteVariable, torch.Tensor] = {}
+        self._came: dict[RemoteVariable, Came] = {}
+        # Allocating tensors costs more than keeping them; by server.
+        self._free: dict[int, list[Landing]] = {}
+        self._taken: list[tuple[int, Landing]] = []
         self._changes = servers.changes
 
     def expect(self, variables: Sequence[RemoteVariable]) -> None:
@@ -60,6 +128,8 @@ class NextValues:
         if not _are_same(variables, self._expected):
             self._expected, self._wanted = variables, by_server(variables)
             self._nbytes = sum(one.nbytes for one in variables)
+            self._free = {server: [] for server in self._wanted}
+            self._taken.clear()
 
     @property
     def wanted(self) -> Mapping[int, Sequence[RemoteVariable]]:
@@ -75,57 +145,47 @@ class NextValues:
         """Forget what has come, since there is something newer."""
         self._covered.clear()
         self._came.clear()
+        while self._taken:
+            server, landing = self._taken.pop()
+            self._free[server].append(landing)
 
-    def ask(self, loads: Mapping[int, Load]) -> Asked:
+    def ask(self, stepped: Mapping[int, AbstractSet[str]]) -> Asked:
         """Return what to read with a push.
 
         Args:
-            loads: What is pushed, by server.
+            stepped: Names of the variables that it has gradients of, by server.
         """
         if self._changes != self._servers.changes:
             self.drop()
             self._changes = self._servers.changes
-        readings = {
-            server: self._readings(group, loads[server])
-            for server, group in self._wanted.items()
+        landings = {
+            server: free.pop()
+            if free
+            else Landing(self._wanted[server], self._pulled_as)
+            for server, free in self._free.items()
         }
-        return Asked(self._wanted, readings)
+        asking = {
+            server: landing.asking(stepped[server], self._came)
+            for server, landing in landings.items()
+        }
+        return Asked(self._wanted, landings, asking)
 
-    def _readings(
-        self, variables: Sequence[RemoteVariable], load: Load
-    ) -> list[Reading]:
-        # What is stepped is newer then, and is asked for by the same words each time.
-        stepped = {gradient.variable for gradient in load.gradients}
-        return [self._reading(one, one.name in stepped) for one in variables]
-
-    def _reading(self, variable: RemoteVariable, is_stepped: bool) -> Reading:
-        into = self._spare.pop(variable, None)
-        if into is None:
-            into = torch.empty(variable.shape, dtype=variable.dtype)
-        narrowed_to = self._pulled_as(variable, True)
-        if is_stepped:
-            return Reading(variable.name, into, narrowed_to=narrowed_to)
-        reading = variable.reading(narrowed_to, into)
-        if variable in self._came:
-            reading = reading._replace(newer_than=self._came[variable][0])
-        return reading
+    def _landing(self, server: int) -> Landing:
+        return Landing(self._wanted[server], self._pulled_as)
 
     def came(self, asked: Asked, versions: Mapping[int, Sequence[int]]) -> None:
         """Take in what came for what was asked."""
         for server, variables in asked.variables.items():
             self._covered.update(variables)
-            readings = asked.readings[server]
-            for each in zip(variables, readings, versions[server], strict=True):
-                self._take(*each)
-
-    def _take(self, variable: RemoteVariable, reading: Reading, version: int) -> None:
-        if reading.newer_than is not None and version <= reading.newer_than:
-            self._spare[variable] = reading.into
-            return
-        older = self._came.get(variable)
-        self._came[variable] = version, reading.into
-        if older is not None:
-            self._spare[variable] = older[1]
+            readings = asked.following[server].readings
+            each = zip(variables, readings, versions[server], strict=True)
+            self._came |= {
+                variable: Came(version, into, narrowed_to is not None)
+                for variable, (_, into, newer_than, _, narrowed_to), version in each
+                if newer_than is None or version > newer_than
+            }
+        if asked.variables is self._wanted:
+            self._taken += asked.landings.items()
 
     def land(self, variables: Sequence[RemoteVariable], beside: bool = False) -> bool:
         """Bring copies up to date, if what has come is all that they need.
@@ -137,21 +197,18 @@ class NextValues:
         if not self._are_complete(variables, beside):
             self.drop()
             return False
-        came = self._came
         newer = [
-            (one, *came[one])
+            (one, self._came[one])
             for one in variables
-            if one in came and one.is_older_than(came[one][0])
+            if one in self._came and one.is_older_than(self._came[one].version)
         ]
         if newer:
             with torch.no_grad():
                 torch._foreach_copy_(
-                    [one.leaf for one, _, _ in newer], [v for _, _, v in newer]
+                    [one.leaf for one, _ in newer], [came.value for _, came in newer]
                 )
-        for variable, version, _ in newer:
-            is_rounded = self._pulled_as(variable, True) is not None
-            variable.settle(version, is_rounded)
-        self._spare |= {one: value for one, (_, value) in came.items()}
+        for variable, came in newer:
+            variable.settle(came.version, came.is_rounded)
         self.drop()
         return True
 

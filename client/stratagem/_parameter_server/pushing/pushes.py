@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
 from stratagem._parameter_server.pushing.loads import Load
 from stratagem._parameter_server.pushing.next_values import Asked, NextValues, PulledAs
+from stratagem._parameter_server.pushing.own_copies import OwnCopies
 from stratagem._parameter_server.pushing.pace import Pace
+from stratagem._parameter_server.pushing.routes import DenseLoad
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._servers.group import ServerGroup
+from stratagem._servers.reading import NOTHING_FOLLOWS
 from stratagem._servers.request import Request
-from stratagem._servers.updates import step
 from stratagem._servers.updates_and_reads import Answer, and_read
 from stratagem_proto.v1.consistency_pb2 import (
     CONSISTENCY_MODE_ASYNC,
@@ -39,13 +41,7 @@ class Push:
     optimizer: str
     grant: StepGrant
     program: bytes
-    loads: Mapping[int, Load]
-
-    def updates(self) -> Iterator[tuple[int, Load, Request[list[int]]]]:
-        """Return the servers, what each gets, and the request that only pushes it."""
-        for server, load in self.loads.items():
-            update = step(self.program, load.gradients, backward=load.backward)
-            yield server, load, update
+    loads: Mapping[int, Load] | Mapping[int, DenseLoad]
 
 
 class Fusing(Enum):
@@ -75,6 +71,7 @@ class Pushes:
     ) -> None:
         self._servers, self._pace, self._fusing = servers, pace, fusing
         self._values = NextValues(servers, pulled_as)
+        self._copies = OwnCopies()
         self._count = 0
         self._is_lone = True
 
@@ -114,8 +111,8 @@ class Pushes:
             self._values.drop()
             self._servers.push(
                 {
-                    server: load.sent_by(update)
-                    for server, load, update in push.updates()
+                    server: load.sent_by(load.update(push.program))
+                    for server, load in push.loads.items()
                 }
             )
 
@@ -132,24 +129,20 @@ class Pushes:
         )
 
     def _exchange(self, push: Push, in_flight: bool) -> None:
-        asked, begins = (
-            self._values.ask(push.loads),
-            self._pace.begins([push.optimizer]),
-        )
+        loads = push.loads.items()
+        asked = self._values.ask({server: load.variables for server, load in loads})
+        begins = self._pace.begins([push.optimizer])
         for begin in begins:
             # Once this is answered, and nobody looks before at asynchronous steps.
             begin.finished = push.grant.step
         first = self._servers.used[0]
-        requests = {
-            server: load.sent_by(
-                and_read(
-                    update.owned() if in_flight else update,
-                    asked.readings.get(server, ()),
-                    begins if server == first else (),
-                )
-            )
-            for server, load, update in push.updates()
-        }
+        requests: dict[int, Request[Answer]] = {}
+        for server, load in loads:
+            update = load.update(push.program)
+            then = asked.following.get(server, NOTHING_FOLLOWS)
+            own = self._copies.of(server, update) if in_flight else None
+            request = and_read(update, then, begins if server == first else (), own)
+            requests[server] = load.sent_by(request)
         arrived = partial(self._arrived, asked, begins)
         if in_flight:
             nbytes = sum(request.request_nbytes for request in requests.values())
