@@ -118,9 +118,9 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
 
 def int64_vector(data: bytes) -> torch.Tensor:
     """The int64 vector that has a copy of some bytes, a multiple of 8."""
-    vector = torch.empty(len(data) // 8, dtype=torch.int64)
-    as_bytes(vector)[:] = data
-    return vector
+    if not data:
+        return torch.empty(0, dtype=torch.int64)
+    return torch.frombuffer(bytearray(data), dtype=torch.int64)
 
 
 def total_nbytes(specs: Sequence[pb.TensorSpec]) -> int:

@@ -16,6 +16,7 @@ from benchmarks.peers.row_batches import LOOKUPS, ROWS, WIDTH
 from benchmarks.peers.stratagem.server import connected, created, program
 from stratagem._servers import reading, reads, updates
 from stratagem._servers.group import ServerGroup
+from stratagem_proto.rows import distinct
 
 _NAME = "table"
 
@@ -31,15 +32,15 @@ class Rows:
 
     def pull(self, indices: torch.Tensor) -> torch.Tensor:
         """Reads each row once, and repeats it where it is asked for again."""
-        rows, places = indices.unique(return_inverse=True)
+        rows, places = distinct(indices)
         values = torch.empty(len(rows), WIDTH)
         wanted = reading.Reading(_NAME, values, rows=rows)
         self._servers.call(0, reads.read([wanted]))
-        return values[places]
+        return values.index_select(0, places)
 
     def push(self, indices: torch.Tensor) -> None:
         """Adds up what is for the same row; the server steps Adagrad."""
-        rows, places = indices.unique(return_inverse=True)
+        rows, places = distinct(indices)
         sums = torch.zeros(len(rows), WIDTH).index_add_(0, places, self._gradients)
         gradient = updates.Gradient(_NAME, sums, group=0, rows=rows)
         self._servers.call(0, updates.step(self._adagrad, [gradient]))

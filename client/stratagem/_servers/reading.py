@@ -60,8 +60,7 @@ def following(readings: Sequence[Reading]) -> Following:
 def asked(readings: Sequence[Reading]) -> bytes:
     """The part of a `ReadRequest` that says what to read."""
     if any([reading.rows is not None for reading in readings]):
-        selections = map(_selection, readings)
-        return ReadRequest(selections=selections).SerializeToString()
+        return _asked_by_rows(readings)
     return _asked(_wholes(readings))
 
 
@@ -90,11 +89,12 @@ def _selections(wholes: _Wholes) -> Iterator[Selection]:
         yield Selection(variable=variable, newer_than=newer_than, narrowed_to=number)
 
 
-def _selection(reading: Reading) -> Selection:
-    (selection,) = _selections(_wholes([reading]))
-    if reading.rows is not None:
-        selection.rows.indices = bytes(as_bytes(reading.rows))
-    return selection
+def _asked_by_rows(readings: Sequence[Reading]) -> bytes:
+    request = ReadRequest(selections=_selections(_wholes(readings)))
+    for reading, selection in zip(readings, request.selections, strict=True):
+        if reading.rows is not None:
+            selection.rows.indices = bytes(as_bytes(reading.rows))
+    return request.SerializeToString()
 
 
 NOTHING_FOLLOWS = following(())

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from stratagem._tables.row_values import RowValues
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.rows import distinct
 
 
 class RowSource(Protocol):
@@ -124,7 +125,7 @@ def _pull(input: torch.Tensor, weight: Any, max_norm: float | None) -> _Pulled:
             f"max_norm would have to write to {source.name!r} while rows are looked "
             "up; leave it out, and clip what the lookup returns"
         )
-    unique, places = torch.unique(input, return_inverse=True)
+    unique, places = distinct(input)
     rows = unique.to("cpu", torch.int64)
     training = weight.requires_grad and torch.is_grad_enabled()
     values = source.pull(rows, training).to(input.device)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.rows import distinct
 from stratagem_proto.v1.parameter_server_pb2 import GradientRef
 from stratagem_psserver.variables.assignments import check_fit, tensor_at
 from stratagem_psserver.variables.selections import check_rows
@@ -50,8 +51,8 @@ class RowGradient:
     def of(cls, rows: torch.Tensor, values: torch.Tensor) -> RowGradient:
         if bool((rows[1:] > rows[:-1]).all()):
             return cls(rows, None, values)
-        distinct, places = rows.unique(return_inverse=True)
-        return cls(distinct, places, values)
+        found, places = distinct(rows)
+        return cls(found, places, values)
 
     def only(self, wanted: torch.Tensor) -> RowGradient:
         """The gradient of some of the distinct rows, given by a mask."""

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from stratagem_proto.rows import put
 from stratagem_proto.tensors import encode_dtype
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import (
@@ -118,9 +119,9 @@ class TensorRowLoan(_RowLoan):
         return self._states[key].index_select(0, self._rows)
 
     def close(self, state: Mapping[str, Any]) -> None:
-        self.variable.value.index_copy_(0, self._rows, self._value)
+        put(self.variable.value, self._rows, self._value)
         for key, rows in self._returned(state).items():
-            self._states[key].index_copy_(0, self._rows, rows)
+            put(self._states[key], self._rows, rows)
 
     def commit(self, store: VariableStore) -> None:
         for key, tensor in self._states.items():

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
+from stratagem_proto.rows import put
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
 from stratagem_psserver.room import Room
@@ -202,7 +203,7 @@ class Table:
         positions = self._place(found) if found.num_new else found.positions
         for arena in self.arenas:
             if arena in rows:
-                arena.storage.index_copy_(0, positions, rows[arena])
+                put(arena.storage, positions, rows[arena])
             elif found.num_new:
                 fresh = arena.initial.rows(found.keys[found.is_new])
                 arena.storage[positions[found.is_new]] = fresh

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -45,7 +46,7 @@ class Selected:
     rows: torch.Tensor | None = None
     narrowed_to: torch.dtype | None = None
 
-    @property
+    @cached_property
     def kind(self) -> Kind:
         """What it is besides its elements once it is as it is to be sent."""
         return self.narrowed_to or self.view.dtype, self._shape
@@ -65,16 +66,16 @@ class Selected:
     @property
     def _shape(self) -> torch.Size:
         shape = self.view.shape
-        return (
-            shape if self.rows is None else torch.Size((*self.rows.shape, *shape[1:]))
-        )
+        if self.rows is None:
+            return shape
+        return torch.Size((len(self.rows), *shape[1:]))
 
     @property
     def nbytes(self) -> int:
         """What it takes to make it ready, which rounding does not lessen."""
         if self.rows is None:
             return self.view.nbytes
-        return self._shape.numel() * self.view.itemsize
+        return self.kind[1].numel() * self.view.itemsize
 
     @property
     def is_there(self) -> bool:
@@ -203,7 +204,7 @@ def check_rows(variable: Variable, rows: torch.Tensor) -> None:
     if not rows.numel() or is_dynamic:
         return
     count = variable.spec.tensor.shape[0]
-    lowest, highest = int(rows.min()), int(rows.max())
+    lowest, highest = map(int, rows.aminmax())
     if lowest < 0 or highest >= count:
         raise OutOfRangeError(
             f"rows {lowest} to {highest} of {variable.name!r} were asked for; it has "

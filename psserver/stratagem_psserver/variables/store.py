@@ -18,6 +18,7 @@ from stratagem_proto.errors import (
     VariableNotFoundError,
 )
 from stratagem_proto.protocol import check_name
+from stratagem_proto.rows import put
 from stratagem_proto.tensors import nbytes_of, spec_of
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_SLOT,
@@ -97,7 +98,7 @@ class Variable:
     def put_rows(self, rows: torch.Tensor, values: torch.Tensor) -> None:
         """Writes distinct rows, for which a table must have made room."""
         if self.arena is None:
-            self.value.index_copy_(0, rows, values)
+            put(self.value, rows, values)
             return
         table = self.arena.table
         table.store(table.find(rows), {self.arena: values})

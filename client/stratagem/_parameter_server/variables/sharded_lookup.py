@@ -11,6 +11,7 @@ from torch.nn import functional
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._parameter_server.variables.shards import merge
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.rows import distinct
 
 
 def embedding(
@@ -68,7 +69,7 @@ def embedding_bag(
     Spec: SHV-12.
     """
     _require_no_norm(table, max_norm)
-    rows, places = torch.unique(input, return_inverse=True)
+    rows, places = distinct(input)
     padding = None
     if padding_idx is not None:
         found = (rows == padding_idx % table.shape[0]).nonzero()

@@ -1,0 +1,71 @@
+"""Rows of tensors, by their indices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stratagem_proto.rows import distinct, put
+
+
+@pytest.mark.parametrize("count", [0, 1, 100, 1000, 40_000])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_distinct_indices_are_those_of_torch(count: int, dtype: torch.dtype) -> None:
+    indices = torch.randint(0, 500, (count,), dtype=dtype)
+
+    found, places = distinct(indices)
+
+    expected, expected_places = torch.unique(indices, return_inverse=True)
+    assert torch.equal(found, expected)
+    assert torch.equal(places, expected_places)
+
+
+def test_places_have_the_shape_of_the_indices() -> None:
+    indices = torch.randint(0, 50, (3, 20, 5))
+
+    found, places = distinct(indices)
+
+    assert places.shape == indices.shape
+    assert torch.equal(found[places], indices)
+
+
+def test_indices_need_not_lie_in_order() -> None:
+    indices = torch.randint(0, 50, (30, 20)).t()
+
+    found, places = distinct(indices)
+
+    assert torch.equal(found[places], indices)
+
+
+@pytest.mark.parametrize("count", [0, 3, 700])
+@pytest.mark.parametrize("width", [(), (1,), (3, 5), (0,)])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64]
+)
+def test_rows_that_are_put_are_there(
+    count: int, width: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    table = torch.zeros(1000, *width, dtype=dtype)
+    rows = torch.randperm(1000)[:count]
+    values = torch.randn(count, *width).to(dtype)
+
+    put(table, rows, values)
+
+    assert torch.equal(table[rows], values)
+    others = torch.ones(1000, dtype=torch.bool)
+    others[rows] = False
+    assert not table[others].any()
+
+
+@pytest.mark.parametrize("strided", ["into", "values"])
+def test_rows_are_put_whatever_memory_is_like(strided: str) -> None:
+    table, values = torch.zeros(1000, 8), torch.randn(500, 8)
+    if strided == "into":
+        table = torch.zeros(8, 1000).t()
+    else:
+        values = torch.randn(8, 500).t()
+    rows = torch.randperm(1000)[:500]
+
+    put(table, rows, values)
+
+    assert torch.equal(table[rows], values)
