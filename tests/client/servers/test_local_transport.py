@@ -65,6 +65,16 @@ class Echo:
         for number in range(int(message)):
             await context.write(b"%d" % number)
 
+    async def begin(self, message: bytes, context: Context) -> AsyncIterator[bytes]:
+        self.released = asyncio.get_running_loop().create_future()
+        yield b"begun"
+        await self.released
+        yield b"ended"
+
+    async def give_up(self, message: bytes, context: Context) -> AsyncIterator[bytes]:
+        yield b"begun"
+        await context.abort(grpc.StatusCode.ABORTED, "no more")
+
     async def wait(self, message: bytes, context: Context) -> bytes:
         self.released = asyncio.get_running_loop().create_future()
         self.waiting.set()
@@ -86,6 +96,8 @@ class Echo:
                 "Refuse": grpc.stream_unary_rpc_method_handler(self.refuse),
                 "Repeat": grpc.unary_stream_rpc_method_handler(self.repeat),
                 "Tell": grpc.unary_stream_rpc_method_handler(self.tell),
+                "Begin": grpc.unary_stream_rpc_method_handler(self.begin),
+                "GiveUp": grpc.unary_stream_rpc_method_handler(self.give_up),
             },
         )
 
@@ -101,11 +113,16 @@ class Served:
         self.stopped = False
 
     async def _listener(self) -> LocalListener:
-        return LocalListener([self.echo.service()], port=1)
+        free = SimpleNamespace(release=lambda: None)
+        return LocalListener([self.echo.service()], port=1, reserve=lambda _: free)
 
-    def send(self, method: str, *messages: bytes, timeout: float = 20.0) -> Attempt:
-        call = Call(f"/echo.Echo/{method}", lambda _: iter(messages), timeout)
-        return self.transport.send(call)
+    def send(
+        self, method: str, *messages: bytes, timeout: float = 20.0, room: int = 0
+    ) -> Attempt:
+        path = f"/echo.Echo/{method}"
+        return self.transport.send(
+            Call(path, lambda _: iter(messages), timeout, room=room)
+        )
 
     def call(self, method: str, *messages: bytes, timeout: float = 20.0) -> list[bytes]:
         return list(self.send(method, *messages, timeout=timeout).responses)
@@ -154,6 +171,24 @@ def test_a_call_that_fails_leaves_the_next_one_alone(served: Served) -> None:
         code = served.refused("Refuse", *[MEBIBYTE] * count)
         assert code is grpc.StatusCode.NOT_FOUND
     assert served.call("Echo", b"hello") == [b"hello"]
+
+
+def test_what_lies_in_memory_is_told_while_its_handler_goes_on(served: Served) -> None:
+    responses = served.send("Begin", b"", room=1).responses
+
+    assert responses.segment is not None
+    assert next(responses) == b"begun"
+    served.release()
+    assert list(responses) == [b"ended"]
+
+
+def test_nothing_is_told_behind_the_end_of_a_call(served: Served) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        list(served.send("GiveUp", b"", room=1).responses)
+
+    assert caught.value.code() is grpc.StatusCode.ABORTED
+    again = served.send("Echo", b"hello", room=1).responses
+    assert list(again) == [b"hello"]
 
 
 def test_what_a_server_fails_with_stays_there(served: Served) -> None:

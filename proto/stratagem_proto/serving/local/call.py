@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple, NoReturn
@@ -51,6 +52,7 @@ class LocalCall:
     ) -> None:
         self.requests, self.segment = requests, segment
         self._handler, self._first, self._out = handler, first, out
+        self._held: bytes | None = None
 
     async def run(self) -> None:
         """Handles the call to its end."""
@@ -85,17 +87,30 @@ class LocalCall:
         await self._iterate(answers)
 
     async def _iterate(self, responses: AsyncGenerator[bytes, None]) -> None:
-        # One is held back until it is known whether it is the last, which spares the
-        # client to wait for a frame that says only this.
-        held: bytes | None = None
         async with aclosing(responses):
             async for response in responses:
-                if held is not None:
-                    await self.write(held)
-                held = response
-        if held is None:
+                self._let_go()
+                if not self.is_clear:
+                    await self._out.below(WINDOW_BYTES)
+                self._hold_back(response)
+        if self._held is None:
             return self._end(grpc.StatusCode.OK)
-        self._send(held, is_last=True)
+        self._let_go(is_last=True)
+
+    def _hold_back(self, response: bytes) -> None:
+        """Keeps a response until it is known whether it is the last.
+
+        That spares the client to wait for a frame that says only this. What is in
+        memory can be read while the handler waits for more, though.
+        """
+        self._held = response
+        if self.segment is not None:
+            asyncio.get_running_loop().call_soon(self._let_go)
+
+    def _let_go(self, is_last: bool = False) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._send(held, is_last)
 
     async def write(self, message: bytes) -> None:
         """Sends one response of several.
@@ -138,6 +153,7 @@ class LocalCall:
         details: str = "",
         trailing_metadata: Sequence[tuple[str, str | bytes]] = (),
     ) -> None:
+        self._held = None
         detail = detail_of(trailing_metadata)
         status = RecordedStatus(code=code.value[0], message=details, detail=detail)
         self._out.send(Kind.STATUS, status.SerializeToString(), is_last=True)
