@@ -9,6 +9,7 @@ _CONTESTANTS = (
     Contestant("Stratagem", "stratagem.lookups"),
     Contestant("TensorFlow", "tensorflow.lookups", peer=Foreign.TENSORFLOW),
     Contestant("gRPC unary", "limits.lookups"),
+    Contestant("bare server", "limits.bare_lookups"),
 )
 _DRAWN = {"uniform": "uniform", "zipf": "Zipf(1.05)"}
 _DIRECTIONS = {"pull": "pull", "push": "push + Adagrad"}
