@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from stratagem._servers import updates
-from stratagem._servers.reading import Reading
+from stratagem._servers.reading import Reading, following
 from stratagem._servers.updates_and_reads import and_read
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -21,6 +21,7 @@ def test_steps_in_shared_memory_are_those_of_a_local_optimizer() -> None:
     torch.manual_seed(0)
     local = {name: torch.randn(shape) for name, shape in SHAPES.items()}
     into = {name: torch.empty(shape) for name, shape in SHAPES.items()}
+    readings = list(map(Reading, into, into.values()))
     adamw = torch.optim.AdamW(local.values(), lr=0.1)
     with (
         ParameterServer(ServerSettings(token=TOKEN)) as server,
@@ -36,9 +37,7 @@ def test_steps_in_shared_memory_are_those_of_a_local_optimizer() -> None:
                 gradients.append(updates.Gradient(name, value.grad, 0))
             update = updates.step(optimizer_program(adamw), gradients)
             adamw.step()
-            connection.call(
-                and_read(update, list(map(Reading, into, into.values())), ())
-            )
+            connection.call(and_read(update, following(readings), ()))
             assert all(map(torch.equal, into.values(), local.values()))
         joints = {server._state.store.get(name).joint for name in SHAPES}
         assert None not in joints
