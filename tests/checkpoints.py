@@ -19,7 +19,6 @@ from stratagem_proto.checkpoint.folder import (
 from stratagem_proto.checkpoint.index import Index
 from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.checkpoint.tables import KEYS, WholeTable, beside
-from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows, TableHistory
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,
@@ -27,6 +26,7 @@ from stratagem_proto.v1.variable_pb2 import (
     Partition,
     VariableSpec,
 )
+from stratagem_proto.wire.tensors import spec_of
 
 State = Mapping[str, torch.Tensor]
 

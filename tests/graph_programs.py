@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from stratagem_proto.tensors import encode_dtype
 from stratagem_proto.v1.update_program_pb2 import (
     GraphArgument,
     GraphArgumentList,
@@ -15,6 +14,7 @@ from stratagem_proto.v1.update_program_pb2 import (
     GraphNode,
     GraphProgram,
 )
+from stratagem_proto.wire.tensors import encode_dtype
 
 
 @dataclass(frozen=True)

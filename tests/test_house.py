@@ -52,7 +52,7 @@ STEPPING = """
 import sys
 import torch
 import stratagem_psserver.server
-from stratagem_proto.optimizers import OPTIMIZERS
+from stratagem_proto.programs.optimizers import OPTIMIZERS
 from stratagem_psserver.optimization.single_steps import make_optimizer, take_step
 
 for rule in OPTIMIZERS.values():

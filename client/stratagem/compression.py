@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from stratagem_proto.encodings import Encoded, narrow, quantize, select
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+from stratagem_proto.wire.encodings import Encoded, narrow, quantize, select
 
 __all__ = ["BFloat16", "Compression", "Float16", "Int8", "TopK"]
 

@@ -10,7 +10,7 @@ from enum import IntEnum
 import grpc
 from grpc_health.v1 import health_pb2
 
-from stratagem_proto.channel import open_channel
+from stratagem_proto.wire.channel import open_channel
 
 _CHECK = "/grpc.health.v1.Health/Check"
 _SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -34,8 +34,8 @@ StratagemError
 ├── DataLossError (RuntimeError)
 └── InternalError (RuntimeError)           a bug; please report it
 
-`stratagem_proto.status` carries them over the wire. This module has no need of gRPC,
-which takes its time to load.
+`stratagem_proto.wire.status` carries them over the wire. No gRPC is needed here, which
+takes its time to load.
 """
 
 from __future__ import annotations

@@ -8,10 +8,16 @@ from typing import Generic
 import torch
 
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.frames import ChunkView, Frame, Header, decode_frame, take_header
-from stratagem_proto.placed import Layout, found
-from stratagem_proto.segment import Segment
 from stratagem_proto.serving.border import is_over
+from stratagem_proto.wire.frames import (
+    ChunkView,
+    Frame,
+    Header,
+    decode_frame,
+    take_header,
+)
+from stratagem_proto.wire.placed import Layout, found
+from stratagem_proto.wire.segment import Segment
 
 
 class RequestStream(Generic[Header]):

@@ -11,8 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import grpc
 
-from stratagem_proto.frames import Header
-from stratagem_proto.segment import Segment
 from stratagem_proto.serving.border import Border, Context, shared_memory
 from stratagem_proto.serving.methods import Handler, Request, Response, unary_handler
 from stratagem_proto.v1 import (
@@ -32,6 +30,8 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DescribeVariablesRequest,
     ListVariablesRequest,
 )
+from stratagem_proto.wire.frames import Header
+from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.checkpoints.saving import Saves
 from stratagem_psserver.exactly_once.mutations import Chunks
 from stratagem_psserver.request_stream import RequestStream

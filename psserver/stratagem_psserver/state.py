@@ -10,8 +10,8 @@ from functools import partial
 
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.serving.figures import Figures
-from stratagem_proto.transport import AUTO
 from stratagem_proto.v1.session_pb2 import LocalSocket, Role, Task
+from stratagem_proto.wire.transport import AUTO
 from stratagem_psserver.budget import Budget
 from stratagem_psserver.checkpoints.cut import STEPS, StepGate
 from stratagem_psserver.checkpoints.staging import Staging

@@ -12,13 +12,13 @@ from stratagem._servers.reading import Reading
 from stratagem._servers.reads import read
 from stratagem._servers.session import Identity
 from stratagem._servers.writes import Writing, assign, create
-from stratagem_proto.channel import Deadlines
-from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1.parameter_server_pb2 import (
     ASSIGN_MODE_ADD,
 )
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
+from stratagem_proto.wire.channel import Deadlines
+from stratagem_proto.wire.tensors import spec_of
 from tests.conftest import TOKEN
 
 IDENTITY = Identity(ROLE_CHIEF, "worker", 0, TOKEN)

@@ -17,7 +17,7 @@ from stratagem._modules.extended import HostingExtended
 from stratagem._optimizers.step import OptimizerStep
 from stratagem._variables.local import LocalVariable
 from stratagem._variables.variable import Variable
-from stratagem_proto.optimizers import OPTIMIZERS
+from stratagem_proto.programs.optimizers import OPTIMIZERS
 from tests.client import two_replicas
 
 

@@ -17,7 +17,6 @@ import torch
 from stratagem import InvalidArgumentError, UnimplementedError
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_deploy import LocalCluster
-from stratagem_proto.channel import open_channel
 from stratagem_proto.errors import (
     AbortedError,
     FailedPreconditionError,
@@ -28,6 +27,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1.parameter_server_pb2_grpc import ParameterServerServiceStub
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
+from stratagem_proto.wire.channel import open_channel
 from tests.deploy.processes.process_tree import descendants, is_alive
 from tests.waiting import eventually
 

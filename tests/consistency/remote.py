@@ -13,10 +13,10 @@ import torch
 from stratagem._parameter_server.consistencies import consistency_of, encoded
 from stratagem.consistency import Consistency, Sync
 from stratagem_proto.consistency import has_backups
-from stratagem_proto.frames import decode_frame
 from stratagem_proto.v1 import consistency_pb2, session_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_proto.wire.frames import decode_frame
 from tests.consistency.history import (
     Answered,
     Event,

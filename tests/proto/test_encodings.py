@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem_proto.encodings import Encoded, decode, narrow, quantize, select
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1.tensor_pb2 import ENCODING_KIND_NARROWED, EncodingKind
+from stratagem_proto.wire.encodings import Encoded, decode, narrow, quantize, select
+from stratagem_proto.wire.tensors import spec_of
 
 FLOATS = (torch.float32, torch.float64)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
-from stratagem_proto.graph_program import MAX_NODES, check_graph, digest
+from stratagem_proto.programs.graph_program import MAX_NODES, check_graph, digest
 from stratagem_proto.v1.update_program_pb2 import GraphInput, GraphNode, GraphProgram
 from tests.graph_programs import (
     ADD_TO_INPUT,

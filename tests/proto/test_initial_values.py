@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem_proto.counter_random import philox
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.initial_values import InitialValues, check_initializer
+from stratagem_proto.programs.counter_random import philox
+from stratagem_proto.programs.initial_values import InitialValues, check_initializer
 from stratagem_proto.v1.variable_pb2 import (
     Initializer,
     NormalShape,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem_proto.channel import MESSAGE_BYTES
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.local.frames import Frame, FrameReader, Kind, prefix
+from stratagem_proto.wire.channel import MESSAGE_BYTES
+from stratagem_proto.wire.local.frames import Frame, FrameReader, Kind, prefix
 
 messages = st.binary(max_size=300)
 frames = st.builds(

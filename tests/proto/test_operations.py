@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem_proto.operations import (
+from stratagem_proto.programs.operations import (
     INT64,
     OPERATIONS,
     SCALAR_OPERATIONS,

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
-from stratagem_proto.optimizers import OPTIMIZERS, rule_named
-from stratagem_proto.update_programs import decode_group, encode_group
+from stratagem_proto.programs.optimizers import OPTIMIZERS, rule_named
+from stratagem_proto.programs.update_programs import decode_group, encode_group
 from stratagem_proto.v1.update_program_pb2 import Hyperparameter, HyperparameterGroup
 
 

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from stratagem_proto import segment, tensors
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.frames import Frame, decode_frame, encode_frame, take_header
-from stratagem_proto.placed import (
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1 import tensor_pb2
+from stratagem_proto.v1.tensor_pb2 import Chunk, Place
+from stratagem_proto.wire import segment, tensors
+from stratagem_proto.wire.frames import Frame, decode_frame, encode_frame, take_header
+from stratagem_proto.wire.placed import (
     Layout,
     announced,
     encode_filled,
@@ -21,9 +24,6 @@ from stratagem_proto.placed import (
     kinds_of,
     layout_of,
 )
-from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_proto.v1 import tensor_pb2
-from stratagem_proto.v1.tensor_pb2 import Chunk, Place
 
 COMPLEX = torch.tensor([1 + 2j, 3 - 4j])
 GROUPS = {

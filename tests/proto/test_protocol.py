@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem_proto import channel, protocol
+from stratagem_proto import protocol
 from stratagem_proto.errors import InvalidNameError, ProtocolVersionError
+from stratagem_proto.wire import channel
 
 
 @pytest.mark.parametrize("name", ["a", "net.0/weight:part_1", "x" * 512])

@@ -10,19 +10,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem_proto import codec, frames, segment, tensors
 from stratagem_proto.errors import (
     InvalidArgumentError,
     InvalidTypeError,
     MalformedStreamError,
 )
-from stratagem_proto.frames import ChunkView, Frame
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.tensor_pb2 import Chunk, Place, TensorSpec
 from stratagem_proto.v1.variable_requests_pb2 import (
     CreateVariablesHeader,
     CreateVariablesRequest,
 )
+from stratagem_proto.wire import codec, frames, segment, tensors
+from stratagem_proto.wire.frames import ChunkView, Frame
 
 HEADERS_AND_MESSAGES = [
     (CreateVariablesHeader, CreateVariablesRequest),

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from stratagem_proto.configuration.token_file import (
+    VARIABLE,
+    read_token,
+    token_from_environment,
+)
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.token_file import VARIABLE, read_token, token_from_environment
 
 
 def test_a_token_is_without_the_space_around_it(tmp_path: Path) -> None:

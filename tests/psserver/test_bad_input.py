@@ -20,8 +20,6 @@ from stratagem_proto.errors import (
     StratagemError,
     VariableNotFoundError,
 )
-from stratagem_proto.frames import ChunkView, Frame, encode_frame
-from stratagem_proto.tensors import as_bytes, spec_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32, TensorSpec
@@ -31,6 +29,8 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DeleteVariablesRequest,
     DeleteVariablesResponse,
 )
+from stratagem_proto.wire.frames import ChunkView, Frame, encode_frame
+from stratagem_proto.wire.tensors import as_bytes, spec_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.psserver.wire import (

@@ -13,10 +13,10 @@ import pytest
 import torch
 from grpc_health.v1 import health_pb2
 
-from stratagem_proto.channel import open_channel
 from stratagem_proto.errors import UnauthenticatedError, UnavailableError
-from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.wire.channel import open_channel
+from stratagem_proto.wire.tensors import spec_of
 from tests.psserver.process import PATIENCE, launch, serving
 from tests.psserver.wire import SERVICE, RawClient, encoded
 from tests.waiting import eventually

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from stratagem_proto.errors import ResourceExhaustedError
-from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram, UpdateProgram
 from stratagem_proto.v1.variable_requests_pb2 import (
@@ -18,6 +17,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DescribeVariablesRequest,
     DescribeVariablesResponse,
 )
+from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.room import Room
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings

@@ -13,7 +13,6 @@ import torch
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from stratagem_proto.channel import open_channel
 from stratagem_proto.errors import (
     InvalidArgumentError,
     ProtocolVersionError,
@@ -32,6 +31,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DescribeVariablesRequest,
     DescribeVariablesResponse,
 )
+from stratagem_proto.wire.channel import open_channel
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.servicer import Methods
 from stratagem_psserver.settings import ServerSettings

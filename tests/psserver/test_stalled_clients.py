@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from stratagem._servers.transports.local_link import LocalLink
-from stratagem_proto.local.frames import Frame, Kind
-from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
+from stratagem_proto.wire.local.frames import Frame, Kind
+from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN

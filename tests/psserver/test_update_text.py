@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from stratagem_proto.frames import encode_header
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.consistency_pb2 import StepBegin
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.wire.frames import encode_header
 from stratagem_psserver import step_plans
 from stratagem_psserver.step_plans import StepPlans
 from stratagem_psserver.variables.store import VariableStore

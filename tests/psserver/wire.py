@@ -11,15 +11,10 @@ import grpc
 import torch
 from google.protobuf.message import Message
 
-from stratagem_proto.channel import open_channel
-from stratagem_proto.codec import Assembler, split
-from stratagem_proto.frames import Header, decode_frame, encode_frame
-from stratagem_proto.optimizers import OPTIMIZERS
+from stratagem_proto.programs.optimizers import OPTIMIZERS
+from stratagem_proto.programs.update_programs import encode_group
 from stratagem_proto.protocol import CHUNK_BYTES, PROTOCOL_VERSION
 from stratagem_proto.serving.status import SERVICE as STATUS_SERVICE
-from stratagem_proto.status import translated
-from stratagem_proto.tensors import spec_of
-from stratagem_proto.update_programs import encode_group
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
@@ -35,6 +30,11 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     ListVariablesRequest,
     ListVariablesResponse,
 )
+from stratagem_proto.wire.channel import open_channel
+from stratagem_proto.wire.codec import Assembler, split
+from stratagem_proto.wire.frames import Header, decode_frame, encode_frame
+from stratagem_proto.wire.status import translated
+from stratagem_proto.wire.tensors import spec_of
 from tests.conftest import TOKEN
 
 SERVICE = "stratagem_proto.v1.ParameterServerService"

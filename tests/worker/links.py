@@ -13,10 +13,10 @@ from stratagem._shipping.pickling import Pickler
 from stratagem._shipping.results import load_result
 from stratagem._worker_servers.link import WorkerLink
 from stratagem._worker_servers.runtime import this_runtime
-from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task
+from stratagem_proto.wire.channel import Deadlines
 from stratagem_worker.server import WorkerServer
 from tests.conftest import TOKEN
 

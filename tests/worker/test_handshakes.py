@@ -10,7 +10,6 @@ from stratagem._servers.session import Identity
 from stratagem._worker_servers import link as links
 from stratagem._worker_servers.link import WorkerLink
 from stratagem._worker_servers.runtime import this_runtime
-from stratagem_proto.channel import Deadlines, open_channel
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -19,10 +18,11 @@ from stratagem_proto.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from stratagem_proto.status import translated
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
+from stratagem_proto.wire.channel import Deadlines, open_channel
+from stratagem_proto.wire.status import translated
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN

@@ -15,7 +15,7 @@ import pytest
 
 from stratagem import Variable
 from stratagem._servers.interruption import is_interruptible, uninterrupted
-from stratagem_proto.transport import AUTO, GRPC, VARIABLE
+from stratagem_proto.wire.transport import AUTO, GRPC, VARIABLE
 from stratagem_worker.interruption import Interrupted, Interruptible
 from tests.client.clusters import running
 from tests.worker.links import PATIENCE

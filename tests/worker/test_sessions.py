@@ -22,19 +22,19 @@ from stratagem._worker_servers.closure_failure import ClosureFailure, FailureKin
 from stratagem._worker_servers.grpc_wire import GrpcWire
 from stratagem._worker_servers.link import WorkerLink
 from stratagem._worker_servers.work_stream import WorkStream
-from stratagem_proto.channel import open_channel
 from stratagem_proto.errors import (
     CancelledError,
     SessionLostError,
     UnavailableError,
     WorkerLostError,
 )
-from stratagem_proto.local.frames import Kind
-from stratagem_proto.status import translated
-from stratagem_proto.transport import AUTO, GRPC, VARIABLE
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
+from stratagem_proto.wire.channel import open_channel
+from stratagem_proto.wire.local.frames import Kind
+from stratagem_proto.wire.status import translated
+from stratagem_proto.wire.transport import AUTO, GRPC, VARIABLE
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN

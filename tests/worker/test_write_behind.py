@@ -20,7 +20,7 @@ from stratagem._shipping.results import load_result
 from stratagem._worker_servers.closure_failure import ClosureFailure
 from stratagem._worker_servers.link import WorkerLink
 from stratagem_proto.errors import VariableNotFoundError
-from stratagem_proto.transport import AUTO, GRPC, VARIABLE
+from stratagem_proto.wire.transport import AUTO, GRPC, VARIABLE
 from tests.client.clusters import running
 from tests.waiting import eventually
 from tests.worker.links import PATIENCE, payload_of

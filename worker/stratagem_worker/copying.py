@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, cast
 
 import grpc
 
-from stratagem_proto.channel import PATIENT_CHANNEL_OPTIONS
 from stratagem_proto.errors import WorkerLostError
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, OpenSessionRequest, Task
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
+from stratagem_proto.wire.channel import PATIENT_CHANNEL_OPTIONS
 from stratagem_worker.settings import WorkerSettings
 from stratagem_worker.staying_results import StayingResults
 

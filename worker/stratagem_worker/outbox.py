@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
-from stratagem_proto.payloads import batches, split
 from stratagem_proto.serving.border import DirectContext
 from stratagem_proto.v1 import worker_pb2 as pb
+from stratagem_proto.wire.payloads import batches, split
 
 # What need not be sent at once is, with what comes meanwhile, after this time. Updates
 # that take a millisecond then cost client and worker half of what they do if each

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import grpc
 
-from stratagem_proto.channel import PATIENT_SERVER_OPTIONS
 from stratagem_proto.serving.server import Server
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.v1.session_pb2 import LocalSocket
+from stratagem_proto.wire.channel import PATIENT_SERVER_OPTIONS
 from stratagem_worker.servicer import SERVICE, service_handler
 from stratagem_worker.settings import WorkerSettings
 from stratagem_worker.state import WorkerState

@@ -17,10 +17,10 @@ from stratagem_proto.errors import (
     SessionLostError,
     StratagemError,
 )
-from stratagem_proto.payloads import split
 from stratagem_proto.serving.border import Border, Context, direct, divert
 from stratagem_proto.serving.methods import Handler
 from stratagem_proto.v1 import worker_pb2 as pb
+from stratagem_proto.wire.payloads import split
 from stratagem_worker.session import WorkSession
 from stratagem_worker.state import WorkerState
 

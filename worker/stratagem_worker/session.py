@@ -13,10 +13,10 @@ from stratagem._servers.write_behind import WritesBehind, writing_behind
 from stratagem._shipping.loader import Loader
 from stratagem._worker_servers.worker_index import on_worker
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.payloads import Pieces
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest
+from stratagem_proto.wire.payloads import Pieces
 from stratagem_worker.capture import captured
 from stratagem_worker.closure import cancelled, finished
 from stratagem_worker.copying import Copies

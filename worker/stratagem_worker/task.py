@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stratagem_proto.task_servers import TaskServer, TaskSettings
+from stratagem_proto.serving.task_servers import TaskServer, TaskSettings
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 

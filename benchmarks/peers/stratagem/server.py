@@ -11,12 +11,12 @@ from stratagem._servers import writes
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.session import Identity
 from stratagem_deploy import LocalCluster
-from stratagem_proto.optimizers import rule_named
-from stratagem_proto.tensors import spec_of
-from stratagem_proto.update_programs import encode_group
+from stratagem_proto.programs.optimizers import rule_named
+from stratagem_proto.programs.update_programs import encode_group
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
+from stratagem_proto.wire.tensors import spec_of
 
 
 @contextmanager

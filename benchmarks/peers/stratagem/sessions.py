@@ -25,7 +25,7 @@ from stratagem._servers.connection import Connection as ServerConnection
 from stratagem._servers.heartbeat import Heartbeat
 from stratagem._servers.session import Identity
 from stratagem._servers.step_count import StepCount
-from stratagem_proto.channel import Deadlines
+from stratagem_proto.wire.channel import Deadlines
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 
 from stratagem._checkpoints.entry import Entry
 from stratagem_proto.errors import FailedPreconditionError
-from stratagem_proto.optimizers import OPTIMIZERS
+from stratagem_proto.programs.optimizers import OPTIMIZERS
 
 Slots = dict[str, dict[str, torch.Tensor]]
 """The state that optimizers have for one variable, by optimizer and torch's key."""

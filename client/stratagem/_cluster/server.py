@@ -7,8 +7,8 @@ import weakref
 from stratagem._cluster.roles import Cluster
 from stratagem._cluster.server_def import server_def_of
 from stratagem._cluster.spec import ClusterSpec
-from stratagem_proto.task_servers import TaskSettings, task_server
-from stratagem_proto.token_file import token_from_environment
+from stratagem_proto.configuration.token_file import token_from_environment
+from stratagem_proto.serving.task_servers import TaskSettings, task_server
 from stratagem_proto.v1.cluster_pb2 import ConfigProto, ServerDef
 
 

@@ -15,10 +15,10 @@ from stratagem._worker_servers.closure_failure import ClosureFailure
 from stratagem._worker_servers.link import WorkerLink
 from stratagem._worker_servers.remote_traceback import RemoteTraceback
 from stratagem.cluster_resolver import ClusterResolver
-from stratagem_proto.channel import Deadlines
+from stratagem_proto.configuration.token_file import token_from_environment
 from stratagem_proto.errors import StratagemError, UnavailableError, WorkerLostError
-from stratagem_proto.token_file import token_from_environment
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task
+from stratagem_proto.wire.channel import Deadlines
 
 _GRACE_SECONDS = 5.0
 

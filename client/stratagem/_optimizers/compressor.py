@@ -8,7 +8,7 @@ import torch
 
 if TYPE_CHECKING:
     from stratagem.compression import Compression
-    from stratagem_proto.encodings import Encoded
+    from stratagem_proto.wire.encodings import Encoded
 
 
 class Compressed(NamedTuple):
@@ -98,6 +98,6 @@ def _smaller(compression: Compression, value: torch.Tensor) -> torch.Tensor | En
 def _arriving(sent: torch.Tensor | Encoded) -> torch.Tensor:
     if isinstance(sent, torch.Tensor):
         return sent
-    from stratagem_proto.encodings import decode
+    from stratagem_proto.wire.encodings import decode
 
     return decode(sent)

@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.gradient_limits import GradientLimits
+from stratagem_proto.programs.gradient_limits import GradientLimits
 
 _LOG = logging.getLogger("stratagem")
 

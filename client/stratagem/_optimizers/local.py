@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from stratagem._optimizers.step import GroupStep, OptimizerStep
 from stratagem._replicas.regroup import select_replica
 from stratagem._variables.variable import Variable
-from stratagem_proto.optimizers import rule_named
+from stratagem_proto.programs.optimizers import rule_named
 
 Slots = dict[str, torch.Tensor]
 """An optimizer's state for one copy of a variable, by torch's keys."""

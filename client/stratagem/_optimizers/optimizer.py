@@ -27,8 +27,8 @@ from stratagem._optimizers.trained import LeafList, TrainedTensors
 from stratagem._optimizers.wrapped import is_recorded, require_fresh, rule_of
 from stratagem.consistency import Consistency, consistency_from
 from stratagem_proto.errors import ContextError
-from stratagem_proto.gradient_limits import GradientLimits
-from stratagem_proto.optimizers import require_honoured, values_of
+from stratagem_proto.programs.gradient_limits import GradientLimits
+from stratagem_proto.programs.optimizers import require_honoured, values_of
 
 if TYPE_CHECKING:
     from stratagem._contexts.replica_context import ReplicaContext
@@ -65,7 +65,7 @@ class DistributedOptimizer(OptimizerWithSlots):
 
     Args:
         optimizer: An optimizer of one of the classes that parameter servers run
-            (`stratagem_proto.optimizers.OPTIMIZERS`), over parameters of one
+            (`stratagem_proto.programs.optimizers.OPTIMIZERS`), over parameters of one
             strategy. Its state is empty.
         reduce_op: MEAN divides the sum of the replicas' gradients by the number of
             replicas that have any, as suits a loss that is a mean; SUM does not. A

@@ -63,7 +63,7 @@ class OptimizerStep:
         optimizer: Name of the optimizer, unique within the strategy and equal in
             all workers: "Adam_1". Slot variables bear it.
         class_name: Name of the class in `torch.optim`, one of
-            `stratagem_proto.optimizers.OPTIMIZERS`.
+            `stratagem_proto.programs.optimizers.OPTIMIZERS`.
         groups: The param groups, in the optimizer's order.
         reduce_op: SUM, or MEAN over those replicas that took part.
         replicas: How many replicas of this process took part: have any gradient.

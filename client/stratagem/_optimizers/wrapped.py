@@ -21,7 +21,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     InvalidTypeError,
 )
-from stratagem_proto.optimizers import OptimizerRule, rule_named
+from stratagem_proto.programs.optimizers import OptimizerRule, rule_named
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

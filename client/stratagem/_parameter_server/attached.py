@@ -27,12 +27,12 @@ from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.traits import VariableTraits
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InternalError
-from stratagem_proto.tensors import decode_dtype
 from stratagem_proto.v1.variable_pb2 import (
     Aggregation,
     Synchronization,
     VariableSpec,
 )
+from stratagem_proto.wire.tensors import decode_dtype
 
 if TYPE_CHECKING:
     from stratagem.consistency import Consistency

@@ -15,11 +15,11 @@ from stratagem._servers.group import ServerGroup
 from stratagem._servers.session import Identity
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.consistency import Async, Consistency
-from stratagem_proto.channel import Deadlines
+from stratagem_proto.configuration.token_file import token_from_environment
 from stratagem_proto.consistency import check_consistency
-from stratagem_proto.encodings import NARROW_DTYPES
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.token_file import token_from_environment
+from stratagem_proto.wire.channel import Deadlines
+from stratagem_proto.wire.encodings import NARROW_DTYPES
 
 
 def member_of(resolver: ClusterResolver) -> Membership:

@@ -21,7 +21,6 @@ from stratagem._servers.transports.call import (
 )
 from stratagem._servers.transports.server_transport import ServerTransport
 from stratagem_proto import tracing
-from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import (
     CancelledError,
     ForkedProcessError,
@@ -29,7 +28,6 @@ from stratagem_proto.errors import (
     StratagemError,
 )
 from stratagem_proto.protocol import CHUNK_BYTES
-from stratagem_proto.segment import Segment
 from stratagem_proto.v1.session_pb2 import (
     CloseSessionRequest,
     CloseSessionResponse,
@@ -38,6 +36,8 @@ from stratagem_proto.v1.session_pb2 import (
     OpenSessionResponse,
     RequestKey,
 )
+from stratagem_proto.wire.channel import Deadlines
+from stratagem_proto.wire.segment import Segment
 
 _LOG = logging.getLogger("stratagem")
 

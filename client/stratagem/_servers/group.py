@@ -19,9 +19,9 @@ from stratagem._servers.session import Identity
 from stratagem._servers.step_count import StepCount
 from stratagem._servers.traffic import Traffic
 from stratagem._servers.write_behind import Backlog, present_writes
-from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import FailedPreconditionError, StratagemError
 from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.wire.channel import Deadlines
 
 # Larger writes are waited for: there is more to gain by sending them well.
 _MOST_BEHIND_BYTES = 16 << 10

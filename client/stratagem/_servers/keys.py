@@ -9,8 +9,8 @@ import torch
 
 from stratagem._servers.request import Request, sole
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.tensors import int64_vector
 from stratagem_proto.v1.keys_pb2 import ListKeysRequest, ListKeysResponse
+from stratagem_proto.wire.tensors import int64_vector
 
 
 @dataclass(frozen=True)

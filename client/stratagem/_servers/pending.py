@@ -10,7 +10,6 @@ import grpc
 
 from stratagem._servers.request import Request, Result
 from stratagem._servers.transports.call import Style
-from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -19,7 +18,8 @@ from stratagem_proto.errors import (
     StratagemError,
     UnavailableError,
 )
-from stratagem_proto.status import from_rpc_error, is_transient
+from stratagem_proto.wire.channel import Deadlines
+from stratagem_proto.wire.status import from_rpc_error, is_transient
 
 if TYPE_CHECKING:
     from stratagem._servers.connection import Connection

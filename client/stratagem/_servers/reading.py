@@ -8,14 +8,14 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from stratagem_proto.placed import Layout, kinds_of, layout_of
-from stratagem_proto.tensors import as_bytes, encode_dtype
 from stratagem_proto.v1.parameter_server_pb2 import (
     FollowingRead,
     ReadRequest,
     Selection,
     UpdateHeader,
 )
+from stratagem_proto.wire.placed import Layout, kinds_of, layout_of
+from stratagem_proto.wire.tensors import as_bytes, encode_dtype
 
 
 class Reading(NamedTuple):

@@ -12,29 +12,7 @@ import torch
 from stratagem._servers.reading import Reading, asked
 from stratagem._servers.request import Request
 from stratagem._servers.transports.call import Responses
-from stratagem_proto.codec import Assembler
 from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
-from stratagem_proto.frames import (
-    Frame,
-    Header,
-    decode_frame,
-    take_header,
-)
-from stratagem_proto.placed import (
-    Layout,
-    announced,
-    kinds_described,
-    kinds_of,
-    layout_of,
-)
-from stratagem_proto.segment import MOST_KEPT_KINDS
-from stratagem_proto.tensors import (
-    allocate,
-    decode_dtype,
-    encode_dtype,
-    spec_of,
-    spec_of_kind,
-)
 from stratagem_proto.v1.parameter_server_pb2 import (
     ReadHeader,
     ReadRequest,
@@ -45,6 +23,28 @@ from stratagem_proto.v1.tensor_pb2 import (
     ENCODING_KIND_NARROWED,
     Encoding,
     TensorSpec,
+)
+from stratagem_proto.wire.codec import Assembler
+from stratagem_proto.wire.frames import (
+    Frame,
+    Header,
+    decode_frame,
+    take_header,
+)
+from stratagem_proto.wire.placed import (
+    Layout,
+    announced,
+    kinds_described,
+    kinds_of,
+    layout_of,
+)
+from stratagem_proto.wire.segment import MOST_KEPT_KINDS
+from stratagem_proto.wire.tensors import (
+    allocate,
+    decode_dtype,
+    encode_dtype,
+    spec_of,
+    spec_of_kind,
 )
 
 

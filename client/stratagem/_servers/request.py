@@ -12,12 +12,8 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 
 from stratagem._servers.transports.call import Responses
-from stratagem_proto.codec import split
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.frames import encode_frame
-from stratagem_proto.placed import Layout, encode_placed, kinds_of, layout_of
 from stratagem_proto.protocol import CHUNK_BYTES
-from stratagem_proto.segment import Segment
 from stratagem_proto.v1 import (
     checkpoint_pb2,
     closure_pb2,
@@ -25,6 +21,10 @@ from stratagem_proto.v1 import (
     parameter_server_pb2,
 )
 from stratagem_proto.v1.session_pb2 import RequestKey
+from stratagem_proto.wire.codec import split
+from stratagem_proto.wire.frames import encode_frame
+from stratagem_proto.wire.placed import Layout, encode_placed, kinds_of, layout_of
+from stratagem_proto.wire.segment import Segment
 
 
 class _Method(NamedTuple):

@@ -11,12 +11,8 @@ import torch
 
 from stratagem._servers.request import Request, sole
 from stratagem._servers.writes import Attachments
-from stratagem_proto.encodings import Encoded
-from stratagem_proto.gradient_limits import GradientLimits
-from stratagem_proto.placed import Layout, kinds_of, layout_of
-from stratagem_proto.segment import Kind
-from stratagem_proto.tensors import spec_of_kind, total_nbytes
-from stratagem_proto.update_programs import encode_limits
+from stratagem_proto.programs.gradient_limits import GradientLimits
+from stratagem_proto.programs.update_programs import encode_limits
 from stratagem_proto.v1.closed_step_pb2 import (
     ClosedStep,
     FinishStepRequest,
@@ -43,6 +39,10 @@ from stratagem_proto.v1.update_program_pb2 import (
     OptimizerProgram,
     UpdateProgram,
 )
+from stratagem_proto.wire.encodings import Encoded
+from stratagem_proto.wire.placed import Layout, kinds_of, layout_of
+from stratagem_proto.wire.segment import Kind
+from stratagem_proto.wire.tensors import spec_of_kind, total_nbytes
 
 
 class Gradient(NamedTuple):

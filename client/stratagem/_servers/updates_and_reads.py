@@ -13,13 +13,13 @@ from stratagem._servers.reading import Following, Reading
 from stratagem._servers.reads import filled
 from stratagem._servers.request import Request
 from stratagem._servers.transports.call import Responses
-from stratagem_proto.placed import Layout
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import (
     ReadHeader,
     UpdateAndReadHeader,
     UpdateHeader,
 )
+from stratagem_proto.wire.placed import Layout
 
 
 @dataclass(frozen=True)

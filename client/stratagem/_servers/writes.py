@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from stratagem._servers.request import Request, sole
-from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1.parameter_server_pb2 import (
     AssignHeader,
     Assignment,
@@ -23,6 +22,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DeleteVariablesRequest,
     DeleteVariablesResponse,
 )
+from stratagem_proto.wire.tensors import spec_of
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stratagem._shipping import tensors
-from stratagem_proto.tensors import as_bytes
+from stratagem_proto.wire.tensors import as_bytes
 
 ATOMS = {bool, int, str, bytes, type(None)}
 MAPPINGS = {dict, OrderedDict}

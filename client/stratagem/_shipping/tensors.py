@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stratagem_proto.tensors import as_bytes
+from stratagem_proto.wire.tensors import as_bytes
 
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 

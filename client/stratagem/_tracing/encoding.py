@@ -10,8 +10,7 @@ import torch
 from stratagem._tracing.recording import Call, Value
 from stratagem._tracing.source import refused
 from stratagem._variables.variable import Variable
-from stratagem_proto.operations import INT64
-from stratagem_proto.tensors import encode_dtype
+from stratagem_proto.programs.operations import INT64
 from stratagem_proto.v1.update_program_pb2 import (
     GraphArgument,
     GraphArgumentList,
@@ -19,6 +18,7 @@ from stratagem_proto.v1.update_program_pb2 import (
     GraphNode,
     GraphProgram,
 )
+from stratagem_proto.wire.tensors import encode_dtype
 
 
 def encode_graph(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from stratagem._tracing.source import refused
-from stratagem_proto.operations import INT64, Number, evaluate_scalar
+from stratagem_proto.programs.operations import INT64, Number, evaluate_scalar
 
 
 class ArithmeticRecorder(Protocol):

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stratagem._tracing.numbers import example_of, is_traced, node_of
 from stratagem._tracing.source import Location, here, refused
 from stratagem._variables.variable import Variable
-from stratagem_proto.operations import (
+from stratagem_proto.programs.operations import (
     OPERATIONS,
     Effect,
     Operation,

@@ -27,7 +27,7 @@ from stratagem._tracing.source import Location, definition_of, refused
 from stratagem._tracing.variable import TracedVariable
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, UpdateFunctionError
-from stratagem_proto.graph_program import check_graph, digest
+from stratagem_proto.programs.graph_program import check_graph, digest
 from stratagem_proto.v1.update_program_pb2 import GraphInput, GraphProgram
 
 

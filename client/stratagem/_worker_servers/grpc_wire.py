@@ -9,10 +9,10 @@ from queue import Empty, SimpleQueue
 
 from stratagem._servers.traffic import TrafficMeter
 from stratagem._worker_servers.wire import Instructions
-from stratagem_proto.channel import PATIENT_CHANNEL_OPTIONS, open_channel
-from stratagem_proto.payloads import batches
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
+from stratagem_proto.wire.channel import PATIENT_CHANNEL_OPTIONS, open_channel
+from stratagem_proto.wire.payloads import batches
 
 
 class GrpcWire:

@@ -19,13 +19,13 @@ from stratagem._worker_servers.output import Show, labelled
 from stratagem._worker_servers.runtime import this_runtime
 from stratagem._worker_servers.wire import Instructions, MakeWire, Wire
 from stratagem._worker_servers.work_stream import WorkStream, lost
-from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import CancelledError, StratagemError
-from stratagem_proto.payloads import split
 from stratagem_proto.protocol import SESSION_ID_BYTES
-from stratagem_proto.transport import GRPC, transport_from_environment
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, LocalSocket, Task
+from stratagem_proto.wire.channel import Deadlines
+from stratagem_proto.wire.payloads import split
+from stratagem_proto.wire.transport import GRPC, transport_from_environment
 
 
 class WorkerLink:

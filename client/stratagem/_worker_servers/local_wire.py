@@ -15,10 +15,10 @@ from stratagem._servers.transports.local_link import LocalLink
 from stratagem._worker_servers.corks import Cork, Corks
 from stratagem._worker_servers.wire import Instructions
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.local.frames import Kind, parts
-from stratagem_proto.payloads import batches
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import LocalSocket
+from stratagem_proto.wire.local.frames import Kind, parts
+from stratagem_proto.wire.payloads import batches
 
 _WORK = pb.DESCRIPTOR.services_by_name["WorkerService"].methods_by_name["Work"]
 _PATH = f"/{_WORK.containing_service.full_name}/{_WORK.name}".encode()

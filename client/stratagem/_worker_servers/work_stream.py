@@ -19,9 +19,9 @@ from stratagem_proto.errors import (
     UnavailableError,
     WorkerLostError,
 )
-from stratagem_proto.payloads import Pieces
-from stratagem_proto.status import translated
 from stratagem_proto.v1 import worker_pb2 as pb
+from stratagem_proto.wire.payloads import Pieces
+from stratagem_proto.wire.status import translated
 
 _LOG = logging.getLogger("stratagem")
 

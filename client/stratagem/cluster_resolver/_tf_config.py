@@ -8,7 +8,7 @@ from stratagem._cluster.spec import ClusterSpec
 from stratagem.cluster_resolver._base import ClusterResolver
 
 if TYPE_CHECKING:
-    from stratagem_proto.tf_config import TFConfig
+    from stratagem_proto.configuration.tf_config import TFConfig
 
 
 class TFConfigClusterResolver(ClusterResolver):
@@ -104,6 +104,6 @@ class TFConfigClusterResolver(ClusterResolver):
 
 def _tf_config() -> TFConfig:
     # Checking takes pydantic, which takes long to load; few processes need it.
-    from stratagem_proto.tf_config import read_tf_config
+    from stratagem_proto.configuration.tf_config import read_tf_config
 
     return read_tf_config()

@@ -11,7 +11,7 @@ from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.tables import SEEN, SIGHTS, TOUCHED, WholeTable
 from stratagem_proto.checkpoint.whole import Whole
-from stratagem_proto.tensors import as_bytes
+from stratagem_proto.wire.tensors import as_bytes
 
 
 @dataclass(frozen=True)

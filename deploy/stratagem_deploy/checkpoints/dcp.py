@@ -32,8 +32,8 @@ from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
 from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.errors import DataLossError, NotFoundError
-from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1.variable_pb2 import VariableSpec
+from stratagem_proto.wire.tensors import spec_of
 
 # torch reads the description of a whole checkpoint for each call.
 _BATCH_BYTES = 1 << 28

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.optimizers import OPTIMIZERS
+from stratagem_proto.programs.optimizers import OPTIMIZERS
 
 _NUMBER = re.compile(r"_\d+$")
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import grpc
 
 from stratagem_deploy.watching.places import Place
-from stratagem_proto.channel import open_channel
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.serving.status import SERVICE
-from stratagem_proto.status import from_rpc_error
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
+from stratagem_proto.wire.channel import open_channel
+from stratagem_proto.wire.status import from_rpc_error
 
 _GET_STATUS = f"/{SERVICE}/GetStatus"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stratagem_proto import token_file as secrets
+from stratagem_proto.configuration import token_file as secrets
 from stratagem_proto.errors import StratagemError
 
 if TYPE_CHECKING:

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stratagem_proto.configuration.tf_config import (
+    TFConfig,
+    parse_tf_config,
+    read_tf_config,
+)
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.serving.addresses import check_address
-from stratagem_proto.tf_config import TFConfig, parse_tf_config, read_tf_config
 
 _SERVED = ("ps", "worker")
 

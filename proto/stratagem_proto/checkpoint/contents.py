@@ -18,7 +18,7 @@ from stratagem_proto.checkpoint.tables import (
 )
 from stratagem_proto.checkpoint.whole import Piece, Whole, whole_name
 from stratagem_proto.errors import DataLossError, UnimplementedError
-from stratagem_proto.optimizers import OPTIMIZERS
+from stratagem_proto.programs.optimizers import OPTIMIZERS
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 

@@ -35,7 +35,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
-from stratagem_proto.tensors import allocate, as_bytes
+from stratagem_proto.wire.tensors import allocate, as_bytes
 
 INDEX = "index.json"
 LATEST = "latest"

@@ -23,10 +23,10 @@ from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
 )
-from stratagem_proto.tensors import nbytes_of
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
+from stratagem_proto.wire.tensors import nbytes_of
 
 _WITHOUT_TABLES, _WITH_TABLES = 1, 2
 FORMAT = _WITH_TABLES

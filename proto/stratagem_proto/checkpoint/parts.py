@@ -14,15 +14,15 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from stratagem_proto.checkpoint.blocks import BLOCK_BYTES, FileEntry, write_file
 from stratagem_proto.checkpoint.index import Part, TensorEntry, stored_tensor
 from stratagem_proto.errors import DataLossError, InvalidArgumentError
-from stratagem_proto.tensors import (
+from stratagem_proto.v1.checkpoint_pb2 import StoredRows
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.v1.variable_pb2 import VariableSpec
+from stratagem_proto.wire.tensors import (
     as_bytes,
     decode_dtype,
     encode_dtype,
     nbytes_of,
 )
-from stratagem_proto.v1.checkpoint_pb2 import StoredRows
-from stratagem_proto.v1.tensor_pb2 import TensorSpec
-from stratagem_proto.v1.variable_pb2 import VariableSpec
 
 DTYPE_NAMES = {
     torch.float64: "F64",

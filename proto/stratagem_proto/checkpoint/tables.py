@@ -12,11 +12,11 @@ from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.index import TensorEntry
 from stratagem_proto.checkpoint.whole import Piece, Whole
 from stratagem_proto.errors import DataLossError, InvalidArgumentError
-from stratagem_proto.initial_values import InitialValues
-from stratagem_proto.tensors import allocate, as_bytes, encode_dtype, nbytes_of
+from stratagem_proto.programs.initial_values import InitialValues
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
+from stratagem_proto.wire.tensors import allocate, as_bytes, encode_dtype, nbytes_of
 
 KEYS, TOUCHED, SEEN, SIGHTS = "[keys]", "[touched]", "[seen]", "[sights]"
 """What the names of the tensors beside a table end with; see `StoredRows`."""

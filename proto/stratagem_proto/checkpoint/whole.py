@@ -11,9 +11,9 @@ import torch
 from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.index import TensorEntry
 from stratagem_proto.errors import OutOfRangeError
-from stratagem_proto.tensors import allocate, as_bytes, decode_dtype
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
+from stratagem_proto.wire.tensors import allocate, as_bytes, decode_dtype
 
 _SHARD = re.compile(r"/part_\d+(?=/|$)")
 

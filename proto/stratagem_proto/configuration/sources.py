@@ -13,8 +13,8 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import PydanticBaseSettingsSource
 
 from stratagem_proto.configuration.problems import described
+from stratagem_proto.configuration.tf_config import TFConfig, read_tf_config
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.tf_config import TFConfig, read_tf_config
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,11 +13,11 @@ from grpc.aio import AbortError
 
 from stratagem_proto import tracing
 from stratagem_proto.errors import InvalidArgumentError, StratagemError
-from stratagem_proto.segment import Segment
 from stratagem_proto.serving.figures import Calls, Figures
 from stratagem_proto.serving.log import LOG
-from stratagem_proto.status import code_of, to_record, trailers
 from stratagem_proto.v1.error_pb2 import RecordedStatus
+from stratagem_proto.wire.segment import Segment
+from stratagem_proto.wire.status import code_of, to_record, trailers
 
 
 class Context(Protocol):

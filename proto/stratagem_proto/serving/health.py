@@ -12,8 +12,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from stratagem_proto.channel import SERVER_OPTIONS
 from stratagem_proto.serving.addresses import bound
+from stratagem_proto.wire.channel import SERVER_OPTIONS
 
 _STATUS = health_pb2.HealthCheckResponse
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from stratagem_proto.configuration.model import ProcessSettings
+from stratagem_proto.configuration.token_file import read_token
 from stratagem_proto.protocol import check_name
 from stratagem_proto.serving.addresses import check_address
-from stratagem_proto.token_file import read_token
-from stratagem_proto.transport import AUTO, check_transport
+from stratagem_proto.wire.transport import AUTO, check_transport
 
 
 def _checked(check: Callable[[str], None]) -> AfterValidator:

@@ -13,7 +13,6 @@ from typing import ClassVar
 import grpc
 from typing_extensions import Self
 
-from stratagem_proto.channel import SERVER_OPTIONS, STALL_SECONDS
 from stratagem_proto.serving.addresses import bound
 from stratagem_proto.serving.health import HealthServer
 from stratagem_proto.serving.local.listener import LocalListener
@@ -22,9 +21,10 @@ from stratagem_proto.serving.log import LOG
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.serving.status import StatusService
-from stratagem_proto.transport import GRPC
 from stratagem_proto.v1.session_pb2 import LocalSocket
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
+from stratagem_proto.wire.channel import SERVER_OPTIONS, STALL_SECONDS
+from stratagem_proto.wire.transport import GRPC
 
 # Prometheus has given up by then. Of a server that stops meanwhile no answer comes.
 _SCRAPE_SECONDS = 10.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.protocol import check_name
 from stratagem_proto.serving.addresses import check_address, is_loopback
-from stratagem_proto.transport import check_transport, transport_from_environment
+from stratagem_proto.wire.transport import check_transport, transport_from_environment
 
 
 @dataclass(frozen=True)

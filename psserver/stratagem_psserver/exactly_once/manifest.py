@@ -8,11 +8,11 @@ from functools import cached_property
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.placed import Layout, kinds_described, layout_of
 from stratagem_proto.protocol import MAX_TENSORS
-from stratagem_proto.segment import Kind, Segment
-from stratagem_proto.tensors import total_nbytes
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.wire.placed import Layout, kinds_described, layout_of
+from stratagem_proto.wire.segment import Kind, Segment
+from stratagem_proto.wire.tensors import total_nbytes
 
 
 class Manifest:

@@ -14,7 +14,6 @@ import torch
 from google.protobuf.message import Message
 
 from stratagem_proto import tracing
-from stratagem_proto.codec import Assembler, whole
 from stratagem_proto.errors import (
     InvalidArgumentError,
     MalformedStreamError,
@@ -22,12 +21,13 @@ from stratagem_proto.errors import (
     StratagemError,
     UnavailableError,
 )
-from stratagem_proto.segment import Segment
 from stratagem_proto.serving.border import is_over
 from stratagem_proto.serving.eager import begin
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
+from stratagem_proto.wire.codec import Assembler, whole
+from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.budget import Budget, Reservation
 from stratagem_psserver.checkpoints.cut import STEPS, StepGate
 from stratagem_psserver.exactly_once.closure_turns import ClosureTurns

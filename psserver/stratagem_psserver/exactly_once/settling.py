@@ -13,8 +13,8 @@ from stratagem_proto.errors import (
     StratagemError,
     UnavailableError,
 )
-from stratagem_proto.status import from_record, to_record
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
+from stratagem_proto.wire.status import from_record, to_record
 from stratagem_psserver.exactly_once.ledger import Outcome, Refused
 
 # A repetition may fare better, so a request that ends so is not settled. A stream

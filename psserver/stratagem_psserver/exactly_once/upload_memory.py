@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from stratagem_proto.tensors import allocate
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.wire.tensors import allocate
 from stratagem_psserver.budget import Reservation
 
 # What is smaller the allocator keeps itself. Larger buffers go back to the system, and

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from stratagem_proto.encodings import Encoded, decode
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.parameter_server_pb2 import GradientRef
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.wire.encodings import Encoded, decode
 
 
 def decoded_specs(references: Sequence[GradientRef]) -> list[TensorSpec]:

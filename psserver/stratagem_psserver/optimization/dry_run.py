@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.optimizers import OptimizerRule, Value
+from stratagem_proto.programs.optimizers import OptimizerRule, Value
 from stratagem_psserver.optimization.gradients import as_sparse
 from stratagem_psserver.optimization.single_steps import make_optimizer, take_step
 

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import torch
 
-from stratagem_proto.optimizers import OptimizerRule, Value
-from stratagem_proto.segment import starts
+from stratagem_proto.programs.optimizers import OptimizerRule, Value
+from stratagem_proto.wire.segment import starts
 from stratagem_psserver.optimization.dry_run import Hyperparameters
 from stratagem_psserver.optimization.single_steps import make_optimizer, take_step
 

@@ -8,8 +8,8 @@ from functools import cached_property, lru_cache
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.optimizers import OptimizerRule, Value, rule_named
-from stratagem_proto.update_programs import decode_group
+from stratagem_proto.programs.optimizers import OptimizerRule, Value, rule_named
+from stratagem_proto.programs.update_programs import decode_group
 from stratagem_proto.v1.update_program_pb2 import HyperparameterGroup
 from stratagem_psserver.optimization.dry_run import (
     StepNeeds,

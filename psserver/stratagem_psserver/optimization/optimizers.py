@@ -14,7 +14,7 @@ from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
 )
-from stratagem_proto.optimizers import rule_named
+from stratagem_proto.programs.optimizers import rule_named
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.optimization.gradients import Gradient, check_gradient

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stratagem_proto.segment import starts
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_proto.wire.segment import starts
 from stratagem_psserver.optimization.hyperparameters import Settings
 from stratagem_psserver.optimization.joint_groups import Joint, JointGroup
 from stratagem_psserver.optimization.repeated_groups import (

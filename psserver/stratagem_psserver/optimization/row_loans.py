@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import torch
 
 from stratagem_proto.rows import put
-from stratagem_proto.tensors import encode_dtype
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_SLOT,
@@ -17,6 +16,7 @@ from stratagem_proto.v1.variable_pb2 import (
     TableSpec,
     VariableSpec,
 )
+from stratagem_proto.wire.tensors import encode_dtype
 from stratagem_psserver.optimization.dry_run import StateTensor, StepNeeds
 from stratagem_psserver.optimization.gradients import Gradient, RowGradient
 from stratagem_psserver.optimization.loans import Lent, as_tensors, missing_nbytes

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from stratagem_proto.optimizers import OptimizerRule, Value
+from stratagem_proto.programs.optimizers import OptimizerRule, Value
 
 _GUARDED = ("step", "add_param_group")
 _AS_IT_IS: AbstractContextManager[None] = nullcontext()

@@ -17,21 +17,26 @@ from stratagem_proto.errors import (
     ResourceExhaustedError,
     StratagemError,
 )
-from stratagem_proto.graph_program import Value, check_graph, check_size, digest
-from stratagem_proto.operations import (
+from stratagem_proto.programs.graph_program import (
+    Value,
+    check_graph,
+    check_size,
+    digest,
+)
+from stratagem_proto.programs.operations import (
     OPERATIONS,
     Effect,
     Operation,
     check_index_types,
     evaluate_scalar,
 )
-from stratagem_proto.tensors import decode_dtype
 from stratagem_proto.v1.update_program_pb2 import (
     GraphArgument,
     GraphInput,
     GraphNode,
     GraphProgram,
 )
+from stratagem_proto.wire.tensors import decode_dtype
 
 Binding = torch.Tensor | int | float
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from stratagem_proto.operations import Operation
+from stratagem_proto.programs.operations import Operation
 from stratagem_psserver.programs.graphs import (
     CompiledGraph,
     Reference,

@@ -10,13 +10,13 @@ from typing import TypeAlias
 
 from google.protobuf.message import Message
 
-from stratagem_proto.codec import split
-from stratagem_proto.frames import encode_frame
-from stratagem_proto.placed import encode_filled, place_by_runs
 from stratagem_proto.protocol import CHUNK_BYTES
-from stratagem_proto.segment import Segment
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.parameter_server_pb2 import ReadHeader
+from stratagem_proto.wire.codec import split
+from stratagem_proto.wire.frames import encode_frame
+from stratagem_proto.wire.placed import encode_filled, place_by_runs
+from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.compute import TENSOR_BYTES
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.step_plans import StepPlan

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from functools import partial
 
 from stratagem_proto.errors import StratagemError
-from stratagem_proto.status import from_record, to_record
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.closed_step_pb2 import GlobalNorm
+from stratagem_proto.wire.status import from_record, to_record
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.rpcs.steps import taken
 from stratagem_psserver.state import ServerState

@@ -6,8 +6,8 @@ from functools import partial
 
 import torch
 
-from stratagem_proto.tensors import as_bytes
 from stratagem_proto.v1.keys_pb2 import ListKeysRequest, ListKeysResponse
+from stratagem_proto.wire.tensors import as_bytes
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.tables.key_pages import page_of
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.tensors import total_nbytes
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.wire.tensors import total_nbytes
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.mutations import Chunks, Staged
 from stratagem_psserver.optimization.decoding import decode_gradients, decoded_specs

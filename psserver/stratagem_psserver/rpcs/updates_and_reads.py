@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.segment import Segment
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.consistency_pb2 import StepGrant
+from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.exactly_once.mutations import Chunks
 from stratagem_psserver.rpcs.answers import Frames, Reading, frames_of
 from stratagem_psserver.rpcs.consistency import arrive, granted_now

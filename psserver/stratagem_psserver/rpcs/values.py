@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from stratagem_proto.errors import DeadlineExceededError
-from stratagem_proto.segment import Segment
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.compute import TENSOR_BYTES
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.mutations import Chunks, Staged

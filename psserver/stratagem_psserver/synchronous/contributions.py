@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from stratagem_proto.gradient_limits import GradientLimits
+from stratagem_proto.programs.gradient_limits import GradientLimits
 from stratagem_proto.v1.parameter_server_pb2 import (
     REDUCTION_MEAN,
     Contribution,

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.gradient_limits import GradientLimits, sum_of_squares
-from stratagem_proto.update_programs import decode_limits
+from stratagem_proto.programs.gradient_limits import GradientLimits, sum_of_squares
+from stratagem_proto.programs.update_programs import decode_limits
 from stratagem_proto.v1 import closed_step_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.optimization.gradients import Gradient, RowGradient

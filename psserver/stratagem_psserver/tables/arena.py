@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from stratagem_proto.errors import ResourceExhaustedError
-from stratagem_proto.initial_values import InitialValues
+from stratagem_proto.programs.initial_values import InitialValues
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 
 if TYPE_CHECKING:

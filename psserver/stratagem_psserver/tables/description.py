@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.tensors import decode_dtype
 from stratagem_proto.v1.variable_pb2 import VariableSpec
+from stratagem_proto.wire.tensors import decode_dtype
 from stratagem_psserver.tables.retention import Retention
 from stratagem_psserver.tables.table import Table, check_room
 

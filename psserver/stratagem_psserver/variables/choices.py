@@ -8,8 +8,8 @@ from functools import cached_property
 
 import torch
 
-from stratagem_proto.placed import Layout, layout_of
 from stratagem_proto.v1.parameter_server_pb2 import ReadHeader, Selection
+from stratagem_proto.wire.placed import Layout, layout_of
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot
 from stratagem_psserver.variables.selections import Selected, is_wanted, select
 from stratagem_psserver.variables.store import Variable, VariableStore

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from stratagem_proto.errors import ResourceExhaustedError
-from stratagem_proto.initial_values import InitialValues, check_initializer
-from stratagem_proto.tensors import decode_dtype, nbytes_of
+from stratagem_proto.programs.initial_values import InitialValues, check_initializer
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
+from stratagem_proto.wire.tensors import decode_dtype, nbytes_of
 
 
 def sent_tensors(specs: Sequence[VariableSpec]) -> list[TensorSpec]:

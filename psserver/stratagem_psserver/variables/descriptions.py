@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.tensors import decode_dtype, nbytes_of
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_UNSPECIFIED, VariableSpec
+from stratagem_proto.wire.tensors import decode_dtype, nbytes_of
 
 
 def check_value(spec: VariableSpec, value: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from stratagem_proto.segment import starts
+from stratagem_proto.wire.segment import starts
 from stratagem_psserver.variables.joint_memory import JointMemory
 from stratagem_psserver.variables.store import Variable, VariableStore
 

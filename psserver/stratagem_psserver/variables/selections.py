@@ -8,20 +8,20 @@ from functools import cached_property
 
 import torch
 
-from stratagem_proto.encodings import can_narrow, narrow
 from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError
-from stratagem_proto.segment import Kind
-from stratagem_proto.tensors import (
-    decode_dtype,
-    int64_vector,
-    nbytes_of,
-    spec_of_kind,
-)
 from stratagem_proto.v1.parameter_server_pb2 import Selection
 from stratagem_proto.v1.tensor_pb2 import (
     ENCODING_KIND_NARROWED,
     Encoding,
     TensorSpec,
+)
+from stratagem_proto.wire.encodings import can_narrow, narrow
+from stratagem_proto.wire.segment import Kind
+from stratagem_proto.wire.tensors import (
+    decode_dtype,
+    int64_vector,
+    nbytes_of,
+    spec_of_kind,
 )
 from stratagem_psserver.tables.arena import Arena
 from stratagem_psserver.variables.store import Variable

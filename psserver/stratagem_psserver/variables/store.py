@@ -19,13 +19,13 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import check_name
 from stratagem_proto.rows import put
-from stratagem_proto.tensors import nbytes_of, spec_of
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_SLOT,
     VariableInfo,
     VariableKind,
     VariableSpec,
 )
+from stratagem_proto.wire.tensors import nbytes_of, spec_of
 from stratagem_psserver.room import Room
 from stratagem_psserver.tables.arena import Arena
 from stratagem_psserver.tables.description import (

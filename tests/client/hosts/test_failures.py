@@ -29,7 +29,7 @@ from stratagem._hosts.remote import RemoteCoresExtended
 from stratagem._shipping.parcel import Parcel
 from stratagem.cluster_resolver import SimpleClusterResolver, TPUClusterResolver
 from stratagem_deploy import LocalCluster
-from stratagem_proto.channel import Deadlines
+from stratagem_proto.wire.channel import Deadlines
 from tests.client.hosts.signals import BEGUN, begin
 
 

@@ -13,7 +13,7 @@ from stratagem._optimizers.compressor import Compressor
 from stratagem._optimizers.limiter import Limiter
 from stratagem._optimizers.step import GroupStep, OptimizerStep
 from stratagem._parameter_server.hosting.programs import Programs
-from stratagem_proto.gradient_limits import GradientLimits
+from stratagem_proto.programs.gradient_limits import GradientLimits
 from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 

@@ -20,16 +20,16 @@ from stratagem._servers.reads import read
 from stratagem._servers.transports.call import Responses
 from stratagem.nn import prefetch
 from stratagem.partitioners import FixedShardsPartitioner
-from stratagem_proto.encodings import narrow
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.frames import Frame, encode_frame
-from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.tensor_pb2 import (
     ENCODING_KIND_NARROWED,
     ENCODING_KIND_QUANTIZED,
     Encoding,
 )
+from stratagem_proto.wire.encodings import narrow
+from stratagem_proto.wire.frames import Frame, encode_frame
+from stratagem_proto.wire.tensors import spec_of
 from tests.client.clusters import Cluster
 
 ROWS = torch.arange(50)

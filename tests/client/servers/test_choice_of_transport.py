@@ -20,7 +20,7 @@ from stratagem_proto.errors import (
     UnavailableError,
     VariableNotFoundError,
 )
-from stratagem_proto.transport import AUTO, GRPC, VARIABLE
+from stratagem_proto.wire.transport import AUTO, GRPC, VARIABLE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.connections import add, connected, make, value_of

@@ -18,7 +18,6 @@ from stratagem._servers.writes import Writing, assign, create
 from stratagem_deploy.watching.asking import ask
 from stratagem_deploy.watching.calls import calls_of
 from stratagem_deploy.watching.places import Place
-from stratagem_proto.channel import Deadlines, open_channel
 from stratagem_proto.errors import (
     AlreadyExistsError,
     CancelledError,
@@ -28,8 +27,6 @@ from stratagem_proto.errors import (
     UnavailableError,
     VariableNotFoundError,
 )
-from stratagem_proto.status import translated
-from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1.parameter_server_pb2 import (
     ASSIGN_MODE_ADD,
 )
@@ -40,6 +37,9 @@ from stratagem_proto.v1.session_pb2 import (
     HeartbeatRequest,
 )
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
+from stratagem_proto.wire.channel import Deadlines, open_channel
+from stratagem_proto.wire.status import translated
+from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.connections import IDENTITY, add, connected, make, value_of

@@ -14,17 +14,17 @@ from stratagem._servers.connection import Connection
 from stratagem._servers.reading import Reading
 from stratagem._servers.reads import read
 from stratagem._servers.step_count import StepCount
-from stratagem_proto.channel import Deadlines, open_channel
 from stratagem_proto.errors import (
     ResourceExhaustedError,
 )
-from stratagem_proto.status import translated
-from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1.parameter_server_pb2 import (
     AssignHeader,
     AssignRequest,
 )
 from stratagem_proto.v1.parameter_server_pb2_grpc import ParameterServerServiceStub
+from stratagem_proto.wire.channel import Deadlines, open_channel
+from stratagem_proto.wire.status import translated
+from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.connections import add, connected, make, value_of

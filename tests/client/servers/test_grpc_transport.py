@@ -10,7 +10,7 @@ import pytest
 from stratagem._servers.transports import grpc_transport
 from stratagem._servers.transports.call import Call
 from stratagem._servers.transports.grpc_transport import GrpcTransport
-from stratagem_proto.channel import open_channel
+from stratagem_proto.wire.channel import open_channel
 
 
 def test_a_closed_transport_opens_no_channel() -> None:

@@ -21,11 +21,11 @@ from stratagem._servers.transports.call import Attempt, Call
 from stratagem._servers.transports.local_link import LocalLink
 from stratagem._servers.transports.local_transport import LocalTransport
 from stratagem._servers.transports.server_transport import ServerTransport
-from stratagem_proto.local.frames import Kind, prefix
 from stratagem_proto.serving.border import Context
 from stratagem_proto.serving.local.listener import LocalListener
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.v1.session_pb2 import LocalSocket
+from stratagem_proto.wire.local.frames import Kind, prefix
 from tests.waiting import eventually
 
 MEBIBYTE = bytes(1 << 20)

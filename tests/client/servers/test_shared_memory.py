@@ -21,16 +21,16 @@ from stratagem._servers.reads import read
 from stratagem._servers.session import opening
 from stratagem._servers.transports.local_link import LocalLink
 from stratagem_deploy.processes.process import import_path
-from stratagem_proto import segment
-from stratagem_proto.frames import ChunkView, Frame, encode_frame
-from stratagem_proto.local.frames import Kind, prefix
-from stratagem_proto.optimizers import OPTIMIZERS
-from stratagem_proto.tensors import spec_of
-from stratagem_proto.transport import AUTO, GRPC, UNIX
+from stratagem_proto.programs.optimizers import OPTIMIZERS
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import LocalSocket
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
+from stratagem_proto.wire import segment
+from stratagem_proto.wire.frames import ChunkView, Frame, encode_frame
+from stratagem_proto.wire.local.frames import Kind, prefix
+from stratagem_proto.wire.tensors import spec_of
+from stratagem_proto.wire.transport import AUTO, GRPC, UNIX
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.connections import IDENTITY, add, connected, make, value_of

@@ -225,7 +225,7 @@ def test_arithmetic_on_numbers_is_recorded_with_pythons_meaning(
 
 
 def evaluated(update: TracedUpdate) -> object:
-    from stratagem_proto.operations import evaluate_scalar
+    from stratagem_proto.programs.operations import evaluate_scalar
 
     values: list[Any] = list(update.bindings)
     *arithmetic, fill = update.program.nodes

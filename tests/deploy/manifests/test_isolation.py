@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from stratagem_proto import token_file
+from stratagem_proto.configuration import token_file
 from tests.deploy.manifests.pods import pods
 from tests.deploy.manifests.rendering import OVERLAYS
 from tests.deploy.manifests.tasks import COORDINATED, of_kind, selects

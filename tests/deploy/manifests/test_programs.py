@@ -14,7 +14,7 @@ from kubernetes.client import ApiClient, Configuration, CoreV1Api
 
 from examples import coordinator, movielens
 from stratagem.cluster_resolver import ClusterResolver, KubernetesClusterResolver
-from stratagem_proto import token_file
+from stratagem_proto.configuration import token_file
 from tests.deploy.manifests.pods import Pod, pods
 from tests.deploy.manifests.rendering import OVERLAYS
 from tests.deploy.manifests.tasks import (

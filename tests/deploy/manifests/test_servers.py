@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from grpc_health.v1 import health_pb2
 
-from stratagem_proto.channel import open_channel
+from stratagem_proto.wire.channel import open_channel
 from stratagem_psserver.server import ParameterServer
 from tests.deploy.manifests.rendering import OVERLAYS
 from tests.deploy.manifests.tasks import index, port, servers

@@ -13,7 +13,6 @@ import pytest
 import torch
 from grpc_health.v1 import health_pb2
 
-from stratagem_proto.channel import open_channel
 from stratagem_proto.errors import (
     AbortedError,
     DeadlineExceededError,
@@ -22,7 +21,6 @@ from stratagem_proto.errors import (
     SessionLostError,
     UnavailableError,
 )
-from stratagem_proto.frames import decode_frame
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
@@ -30,6 +28,8 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DeleteVariablesRequest,
     DeleteVariablesResponse,
 )
+from stratagem_proto.wire.channel import open_channel
+from stratagem_proto.wire.frames import decode_frame
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN

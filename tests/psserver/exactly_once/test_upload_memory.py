@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.budget import Budget
 from stratagem_psserver.exactly_once.upload_memory import UploadMemory
 from stratagem_psserver.server import ParameterServer

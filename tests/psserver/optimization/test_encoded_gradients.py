@@ -8,16 +8,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stratagem_proto.encodings import Encoded, decode, narrow, quantize, select
 from stratagem_proto.errors import (
     InvalidArgumentError,
     InvalidTypeError,
     ResourceExhaustedError,
 )
-from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32, Encoding, TensorSpec
 from stratagem_proto.v1.update_program_pb2 import UpdateProgram
+from stratagem_proto.wire.encodings import Encoded, decode, narrow, quantize, select
+from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN

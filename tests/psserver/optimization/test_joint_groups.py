@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from stratagem_proto.optimizers import rule_named
-from stratagem_proto.segment import starts
+from stratagem_proto.programs.optimizers import rule_named
+from stratagem_proto.wire.segment import starts
 from stratagem_psserver.optimization.elementwise import is_elementwise
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.repeated_groups import Gradients

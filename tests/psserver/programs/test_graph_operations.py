@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from stratagem_proto.operations import OPERATIONS, Effect, Operation
+from stratagem_proto.programs.operations import OPERATIONS, Effect, Operation
 from stratagem_proto.v1.update_program_pb2 import GraphInput
 from stratagem_psserver.programs.graph_run import PreparedRun, prepare
 from stratagem_psserver.programs.graphs import compile_graph

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError, NonFiniteGradientError
-from stratagem_proto.gradient_limits import GradientLimits
-from stratagem_proto.tensors import spec_of
-from stratagem_proto.update_programs import encode_limits
+from stratagem_proto.programs.gradient_limits import GradientLimits
+from stratagem_proto.programs.update_programs import encode_limits
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.session_pb2 import Task
+from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.server import ParameterServer
 from tests.conftest import TOKEN
 from tests.psserver.wire import RawClient, encoded, sgd, update_header

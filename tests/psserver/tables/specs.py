@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from stratagem_proto.tensors import encode_dtype
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,
@@ -16,6 +15,7 @@ from stratagem_proto.v1.variable_pb2 import (
     UniformRange,
     VariableSpec,
 )
+from stratagem_proto.wire.tensors import encode_dtype
 from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.creation import check_made, initial_values

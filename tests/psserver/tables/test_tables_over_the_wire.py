@@ -15,8 +15,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     OutOfRangeError,
 )
-from stratagem_proto.initial_values import InitialValues
-from stratagem_proto.tensors import spec_of
+from stratagem_proto.programs.initial_values import InitialValues
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32
 from stratagem_proto.v1.update_program_pb2 import (
@@ -35,6 +34,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DescribeVariablesRequest,
     DescribeVariablesResponse,
 )
+from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.server import ParameterServer
 from tests.conftest import TOKEN
 from tests.psserver.tables.specs import UNIFORM, ZEROS, dynamic, made, parts, table_spec

@@ -16,7 +16,6 @@ from stratagem_proto.errors import (
     OutOfRangeError,
     StratagemError,
 )
-from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.tensor_pb2 import (
     DATA_TYPE_BFLOAT16,
@@ -24,6 +23,7 @@ from stratagem_proto.v1.tensor_pb2 import (
     DATA_TYPE_FLOAT32,
     DataType,
 )
+from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.variables.assignments import prepare
 from stratagem_psserver.variables.choices import Choice
 from stratagem_psserver.variables.selections import is_wanted, select

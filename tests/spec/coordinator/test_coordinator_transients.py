@@ -11,9 +11,9 @@ import torch
 import stratagem
 from stratagem import ClusterSpec
 from stratagem.cluster_resolver import ClusterResolver
-from stratagem_proto.channel import Deadlines
-from stratagem_proto.payloads import batches
 from stratagem_proto.v1.worker_pb2 import WorkEvent
+from stratagem_proto.wire.channel import Deadlines
+from stratagem_proto.wire.payloads import batches
 from stratagem_worker import outbox
 from stratagem_worker.interruption import Interrupted
 from tests.client.coordinator.coordination import (

@@ -17,10 +17,10 @@ from stratagem._variables.variable import Variable
 from stratagem._worker_servers.corks import Corks
 from stratagem._worker_servers.link import WorkerLink, task_at
 from stratagem.consistency import Async
-from stratagem_proto.channel import Deadlines
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1.session_pb2 import Task
+from stratagem_proto.wire.channel import Deadlines
 
 # Attempts follow each other for as long as it takes.
 _ATTEMPT = Deadlines(connect=5.0)

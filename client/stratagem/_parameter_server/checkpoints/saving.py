@@ -22,8 +22,8 @@ from stratagem_proto.checkpoint.folder import LOCAL_PART, NewCheckpoint
 from stratagem_proto.checkpoint.index import Index, Part
 from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
-from stratagem_proto.tensors import spec_of
 from stratagem_proto.v1.variable_pb2 import VariableSpec
+from stratagem_proto.wire.tensors import spec_of
 
 # A server answers at the latest after so long that it still writes.
 _LOOK_SECONDS = 10.0

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from stratagem_proto.errors import AttachmentError
-from stratagem_proto.tensors import decode_dtype
 from stratagem_proto.v1.variable_pb2 import VariableInfo, VariableSpec
+from stratagem_proto.wire.tensors import decode_dtype
 
 _FIRST_PAUSE_SECONDS = 0.02
 _LONGEST_PAUSE_SECONDS = 0.5

@@ -7,8 +7,8 @@ from operator import is_
 from typing import NamedTuple, TypeAlias
 
 from stratagem._optimizers.step import OptimizerStep
-from stratagem_proto.optimizers import rule_named, values_of
-from stratagem_proto.update_programs import encode_values
+from stratagem_proto.programs.optimizers import rule_named, values_of
+from stratagem_proto.programs.update_programs import encode_values
 from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram, UpdateProgram
 

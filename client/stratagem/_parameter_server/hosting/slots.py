@@ -12,8 +12,8 @@ from stratagem._parameter_server.variables.variable import RemoteVariable, by_se
 from stratagem._servers.listings import list_variables
 from stratagem._servers.reading import Reading
 from stratagem._servers.writes import create, delete
-from stratagem_proto.tensors import allocate, spec_of
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT, VariableSpec
+from stratagem_proto.wire.tensors import allocate, spec_of
 
 Slots = Mapping[str, torch.Tensor]
 

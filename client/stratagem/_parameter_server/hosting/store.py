@@ -25,7 +25,6 @@ from stratagem._servers.reading import Reading
 from stratagem._servers.reads import read
 from stratagem._servers.request import Request, Result
 from stratagem._servers.writes import Writing, assign, create
-from stratagem_proto.encodings import can_narrow
 from stratagem_proto.errors import (
     DeadlineExceededError,
     StratagemError,
@@ -34,6 +33,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1.consistency_pb2 import StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
 from stratagem_proto.v1.variable_pb2 import VariableInfo
+from stratagem_proto.wire.encodings import can_narrow
 
 
 class RemoteStore:

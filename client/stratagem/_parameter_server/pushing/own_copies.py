@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from stratagem._servers.request import Request
-from stratagem_proto.placed import Layout
+from stratagem_proto.wire.placed import Layout
 
 
 class OwnCopies:

@@ -19,7 +19,6 @@ from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.initial_values import operand
 from stratagem._variables.traits import VariableTraits
 from stratagem._variables.variable import Variable
-from stratagem_proto.tensors import decode_dtype, nbytes_of, spec_of
 from stratagem_proto.v1.parameter_server_pb2 import (
     ASSIGN_MODE_ADD,
     ASSIGN_MODE_DIVIDE,
@@ -37,6 +36,7 @@ from stratagem_proto.v1.variable_pb2 import (
     Synchronization,
     VariableSpec,
 )
+from stratagem_proto.wire.tensors import decode_dtype, nbytes_of, spec_of
 
 if TYPE_CHECKING:
     from stratagem._modules.hosting import HostedParameter

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from stratagem_proto.tensors import decode_dtype, nbytes_of
 from stratagem_proto.v1.variable_pb2 import VariableSpec
+from stratagem_proto.wire.tensors import decode_dtype, nbytes_of
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import NamedTuple, Protocol, TypeVar
 
-from stratagem_proto.segment import Segment
+from stratagem_proto.wire.segment import Segment
 
 Value = TypeVar("Value")
 

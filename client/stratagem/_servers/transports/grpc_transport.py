@@ -21,8 +21,8 @@ from stratagem._servers.transports.call import (
     Style,
     once,
 )
-from stratagem_proto.channel import open_channel
 from stratagem_proto.memory import keep_freed_memory
+from stratagem_proto.wire.channel import open_channel
 
 
 class _Unsent:

@@ -6,9 +6,9 @@ from typing import Any
 
 import grpc
 
-from stratagem_proto.local.frames import Frame
-from stratagem_proto.status import code_of, trailers
 from stratagem_proto.v1.error_pb2 import RecordedStatus
+from stratagem_proto.wire.local.frames import Frame
+from stratagem_proto.wire.status import code_of, trailers
 
 
 class LocalError(grpc.RpcError):

@@ -9,7 +9,9 @@ import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from stratagem_proto.local.frames import (
+from stratagem_proto.v1.error_pb2 import RecordedStatus
+from stratagem_proto.v1.session_pb2 import LocalSocket
+from stratagem_proto.wire.local.frames import (
     SCRATCH_BYTES,
     Frame,
     FrameReader,
@@ -17,10 +19,8 @@ from stratagem_proto.local.frames import (
     parts,
     prefix,
 )
-from stratagem_proto.local.sockets import hang_up
-from stratagem_proto.segment import Segment, create
-from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.v1.session_pb2 import LocalSocket
+from stratagem_proto.wire.local.sockets import hang_up
+from stratagem_proto.wire.segment import Segment, create
 
 _HELLO_SECONDS = 5.0
 

@@ -14,9 +14,9 @@ from stratagem._servers.transports.local_error import broken, require_ok
 from stratagem._servers.transports.local_link import LocalLink
 from stratagem._servers.transports.pipeline import Pipeline
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.local.frames import Frame, Kind
-from stratagem_proto.segment import Segment, grown
 from stratagem_proto.v1.session_pb2 import LocalSocket
+from stratagem_proto.wire.local.frames import Frame, Kind
+from stratagem_proto.wire.segment import Segment, grown
 
 
 class LocalTransport:

@@ -9,8 +9,8 @@ from stratagem._servers.transports.call import Attempt, Call, Responses
 from stratagem._servers.transports.local_error import broken, require_ok
 from stratagem._servers.transports.local_link import LocalLink
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.local.frames import Frame, Kind, parts
 from stratagem_proto.v1.session_pb2 import LocalSocket
+from stratagem_proto.wire.local.frames import Frame, Kind, parts
 
 
 class Pipeline:

@@ -9,8 +9,8 @@ from stratagem._servers.transports.call import Attempt, Call
 from stratagem._servers.transports.grpc_transport import GrpcTransport
 from stratagem._servers.transports.local_transport import LocalTransport
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.transport import AUTO, GRPC, transport_from_environment
 from stratagem_proto.v1.session_pb2 import LocalSocket
+from stratagem_proto.wire.transport import AUTO, GRPC, transport_from_environment
 
 _LOG = logging.getLogger("stratagem")
 

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, NoReturn
 import grpc
 
 from stratagem_proto.errors import DeadlineExceededError
-from stratagem_proto.local.frames import WINDOW_BYTES, Frame, Kind
-from stratagem_proto.segment import Segment
 from stratagem_proto.serving.local.request_stream import RequestStream
 from stratagem_proto.serving.local.send_buffer import SendBuffer
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.serving.methods import Handler
-from stratagem_proto.status import detail_of
 from stratagem_proto.v1.error_pb2 import RecordedStatus
+from stratagem_proto.wire.local.frames import WINDOW_BYTES, Frame, Kind
+from stratagem_proto.wire.segment import Segment
+from stratagem_proto.wire.status import detail_of
 
 
 class _Details(NamedTuple):

@@ -10,15 +10,15 @@ from functools import lru_cache
 
 import grpc
 
-from stratagem_proto.channel import STALL_SECONDS
-from stratagem_proto.local.frames import SCRATCH_BYTES
-from stratagem_proto.local.sockets import hang_up
 from stratagem_proto.serving.local.call import find_handler
 from stratagem_proto.serving.local.peer import Peer
 from stratagem_proto.serving.local.peer_memory import Reserve, refused
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.serving.methods import Handler
 from stratagem_proto.v1.session_pb2 import LocalSocket
+from stratagem_proto.wire.channel import STALL_SECONDS
+from stratagem_proto.wire.local.frames import SCRATCH_BYTES
+from stratagem_proto.wire.local.sockets import hang_up
 
 _BACKLOG = 4096
 _SECRET_BYTES = 32

@@ -14,8 +14,6 @@ from stratagem_proto.errors import (
     MalformedStreamError,
     StratagemError,
 )
-from stratagem_proto.local.frames import Frame, FrameReader, Kind
-from stratagem_proto.local.sockets import hang_up
 from stratagem_proto.serving.eager import begin
 from stratagem_proto.serving.local.call import LocalCall
 from stratagem_proto.serving.local.peer_memory import (
@@ -26,8 +24,10 @@ from stratagem_proto.serving.local.queued_calls import QueuedCalls
 from stratagem_proto.serving.local.request_stream import RequestStream
 from stratagem_proto.serving.local.send_buffer import SendBuffer
 from stratagem_proto.serving.log import LOG
-from stratagem_proto.status import to_record
 from stratagem_proto.v1.error_pb2 import RecordedStatus
+from stratagem_proto.wire.local.frames import Frame, FrameReader, Kind
+from stratagem_proto.wire.local.sockets import hang_up
+from stratagem_proto.wire.status import to_record
 
 if TYPE_CHECKING:
     from stratagem_proto.serving.local.listener import LocalListener

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from stratagem_proto.errors import MalformedStreamError, ResourceExhaustedError
-from stratagem_proto.segment import Segment, attach, size_of
+from stratagem_proto.wire.segment import Segment, attach, size_of
 
 # Of one descriptor, or two where that is aligned to eight bytes; the system closes
 # those for which there is no room.

@@ -10,10 +10,10 @@ from functools import cached_property
 
 import torch
 
-from stratagem_proto import counter_random
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.tensors import decode_dtype
+from stratagem_proto.programs import counter_random
 from stratagem_proto.v1.variable_pb2 import Initializer, VariableSpec
+from stratagem_proto.wire.tensors import decode_dtype
 
 _PART = re.compile(r"/part_[0-9]+\Z")
 # The numbers are made in double precision; this bounds what that takes.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
-from stratagem_proto.operations import (
+from stratagem_proto.programs.operations import (
     OPERATIONS,
     SCALAR_ARITY,
     TEXTS,
@@ -15,7 +15,6 @@ from stratagem_proto.operations import (
     Operation,
     Parameter,
 )
-from stratagem_proto.tensors import decode_dtype
 from stratagem_proto.v1 import tensor_pb2
 from stratagem_proto.v1.update_program_pb2 import (
     GraphArgument,
@@ -23,6 +22,7 @@ from stratagem_proto.v1.update_program_pb2 import (
     GraphNode,
     GraphProgram,
 )
+from stratagem_proto.wire.tensors import decode_dtype
 
 MAX_NODES = 10_000
 MAX_INPUTS = 10_000

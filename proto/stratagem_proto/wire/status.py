@@ -14,12 +14,12 @@ from stratagem_proto.errors import (
     StratagemError,
     UnavailableError,
 )
-from stratagem_proto.status_codes import (
+from stratagem_proto.v1.error_pb2 import ErrorDetail, RecordedStatus
+from stratagem_proto.wire.status_codes import (
     CLASSES_BY_CODE,
     CLASSES_BY_NAME,
     STATUS_CODES,
 )
-from stratagem_proto.v1.error_pb2 import ErrorDetail, RecordedStatus
 
 DETAIL_KEY = "stratagem-error-bin"
 _CODES_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}

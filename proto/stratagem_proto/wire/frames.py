@@ -15,9 +15,9 @@ from typing import Generic, NamedTuple, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.segment import Segment
 from stratagem_proto.v1 import tensor_pb2
 from stratagem_proto.v1.tensor_pb2 import Place
+from stratagem_proto.wire.segment import Segment
 
 Header = TypeVar("Header", bound=Message)
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.frames import ChunkView, Frame, Header
 from stratagem_proto.protocol import CHUNK_BYTES
-from stratagem_proto.tensors import allocate, as_bytes, decode_dtype, nbytes_of
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.wire.frames import ChunkView, Frame, Header
+from stratagem_proto.wire.tensors import allocate, as_bytes, decode_dtype, nbytes_of
 
 # Bytes that take longer to copy than another thread may have to wait.
 _LARGE = 256 << 10

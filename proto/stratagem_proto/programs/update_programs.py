@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stratagem_proto.gradient_limits import GradientLimits
-from stratagem_proto.optimizers import (
+from stratagem_proto.programs.gradient_limits import GradientLimits
+from stratagem_proto.programs.optimizers import (
     OptimizerRule,
     Value,
     require_honoured,

@@ -12,8 +12,8 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-from stratagem_proto.channel import MESSAGE_BYTES
 from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.wire.channel import MESSAGE_BYTES
 
 # Size of the message, size of the path, kind.
 _HEADER = Struct("<IHBx")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.tensors import allocate, decode_dtype, nbytes_of, spec_of
 from stratagem_proto.v1.tensor_pb2 import (
     ENCODING_KIND_NARROWED,
     ENCODING_KIND_QUANTIZED,
@@ -15,6 +14,7 @@ from stratagem_proto.v1.tensor_pb2 import (
     EncodingKind,
     TensorSpec,
 )
+from stratagem_proto.wire.tensors import allocate, decode_dtype, nbytes_of, spec_of
 
 NARROW_DTYPES = (torch.bfloat16, torch.float16)
 """To which `narrow` rounds."""

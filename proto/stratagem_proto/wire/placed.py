@@ -10,12 +10,12 @@ from functools import cached_property, lru_cache
 import torch
 from google.protobuf.message import DecodeError, Message
 
-from stratagem_proto.codec import copy_bytes, split
-from stratagem_proto.frames import ChunkView, Frame, Header, encode_header
-from stratagem_proto.segment import MOST_KEPT_KINDS, Kind, Segment, starts
-from stratagem_proto.tensors import decode_dtype
 from stratagem_proto.v1 import tensor_pb2
 from stratagem_proto.v1.tensor_pb2 import Chunk, Place, TensorSpec
+from stratagem_proto.wire.codec import copy_bytes, split
+from stratagem_proto.wire.frames import ChunkView, Frame, Header, encode_header
+from stratagem_proto.wire.segment import MOST_KEPT_KINDS, Kind, Segment, starts
+from stratagem_proto.wire.tensors import decode_dtype
 
 
 @dataclass(frozen=True, eq=False)

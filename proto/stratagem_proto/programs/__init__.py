@@ -1,0 +1,1 @@
+"""What servers may be asked to run: steps, graphs and initial values."""
