@@ -49,7 +49,7 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones(
         client.open()
         client.create(w=torch.zeros_like(value))
         assert health(probe) == SERVING
-        begun, signalled = threading.Event(), threading.Event()
+        begun, refused = threading.Event(), threading.Event()
 
         def frames() -> Iterator[bytes]:
             item = pb.Assignment(variable="w", mode=pb.ASSIGN_MODE_SET, value=0)
@@ -59,8 +59,7 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones(
             *first, last = encoded(header, [value], chunk_bytes=1 << 16)
             yield from first
             begun.set()
-            signalled.wait(PATIENCE)
-            eventually(lambda: health(probe) == NOT_SERVING)
+            refused.wait(PATIENCE)
             yield last
 
         assign: grpc.StreamUnaryMultiCallable[bytes, bytes]
@@ -69,10 +68,10 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones(
         begun.wait(PATIENCE)
         client.heartbeat()  # answered after what was sent before it has come
         server.popen.send_signal(signal.SIGTERM)
-        signalled.set()
         eventually(lambda: health(probe) == NOT_SERVING)
         with RawClient(server.address, "") as late, pytest.raises(UnavailableError):
             late.open()
+        refused.set()
         assert list(pb.AssignResponse.FromString(call.result(PATIENCE)).versions) == [2]
         assert server.popen.wait(PATIENCE) == 0
 
