@@ -76,10 +76,12 @@ def _movielens() -> Iterator[Goal]:
 
 def _workers() -> Iterator[Goal]:
     question = "processors, a million examples"
-    about, wording = f"{question}, with 2, 4 workers", "at most 10 % more than 1 worker"
-    for workers in ("2 workers", "4 workers"):
-        ours, theirs = Cell(question, workers), Cell(question, "1 worker")
-        yield Goal("workers", ours, theirs, 1 / 1.1, about, wording)
+    theirs, wording = Cell(question, "1 worker"), "at most 10 % more than 1 worker"
+    for steps in ("", ", fused steps"):
+        about = f"{question}, with 2, 4 workers{steps}"
+        for workers in ("2 workers", "4 workers"):
+            ours = Cell(question, f"{workers}{steps}")
+            yield Goal("workers", ours, theirs, 1 / 1.1, about, wording)
 
 
 def _sessions() -> Iterator[Goal]:

@@ -15,16 +15,26 @@ def workers(counts: Sequence[int] = (1, 2, 4)) -> Contest:
     """
     file = ratings_file()
     contestants = [
-        Contestant(counted(count), "stratagem.workers", [file, str(count)])
-        for count in counts
-    ] + [
-        Contestant(counted(count, "loop"), "limits.loops", [file, str(count)])
-        for count in counts
+        *[_training(counted(count), file, count, "default") for count in counts],
+        # Those of a lone worker are fused by default.
+        *[
+            _training(f"{counted(count)}, fused steps", file, count, "fused")
+            for count in counts
+            if count > 1
+        ],
+        *[
+            Contestant(counted(count, "loop"), "limits.loops", [file, str(count)])
+            for count in counts
+        ],
     ]
     names = {each.name for each in contestants}
     # As long for an example in microseconds as for a million of them in seconds.
     question = Question("processors, a million examples", "cost", names, 1.0, "us")
     return Contest("workers", contestants, [question])
+
+
+def _training(name: str, file: str, count: int, steps: str) -> Contestant:
+    return Contestant(name, "stratagem.workers", [file, str(count), steps])
 
 
 def counted(count: int, one: str = "worker") -> str:

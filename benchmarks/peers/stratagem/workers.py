@@ -1,6 +1,7 @@
-"""What an example costs in processor time: `... stratagem.workers FD FILE WORKERS`.
+"""What an example costs: `... stratagem.workers FD FILE WORKERS STEPS`.
 
-There is one server, and as many workers as said. All wait at a barrier until the first
+There is one server, and as many workers as said. Their steps are "fused", so that each
+is one request, or as they are by "default". All wait at a barrier until the first
 one is asked to measure; what they did before that does not count.
 """
 
@@ -28,22 +29,22 @@ _STEPS = 200
 
 
 @contextmanager
-def contestant(file: str, workers: str) -> Iterator[Answer]:
+def contestant(file: str, workers: str, steps: str) -> Iterator[Answer]:
     """What has a cluster, whose first worker answers."""
     with (
         Listener() as listener,
         LocalCluster(ps=1, workers=int(workers), processes=True) as cluster,
     ):
-        arguments = file, listener.address, os.getpid()
+        arguments = file, steps, listener.address, os.getpid()
         threading.Thread(target=_run, args=(cluster, *arguments), daemon=True).start()
         with listener.accept() as worker:
             yield _asking(worker)
 
 
-def _run(cluster: LocalCluster, file: str, address: str, family: int) -> None:
+def _run(cluster: LocalCluster, *arguments: object) -> None:
     # Others are at the barrier when the first worker is asked no more.
     with suppress(StratagemError):
-        cluster.run(train, file, address, family)
+        cluster.run(train, *arguments)
 
 
 def _asking(worker: Connection) -> Answer:
@@ -55,33 +56,36 @@ def _asking(worker: Connection) -> Answer:
     return answer
 
 
-def train(resolver: ClusterResolver, file: str, address: str, family: int) -> None:
+def train(
+    resolver: ClusterResolver, file: str, steps: str, address: str, family: int
+) -> None:
     """Trains as often as the first worker is asked to."""
     torch.set_num_threads(1)
-    strategy = ParameterServerStrategy(resolver)
-    steps = timing.repeated(recommending(strategy, file), _STEPS)
+    fused = True if steps == "fused" else None
+    strategy = ParameterServerStrategy(resolver, fused_steps=fused)
+    take = timing.repeated(recommending(strategy, file), _STEPS)
     if resolver.task_id:
         while True:
-            _together(strategy, steps)
+            _together(strategy, take)
     examples = resolver.cluster_spec().num_tasks("worker") * _STEPS * BATCH
     with Client(address) as asking, suppress(EOFError):
         while True:
             asking.recv()
-            asking.send(_cost(strategy, steps, family) / examples)
+            asking.send(_cost(strategy, take, family) / examples)
 
 
 def _cost(
-    strategy: ParameterServerStrategy, steps: Callable[[], None], family: int
+    strategy: ParameterServerStrategy, take: Callable[[], None], family: int
 ) -> float:
     """Seconds of processors of all processes of the cluster."""
     before = processor_seconds(family)
-    _together(strategy, steps)
+    _together(strategy, take)
     return processor_seconds(family) - before
 
 
-def _together(strategy: ParameterServerStrategy, steps: Callable[[], None]) -> None:
+def _together(strategy: ParameterServerStrategy, take: Callable[[], None]) -> None:
     strategy.barrier("asked")
-    steps()
+    take()
     strategy.barrier("trained")
 
 
