@@ -91,7 +91,9 @@ def test_a_server_that_is_too_slow_for_a_moment_is_no_error(
 
 
 @pytest.mark.spec("FLT-10")
-def test_a_function_that_its_worker_gave_up_unasked_runs_again() -> None:
+def test_a_function_that_its_worker_gave_up_unasked_runs_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     journal = Journal()
 
     def given_up_once() -> int:
@@ -103,6 +105,8 @@ def test_a_function_that_its_worker_gave_up_unasked_runs_again() -> None:
     with coordinating(num_workers=1) as coordination:
         assert coordination.coordinator.schedule(given_up_once).fetch() == 2
         coordination.coordinator.join()
+        # The worker goes on: it is not that it was lost and came back.
+        assert "was lost" not in caplog.text
 
 
 @pytest.mark.spec("FLT-11")
