@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from stratagem._servers.write_behind import Line, Write
-from stratagem._shipping.exceptions import dump_exception
+from stratagem._shipping.exceptions import dump_exception, words_of
 from stratagem._shipping.loader import Loader
 from stratagem._shipping.results import dump_result
 from stratagem_proto.errors import CancelledError
@@ -82,11 +82,11 @@ def _failed(
     failure = pb.Failure(
         kind=kind,
         class_name=type(error).__qualname__,
-        message=str(error),
+        message=words_of(error),
         traceback="".join(lines),
     )
     try:
         failure.exception = dump_exception(error)
     except Exception as reason:
-        failure.pickling_error = f"{type(reason).__name__}: {reason}"
+        failure.pickling_error = f"{type(reason).__name__}: {words_of(reason)}"
     return pb.Finished(closure=closure, failure=failure)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from stratagem._coordinator.closures.closure import Closure
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
+from stratagem._shipping.exceptions import words_of
 from stratagem._shipping.parcel import Parcel
 from stratagem._worker_servers.answer import Answer
 from stratagem._worker_servers.closure_failure import ClosureFailure, FailureKind
@@ -45,11 +46,11 @@ def ending_by(failure: BaseException, worker: RemoteWorker, closure: Closure) ->
         return Ending(lost=True)
     if failure.kind is FailureKind.CANCELLED:
         return Ending(gave_up=True)
-    error = _seen(failure, worker, closure)
-    if _is_lack(error):
-        return Ending(lacking=True)
-    error.__cause__ = RemoteTraceback(worker.name, closure.name, failure.traceback)
-    return Ending(error=error)
+    try:
+        return _failed(failure, worker, closure)
+    except Exception as error:
+        # Classes of exceptions are the user's. A closure ends whatever they do.
+        return Ending(error=error)
 
 
 def result_of(future: Future[Answer], worker: RemoteWorker, call: Parcel) -> bytes:
@@ -63,6 +64,16 @@ def result_of(future: Future[Answer], worker: RemoteWorker, call: Parcel) -> byt
         return future.result().payload
     except ClosureFailure as failure:
         raise _original(worker.failure_of_input(call) or failure) from failure
+
+
+def _failed(failure: ClosureFailure, worker: RemoteWorker, closure: Closure) -> Ending:
+    error = _seen(failure, worker, closure)
+    if _is_lack(error):
+        return Ending(lacking=True)
+    cause = RemoteTraceback(worker.name, closure.name, failure.traceback)
+    # Frozen dataclasses let nobody set an attribute by their own means.
+    object.__setattr__(error, "__cause__", cause)
+    return Ending(error=error)
 
 
 def _seen(
@@ -98,7 +109,7 @@ def input_failure(closure: Closure, error: BaseException) -> ClosureInputError:
         return error
     found = ClosureInputError(
         f"{closure.name} was not run, because an input of it failed: "
-        f"{type(error).__name__}: {error}"
+        f"{type(error).__name__}: {words_of(error)}"
     )
     found.original_exception = error
     return found

@@ -1,4 +1,4 @@
-"""Exceptions on their way back from a worker."""
+"""Exceptions on their way back from a worker, whatever their classes do."""
 
 from __future__ import annotations
 
@@ -17,3 +17,11 @@ def dump_exception(error: BaseException) -> bytes:
     pickled: bytes = cloudpickle.dumps(error)
     pickle.loads(pickled)
     return pickled
+
+
+def words_of(error: BaseException) -> str:
+    """Return what an exception says; classes exist that fail to."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"its text could not be made ({type(failure).__name__})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stratagem._shipping.exceptions import words_of
 from stratagem._shipping.kinds import WorkerTask
 from stratagem_proto.errors import ClosureInputError
 
@@ -15,10 +16,8 @@ def input_error(what: str, task: WorkerTask, error: BaseException) -> ClosureInp
         error: Why not; becomes `original_exception`.
     """
     worker = f"/job:worker/task:{task.index}"
-    found = ClosureInputError(
-        f"{worker} cannot load {what}: {type(error).__name__}: {error}{_advice(error)}",
-        task=worker,
-    )
+    why = f"{type(error).__name__}: {words_of(error)}{_advice(error)}"
+    found = ClosureInputError(f"{worker} cannot load {what}: {why}", task=worker)
     found.original_exception = error
     return found
 

@@ -6,6 +6,7 @@ from enum import Enum
 
 import cloudpickle
 
+from stratagem._shipping.exceptions import words_of
 from stratagem_proto.errors import AbortedError, InvalidTypeError
 from stratagem_proto.v1 import worker_pb2 as pb
 
@@ -34,7 +35,8 @@ class ClosureFailure(Exception):
     def __init__(
         self, kind: FailureKind, exception: BaseException, traceback: str
     ) -> None:
-        super().__init__(f"{type(exception).__name__}: {exception}\n\n{traceback}")
+        words = words_of(exception)
+        super().__init__(f"{type(exception).__name__}: {words}\n\n{traceback}")
         self.kind = kind
         self.exception = exception
         self.traceback = traceback
@@ -54,7 +56,7 @@ def _exception_of(message: pb.Failure, task: str) -> BaseException:
     try:
         return _loaded(message.exception)
     except Exception as error:
-        why = f"cannot be loaded here ({type(error).__name__}: {error})"
+        why = f"cannot be loaded here ({type(error).__name__}: {words_of(error)})"
         return _stand_in(message, task, why)
 
 

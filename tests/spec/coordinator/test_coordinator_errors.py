@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
-from stratagem import CancelledError, ClosureInputError
+from stratagem import CancelledError, ClosureInputError, UnavailableError
 from stratagem.coordinator import ClusterCoordinator
 from tests.client.coordinator.here import Gate, Journal
 from tests.waiting import eventually
@@ -20,6 +21,34 @@ def fail(message: str = "broken") -> None:
 def fail_after(gate: Gate, message: str) -> None:
     gate.pass_through()
     raise ValueError(message)
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """Lets nobody set an attribute."""
+
+    why: str
+
+    def __reduce__(self) -> Any:
+        return Frozen, (self.why,)
+
+
+class Mute(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("mute")
+
+
+class Bare(UnavailableError):
+    """Lacks what its class sees to."""
+
+    def __init__(self) -> None: ...
+
+
+def fail_with(journal: Journal, kind: type[Exception], *args: str) -> None:
+    journal.write(kind)
+    raise kind(*args)
 
 
 def wait_for_error(coordinator: ClusterCoordinator) -> None:
@@ -55,6 +84,33 @@ def test_an_error_shows_where_it_was_raised(coordinator: ClusterCoordinator) -> 
     assert "fail on /job:worker/task:" in cause
     assert "test_coordinator_errors.py" in cause
     assert "raise ValueError(message)" in cause
+
+
+@pytest.mark.spec("ERR-1")
+@pytest.mark.parametrize("kind", [Frozen, Mute])
+def test_errors_are_raised_whatever_their_classes_do(
+    coordinator: ClusterCoordinator, kind: type[Exception]
+) -> None:
+    journal, args = Journal(), ("why",) if kind is Frozen else ()
+    value = coordinator.schedule(fail_with, args=(journal, kind, *args))
+    wait_for_error(coordinator)
+    for waits in (coordinator.join, value.fetch):
+        with pytest.raises(kind) as caught:
+            waits()
+        assert "fail_with on /job:worker/task:" in str(caught.value.__cause__)
+    assert journal.entries == [kind]
+
+
+@pytest.mark.spec("ERR-1")
+def test_a_function_ends_whose_error_cannot_be_looked_at(
+    coordinator: ClusterCoordinator,
+) -> None:
+    journal = Journal()
+    coordinator.schedule(fail_with, args=(journal, Bare))
+    wait_for_error(coordinator)
+    with pytest.raises(AttributeError):
+        coordinator.join()
+    assert journal.entries == [Bare]
 
 
 @pytest.mark.spec("ERR-2")
