@@ -77,13 +77,13 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> bytes | memoryview:
-        while not self._messages:
-            if self._failure is not None:
-                raise self._failure
+        while not self._messages and self._failure is None:
             if self._whole:
                 raise StopAsyncIteration
             self._emptied()
             await self._next_arrival()
+        if self._failure is not None:
+            raise self._failure
         message = self._messages.popleft()
         self._nbytes -= len(message)
         return message

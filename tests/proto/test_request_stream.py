@@ -1,0 +1,43 @@
+"""Messages of a call over a local socket, on their way to its handler."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stratagem_proto.serving.local.request_stream import RequestStream
+from stratagem_proto.wire.local.frames import Frame, Kind
+
+
+def message(data: bytes, is_last: bool = False) -> Frame:
+    return Frame(Kind.MESSAGE, is_last, data, b"")
+
+
+def test_nothing_is_taken_behind_what_was_refused() -> None:
+    taken: list[bytes] = []
+
+    def take(data: bytes | memoryview) -> None:
+        taken.append(bytes(data))
+        if data == b"refused":
+            raise ValueError("no")
+
+    async def read() -> None:
+        messages = RequestStream(message(b"first"), lambda: None, patience=None)
+        messages.divert(take)
+        reading = asyncio.ensure_future(collected(messages))
+        await asyncio.sleep(0)
+        # As when one read of the socket brings them all.
+        for data in (b"second", b"refused", b"behind"):
+            messages.put(message(data))
+        messages.put(message(b"last", is_last=True))
+        with pytest.raises(ValueError, match="no"):
+            await reading
+
+    async def collected(messages: RequestStream) -> None:
+        async for data in messages:
+            taken.append(bytes(data))
+
+    asyncio.run(read())
+
+    assert taken == [b"first", b"second", b"refused"]
