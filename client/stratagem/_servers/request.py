@@ -112,7 +112,7 @@ class Request(Generic[Result]):
     def behind(self) -> Request[None]:
         """A write as `owned`, of which nobody wants the result."""
         # `replace` takes longer than all else of this.
-        written: Request[None] = Request(
+        return Request(
             self.method,
             self.message,
             _drained,
@@ -120,9 +120,8 @@ class Request(Generic[Result]):
             self.rest,
             derived_nbytes=self.derived_nbytes,
             wait=self.wait,
+            layout=self._layout,
         )
-        vars(written)["_layout"] = self._layout
-        return written
 
     @property
     def path(self) -> str:

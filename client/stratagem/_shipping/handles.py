@@ -67,19 +67,21 @@ class Tracked:
         if self.definition is None:
             essence = self._kind.essence(self.subject, strategy)
             self._essence, self._essence_needs = writer.write(essence)
-        elif self._changing is None or self._is_as_it_was(self._changing):
+        elif self._changing is None:
+            return
+        # Of before the state, lest what changes in between goes unnoticed.
+        stamp = self._stamp_now()
+        if stamp is not None and stamp == self._stamp:
             return
         number = 1 if self.definition is None else self.definition.revision + 1
         parts = self._parts_now(number, writer)
         changed = any(part.entry.revision == number for part in parts.values())
         if number == 1 or changed or parts.keys() != self._parts.keys():
             self._define(number, parts)
-        self._parts = parts
+        self._parts, self._stamp = parts, stamp
 
-    def _is_as_it_was(self, kind: ChangingKind) -> bool:
-        """Whether it is known without a look at its state that this is the same."""
-        before, self._stamp = self._stamp, kind.stamp(self.subject)
-        return before is not None and before == self._stamp
+    def _stamp_now(self) -> object:
+        return None if self._changing is None else self._changing.stamp(self.subject)
 
     def _parts_now(self, number: int, writer: Writer) -> dict[str, _Part]:
         if self._changing is None:

@@ -159,9 +159,7 @@ class NextValues:
             self.drop()
             self._changes = self._servers.changes
         landings = {
-            server: free.pop()
-            if free
-            else Landing(self._wanted[server], self._pulled_as)
+            server: free.pop() if free else self._landing(server)
             for server, free in self._free.items()
         }
         asking = {
