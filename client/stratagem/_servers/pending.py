@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic
 import grpc
 
 from stratagem._servers.request import Request, Result
-from stratagem._servers.transports.call import Style
+from stratagem._servers.transports.call import Attempt, Style
 from stratagem_proto.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -29,7 +29,10 @@ _LONGEST_PAUSE_SECONDS = 1.0
 
 
 class Pending(Generic[Result]):
-    """A request that was sent. Ask for its `result`, or `abandon` it; once."""
+    """A request that was sent. Ask for its `result`, or `abandon` it; once.
+
+    Who was interrupted while waiting for the result may ask for it again.
+    """
 
     def __init__(
         self,
@@ -70,6 +73,9 @@ class Pending(Generic[Result]):
             DeadlineExceededError: It was reached, but did not answer in that time.
             CancelledError: The connection was closed meanwhile.
         """
+        if self._settled is None:
+            # A part of the answer may be lost with whom it was read by.
+            self._attempt = self._anew()
         try:
             return self._repeated()
         finally:
@@ -101,9 +107,10 @@ class Pending(Generic[Result]):
                     pause = max(pause, error.retry_seconds)
             failures += 1
             self._connection.closed.wait(pause)
-            self._attempt = self._connection.attempt(
-                self._request, self._deadlines, Style.AWAITED
-            )
+            self._attempt = self._anew()
+
+    def _anew(self) -> Attempt:
+        return self._connection.attempt(self._request, self._deadlines, Style.AWAITED)
 
     def _received(self) -> Result:
         try:

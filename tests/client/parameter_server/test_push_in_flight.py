@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from stratagem import DistributedOptimizer, ParameterServerStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
+from stratagem._servers import updates_and_reads
 from stratagem._servers.step_count import StepCount
 from stratagem_proto.errors import InvalidArgumentError
 from tests.client.clusters import Cluster, running
@@ -132,6 +134,30 @@ def test_a_push_in_flight_survives_its_connection_and_is_applied_once(
 
             assert trained(strategy, cut) == delayed(STEPS)
         assert proxy.cuts > 3
+
+
+def test_a_push_goes_on_after_who_waited_was_interrupted_in_its_answer(
+    strategy: ParameterServerStrategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted: list[bytes] = []
+    takes_in = updates_and_reads._answer
+
+    def interrupted_once(*args: Any) -> updates_and_reads.Answer:
+        if not interrupted:
+            *_, responses = args
+            interrupted.append(next(responses))
+            raise KeyboardInterrupt
+        return takes_in(*args)
+
+    monkeypatch.setattr(updates_and_reads, "_answer", interrupted_once)
+    training, taken = Counting(strategy), 0
+    for _ in range(STEPS):
+        with suppress(KeyboardInterrupt):
+            training.run()
+            taken += 1
+    strategy.refresh()
+    assert interrupted
+    assert training.module.weight.item() == taken == STEPS - 1
 
 
 def test_what_looks_from_outside_of_a_replica_waits(
