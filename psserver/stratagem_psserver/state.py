@@ -159,7 +159,11 @@ class ServerState:
 
     def locked(self, names: Iterable[str]) -> Holding:
         """Holds the locks of variables; slots share those of their owners."""
-        return Holding(self.locks, partial(self.store.owners, list(names)))
+        return self.locked_owners(partial(self.store.owners, list(names)))
+
+    def locked_owners(self, owners: Callable[[], list[str]]) -> Holding:
+        """As `locked`, of what has the owners that `VariableStore.owners` says."""
+        return Holding(self.locks, owners)
 
     def changing(self, names: Iterable[str]) -> AbstractAsyncContextManager[None]:
         """Holds locks as `locked`, of variables that are then changed in place."""

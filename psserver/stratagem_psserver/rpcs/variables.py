@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from stratagem_proto.v1.variable_requests_pb2 import (
@@ -23,6 +24,8 @@ from stratagem_psserver.variables.creation import (
     initial_values,
     sent_tensors,
 )
+from stratagem_psserver.variables.joining import neighbours, part
+from stratagem_psserver.variables.store import VariableStore
 
 
 class VariableRpcs:
@@ -69,8 +72,17 @@ class VariableRpcs:
     async def _delete(
         self, request: DeleteVariablesRequest, session: Session
     ) -> DeleteVariablesResponse:
-        names = list(request.names)
-        async with self._state.locked(names):
-            deleted = self._state.store.delete(names)
-            self._state.optimizers.forget(deleted)
+        state, names = self._state, list(request.names)
+        async with state.locked_owners(partial(_touched, state.store, names)):
+            others = neighbours(state.store, names)
+            deleted = state.store.delete(names)
+            # Else they would keep the memory of what is gone.
+            part(state.store, others)
+            state.optimizers.forget(deleted)
             return DeleteVariablesResponse(names=deleted)
+
+
+def _touched(store: VariableStore, names: Sequence[str]) -> list[str]:
+    """The owners of what is deleted, and of what lies beside it."""
+    others = [each.name for each in neighbours(store, names)]
+    return store.owners([*names, *others])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -44,3 +44,24 @@ def _moved(store: VariableStore, variables: Sequence[Variable]) -> torch.Tensor:
         variable.give(part.copy_(value), joint)
     store.changed()
     return memory
+
+
+def neighbours(store: VariableStore, names: Iterable[str]) -> list[Variable]:
+    """What lies in one memory with some variables or their slots, and is none of them.
+
+    Names that the store does not know are left out.
+    """
+    own = {each for name in names for each in (name, *store.slots(name))}
+    found = [store.find(name) for name in own]
+    joints = {each.joint for each in found if each is not None and each.joint}
+    beside = {name for joint in joints for name in joint.names} - own
+    others = [store.find(name) for name in sorted(beside)]
+    return [each for each in others if each is not None and each.joint in joints]
+
+
+def part(store: VariableStore, variables: Sequence[Variable]) -> None:
+    """Gives variables, of which nobody else uses any, memory of their own."""
+    for variable in variables:
+        variable.give(variable.value.clone())
+    if variables:
+        store.changed()

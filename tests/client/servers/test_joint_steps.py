@@ -7,6 +7,7 @@ import torch
 from stratagem._servers import updates
 from stratagem._servers.reading import Reading, following
 from stratagem._servers.updates_and_reads import and_read
+from stratagem._servers.writes import delete
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.connections import connected, make
@@ -43,3 +44,26 @@ def test_steps_in_shared_memory_are_those_of_a_local_optimizer() -> None:
         assert None not in joints
         assert len(joints) == 1
         assert server._state.shared.used
+
+
+def test_what_is_deleted_makes_room_whatever_it_was_stepped_with() -> None:
+    adam = torch.optim.Adam([torch.empty(0)])
+    settings = ServerSettings(token=TOKEN, variable_bytes=1 << 22)
+    with (
+        ParameterServer(settings) as server,
+        connected(server.address) as connection,
+    ):
+        for name, shape in SHAPES.items():
+            make(connection, name, torch.zeros(shape))
+        for _ in range(STEPS):
+            ones = [updates.Gradient(n, torch.ones(s), 0) for n, s in SHAPES.items()]
+            connection.call(updates.step(optimizer_program(adam), ones))
+        store = server._state.store
+        mean = store.get("mean")
+        assert mean.joint is not None
+        before = mean.value.clone()
+        connection.call(delete(["table", "dense"]))
+        left = store.variables()
+        assert store.room.used == sum(each.value.nbytes for each in left)
+        assert mean.value.untyped_storage().nbytes() == mean.value.nbytes
+        assert torch.equal(mean.value, before)
