@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from itertools import count
 
@@ -29,6 +30,8 @@ class JointMemory:
     def __init__(self, memory: torch.Tensor, names: Sequence[str], room: Room) -> None:
         self.memory, self.names = memory, names
         self._room, self._members, self._unused = room, len(names), 0
+        # Variables leave in several threads, each under its own lock.
+        self._leaving = threading.Lock()
         # No variable has such a name.
         self._name = f"\0joint {next(_NUMBERS)}"
 
@@ -39,6 +42,7 @@ class JointMemory:
 
     def leave(self, nbytes: int) -> None:
         """Takes note that a variable has no more use for its part."""
-        self._members -= 1
-        self._unused = self._unused + nbytes if self._members else 0
-        self._room.settle(self._name, self._unused)
+        with self._leaving:
+            self._members -= 1
+            self._unused = self._unused + nbytes if self._members else 0
+            self._room.settle(self._name, self._unused)
