@@ -12,15 +12,20 @@ from collections.abc import Collection, Mapping
 REACHED: Mapping[str, Collection[str]] = {
     "transfer": {
         "Stratagem, push + SGD 1 MB: of TensorFlow",
+        "Stratagem, push + SGD 10 MB: of TensorFlow",
         "Stratagem, push + SGD 100 MB: of TensorFlow",
         "Stratagem, push + SGD 100 MB: of memcpy",
         "Stratagem, push + SGD 100 MB: of torch RPC",
         "Stratagem, pull 1 MB: of TensorFlow",
+        "Stratagem, pull 10 MB: of TensorFlow",
         "Stratagem, pull 1 MB: of torch RPC",
         "Stratagem, pull 100 MB: of TensorFlow",
         "Stratagem, pull 100 MB: of torch RPC",
     },
-    "small-updates": {"Stratagem, round trip, 99th percentile: of round trip, median"},
+    "small-updates": {
+        "Stratagem, round trip, median: of torch RPC plain",
+        "Stratagem, round trip, 99th percentile: of round trip, median",
+    },
     "lookups": {
         "Stratagem, pull, uniform: of gRPC unary",
         "Stratagem, pull, Zipf(1.05): of gRPC unary",
