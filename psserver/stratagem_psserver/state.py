@@ -163,7 +163,7 @@ class ServerState:
 
     def locked_owners(self, owners: Callable[[], list[str]]) -> Holding:
         """As `locked`, of what has the owners that `VariableStore.owners` says."""
-        return Holding(self.locks, owners)
+        return self.locks.holding(owners)
 
     def changing(self, names: Iterable[str]) -> AbstractAsyncContextManager[None]:
         """Holds locks as `locked`, of variables that are then changed in place."""
@@ -181,7 +181,7 @@ class _Changing:
 
     def __init__(self, state: ServerState, owners: Callable[[], list[str]]) -> None:
         self._state, self._owners = state, owners
-        self._locks = Holding(state.locks, owners)
+        self._locks = state.locks.holding(owners)
 
     async def __aenter__(self) -> None:
         await self._locks.acquire()

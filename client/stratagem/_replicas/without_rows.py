@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 
 from stratagem._contexts.context import current_replica_id
+from stratagem._contexts.presence import Presence
 from stratagem._replicas.nests import leaves, map_leaves
 from stratagem._replicas.values import PerReplica
 
@@ -42,17 +44,9 @@ def _all_empty(parts: tuple[Any, ...]) -> bool:
 _WITHOUT_ROWS: ContextVar[tuple[int, ...]] = ContextVar("replicas without rows")
 
 
-class running_without_rows:
+def running_without_rows(replicas: tuple[int, ...]) -> AbstractContextManager[None]:
     """Scope in which the replicas run, some of them without data."""
-
-    def __init__(self, replicas: tuple[int, ...]) -> None:
-        self._replicas = replicas
-
-    def __enter__(self) -> None:
-        self._before = _WITHOUT_ROWS.set(self._replicas)
-
-    def __exit__(self, *_: object) -> None:
-        _WITHOUT_ROWS.reset(self._before)
+    return Presence(_WITHOUT_ROWS, replicas)
 
 
 def has_no_rows() -> bool:

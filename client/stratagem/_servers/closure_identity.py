@@ -6,7 +6,7 @@ import threading
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
-from stratagem._servers.presence import Presence
+from stratagem._contexts.presence import Presence
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
 
 

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TypeVar
 
-from stratagem._servers.presence import Presence
+from stratagem._contexts.presence import Presence
 
 Value = TypeVar("Value")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
-from stratagem._servers.presence import Presence
+from stratagem._contexts.presence import Presence
 from stratagem_proto.errors import ContextError
 
 _index: ContextVar[int | None] = ContextVar("stratagem_worker_index", default=None)

@@ -14,17 +14,17 @@ class VariableLocks:
         # Who waits for each, in turn; None while nobody has.
         self._waiting: dict[str, deque[asyncio.Future[None]] | None] = {}
 
-    def holding(
-        self, names: Iterable[str], owner: Callable[[str], str] = str
-    ) -> Holding:
-        """Holds the locks of the owners of some names, all at once.
+    def holding(self, wanted: Callable[[], list[str]]) -> Holding:
+        """Holds some locks, all at once.
 
-        All callers take them in the order of the owners' names, so none waits for
-        another in a circle. Owners may change while locks are waited for: those that
-        are held in the end are the owners then.
+        All callers take them in the order of their names, so none waits for another in
+        a circle. Which they are may change while they are waited for: those that are
+        held in the end are those wanted then.
+
+        Args:
+            wanted: Says which, each once, in that order.
         """
-        named = list(names)
-        return Holding(self, lambda: sorted(set(map(owner, named))))
+        return Holding(self, wanted)
 
     def are_free(self, names: Iterable[str]) -> bool:
         """Whether nobody holds one of them."""
