@@ -11,9 +11,9 @@ from stratagem_proto.errors import UnavailableError
 from stratagem_proto.serving.server import Server
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.v1.session_pb2 import LocalSocket
-from stratagem_psserver.budget import Reservation
 from stratagem_psserver.checkpoints.continuation import resume
 from stratagem_psserver.checkpoints.saving import Saves
+from stratagem_psserver.limits.budget import Reservation
 from stratagem_psserver.rpcs.status import ParameterServerFacts
 from stratagem_psserver.servicer import (
     SERVICE,

@@ -34,7 +34,6 @@ from stratagem_proto.wire.frames import Header
 from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.checkpoints.saving import Saves
 from stratagem_psserver.exactly_once.mutations import Chunks
-from stratagem_psserver.request_stream import RequestStream
 from stratagem_psserver.rpcs.answers import Frames
 from stratagem_psserver.rpcs.barriers import BarrierRpcs
 from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
@@ -49,6 +48,7 @@ from stratagem_psserver.rpcs.updates_and_reads import UpdateAndReadRpcs
 from stratagem_psserver.rpcs.values import ValueRpcs
 from stratagem_psserver.rpcs.variables import VariableRpcs
 from stratagem_psserver.state import ServerState
+from stratagem_psserver.uploads.request_stream import RequestStream
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerService"].full_name
 _CHECKPOINTS = checkpoint_pb2.DESCRIPTOR.services_by_name["CheckpointService"].full_name

@@ -20,9 +20,9 @@ from stratagem_proto.v1.parameter_server_pb2 import (
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
-from stratagem_psserver.budget import Budget
 from stratagem_psserver.consistency.clocks import Clocks
 from stratagem_psserver.exactly_once.ledger import Apply, Numbering
+from stratagem_psserver.limits.budget import Budget
 from stratagem_psserver.synchronous.contributions import Part
 from stratagem_psserver.synchronous.rounds import Rounds
 from tests.consistency.history import (

@@ -21,7 +21,7 @@ from stratagem_proto.serving.border import Border, Context, direct, divert
 from stratagem_proto.serving.methods import Handler
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.wire.payloads import split
-from stratagem_worker.session import WorkSession
+from stratagem_worker.sessions.session import WorkSession
 from stratagem_worker.state import WorkerState
 
 SERVICE = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name

@@ -16,11 +16,11 @@ from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import LocalSocket, OpenSessionResponse, Task
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_worker.compatibility import check_runtime
-from stratagem_worker.executor import Executor
-from stratagem_worker.interruption import Interruptible
-from stratagem_worker.session import Running, WorkSession
+from stratagem_worker.functions.executor import Executor
+from stratagem_worker.functions.interruption import Interruptible
+from stratagem_worker.results.staying_results import ResultMemory, StayingResults
+from stratagem_worker.sessions.session import Running, WorkSession
 from stratagem_worker.settings import WorkerSettings
-from stratagem_worker.staying_results import ResultMemory, StayingResults
 
 _GLANCE_SECONDS = 0.02
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.protocol import check_name
-from stratagem_psserver.listing import listed
+from stratagem_psserver.waiting.listing import listed
 
 # Passages that some tasks wait for, and passages that are remembered.
 MAX_GATHERINGS = 10_000

@@ -31,9 +31,9 @@ from stratagem_proto.v1.consistency_pb2 import (
 )
 from stratagem_psserver.consistency.clock_group import ClockGroup
 from stratagem_psserver.consistency.schedule import Schedule
-from stratagem_psserver.listing import listed
 from stratagem_psserver.synchronous.contribution_checks import MAX_WORKERS
 from stratagem_psserver.synchronous.rounds import MAX_GROUPS
+from stratagem_psserver.waiting.listing import listed
 
 
 class Clocks:

@@ -16,7 +16,7 @@ from stratagem_psserver.exactly_once.ledger import (
     WaitForEarlier,
 )
 from stratagem_psserver.exactly_once.settling import PASSING, Work, answer, settled
-from stratagem_psserver.waits import Waits
+from stratagem_psserver.waiting.waits import Waits
 
 # As long as one mutation may take.
 _TURN_SECONDS = 20.0

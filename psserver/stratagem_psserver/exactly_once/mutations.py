@@ -28,7 +28,6 @@ from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.wire.codec import Assembler, whole
 from stratagem_proto.wire.segment import Segment
-from stratagem_psserver.budget import Budget, Reservation
 from stratagem_psserver.checkpoints.cut import STEPS, StepGate
 from stratagem_psserver.exactly_once.closure_turns import ClosureTurns
 from stratagem_psserver.exactly_once.intents import Mutation
@@ -42,9 +41,10 @@ from stratagem_psserver.exactly_once.ledger import (
 )
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.settling import PASSING, Work, answer, settled
-from stratagem_psserver.exactly_once.upload_memory import Upload, UploadMemory
-from stratagem_psserver.request_stream import RequestStream
-from stratagem_psserver.waits import Waits
+from stratagem_psserver.limits.budget import Budget, Reservation
+from stratagem_psserver.uploads.request_stream import RequestStream
+from stratagem_psserver.uploads.upload_memory import Upload, UploadMemory
+from stratagem_psserver.waiting.waits import Waits
 
 # Requests of a session overtake each other by no more than the network's delays.
 _TURN_SECONDS = 20.0

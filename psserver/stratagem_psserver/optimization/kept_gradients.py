@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from stratagem_proto.errors import AbortedError, InvalidArgumentError
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
-from stratagem_psserver.budget import Reservation
+from stratagem_psserver.limits.budget import Reservation
 from stratagem_psserver.optimization.gradients import Gradient
 
 # More than any sane program has; without an end they would fill the memory.

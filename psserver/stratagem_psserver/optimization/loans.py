@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from stratagem_psserver.limits.room import Room
 from stratagem_psserver.optimization.dry_run import StateLayout
-from stratagem_psserver.room import Room
 from stratagem_psserver.variables.store import Variable, VariableStore
 
 

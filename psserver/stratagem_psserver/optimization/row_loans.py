@@ -17,10 +17,10 @@ from stratagem_proto.v1.variable_pb2 import (
     VariableSpec,
 )
 from stratagem_proto.wire.tensors import encode_dtype
+from stratagem_psserver.limits.room import Room
 from stratagem_psserver.optimization.dry_run import StateTensor, StepNeeds
 from stratagem_psserver.optimization.gradients import Gradient, RowGradient
 from stratagem_psserver.optimization.loans import Lent, as_tensors, missing_nbytes
-from stratagem_psserver.room import Room
 from stratagem_psserver.tables.arena import Arena
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.store import Variable, VariableStore

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_psserver.limits.room import Room
 from stratagem_psserver.optimization.hyperparameters import Settings
 from stratagem_psserver.optimization.loans import Lent, Loan
 from stratagem_psserver.optimization.single_steps import take_step
-from stratagem_psserver.room import Room
 from stratagem_psserver.variables.store import Variable, VariableStore
 
 

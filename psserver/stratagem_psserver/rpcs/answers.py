@@ -18,8 +18,8 @@ from stratagem_proto.wire.frames import encode_frame
 from stratagem_proto.wire.placed import encode_filled, place_by_runs
 from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.compute import TENSOR_BYTES
+from stratagem_psserver.plans.step_plans import StepPlan
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.step_plans import StepPlan
 from stratagem_psserver.variables.choices import Choice
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot
 from stratagem_psserver.variables.store import VariableStore

@@ -6,8 +6,8 @@ from functools import partial
 
 from stratagem_proto.errors import DeadlineExceededError
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
-from stratagem_psserver.listing import listed
 from stratagem_psserver.state import ServerState
+from stratagem_psserver.waiting.listing import listed
 
 
 class BarrierRpcs:

@@ -13,6 +13,7 @@ from stratagem_psserver.exactly_once.mutations import Chunks, Staged
 from stratagem_psserver.optimization.decoding import decode_gradients, decoded_specs
 from stratagem_psserver.optimization.gradients import Gradient, gather
 from stratagem_psserver.optimization.repeated_steps import RepeatedStep
+from stratagem_psserver.plans.step_plans import StepPlan
 from stratagem_psserver.rpcs.contributions import stage_contribution
 from stratagem_psserver.rpcs.steps import (
     all_gradients,
@@ -20,7 +21,6 @@ from stratagem_psserver.rpcs.steps import (
     taken,
 )
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.step_plans import StepPlan
 from stratagem_psserver.synchronous.limits import limited, limits_of
 
 

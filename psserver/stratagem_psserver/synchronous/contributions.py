@@ -13,7 +13,7 @@ from stratagem_proto.v1.parameter_server_pb2 import (
     Contribution,
 )
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
-from stratagem_psserver.budget import Reservation
+from stratagem_psserver.limits.budget import Reservation
 from stratagem_psserver.optimization.gradients import Gradient
 
 

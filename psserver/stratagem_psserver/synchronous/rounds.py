@@ -28,7 +28,6 @@ from stratagem_proto.errors import (
     UnfinishedStepError,
 )
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
-from stratagem_psserver.listing import listed
 from stratagem_psserver.synchronous.closed_steps import ClosedStep, ClosedSteps
 from stratagem_psserver.synchronous.contribution_checks import (
     check_agreement,
@@ -37,6 +36,7 @@ from stratagem_psserver.synchronous.contribution_checks import (
 )
 from stratagem_psserver.synchronous.contributions import Part
 from stratagem_psserver.synchronous.step_group import Member, StepGroup
+from stratagem_psserver.waiting.listing import listed
 
 # More than any sane program has; without an end they would fill the memory.
 MAX_GROUPS = 10_000

@@ -10,7 +10,7 @@ from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.rows import put
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
-from stratagem_psserver.room import Room
+from stratagem_psserver.limits.room import Room
 from stratagem_psserver.tables.admission import Admission
 from stratagem_psserver.tables.arena import Arena, Found
 from stratagem_psserver.tables.key_index import KeyIndex

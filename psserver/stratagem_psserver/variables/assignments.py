@@ -10,7 +10,7 @@ import torch
 
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_psserver.room import Room
+from stratagem_psserver.limits.room import Room
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.selections import check_rows
 from stratagem_psserver.variables.store import Variable, VariableStore

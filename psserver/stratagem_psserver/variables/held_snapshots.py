@@ -12,7 +12,7 @@ from stratagem_proto.errors import (
     FailedPreconditionError,
     VariableNotFoundError,
 )
-from stratagem_psserver.room import Room
+from stratagem_psserver.limits.room import Room
 from stratagem_psserver.tables.mark import TableMark
 from stratagem_psserver.tables.marked import MarkedKeys
 from stratagem_psserver.variables.snapshot import Snapshot, Snapshots

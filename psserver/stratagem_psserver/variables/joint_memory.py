@@ -8,7 +8,7 @@ from itertools import count
 
 import torch
 
-from stratagem_psserver.room import Room
+from stratagem_psserver.limits.room import Room
 
 _NUMBERS = count()
 

@@ -26,7 +26,7 @@ from stratagem_proto.v1.variable_pb2 import (
     VariableSpec,
 )
 from stratagem_proto.wire.tensors import nbytes_of, spec_of
-from stratagem_psserver.room import Room
+from stratagem_psserver.limits.room import Room
 from stratagem_psserver.tables.arena import Arena
 from stratagem_psserver.tables.description import (
     check_slot,

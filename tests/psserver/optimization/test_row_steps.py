@@ -13,10 +13,10 @@ from stratagem_proto.programs.initial_values import InitialValues
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import spec_of
+from stratagem_psserver.limits.room import Room
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.optimization.single_steps import take_step
-from stratagem_psserver.room import Room
 from stratagem_psserver.variables.store import VariableStore
 from tests.psserver.tables.specs import (
     ZEROS,

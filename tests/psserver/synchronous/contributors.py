@@ -11,7 +11,7 @@ from stratagem_proto.v1.parameter_server_pb2 import (
     StepMark,
 )
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
-from stratagem_psserver.budget import Budget
+from stratagem_psserver.limits.budget import Budget
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.synchronous.contributions import Part
 from stratagem_psserver.synchronous.rounds import Rounds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stratagem_proto.errors import ResourceExhaustedError
-from stratagem_psserver.budget import Budget
+from stratagem_psserver.limits.budget import Budget
 from tests.psserver.synchronous.contributors import (
     BUDGET,
     PART_BYTES,

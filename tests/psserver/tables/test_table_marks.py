@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from stratagem_psserver.room import Room
+from stratagem_psserver.limits.room import Room
 from stratagem_psserver.tables import mark as marks
 from stratagem_psserver.tables.arena import Arena
 from stratagem_psserver.variables.snapshot import Snapshot, Snapshots

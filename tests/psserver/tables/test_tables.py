@@ -19,7 +19,7 @@ from stratagem_proto.v1.variable_pb2 import (
     TableSpec,
     VariableSpec,
 )
-from stratagem_psserver.room import Room
+from stratagem_psserver.limits.room import Room
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.store import Variable
 from tests.psserver.tables.specs import (

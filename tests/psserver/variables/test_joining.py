@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from stratagem_proto.wire.segment import starts
-from stratagem_psserver.room import Room
+from stratagem_psserver.limits.room import Room
 from stratagem_psserver.variables.joining import joined
 from stratagem_psserver.variables.snapshot import Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore

@@ -14,8 +14,8 @@ from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.v1.worker_pb2 import WorkEvent
 from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.payloads import batches
-from stratagem_worker import outbox
-from stratagem_worker.interruption import Interrupted
+from stratagem_worker.functions.interruption import Interrupted
+from stratagem_worker.sessions import outbox
 from tests.client.coordinator.coordination import (
     Coordination,
     coordinating,

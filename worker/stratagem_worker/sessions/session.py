@@ -17,17 +17,17 @@ from stratagem_proto.serving.log import LOG
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 from stratagem_proto.wire.payloads import Pieces
-from stratagem_worker.capture import captured
-from stratagem_worker.closure import cancelled, finished
-from stratagem_worker.copying import Copies
-from stratagem_worker.executor import Executor, Job
-from stratagem_worker.interruption import Interrupted, Interruptible
-from stratagem_worker.outbox import Outbox
+from stratagem_worker.functions.capture import captured
+from stratagem_worker.functions.closure import cancelled, finished
+from stratagem_worker.functions.executor import Executor, Job
+from stratagem_worker.functions.interruption import Interrupted, Interruptible
+from stratagem_worker.results.copying import Copies
+from stratagem_worker.results.staying_results import StayingResults
+from stratagem_worker.sessions.outbox import Outbox
+from stratagem_worker.sessions.unreported_ends import End, UnreportedEnds
+from stratagem_worker.sessions.watch import Watch
+from stratagem_worker.sessions.write_cork import WriteCork
 from stratagem_worker.settings import WorkerSettings
-from stratagem_worker.staying_results import StayingResults
-from stratagem_worker.unreported_ends import End, UnreportedEnds
-from stratagem_worker.watch import Watch
-from stratagem_worker.write_cork import WriteCork
 
 
 class Running(NamedTuple):

@@ -16,7 +16,7 @@ import pytest
 from stratagem import Variable
 from stratagem._servers.interruption import is_interruptible, uninterrupted
 from stratagem_proto.wire.transport import AUTO, GRPC, VARIABLE
-from stratagem_worker.interruption import Interrupted, Interruptible
+from stratagem_worker.functions.interruption import Interrupted, Interruptible
 from tests.client.clusters import running
 from tests.worker.links import PATIENCE
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from stratagem._servers.write_behind import WritesBehind
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_worker.closure import write_failed
-from stratagem_worker.watch import Watch
+from stratagem_worker.functions.closure import write_failed
+from stratagem_worker.sessions.watch import Watch
 
 # So many functions run ahead of their writes. More spare little, and a checkpoint that
 # is asked for waits for them.

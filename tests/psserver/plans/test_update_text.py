@@ -12,10 +12,10 @@ from stratagem_proto.v1.consistency_pb2 import StepBegin
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.wire.frames import encode_header
-from stratagem_psserver import step_plans
-from stratagem_psserver.step_plans import StepPlans
+from stratagem_psserver.plans import step_plans
+from stratagem_psserver.plans.step_plans import StepPlans
 from stratagem_psserver.variables.store import VariableStore
-from tests.psserver.test_step_plans import header, kept
+from tests.psserver.plans.test_step_plans import header, kept
 
 
 def in_a_frame(*parts: pb.UpdateHeader) -> bytes:

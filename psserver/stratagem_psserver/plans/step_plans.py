@@ -16,7 +16,7 @@ from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.mutations import Staged
 from stratagem_psserver.optimization.repeated_groups import Gradients
 from stratagem_psserver.optimization.repeated_steps import RepeatedStep
-from stratagem_psserver.update_text import unchanging
+from stratagem_psserver.plans.update_text import unchanging
 from stratagem_psserver.variables.choices import Choice
 from stratagem_psserver.variables.store import VariableStore
 

@@ -12,7 +12,7 @@ from stratagem._shipping.loader import Loader
 from stratagem._shipping.results import dump_result
 from stratagem_proto.errors import CancelledError
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_worker.interruption import Interrupted
+from stratagem_worker.functions.interruption import Interrupted
 
 
 def finished(order: pb.Run, payload: bytes, loader: Loader) -> pb.Finished:

@@ -9,7 +9,7 @@ import torch
 
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.wire.tensors import allocate
-from stratagem_psserver.budget import Reservation
+from stratagem_psserver.limits.budget import Reservation
 
 # What is smaller the allocator keeps itself. Larger buffers go back to the system, and
 # to have 100 MB from it takes 37 ms, for which they can be copied seven times.

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from stratagem._servers.write_behind import Backlog
-from stratagem_worker.watch import Watch
+from stratagem_worker.sessions.watch import Watch
 
 # What a function wrote that runs on for longer is sent at the next look.
 _LINGER_SECONDS = 0.002

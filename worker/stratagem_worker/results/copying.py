@@ -15,8 +15,8 @@ from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_WORKER, OpenSessionRequest, Task
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
 from stratagem_proto.wire.channel import PATIENT_CHANNEL_OPTIONS
+from stratagem_worker.results.staying_results import StayingResults
 from stratagem_worker.settings import WorkerSettings
-from stratagem_worker.staying_results import StayingResults
 
 if TYPE_CHECKING:
     # Exists in the types alone.

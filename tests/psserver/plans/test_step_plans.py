@@ -21,10 +21,10 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DeleteVariablesRequest,
     DeleteVariablesResponse,
 )
-from stratagem_psserver import step_plans
+from stratagem_psserver.plans import step_plans
+from stratagem_psserver.plans.step_plans import StepPlan, StepPlans
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from stratagem_psserver.step_plans import StepPlan, StepPlans
 from stratagem_psserver.variables.store import VariableStore
 from tests.conftest import TOKEN
 from tests.psserver.wire import (

@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 from stratagem_proto.serving.log import LOG
-from stratagem_worker.figures import ClosureFigures
+from stratagem_worker.functions.figures import ClosureFigures
 
 _END_SECONDS = 1.0
 

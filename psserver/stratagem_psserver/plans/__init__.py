@@ -1,0 +1,1 @@
+"""What was worked out for a training step, kept for those like it."""

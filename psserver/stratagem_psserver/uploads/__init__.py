@@ -1,0 +1,1 @@
+"""Requests that carry tensors, and the memory in which these arrive."""

@@ -1,0 +1,1 @@
+"""Running the functions of clients, and ending them."""

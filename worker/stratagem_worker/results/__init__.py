@@ -1,0 +1,1 @@
+"""Results that stay on the worker."""
