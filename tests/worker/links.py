@@ -9,8 +9,8 @@ from typing import Any
 
 from stratagem._servers.session import Identity, handshake
 from stratagem._shipping.parcel import Definition
-from stratagem._shipping.pickling import Pickler
-from stratagem._shipping.results import load_result
+from stratagem._shipping.pickles.pickling import Pickler
+from stratagem._shipping.residents.results import load_result
 from stratagem._worker_servers.link import WorkerLink
 from stratagem._worker_servers.runtime import this_runtime
 from stratagem_proto.errors import UnavailableError

@@ -35,7 +35,7 @@ from stratagem._coordinator.workers.resolver_watch import ResolverWatch, workers
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._replicas.nests import map_leaves
 from stratagem._servers.traffic import Traffic, TrafficMeter
-from stratagem._shipping.call import Call, bound, name_of
+from stratagem._shipping.calls.call import Call, bound, name_of
 from stratagem._shipping.dumper import Dumper
 from stratagem._worker_servers.corks import Corks
 from stratagem_proto.errors import InvalidArgumentError

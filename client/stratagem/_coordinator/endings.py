@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from stratagem._coordinator.closures.closure import Closure
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
-from stratagem._shipping.exceptions import words_of
 from stratagem._shipping.parcel import Parcel
+from stratagem._shipping.pickles.exceptions import words_of
 from stratagem._worker_servers.answer import Answer
 from stratagem._worker_servers.closure_failure import ClosureFailure, FailureKind
 from stratagem._worker_servers.remote_traceback import RemoteTraceback

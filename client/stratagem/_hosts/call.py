@@ -16,8 +16,8 @@ from stratagem._hosts.inputs import HostInput
 from stratagem._hosts.outputs import LoopOutputs
 from stratagem._hosts.static_shapes import StaticShapes
 from stratagem._hosts.valued import Valued, variable_of
-from stratagem._shipping.exceptions import dump_exception
-from stratagem._shipping.results import dump_result, load_result
+from stratagem._shipping.pickles.exceptions import dump_exception
+from stratagem._shipping.residents.results import dump_result, load_result
 from stratagem._strategies.multi_step import MultiStepContext, run_steps
 from stratagem_proto.errors import (
     AbortedError,

@@ -9,7 +9,7 @@ from itertools import count
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._servers.session import Identity
 from stratagem._shipping.parcel import Parcel
-from stratagem._shipping.results import load_result
+from stratagem._shipping.residents.results import load_result
 from stratagem._worker_servers.answer import Answer
 from stratagem._worker_servers.closure_failure import ClosureFailure
 from stratagem._worker_servers.link import WorkerLink

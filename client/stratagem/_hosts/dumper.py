@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from stratagem._modules.extended import HostingExtended
 from stratagem._shipping.dumper import Dumper
-from stratagem._shipping.registered import OF_HOSTS, KindTable
+from stratagem._shipping.residents.registered import OF_HOSTS, KindTable
 
 
 class HostsDumper(Dumper):

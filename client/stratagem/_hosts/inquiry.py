@@ -8,8 +8,8 @@ from typing import Any
 
 from stratagem._hosts.crew import connected, secret_of
 from stratagem._shipping.parcel import Parcel
-from stratagem._shipping.pickling import Pickler
-from stratagem._shipping.results import load_result
+from stratagem._shipping.pickles.pickling import Pickler
+from stratagem._shipping.residents.results import load_result
 from stratagem.cluster_resolver import ClusterResolver
 
 

@@ -11,16 +11,16 @@ from stratagem._hosts.host import HostStrategy, VariableForm
 from stratagem._hosts.inputs import HostInput, HostsIterator
 from stratagem._hosts.strategy import TPUStrategy
 from stratagem._modules.hosting import HostedParameter
-from stratagem._shipping.kinds import (
+from stratagem._shipping.residents.kinds import (
     Change,
     ChangingKind,
     Kind,
     SessionKind,
     WorkerTask,
 )
-from stratagem._shipping.parameters import HostedKind
-from stratagem._shipping.strategies import require_own
-from stratagem._shipping.variables import of_a_parameter, own_variable
+from stratagem._shipping.residents.parameters import HostedKind
+from stratagem._shipping.residents.strategies import require_own
+from stratagem._shipping.residents.variables import of_a_parameter, own_variable
 from stratagem._strategies.strategy import Strategy
 from stratagem._variables.local import LocalVariable
 from stratagem._variables.mirrored import CopiedVariable

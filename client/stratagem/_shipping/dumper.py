@@ -9,16 +9,16 @@ from typing import Any, ClassVar
 
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.hosting.local_writes import carry_local_writes
-from stratagem._shipping.call import Call
-from stratagem._shipping.call_marks import mark_of_call
-from stratagem._shipping.handles import HandleTable, Tracked
-from stratagem._shipping.marks import mark_of
+from stratagem._shipping.calls.call import Call
+from stratagem._shipping.calls.call_marks import mark_of_call
+from stratagem._shipping.calls.pickled_calls import PickledCalls
 from stratagem._shipping.parcel import Parcel
-from stratagem._shipping.pickled_calls import PickledCalls
-from stratagem._shipping.pickling import Pickler
-from stratagem._shipping.refusal import refusal
-from stratagem._shipping.registered import OF_COORDINATOR, KindTable
-from stratagem._shipping.resident import Resident
+from stratagem._shipping.pickles.marks import mark_of
+from stratagem._shipping.pickles.pickling import Pickler
+from stratagem._shipping.pickles.refusal import refusal
+from stratagem._shipping.residents.handles import HandleTable, Tracked
+from stratagem._shipping.residents.registered import OF_COORDINATOR, KindTable
+from stratagem._shipping.residents.resident import Resident
 from stratagem._strategies.strategy import Strategy
 
 

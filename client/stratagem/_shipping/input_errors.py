@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stratagem._shipping.exceptions import words_of
-from stratagem._shipping.kinds import WorkerTask
+from stratagem._shipping.pickles.exceptions import words_of
+from stratagem._shipping.residents.kinds import WorkerTask
 from stratagem_proto.errors import ClosureInputError
 
 

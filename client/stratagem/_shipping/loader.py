@@ -9,17 +9,17 @@ from types import TracebackType
 from typing import Any
 
 from stratagem._shipping.input_errors import input_error
-from stratagem._shipping.kinds import (
+from stratagem._shipping.parcel import Definition
+from stratagem._shipping.pickles.pickling import Unpickler
+from stratagem._shipping.residents.kinds import (
     Change,
     ChangingKind,
     Kind,
     SessionKind,
     WorkerTask,
 )
-from stratagem._shipping.parcel import Definition
-from stratagem._shipping.pickling import Unpickler
-from stratagem._shipping.registered import KINDS
-from stratagem._shipping.waiting import WaitingDefinitions
+from stratagem._shipping.residents.registered import KINDS
+from stratagem._shipping.residents.waiting import WaitingDefinitions
 from stratagem_proto.errors import ClosureInputError, NotFoundError
 
 

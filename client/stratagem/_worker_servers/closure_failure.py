@@ -6,7 +6,7 @@ from enum import Enum
 
 import cloudpickle
 
-from stratagem._shipping.exceptions import words_of
+from stratagem._shipping.pickles.exceptions import words_of
 from stratagem_proto.errors import AbortedError, InvalidTypeError
 from stratagem_proto.v1 import worker_pb2 as pb
 

@@ -12,8 +12,8 @@ import cloudpickle
 import pytest
 import torch
 
-from stratagem._shipping.call import Call
-from stratagem._shipping.call_marks import mark_of_call
+from stratagem._shipping.calls.call import Call
+from stratagem._shipping.calls.call_marks import mark_of_call
 from tests.client.shipping.coordination import by_value
 
 Change = Callable[[], object]

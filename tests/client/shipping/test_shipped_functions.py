@@ -19,11 +19,11 @@ from torch import Tensor
 
 import stratagem
 from stratagem import DistributedOptimizer, ShardedVariable, Variable
-from stratagem._shipping.call import Call
+from stratagem._shipping.calls.call import Call
 from stratagem._shipping.loader import Loader
 from stratagem._shipping.parcel import Definition
-from stratagem._shipping.resident import Resident
-from stratagem._shipping.results import dump_result, load_result
+from stratagem._shipping.residents.resident import Resident
+from stratagem._shipping.residents.results import dump_result, load_result
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_deploy.processes.process import import_path
 from tests.client.clusters import running

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stratagem._servers.closure_identity import next_closure_key
-from stratagem._shipping.results import load_result
+from stratagem._shipping.residents.results import load_result
 from stratagem._worker_servers.closure_failure import ClosureFailure, FailureKind
 from stratagem._worker_servers.link import WorkerLink
 from stratagem._worker_servers.worker_index import experimental_get_current_worker_index

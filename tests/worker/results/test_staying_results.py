@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from stratagem._shipping.results import load_result
+from stratagem._shipping.residents.results import load_result
 from stratagem._worker_servers.answer import Answer
 from stratagem._worker_servers.link import WorkerLink
 from stratagem_proto.v1 import worker_pb2 as pb

@@ -16,7 +16,7 @@ import pytest
 
 from stratagem._servers.traffic import TrafficMeter
 from stratagem._servers.transports.local_link import LocalLink
-from stratagem._shipping.results import load_result
+from stratagem._shipping.residents.results import load_result
 from stratagem._worker_servers.answer import Answer
 from stratagem._worker_servers.closure_failure import ClosureFailure, FailureKind
 from stratagem._worker_servers.grpc_wire import GrpcWire

@@ -11,8 +11,8 @@ import torch
 from stratagem._coordinator.closures.result import Result
 from stratagem._replicas.nests import map_leaves
 from stratagem._replicas.values import DistributedValues, Mirrored
-from stratagem._shipping.resident import Resident
-from stratagem._shipping.results import load_result
+from stratagem._shipping.residents.resident import Resident
+from stratagem._shipping.residents.results import load_result
 
 
 class RemoteValueStatus(Enum):

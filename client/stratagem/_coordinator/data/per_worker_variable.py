@@ -10,9 +10,9 @@ import torch
 
 from stratagem._coordinator.data.per_worker import PerWorkerValues
 from stratagem._coordinator.data.residents import Residents
-from stratagem._shipping.call import Call
+from stratagem._shipping.calls.call import Call
 from stratagem._shipping.parcel import Parcel
-from stratagem._shipping.results import load_result
+from stratagem._shipping.residents.results import load_result
 from stratagem._variables.local import LocalVariable
 from stratagem._worker_servers.worker_index import (
     experimental_get_current_worker_index,

@@ -9,7 +9,7 @@ from typing import Any
 
 import cloudpickle
 
-from stratagem._shipping import tensors
+from stratagem._shipping.pickles import tensors
 
 Name = Callable[[Any], "int | None"]
 """Returns the handle of an object, None for what travels by value."""

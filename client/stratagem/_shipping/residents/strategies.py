@@ -11,7 +11,7 @@ from stratagem._parameter_server.attached import AttachedStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._servers.group import ServerGroup
-from stratagem._shipping.kinds import (
+from stratagem._shipping.residents.kinds import (
     Change,
     ChangingKind,
     Kind,

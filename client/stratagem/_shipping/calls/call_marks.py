@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 import cloudpickle
 import torch
 
-from stratagem._shipping import tensors
-from stratagem._shipping.call import Call
-from stratagem._shipping.marks import (
+from stratagem._shipping.calls.call import Call
+from stratagem._shipping.pickles import tensors
+from stratagem._shipping.pickles.marks import (
     ATOMS,
     MAPPINGS,
     SEQUENCES,

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
-from stratagem._shipping import tensors
-from stratagem._shipping.kinds import Kind, WorkerTask
-from stratagem._shipping.marks import ATOMS
-from stratagem._shipping.pickling import Pickler
-from stratagem._shipping.refusal import refusal
+from stratagem._shipping.pickles import tensors
+from stratagem._shipping.pickles.marks import ATOMS
+from stratagem._shipping.pickles.pickling import Pickler
+from stratagem._shipping.pickles.refusal import refusal
+from stratagem._shipping.residents.kinds import Kind, WorkerTask
 from stratagem._strategies.strategy import Strategy
 from stratagem._variables.variable import Variable
 

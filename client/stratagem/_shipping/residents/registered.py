@@ -8,14 +8,18 @@ from stratagem._hosts.kinds import (
     HostParameterKind,
     HostStrategyKind,
 )
-from stratagem._shipping.kinds import Kind
-from stratagem._shipping.modules import ModuleKind
-from stratagem._shipping.optimizers import OptimizerKind
-from stratagem._shipping.parameters import ParameterKind
-from stratagem._shipping.resident import Resident
-from stratagem._shipping.results import ResultKind
-from stratagem._shipping.strategies import ExtendedKind, ResolverKind, StrategyKind
-from stratagem._shipping.variables import ShardedVariableKind, VariableKind
+from stratagem._shipping.residents.kinds import Kind
+from stratagem._shipping.residents.modules import ModuleKind
+from stratagem._shipping.residents.optimizers import OptimizerKind
+from stratagem._shipping.residents.parameters import ParameterKind
+from stratagem._shipping.residents.resident import Resident
+from stratagem._shipping.residents.results import ResultKind
+from stratagem._shipping.residents.strategies import (
+    ExtendedKind,
+    ResolverKind,
+    StrategyKind,
+)
+from stratagem._shipping.residents.variables import ShardedVariableKind, VariableKind
 
 
 class KindTable(dict[type, "Kind | type[Resident] | None"]):

@@ -14,8 +14,8 @@ from stratagem._optimizers.contributions import hyperparameters_of
 from stratagem._optimizers.optimizer import DistributedOptimizer
 from stratagem._optimizers.trained import Trained
 from stratagem._parameter_server.attached import AttachedStrategy
-from stratagem._shipping.kinds import Change, ChangingKind, WorkerTask
-from stratagem._shipping.strategies import require_own
+from stratagem._shipping.residents.kinds import Change, ChangingKind, WorkerTask
+from stratagem._shipping.residents.strategies import require_own
 from stratagem._strategies.strategy import Strategy
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import FailedPreconditionError

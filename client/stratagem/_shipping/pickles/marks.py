@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from stratagem._shipping import tensors
+from stratagem._shipping.pickles import tensors
 from stratagem_proto.wire.tensors import as_bytes
 
 ATOMS = {bool, int, str, bytes, type(None)}

@@ -8,8 +8,8 @@ from stratagem._parameter_server.attached import AttachedStrategy
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._parameter_server.variables.split_variable import SplitVariable
 from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
-from stratagem._shipping.kinds import Kind, WorkerTask
-from stratagem._shipping.strategies import require_own
+from stratagem._shipping.residents.kinds import Kind, WorkerTask
+from stratagem._shipping.residents.strategies import require_own
 from stratagem._strategies.strategy import Strategy
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.variable import Variable

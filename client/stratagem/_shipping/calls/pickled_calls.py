@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from stratagem._shipping.call_marks import Mark
+from stratagem._shipping.calls.call_marks import Mark
 
 _MOST = 64
 _LARGEST = 1 << 16

@@ -13,7 +13,7 @@ from stratagem._modules.extended import HostingExtended
 from stratagem._modules.recurrent import Following, plain_class
 from stratagem._modules.state_dicts import refresh_first
 from stratagem._parameter_server.attached import AttachedStrategy
-from stratagem._shipping.kinds import Change, ChangingKind, WorkerTask
+from stratagem._shipping.residents.kinds import Change, ChangingKind, WorkerTask
 from stratagem._strategies.strategy import Strategy
 
 _PARAMETERS, _BUFFERS, _MODULES = "_parameters", "_buffers", "_modules"

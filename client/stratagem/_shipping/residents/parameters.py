@@ -11,8 +11,8 @@ from torch.nn.parameter import is_lazy
 from stratagem._modules.hosting import HostedParameter, hosted_parameter
 from stratagem._parameter_server.attached import AttachedStrategy, ParameterParts
 from stratagem._parameter_server.variables.split_variable import parts_of
-from stratagem._shipping.kinds import Change, ChangingKind, WorkerTask
-from stratagem._shipping.strategies import require_own
+from stratagem._shipping.residents.kinds import Change, ChangingKind, WorkerTask
+from stratagem._shipping.residents.strategies import require_own
 from stratagem._strategies.strategy import Strategy
 from stratagem._tables.variable import TableVariable
 from stratagem_proto.errors import FailedPreconditionError

@@ -8,8 +8,8 @@ from itertools import count
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
-from stratagem._shipping.kinds import ChangingKind, Kind
 from stratagem._shipping.parcel import Definition, Entry
+from stratagem._shipping.residents.kinds import ChangingKind, Kind
 from stratagem._strategies.strategy import Strategy
 
 

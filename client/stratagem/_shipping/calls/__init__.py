@@ -1,0 +1,1 @@
+"""Scheduled functions with their arguments, and which of them came before."""
