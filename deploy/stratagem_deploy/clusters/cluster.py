@@ -24,6 +24,11 @@ class Cluster(ABC):
         self._plan = plan
         self._team: Team | None = None
 
+    def __repr__(self) -> str:
+        name, counts = type(self).__name__, self._plan.counts
+        state = "stopped" if self._team is None else "running"
+        return f"<{name} {state}: {counts['ps']} ps, {counts['worker']} workers>"
+
     def __enter__(self) -> Self:
         self._team = Team(self._start(), self._begin_run)
         return self

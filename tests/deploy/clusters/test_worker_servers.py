@@ -62,6 +62,14 @@ def test_a_worker_can_be_added_while_the_cluster_runs() -> None:
         assert run_on(cluster, 1) == os.getpid()
 
 
+def test_a_cluster_says_what_it_consists_of() -> None:
+    with LocalCluster(ps=2, worker_servers=1) as cluster:
+        assert repr(cluster) == "<LocalCluster running: 2 ps, 1 workers>"
+        cluster.add_worker_server()
+        assert repr(cluster) == "<LocalCluster running: 2 ps, 2 workers>"
+    assert repr(cluster) == "<LocalCluster stopped: 2 ps, 2 workers>"
+
+
 def test_a_worker_is_added_to_others_that_serve_alone() -> None:
     with (
         LocalCluster(ps=0, workers=1) as cluster,
