@@ -94,8 +94,11 @@ class ServerState:
         """
         return self.ledger.session(session_id, time.monotonic())
 
-    def finished(self, session_id: bytes, step: int, report: bytes) -> None:
+    def finished(self, session_id: bytes, step: int, report: bytes) -> Session:
         """Takes note of the last step that a client has finished.
+
+        Returns:
+            Its session, as of `session`.
 
         Raises:
             SessionLostError: Its session is not open.
@@ -103,6 +106,7 @@ class ServerState:
         session = self.session(session_id)
         self.gate.finish(session.client, session.label, step, report)
         self.waits.changed(STEPS)
+        return session
 
     def open_session(
         self, session_id: bytes, role: Role.ValueType, task: Task, client: bytes = b""

@@ -69,7 +69,7 @@ class RemoteOptimizers(RemoteValues):
         return self._early[optimizer]
 
     def _rejected_steps(self, optimizer: str) -> int:
-        return self._store.rejected.get(optimizer, 0)
+        return self._store.reads.rejected.get(optimizer, 0)
 
     def _slots(
         self, optimizer: str, variables: Sequence[Variable]

@@ -13,6 +13,7 @@ from stratagem._servers.reading import Reading, asked
 from stratagem._servers.request import Request
 from stratagem._servers.transports.call import Responses
 from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
+from stratagem_proto.v1.consistency_pb2 import StepBegin
 from stratagem_proto.v1.parameter_server_pb2 import (
     ReadHeader,
     ReadRequest,
@@ -52,8 +53,9 @@ def read(
     readings: Sequence[Reading],
     after: StepMark | None = None,
     wait: float = 0.0,
-    rejected: Callable[[int], None] = lambda _: None,
+    told: Callable[[ReadHeader], None] = lambda _: None,
     snapshot: bytes = b"",
+    begins: Sequence[StepBegin] = (),
 ) -> Request[list[int]]:
     """The request that fills the readings' tensors.
 
@@ -61,18 +63,21 @@ def read(
         readings: What to read, of one server.
         after: Wait until this step is applied.
         wait: For how long, in seconds.
-        rejected: Hears how many steps of that group were dropped so far.
+        told: Hears what else is said with the values.
         snapshot: The cut whose values to read; empty for those of now.
+        begins: Steps to ask leave for before that, if that needs no waiting.
 
     Returns:
         A request whose result are the versions read, one for each reading.
     """
-    message = ReadRequest(after=after, wait_seconds=wait, snapshot=snapshot)
+    message = ReadRequest(
+        after=after, wait_seconds=wait, snapshot=snapshot, begins=begins
+    )
     layout = layout_of(kinds_of([reading.into for reading in readings]))
     return Request(
         "Read",
         message,
-        _receiver(readings, layout, rejected),
+        _receiver(readings, layout, told),
         rest=asked(readings),
         response_nbytes=layout.nbytes,
         response_room=layout.room,
@@ -81,11 +86,11 @@ def read(
 
 
 def _receiver(
-    readings: Sequence[Reading], layout: Layout, rejected: Callable[[int], None]
+    readings: Sequence[Reading], layout: Layout, told: Callable[[ReadHeader], None]
 ) -> Callable[[Responses], list[int]]:
     def receive(responses: Responses) -> list[int]:
         header, versions = filled(readings, layout, responses, ReadHeader, _itself)
-        rejected(header.rejected_steps)
+        told(header)
         return versions
 
     return receive
@@ -142,6 +147,7 @@ def _are_all(values: ReadHeader, layout: Layout) -> bool:
     known = ReadHeader()
     known.CopyFrom(values)
     known.ClearField("rejected_steps")
+    known.ClearField("grants")
     for value in known.values:
         value.ClearField("version")
     is_kept = len(layout.kinds) <= MOST_KEPT_KINDS

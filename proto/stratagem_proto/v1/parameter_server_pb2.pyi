@@ -99,6 +99,7 @@ class ReadRequest(google.protobuf.message.Message):
     WAIT_SECONDS_FIELD_NUMBER: builtins.int
     SNAPSHOT_FIELD_NUMBER: builtins.int
     INTO_SEGMENT_FIELD_NUMBER: builtins.int
+    BEGINS_FIELD_NUMBER: builtins.int
     FINISHED_FIELD_NUMBER: builtins.int
     REPORT_FIELD_NUMBER: builtins.int
     TRACE_PARENT_FIELD_NUMBER: builtins.int
@@ -132,6 +133,12 @@ class ReadRequest(google.protobuf.message.Message):
         the values are read as they are.
         """
 
+    @property
+    def begins(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.consistency_pb2.StepBegin]:
+        """Leave to ask for, as of BeginStepRequest, without waiting for it. It is given
+        before the values are read, and before a step is waited for.
+        """
+
     def __init__(
         self,
         *,
@@ -141,12 +148,13 @@ class ReadRequest(google.protobuf.message.Message):
         wait_seconds: builtins.float = ...,
         snapshot: builtins.bytes = ...,
         into_segment: builtins.bool = ...,
+        begins: collections.abc.Iterable[stratagem_proto.v1.consistency_pb2.StepBegin] | None = ...,
         finished: builtins.int = ...,
         report: builtins.bytes = ...,
         trace_parent: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_after", b"_after", "after", b"after"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_after", b"_after", "after", b"after", "finished", b"finished", "into_segment", b"into_segment", "report", b"report", "selections", b"selections", "session_id", b"session_id", "snapshot", b"snapshot", "trace_parent", b"trace_parent", "wait_seconds", b"wait_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_after", b"_after", "after", b"after", "begins", b"begins", "finished", b"finished", "into_segment", b"into_segment", "report", b"report", "selections", b"selections", "session_id", b"session_id", "snapshot", b"snapshot", "trace_parent", b"trace_parent", "wait_seconds", b"wait_seconds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_after", b"_after"]) -> typing.Literal["after"] | None: ...
 
 global___ReadRequest = ReadRequest
@@ -298,6 +306,7 @@ class ReadHeader(google.protobuf.message.Message):
 
     VALUES_FIELD_NUMBER: builtins.int
     TENSORS_FIELD_NUMBER: builtins.int
+    GRANTS_FIELD_NUMBER: builtins.int
     REJECTED_STEPS_FIELD_NUMBER: builtins.int
     rejected_steps: builtins.int
     """How many steps of the group that was waited for have been dropped so far,
@@ -311,14 +320,21 @@ class ReadHeader(google.protobuf.message.Message):
     def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.TensorSpec]:
         """Tensors of the stream."""
 
+    @property
+    def grants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.consistency_pb2.StepGrant]:
+        """One for each of `begins`, in their order; none if one of them has to wait. Only
+        with Read.
+        """
+
     def __init__(
         self,
         *,
         values: collections.abc.Iterable[global___ReadValue] | None = ...,
         tensors: collections.abc.Iterable[stratagem_proto.v1.tensor_pb2.TensorSpec] | None = ...,
+        grants: collections.abc.Iterable[stratagem_proto.v1.consistency_pb2.StepGrant] | None = ...,
         rejected_steps: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["rejected_steps", b"rejected_steps", "tensors", b"tensors", "values", b"values"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["grants", b"grants", "rejected_steps", b"rejected_steps", "tensors", b"tensors", "values", b"values"]) -> None: ...
 
 global___ReadHeader = ReadHeader
 

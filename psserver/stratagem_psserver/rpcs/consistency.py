@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from stratagem_proto.errors import DeadlineExceededError
@@ -21,7 +21,7 @@ class ConsistencyRpcs:
     async def begin(self, request: pb.BeginStepRequest) -> pb.BeginStepResponse:
         state = self._state
         session = state.session(request.session_id)
-        arrive(state, session, request.steps)
+        _arrive(state, session, request.steps)
         give_up_at = time.monotonic() + request.wait_seconds
         grants = [
             await self._granted(step, give_up_at - time.monotonic())
@@ -31,7 +31,7 @@ class ConsistencyRpcs:
 
     async def _granted(self, step: pb.StepBegin, seconds: float) -> pb.StepGrant:
         state, name = self._state, step.group
-        grant = partial(granted_now, state, step)
+        grant = partial(_granted_now, state, step)
         granted = await state.waits.until(("clock", name), grant, seconds)
         if granted is None:
             raise DeadlineExceededError(
@@ -60,7 +60,19 @@ class ConsistencyRpcs:
         return pb.DescribeConsistencyResponse(groups=self._state.clocks.report())
 
 
-def arrive(state: ServerState, session: Session, steps: Iterable[pb.StepBegin]) -> None:
+def begun_now(
+    state: ServerState, session: Session, steps: Sequence[pb.StepBegin]
+) -> list[pb.StepGrant]:
+    """Leave for all of these steps; none if one of them has to wait."""
+    _arrive(state, session, steps)
+    grants = [_granted_now(state, step) for step in steps]
+    found = [grant for grant in grants if grant is not None]
+    return found if len(found) == len(grants) else []
+
+
+def _arrive(
+    state: ServerState, session: Session, steps: Iterable[pb.StepBegin]
+) -> None:
     """Takes note of the steps that a worker wants to begin."""
     for step in steps:
         closed = state.rounds.closed(step.group)
@@ -68,7 +80,7 @@ def arrive(state: ServerState, session: Session, steps: Iterable[pb.StepBegin]) 
             state.clocks_changed([step.group])
 
 
-def granted_now(state: ServerState, step: pb.StepBegin) -> pb.StepGrant | None:
+def _granted_now(state: ServerState, step: pb.StepBegin) -> pb.StepGrant | None:
     """Leave for a step whose worker has arrived; None as long as it has to wait."""
     closed = state.rounds.closed(step.group)
     granted = state.clocks.grant(step.group, step.worker, closed)

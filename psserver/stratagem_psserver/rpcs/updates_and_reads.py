@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_proto.v1.consistency_pb2 import StepGrant
 from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.exactly_once.mutations import Chunks
 from stratagem_psserver.rpcs.answers import Frames, Reading, frames_of
-from stratagem_psserver.rpcs.consistency import arrive, granted_now
+from stratagem_psserver.rpcs.consistency import begun_now
 from stratagem_psserver.rpcs.updates import UpdateRpcs
 from stratagem_psserver.state import ServerState
 
@@ -30,18 +29,11 @@ class UpdateAndReadRpcs:
         plan = self._state.plans.plan(header, chunks.text)
         reply = await self._updates.planned(header, chunks, plan)
         update = pb.UpdateResponse.FromString(reply)
-        grants = self._grants(header)
+        session = self._state.session(header.key.session_id)
+        grants = begun_now(self._state, session, header.then.begins)
 
         def headed(values: pb.ReadHeader) -> pb.UpdateAndReadHeader:
             return pb.UpdateAndReadHeader(update=update, values=values, grants=grants)
 
         reading = Reading(self._state.store, header.then.selections, segment, plan)
         return frames_of(self._state, reading, headed)
-
-    def _grants(self, header: pb.UpdateHeader) -> list[StepGrant]:
-        session = self._state.session(header.key.session_id)
-        begins = header.then.begins
-        arrive(self._state, session, begins)
-        grants = [granted_now(self._state, step) for step in begins]
-        found = [grant for grant in grants if grant is not None]
-        return found if len(found) == len(grants) else []

@@ -12,6 +12,7 @@ from stratagem_psserver.compute import TENSOR_BYTES
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.mutations import Chunks, Staged
 from stratagem_psserver.rpcs.answers import Reading, frames_of
+from stratagem_psserver.rpcs.consistency import begun_now
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.assignments import Write, prepare, run
 
@@ -28,13 +29,15 @@ class ValueRpcs:
         state = self._state
         if not request.into_segment:
             segment = None
-        state.finished(request.session_id, request.finished, request.report)
+        session = state.finished(request.session_id, request.finished, request.report)
+        grants = begun_now(state, session, request.begins)
         if request.HasField("after"):
             await self._wait(request.after, request.wait_seconds)
         variables = state.variables(request.session_id, request.snapshot)
 
         def headed(header: pb.ReadHeader) -> pb.ReadHeader:
             header.rejected_steps = state.rounds.rejected(request.after.group)
+            header.grants.extend(grants)
             return header
 
         reading = Reading(variables, request.selections, segment)

@@ -82,7 +82,11 @@ class Choice:
         return self.wanted == _wanted(self.variables, selections)
 
     def present_header(self) -> ReadHeader:
-        """The header, with the present versions; they are others with the next call."""
+        """The header, with the present versions; they are others with the next call.
+
+        Whoever gets it may add leave for steps, which is gone with the next call, too.
+        """
+        self.header.ClearField("grants")
         for value, variable in zip(self.header.values, self.variables, strict=True):
             value.version = variable.version
         return self.header

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,8 @@ from stratagem_proto.errors import (
     SessionLostError,
 )
 from stratagem_proto.v1 import consistency_pb2 as pb
+from stratagem_proto.v1 import parameter_server_pb2 as pb2
+from stratagem_proto.wire.frames import decode_frame
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.psserver.consistency.test_waiting import (
@@ -88,6 +91,34 @@ def test_leave_is_given_once_the_slowest_has_come(workers: list[RawClient]) -> N
         waiting = threads.submit(begin, workers[0], 1)
         assert begin(workers[1], 1) == 2
         assert waiting.result(PATIENCE) == 2
+
+
+def read(client: RawClient, finished: int) -> tuple[int, list[int]]:
+    """Begins a step with a read; returns a value, and the step if there is leave."""
+    message = pb2.ReadRequest(
+        session_id=client.session_id,
+        selections=[pb2.Selection(variable="v")],
+        begins=request(client, finished).steps,
+    )
+    # A stream of one message is a unary call on the wire.
+    call: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+    call = client.channel.unary_unary(f"/{SERVICE}/Read")
+    answer = call(message.SerializeToString(), timeout=PATIENCE)
+    frame = decode_frame(answer, pb2.ReadHeader)
+    assert frame.header is not None
+    (value,) = np.frombuffer(frame.chunks[0].data, np.float32)
+    return int(value), [grant.step for grant in frame.header.grants]
+
+
+def test_a_read_brings_leave_only_where_that_needs_no_waiting(
+    workers: list[RawClient],
+) -> None:
+    workers[0].create(v=torch.full((1,), 3.0))
+    assert [read(client, 0) for client in workers] == [(3, [1])] * 2
+    assert read(workers[0], 1) == (3, [])
+    # It has been noted that the step is finished.
+    assert read(workers[1], 1) == (3, [2])
+    assert [read(workers[0], 1) for _ in range(2)] == [(3, [2])] * 2
 
 
 def test_a_worker_whose_lease_ends_holds_nobody_back() -> None:

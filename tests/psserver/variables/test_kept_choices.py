@@ -41,6 +41,12 @@ def test_a_choice_is_kept_for_those_who_read_the_same() -> None:
     ]
 
 
+def test_leave_that_one_reader_is_given_is_not_told_to_the_next() -> None:
+    _, kept = hosting_two()
+    kept.of(all_of("w")).present_header().grants.add(step=1)
+    assert not kept.of(all_of("w")).present_header().grants
+
+
 def test_a_choice_is_not_kept_once_a_variable_is_replaced() -> None:
     store, kept = hosting_two()
     kept.of(all_of("w"))

@@ -11,7 +11,7 @@ from itertools import chain
 import torch
 
 from stratagem._parameter_server.hosting.programs import Programs
-from stratagem._parameter_server.pushing.global_norm import finish
+from stratagem._parameter_server.hosting.step_reads import StepReads
 from stratagem._parameter_server.pushing.pace import Pace
 from stratagem._parameter_server.pushing.pushes import Fusing, Pushes
 from stratagem._parameter_server.pushing.routes import Routes
@@ -22,16 +22,13 @@ from stratagem._servers.group import ServerGroup
 from stratagem._servers.keys import list_keys
 from stratagem._servers.listings import list_variables
 from stratagem._servers.reading import Reading
-from stratagem._servers.reads import read
 from stratagem._servers.request import Request, Result
 from stratagem._servers.writes import Writing, assign, create
 from stratagem_proto.errors import (
     DeadlineExceededError,
     StratagemError,
-    UnfinishedStepError,
 )
-from stratagem_proto.v1.consistency_pb2 import StepGrant
-from stratagem_proto.v1.parameter_server_pb2 import StepMark
+from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.variable_pb2 import VariableInfo
 from stratagem_proto.wire.encodings import can_narrow
 
@@ -54,7 +51,7 @@ class RemoteStore:
         pushes: What this worker pushes.
         programs: How servers are told of steps.
         routes: Where gradients go.
-        rejected: How many synchronous steps of an optimizer were dropped, by its name.
+        reads: Reading what steps need.
     """
 
     def __init__(
@@ -72,7 +69,7 @@ class RemoteStore:
         self.pushes = Pushes(servers, pace, self._pulled_as, fusing)
         self.programs = Programs()
         self.routes = Routes()
-        self.rejected: dict[str, int] = {}
+        self.reads = StepReads(servers, pace, peer_seconds)
 
     @property
     def first(self) -> int:
@@ -120,28 +117,32 @@ class RemoteStore:
         begins = [] if self.servers.snapshot else self.pace.begins()
         if not begins:
             bring(groups)
-            return
-        leading = self.pace.leads()
-        leave = self.servers.start(self.first, begin(begins, self.peer_seconds))
-        try:
-            if not leading:
-                # Nobody waits, so values and leave may come at once.
-                bring(groups)
-            self.pace.granted(begins, leave.result())
-        finally:
-            leave.abandon()
-        if leading or self.pace.leads():
+        elif self.pace.leads() or not self._has_leave(begins, bring(groups, begins)):
+            leave = self.ask_first(begin(begins, self.peer_seconds))
+            self.pace.granted(begins, leave)
             bring(groups)
 
+    def _has_leave(
+        self, begins: Sequence[StepBegin], grants: Sequence[StepGrant]
+    ) -> bool:
+        """Take note of leave that came with values; whether they may be used."""
+        if grants:
+            self.pace.granted(begins, grants)
+        return bool(grants) and not self.pace.leads()
+
     def _bring(
-        self, groups: Mapping[int, Sequence[RemoteVariable]], training: bool
-    ) -> None:
+        self,
+        groups: Mapping[int, Sequence[RemoteVariable]],
+        begins: Sequence[StepBegin] = (),
+        *,
+        training: bool,
+    ) -> Sequence[StepGrant]:
         readings = {
             server: [one.reading(self._pulled_as(one, training)) for one in group]
             for server, group in groups.items()
         }
         try:
-            versions = self._read(readings)
+            versions, grants = self.reads.begin(readings, begins)
         except StratagemError:
             # What has come of other servers is not to count as the user's writing.
             for variable in chain.from_iterable(groups.values()):
@@ -152,6 +153,7 @@ class RemoteStore:
                 is_rounded = self._pulled_as(variable, training) is not None
                 variable.settle(version, is_rounded)
             note_read(group)
+        return grants
 
     def _pulled_as(
         self, variable: RemoteVariable, training: bool
@@ -186,7 +188,7 @@ class RemoteStore:
             narrowed_to = self._pulled_as(variable, training)
             reading = Reading(variable.name, into, None, wanted, narrowed_to)
             readings[variable.place.server].append(reading)
-        self._read(readings, beside_push=training)
+        self.reads.read(readings, beside_push=training)
         return found
 
     def keys(self, part: RemoteVariable, limit: int) -> Iterator[torch.Tensor]:
@@ -199,7 +201,7 @@ class RemoteStore:
             limit: The most keys at a time.
         """
         server, after = part.place.server, None
-        self._read({server: ()})
+        self.reads.read({server: ()})
         while True:
             request = list_keys(part.name, after, limit, self.servers.snapshot)
             page = self.servers.call(server, request)
@@ -242,69 +244,16 @@ class RemoteStore:
         self.pace.granted(begins, [grant])
         if self.pace.leads():
             # What came too late here may not be over on the other servers.
-            self.read_after(
+            self.reads.after(
                 self.pace.after(optimizer), dict.fromkeys(self.servers.called, ())
             )
         return grant
-
-    def _read(
-        self, readings: Mapping[int, Sequence[Reading]], beside_push: bool = False
-    ) -> dict[int, list[int]]:
-        """Read, by server, after the synchronous steps that the next step needs."""
-        marks = [] if self.servers.snapshot else [*self.pace.all_after()]
-        # A read waits for one mark at most.
-        for mark in marks[:-1]:
-            self.read_after(mark, dict.fromkeys(readings, ()))
-        return self.read_after(marks[-1] if marks else None, readings, beside_push)
-
-    def read_after(
-        self,
-        mark: StepMark | None,
-        readings: Mapping[int, Sequence[Reading]],
-        beside_push: bool = False,
-    ) -> dict[int, list[int]]:
-        """Read, by server, after a synchronous step; or from the snapshot.
-
-        Args:
-            mark: The step, if any.
-            readings: What to read.
-            beside_push: Whether not to wait for a push in flight.
-
-        Returns:
-            The versions read.
-        """
-        snapshot = self.servers.snapshot
-        if mark is None or snapshot:
-            return self.servers.together(
-                {
-                    server: read(group, snapshot=snapshot)
-                    for server, group in readings.items()
-                },
-                beside_push,
-            )
-        try:
-            return self._read_finished(mark, readings)
-        except UnfinishedStepError:
-            # Who closed the step has ended, and any other may do the rest.
-            finish(self.servers, mark, self.peer_seconds)
-            return self._read_finished(mark, readings)
-
-    def _read_finished(
-        self, mark: StepMark, readings: Mapping[int, Sequence[Reading]]
-    ) -> dict[int, list[int]]:
-        count = partial(self.rejected.__setitem__, mark.group)
-        return self.servers.together(
-            {
-                server: read(group, mark, self.peer_seconds, count)
-                for server, group in readings.items()
-            }
-        )
 
     def snapshot(self, variable: RemoteVariable) -> torch.Tensor:
         """Return the value of a variable as it is now, in memory of its own."""
         value = torch.empty(variable.shape, dtype=variable.dtype)
         reading = Reading(variable.name, value)
-        self.read_after(None, {variable.place.server: [reading]})
+        self.reads.after(None, {variable.place.server: [reading]})
         return value
 
     def write(self, writings: Mapping[RemoteVariable, Writing]) -> dict[str, int]:

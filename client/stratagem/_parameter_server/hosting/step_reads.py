@@ -1,0 +1,139 @@
+"""Reading what steps need of the servers, and beginning them with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from stratagem._parameter_server.pushing.global_norm import finish
+from stratagem._parameter_server.pushing.pace import Pace
+from stratagem._servers.group import ServerGroup
+from stratagem._servers.reading import Reading
+from stratagem._servers.reads import read
+from stratagem._servers.request import Request
+from stratagem_proto.errors import UnfinishedStepError
+from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
+from stratagem_proto.v1.parameter_server_pb2 import ReadHeader, StepMark
+
+
+class Beginning:
+    """Steps that begin with a read of the first server.
+
+    Args:
+        begins: What to ask leave for; nothing for a read that begins none.
+
+    Attributes:
+        begins: The same.
+        grants: The leave, once it has come; none where a step has to wait.
+    """
+
+    def __init__(self, begins: Sequence[StepBegin] = ()) -> None:
+        self.begins = begins
+        self.grants: Sequence[StepGrant] = ()
+
+
+class StepReads:
+    """Reads values as the synchronous steps before allow, or as a snapshot has them.
+
+    Args:
+        servers: The servers.
+        pace: How far this worker is in its steps.
+        peer_seconds: How long to wait for what other workers have to do first.
+
+    Attributes:
+        rejected: How many synchronous steps of an optimizer were dropped, by its name.
+    """
+
+    def __init__(self, servers: ServerGroup, pace: Pace, peer_seconds: float) -> None:
+        self._servers, self._pace = servers, pace
+        self._peer_seconds = peer_seconds
+        self.rejected: dict[str, int] = {}
+
+    def begin(
+        self, readings: Mapping[int, Sequence[Reading]], begins: Sequence[StepBegin]
+    ) -> tuple[dict[int, list[int]], Sequence[StepGrant]]:
+        """Begin steps that nobody is expected to wait for, and read, by server.
+
+        Who asks for leave and values at once is spared a request.
+
+        Returns:
+            The versions read, and leave for these steps; none if one has to wait.
+        """
+        beginning = Beginning(begins)
+        all_readings = {self._servers.used[0]: (), **readings} if begins else readings
+        versions = self.read(all_readings, beginning=beginning)
+        return versions, beginning.grants
+
+    def read(
+        self,
+        readings: Mapping[int, Sequence[Reading]],
+        beside_push: bool = False,
+        beginning: Beginning | None = None,
+    ) -> dict[int, list[int]]:
+        """Read, by server, after the synchronous steps that the next step needs."""
+        marks = [] if self._servers.snapshot else [*self._pace.all_after()]
+        # A read waits for one mark at most.
+        for mark in marks[:-1]:
+            self.after(mark, dict.fromkeys(readings, ()))
+        last = marks[-1] if marks else None
+        return self.after(last, readings, beside_push, beginning)
+
+    def after(
+        self,
+        mark: StepMark | None,
+        readings: Mapping[int, Sequence[Reading]],
+        beside_push: bool = False,
+        beginning: Beginning | None = None,
+    ) -> dict[int, list[int]]:
+        """Read, by server, after a synchronous step; or from the snapshot.
+
+        Args:
+            mark: The step, if any.
+            readings: What to read.
+            beside_push: Whether not to wait for a push in flight.
+            beginning: What begins with it.
+
+        Returns:
+            The versions read.
+        """
+        if self._servers.snapshot:
+            mark = None
+        asked = partial(self._asked, mark, readings, beginning or Beginning())
+        beside_push = beside_push and mark is None
+        try:
+            return self._servers.together(asked(), beside_push)
+        except UnfinishedStepError:
+            if mark is None:
+                raise
+            # Who closed the step has ended, and any other may do the rest.
+            finish(self._servers, mark, self._peer_seconds)
+            return self._servers.together(asked())
+
+    def _asked(
+        self,
+        mark: StepMark | None,
+        readings: Mapping[int, Sequence[Reading]],
+        beginning: Beginning,
+    ) -> dict[int, Request[list[int]]]:
+        wait = 0.0 if mark is None else self._peer_seconds
+        told = partial(self._told, mark, beginning)
+        first, snapshot = self._servers.used[0], self._servers.snapshot
+        return {
+            server: read(
+                group,
+                mark,
+                wait,
+                told,
+                snapshot,
+                beginning.begins if server == first else (),
+            )
+            for server, group in readings.items()
+        }
+
+    def _told(
+        self, mark: StepMark | None, beginning: Beginning, header: ReadHeader
+    ) -> None:
+        if mark is not None:
+            self.rejected[mark.group] = header.rejected_steps
+        if header.grants:
+            beginning.grants = list(header.grants)
