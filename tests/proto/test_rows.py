@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stratagem_proto.rows import distinct, put
+from stratagem_proto.rows import WholeRows, are_ascending, distinct, put
 
 
 @pytest.mark.parametrize("count", [0, 1, 100, 1000, 40_000])
@@ -18,6 +18,16 @@ def test_distinct_indices_are_those_of_torch(count: int, dtype: torch.dtype) -> 
     expected, expected_places = torch.unique(indices, return_inverse=True)
     assert torch.equal(found, expected)
     assert torch.equal(places, expected_places)
+
+
+@pytest.mark.parametrize("least", [-5, 0, 1 << 40, 1 << 60])
+def test_distinct_indices_may_be_of_any_size(least: int) -> None:
+    indices = least + torch.randint(0, 500, (1000,))
+
+    found, places = distinct(indices)
+
+    assert torch.equal(found, indices.unique())
+    assert torch.equal(found[places], indices)
 
 
 def test_places_have_the_shape_of_the_indices() -> None:
@@ -69,3 +79,40 @@ def test_rows_are_put_whatever_memory_is_like(strided: str) -> None:
     put(table, rows, values)
 
     assert torch.equal(table[rows], values)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([], True),
+        ([0, 1, 9], True),
+        ([9], True),
+        ([10], False),
+        ([-1, 3], False),
+        ([3, 3], False),
+        ([4, 3], False),
+        ([0, 12, 9], False),
+    ],
+)
+def test_rows_are_looked_at_before_they_are_moved(
+    rows: list[int], expected: bool
+) -> None:
+    assert are_ascending(torch.tensor(rows, dtype=torch.int64), 10) == expected
+
+
+@pytest.mark.parametrize("count", [0, 1, 700])
+@pytest.mark.parametrize("width", [(), (1,), (3, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_whole_rows_are_taken_and_put_back(
+    count: int, width: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    table = torch.randn(1000, *width).to(dtype)
+    before, rows = table.clone(), torch.randperm(1000)[:count]
+    whole = WholeRows(table)
+
+    taken = whole.take(rows)
+    whole.put(rows, taken + 1)
+
+    assert torch.equal(taken, before[rows].flatten())
+    before[rows] += 1
+    assert torch.equal(table, before)

@@ -18,6 +18,7 @@ from stratagem_psserver.optimization.dry_run import (
 )
 from stratagem_psserver.optimization.elementwise import is_elementwise
 from stratagem_psserver.optimization.single_steps import Prototype
+from stratagem_psserver.optimization.sparse_rules import SparseRule, sparse_rule
 
 # More than hyperparameters take; larger groups are not remembered.
 _MOST_GROUP_BYTES = 4 << 10
@@ -31,6 +32,7 @@ class Settings:
         self._rule = rule
         self._needs: dict[tuple[torch.dtype, bool], StepNeeds] = {}
         self._elementwise: dict[torch.dtype, bool] = {}
+        self._sparse_rules: dict[torch.dtype, SparseRule | None] = {}
 
     def needs(self, dtype: torch.dtype, sparse: bool) -> StepNeeds:
         key = (dtype, sparse)
@@ -44,6 +46,13 @@ class Settings:
             found = is_elementwise(self._rule, self.values, dtype)
             self._elementwise[dtype] = found
         return self._elementwise[dtype]
+
+    def sparse_rule(self, dtype: torch.dtype) -> SparseRule | None:
+        """What steps sparse gradients in place of torch; ask if it needs them."""
+        if dtype not in self._sparse_rules:
+            found = sparse_rule(self._rule, self.values, dtype)
+            self._sparse_rules[dtype] = found
+        return self._sparse_rules[dtype]
 
     @cached_property
     def prototype(self) -> Prototype:

@@ -131,8 +131,8 @@ class JointGroup:
         self._apart, self._joint = apart, joint
         self._optimizer: Optimizer | None = None
 
-    def accepts(self, groups: Sequence[Settings]) -> bool:
-        if not self._apart.accepts(groups):
+    def accepts(self, groups: Sequence[Settings], gradients: Gradients) -> bool:
+        if not self._apart.accepts(groups, gradients):
             return False
         if (settings := groups[self._number]) is not self._settings:
             self._settings, self._optimizer = settings, None

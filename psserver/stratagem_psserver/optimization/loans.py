@@ -41,6 +41,10 @@ class Loan(Protocol):
     def variable(self) -> Variable:
         """The variable."""
 
+    @property
+    def is_by_rows(self) -> bool:
+        """Whether its gradient is of some rows."""
+
     def open(self, room: Room) -> Lent:
         """Takes all memory that the step needs; changes nothing.
 
@@ -76,6 +80,10 @@ class WholeLoan:
     names: Mapping[str, str]
     slots: Mapping[str, Variable]
     _made: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def is_by_rows(self) -> bool:
+        return False
 
     def open(self, room: Room) -> Lent:
         room.take(

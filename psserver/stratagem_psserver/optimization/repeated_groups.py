@@ -22,19 +22,27 @@ class Gradients(NamedTuple):
 
     Attributes:
         each: One for each variable, in their order.
+        rows: Which rows of the variable it is of, in the same order; None for all.
+            Empty if all are of all.
         joint: All of them as one vector, with gaps, in which they are where tensors
             of their sizes are in a segment; None if they do not lie so.
     """
 
     each: Sequence[torch.Tensor]
+    rows: Sequence[torch.Tensor | None] = ()
     joint: torch.Tensor | None = None
 
 
 class RepeatedGroup(Protocol):
     """Variables of one param group, and an optimizer that stays with them."""
 
-    def accepts(self, groups: Sequence[Settings]) -> bool:
-        """Takes other hyperparameters, unless the state is another one with them."""
+    def accepts(self, groups: Sequence[Settings], gradients: Gradients) -> bool:
+        """Takes other hyperparameters, unless the state is another one with them.
+
+        Args:
+            groups: Those of all groups.
+            gradients: With which the step is to be taken. It is not if they do not fit.
+        """
 
     def step(self, gradients: Gradients) -> None:
         """Changes variables and state, for given gradients of all of the step."""
@@ -97,7 +105,7 @@ class Group:
         self._settings = settings
         self._optimizer: Optimizer | None = None
 
-    def accepts(self, groups: Sequence[Settings]) -> bool:
+    def accepts(self, groups: Sequence[Settings], gradients: Gradients) -> bool:
         settings = groups[self._number]
         if settings is self._settings:
             return True

@@ -6,27 +6,32 @@ out what it needs: state, names, and that everything fits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_proto.wire.segment import starts
 from stratagem_psserver.optimization.hyperparameters import Settings
 from stratagem_psserver.optimization.joint_groups import Joint, JointGroup
+from stratagem_psserver.optimization.loans import Loan
 from stratagem_psserver.optimization.repeated_groups import (
     Gradients,
     Group,
     Parameter,
     RepeatedGroup,
 )
+from stratagem_psserver.optimization.row_groups import RowGroup, RowParameter
 from stratagem_psserver.optimization.steps import Group as CheckedGroup
 from stratagem_psserver.optimization.steps import OptimizerStep
 from stratagem_psserver.variables.store import VariableStore
 
 _NONE = Gradients(())
 
+Made = TypeVar("Made")
+
 
 class RepeatedStep:
-    """A step of dense gradients whose state is all there.
+    """A step whose state is all there.
 
     It holds until a variable of the store comes, goes or is replaced. Who takes it has
     the locks of its variables from `Optimizers.repeat` to `Optimizers.commit`.
@@ -38,7 +43,7 @@ class RepeatedStep:
     Attributes:
         program: The optimizer.
         variables: What is stepped, in the order of the gradients.
-        nbytes: Size of the gradients.
+        nbytes: Size of the gradients with which it was begun last.
         is_joint: Whether it is better taken with all gradients in one.
     """
 
@@ -62,18 +67,24 @@ class RepeatedStep:
             store: Where its variables are, whose locks are held. They may be moved.
         """
         making = _Making(checked, store)
-        numbered = enumerate(checked.groups)
-        made = [making.group(number, each) for number, each in numbered if each.loans]
+        made = [
+            group
+            for number, each in enumerate(checked.groups)
+            for group in making.groups(number, each)
+        ]
         groups = [group for group in made if group is not None]
         return cls(checked, groups) if len(groups) == len(made) else None
 
     def begin(self, settings: Sequence[Settings], gradients: Gradients) -> bool:
         """As `Optimizers.repeat`, with the hyperparameters of each group."""
         same = len(settings) == self._number_of_groups
-        taken = same and all(group.accepts(settings) for group in self._groups)
+        taken = same and all(
+            group.accepts(settings, gradients) for group in self._groups
+        )
         if taken:
             # What is refused must not stay here.
             self._gradients = gradients
+            self.nbytes = sum([each.nbytes for each in gradients.each])
         return taken
 
     def run(self) -> None:
@@ -96,23 +107,56 @@ class _Making:
         self._store = store
         variables = checked.variables
         self._places = {id(each): place for place, each in enumerate(variables)}
+        # Gradients of rows lie elsewhere.
+        self._has_rows = any(
+            loan.is_by_rows for group in checked.groups for loan in group.loans
+        )
         self._begins, _ = starts([each.value.nbytes for each in variables])
 
-    def group(self, number: int, checked: CheckedGroup) -> RepeatedGroup | None:
-        """It; None if it cannot be taken again."""
-        places = [self._places[id(loan.variable)] for loan in checked.loans]
-        joint = self._joint(checked, places)
-        numbered = zip(checked.loans, places, strict=True)
-        found = [Parameter.of(loan, place) for loan, place in numbered]
-        parameters = [each for each in found if each is not None]
-        if len(parameters) < len(found):
-            return None
-        group = Group(number, checked.settings, parameters)
-        return JointGroup(number, checked.settings, group, joint) if joint else group
+    def groups(
+        self, number: int, checked: CheckedGroup
+    ) -> Iterator[RepeatedGroup | None]:
+        """What a group is stepped as; None among it if it cannot be taken again."""
+        by_rows = [loan for loan in checked.loans if loan.is_by_rows]
+        whole = [loan for loan in checked.loans if not loan.is_by_rows]
+        if whole:
+            yield self._whole(number, checked.settings, whole)
+        if by_rows:
+            yield self._by_rows(number, checked.settings, by_rows)
 
-    def _joint(self, checked: CheckedGroup, places: Sequence[int]) -> Joint | None:
-        first = places[0]
-        if list(places) != list(range(first, first + len(places))):
+    def _whole(
+        self, number: int, settings: Settings, loans: Sequence[Loan]
+    ) -> RepeatedGroup | None:
+        places = self._places_of(loans)
+        joint = self._joint(settings, loans, places)
+        parameters = _all_made(map(Parameter.of, loans, places))
+        if parameters is None:
             return None
-        before = self._begins[first]
-        return Joint.of(self._store, checked.settings, checked.loans, before)
+        group = Group(number, settings, parameters)
+        return JointGroup(number, settings, group, joint) if joint else group
+
+    def _by_rows(
+        self, number: int, settings: Settings, loans: Sequence[Loan]
+    ) -> RepeatedGroup | None:
+        parameters = _all_made(map(RowParameter.of, loans, self._places_of(loans)))
+        group = RowGroup(number, settings, parameters or ())
+        return group if parameters and group.has_rules else None
+
+    def _places_of(self, loans: Sequence[Loan]) -> list[int]:
+        return [self._places[id(loan.variable)] for loan in loans]
+
+    def _joint(
+        self, settings: Settings, loans: Sequence[Loan], places: Sequence[int]
+    ) -> Joint | None:
+        first = places[0]
+        is_run = list(places) == list(range(first, first + len(places)))
+        if not is_run or self._has_rows:
+            return None
+        return Joint.of(self._store, settings, loans, self._begins[first])
+
+
+def _all_made(made: Iterable[Made | None]) -> list[Made] | None:
+    """All that was made; None if one could not be."""
+    each = list(made)
+    found = [one for one in each if one is not None]
+    return found if len(found) == len(each) else None

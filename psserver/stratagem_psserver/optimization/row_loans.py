@@ -51,6 +51,10 @@ class _RowLoan:
     _value: torch.Tensor = field(init=False)
     _scalars: State = field(default_factory=dict)
 
+    @property
+    def is_by_rows(self) -> bool:
+        return True
+
     def _distinct(self) -> RowGradient:
         assert self.gradient.rows is not None
         return RowGradient.of(self.gradient.rows, self.gradient.value)

@@ -36,21 +36,32 @@ class StepPlan:
 
     Attributes:
         text: What they have in common.
-        manifest: Their tensors.
         names: The variables to step.
         step: What they do, while `holds`; None if it is not known.
     """
 
     def __init__(self, common: pb.UpdateHeader, text: bytes) -> None:
         self.text = text
-        self.manifest = Manifest(common.tensors)
         self.names = [gradient.variable for gradient in common.gradients]
         self.step: RepeatedStep | None = None
         self._places = [gradient.tensor for gradient in common.gradients]
+        self._rows = list(map(_rows_of, common.gradients))
+        # How many rows there are is another number with each step.
+        is_of_rows = any(place is not None for place in self._rows)
+        self._manifest = None if is_of_rows else Manifest(common.tensors)
         self._is_in_order = self._places == list(range(len(self._places)))
         self._choice: Choice | None = None
         self._owners: list[str] = []
         self._generation = -1
+
+    def manifest(self, header: pb.UpdateHeader) -> Manifest:
+        """The tensors of one of these updates."""
+        return self._manifest or Manifest(header.tensors)
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether there is a gradient that is of some rows."""
+        return self._manifest is None
 
     def holds(self, store: VariableStore) -> bool:
         """Whether the variables are still those that were looked at."""
@@ -67,11 +78,15 @@ class StepPlan:
 
     def gradients(self, staged: Staged) -> Gradients:
         """The gradients among the tensors of an update, which has a step."""
-        each = [staged.tensors[place] for place in self._places]
+        tensors = staged.tensors
+        each = [tensors[place] for place in self._places]
+        if self._manifest is None:
+            rows = [None if place is None else tensors[place] for place in self._rows]
+            return Gradients(each, rows)
         is_joint = self.step is not None and self.step.is_joint
         if not is_joint or staged.segment is None or not self._is_in_order:
             return Gradients(each)
-        return Gradients(each, self.manifest.joint(staged.segment))
+        return Gradients(each, joint=self._manifest.joint(staged.segment))
 
     def choice(
         self, store: VariableStore, selections: Sequence[pb.Selection]
@@ -123,7 +138,7 @@ class StepPlans:
         common = _common(header)
         encoded = common.SerializeToString()
         if (plan := self._plans.get(encoded)) is not None:
-            if repeated:
+            if repeated and not plan.is_of_rows:
                 self._repeated.put(repeated, plan)
         elif len(encoded) <= MAX_TEXT_BYTES and _is_plain(header):
             plan = StepPlan(common, encoded)
@@ -164,19 +179,32 @@ class _Kept:
 
 
 def _is_step(header: pb.UpdateHeader) -> bool:
-    """Whether it is an optimizer's, with one tensor for each gradient and no more."""
+    """Whether it is an optimizer's, with the tensors of its gradients and no more."""
     is_step = header.program.WhichOneof("kind") == "optimizer"
     is_part = header.HasField("contribution") or header.HasField("backward")
     is_limited = header.HasField("limits")
-    fits = len(header.tensors) == len(header.gradients)
+    of_rows = sum([each.HasField("rows") for each in header.gradients])
+    fits = len(header.tensors) == len(header.gradients) + of_rows
     return is_step and fits and not is_part and not is_limited
 
 
 def _is_plain(header: pb.UpdateHeader) -> bool:
-    """Whether gradients are as they are, and rows are neither given nor asked for."""
-    return not any(
-        each.HasField("rows") or each.HasField("encoding") for each in header.gradients
-    ) and not any(each.HasField("rows") for each in header.then.selections)
+    """Whether gradients are as they are, each of its tensors, and no rows asked for."""
+    gradients = header.gradients
+    if any(each.HasField("encoding") for each in gradients):
+        return False
+    rows = [place for place in map(_rows_of, gradients) if place is not None]
+    # Of what is no gradient of rows, the plan knows how large it is.
+    places = sorted([*rows, *(each.tensor for each in gradients)])
+    is_apart = not rows or places == list(range(len(header.tensors)))
+    return is_apart and not any(
+        each.HasField("rows") for each in header.then.selections
+    )
+
+
+def _rows_of(gradient: pb.GradientRef) -> int | None:
+    """The tensor that says which rows a gradient is of; None if it is of all."""
+    return gradient.rows if gradient.HasField("rows") else None
 
 
 def _common(header: pb.UpdateHeader) -> pb.UpdateHeader:
@@ -188,4 +216,14 @@ def _common(header: pb.UpdateHeader) -> pb.UpdateHeader:
     common.then.ClearField("begins")
     for selection in common.then.selections:
         selection.ClearField("newer_than")
+    for gradient in common.gradients:
+        if (rows := _rows_of(gradient)) is not None:
+            _forget_count(common, gradient.tensor)
+            _forget_count(common, rows)
     return common
+
+
+def _forget_count(header: pb.UpdateHeader, place: int) -> None:
+    """Takes the number of rows from what is said of a tensor."""
+    if place < len(header.tensors) and header.tensors[place].shape:
+        header.tensors[place].shape[0] = 0

@@ -42,7 +42,7 @@ class UpdateRpcs:
         """Update, with its plan if there is one."""
         return await self._state.mutations.once_staged(
             header,
-            plan.manifest if plan is not None else _manifest(header),
+            plan.manifest(header) if plan is not None else _manifest(header),
             chunks,
             partial(self._update, header, plan),
             borrows=_is_applied_at_once(header),

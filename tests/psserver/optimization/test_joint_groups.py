@@ -33,7 +33,7 @@ def laid_out(gradients: Sequence[torch.Tensor]) -> Gradients:
     for gradient, place in zip(gradients, places, strict=True):
         part = joint.narrow(0, place // 4, gradient.numel()).view(gradient.shape)
         each.append(part.copy_(gradient))
-    return Gradients(each, joint)
+    return Gradients(each, joint=joint)
 
 
 class Training:
