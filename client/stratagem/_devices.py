@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import threading
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from functools import cache
 from types import TracebackType
 
 import torch
+from torch._C import _get_default_device, _len_torch_function_stack
 
 from stratagem._contexts.nesting import nesting_error
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
@@ -194,14 +194,19 @@ class device:
 
     def __init__(self, name: str | torch.device) -> None:
         self._name = name
-        self._entered: list[tuple[int, AbstractContextManager[object]]] = []
+        # Depth inside, and what torch was told, of each time.
+        self._entered: list[tuple[int, torch.device | None]] = []
 
     def __enter__(self) -> None:
-        name = resolve(self._name)
-        placement = _placement(torch_device(name))
-        placement.__enter__()
-        _scopes.names.append(name)
-        self._entered.append((depth(), placement))
+        names = _scopes.names
+        name = canonicalize(self._name, names[-1] if names else None)
+        target = torch_device(name)
+        # Entering a torch.device slows every torch call down, so only where needed.
+        placement = None if _is_default(target) else target
+        if placement is not None:
+            placement.__enter__()
+        names.append(name)
+        self._entered.append((len(names), placement))
 
     def __exit__(
         self,
@@ -210,25 +215,25 @@ class device:
         trace: TracebackType | None,
     ) -> None:
         inside, placement = self._entered[-1]
-        if depth() != inside:
+        names = _scopes.names
+        if len(names) != inside:
             raise nesting_error("Device")
         self._entered.pop()
-        _scopes.names.pop()
-        placement.__exit__(kind, error, trace)
-
-
-def _placement(target: torch.device) -> AbstractContextManager[object]:
-    # Entering a torch.device slows every torch call down, so only where needed.
-    return _NONE if _is_default(target) else target
+        names.pop()
+        if placement is not None:
+            placement.__exit__(kind, error, trace)
 
 
 def _is_default(target: torch.device) -> bool:
+    # Where no mode is on, only the default type of tensors says otherwise; to make a
+    # tensor would take 1.2 us, and it is asked for twice in a step.
+    if not _len_torch_function_stack() and _get_default_device() == "cpu":
+        return target.type == "cpu"
     # torch.get_default_device takes four times as long, and PyTorch 2.6 tells of
     # torch.set_default_device alone there, not of `with torch.device(...)`.
     return torch.empty(0).device == target
 
 
-_NONE = nullcontext()
 _CPU = torch.device("cpu")
 
 

@@ -55,11 +55,11 @@ class ReplicaContext:
             )
         self._strategy = strategy
         self._replica_id = replica_id_in_sync_group
-        self._merge = self._merge_alone if merge is None else merge
+        self._merge_with_others = merge
         self._entered: list[ThreadContext] = []
 
     def __enter__(self) -> ReplicaContext:
-        extended = self._strategy.extended
+        extended = self._strategy._extended
         number = 0 if self._replica_id is None else int(self._replica_id)
         local = number - extended._first_replica_id
         self._entered.append(ThreadContext(self._strategy, self, local).__enter__())
@@ -133,9 +133,11 @@ class ReplicaContext:
         require_replica(self)
         return self._merge(merge_fn, args, kwargs or {})
 
-    def _merge_alone(
+    def _merge(
         self, merge_fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
+        if self._merge_with_others is not None:
+            return self._merge_with_others(merge_fn, args, kwargs)
         with cross_replica(self._strategy):
             return merge_fn(self._strategy, *args, **kwargs)
 

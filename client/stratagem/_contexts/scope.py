@@ -7,11 +7,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from stratagem import _devices
 from stratagem._contexts.context import (
-    cross_replica,
+    ThreadContext,
     current_context,
     has_strategy,
     require_cross_replica_or_default,
@@ -24,7 +24,6 @@ from stratagem_proto.errors import ContextError
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
 
-Entered = TypeVar("Entered")
 
 _Resources = Callable[[], AbstractContextManager[object]]
 
@@ -39,25 +38,20 @@ class Scope:
     Args:
         strategy: The strategy.
         name: Prefix for the names of the modules built inside.
-        explicit: Whether the user asked for it; the scope that a strategy's
-            methods enter by themselves leaves the strategy's resources alone.
-        resources: Opens those; by default as the strategy's hook for it does.
+        resources: Opens the strategy's resources; by default as its hook for it does.
     """
 
     def __init__(
         self,
         strategy: Strategy,
         name: str | None = None,
-        explicit: bool = True,
         resources: _Resources | None = None,
     ) -> None:
         self._strategy = strategy
-        self._resources: _Resources | None = None
-        if explicit:
-            default = partial(strategy.extended._scope_resources, name)
-            self._resources = resources or default
-            strategy.extended._names.release()
-        self._entries: list[_Entry | None] = []
+        default = partial(strategy.extended._scope_resources, name)
+        self._resources = resources or default
+        strategy.extended._names.release()
+        self._entries: list[ImplicitScope | None] = []
         self._used = False
 
     def __enter__(self) -> Strategy:
@@ -66,7 +60,8 @@ class Scope:
             require_cross_replica_or_default(self._strategy.extended, "scope")
         else:
             self._require_unused()
-            entry = _Entry(self._strategy, self._resources)
+            entry = ImplicitScope(self._strategy, self._resources)
+            entry.__enter__()
             self._used = True
         self._entries.append(entry)
         return self._strategy
@@ -92,31 +87,50 @@ class Scope:
             entry.leave(kind, error, trace)
 
 
-class _Entry:
-    """One entry into a scope that pushed something, to be undone in reverse."""
+class ImplicitScope(AbstractContextManager[None]):
+    """The scope that a strategy's methods enter by themselves; it serves once.
 
-    def __init__(self, strategy: Strategy, resources: _Resources | None) -> None:
-        extended = strategy.extended
-        device = extended._default_device
+    It pushes what is undone in reverse, and leaves the strategy's resources alone.
+
+    Args:
+        strategy: The strategy.
+        resources: Opens resources after all, for a scope that the user asked for.
+    """
+
+    def __init__(self, strategy: Strategy, resources: _Resources | None = None) -> None:
+        self._strategy, self._resources = strategy, resources
         self._open: list[AbstractContextManager[object]] = []
+
+    def __enter__(self) -> None:
+        extended = self._strategy._extended
+        device = extended._default_device
         try:
-            self._context = self._enter(cross_replica(strategy))
+            self._context = ThreadContext(self._strategy)
+            self._enter(self._context)
             self._enter(_creators.creator_scope(extended._create_in_scope))
             if device is not None:
                 self._enter(_devices.device(device))
             self._creators = _creators.creators()
             self._device_depth = None if device is None else _devices.depth()
-            if resources is not None:
-                self._enter(resources())
+            if self._resources is not None:
+                self._enter(self._resources())
         except BaseException:
             self.leave(*sys.exc_info())
             raise
 
-    def _enter(self, context: AbstractContextManager[Entered]) -> Entered:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.check_nesting()
+        self.leave(kind, error, trace)
+
+    def _enter(self, context: AbstractContextManager[object]) -> None:
         # By an ExitStack a strategy would be entered and left in 5.3 us, not in 3.5.
-        entered = context.__enter__()
+        context.__enter__()
         self._open.append(context)
-        return entered
 
     def check_nesting(self) -> None:
         """Check that what was opened inside is closed. Spec: CTX-13."""
@@ -133,6 +147,7 @@ class _Entry:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Undo all that was pushed."""
         while self._open:
             try:
                 self._open.pop().__exit__(kind, error, trace)

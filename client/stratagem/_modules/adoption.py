@@ -104,6 +104,8 @@ class ModuleAdopter:
         Raises:
             ContextError: A module belongs to another strategy.
         """
+        if not (self._open or self._lazy):
+            return
         found = self._found_in_scope()
         for adoption in found:
             if is_lazy(adoption.parameter):

@@ -59,7 +59,7 @@ def run_replicas(
     """
     if len(devices) > 1:
         return _Rounds(strategy, devices, fn, args, kwargs).run()
-    first = strategy.extended._first_replica_id
+    first = strategy._extended._first_replica_id
     with ReplicaContext(strategy, first), _devices.device(devices[0]):
         return _bound(0, fn, args, kwargs)()
 
@@ -69,7 +69,7 @@ def _bound(
 ) -> Callable[[], Any]:
     """Return `fn` with what the replica `index` gets as arguments."""
     mine = {key: select_replica(index, value) for key, value in kwargs.items()}
-    return partial(fn, *(select_replica(index, value) for value in args), **mine)
+    return partial(fn, *[select_replica(index, value) for value in args], **mine)
 
 
 class _Rounds:

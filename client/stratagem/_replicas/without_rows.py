@@ -28,6 +28,8 @@ def replicas_without_rows(arguments: Any, wrapped: bool = True) -> tuple[int, ..
     parts = [leaf.values for leaf in found if type(leaf) is PerReplica]
     if not wrapped:
         parts = [(leaf,) for leaf in found]
+    if not parts:
+        return ()
     return tuple(
         index
         for index, mine in enumerate(zip(*parts, strict=False))
@@ -51,7 +53,8 @@ def running_without_rows(replicas: tuple[int, ...]) -> AbstractContextManager[No
 
 def has_no_rows() -> bool:
     """Return whether the replica that this thread runs got no data."""
-    return current_replica_id() in _WITHOUT_ROWS.get(())
+    empty = _WITHOUT_ROWS.get(())
+    return bool(empty) and current_replica_id() in empty
 
 
 def marked(results: Any, replicas: tuple[int, ...]) -> Any:

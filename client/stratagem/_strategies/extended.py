@@ -71,7 +71,8 @@ class StrategyExtended(StrategyHooks):
         Spec: EXT-14, CTX-17.
         """
         require_cross_replica_or_default(self, "run")
-        empty = replicas_without_rows((args, kwargs), not self._one_of_several())
+        given = (args, kwargs) if kwargs else args
+        empty = replicas_without_rows(given, not self._one_of_several())
         with entered(self._container_strategy()), running_without_rows(empty):
             self._before_run()
             results = self._call_for_each_replica(fn, args, kwargs or {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from stratagem._contexts.context import (
@@ -12,7 +13,7 @@ from stratagem._contexts.context import (
     require_cross_replica_or_default,
     running_with,
 )
-from stratagem._contexts.scope import Scope
+from stratagem._contexts.scope import ImplicitScope, Scope
 from stratagem._enums import ReduceOp, reduce_op_from
 from stratagem._options import RunOptions
 from stratagem._replicas.nests import leaves
@@ -74,9 +75,9 @@ class Strategy(CheckpointMethods, DatasetMethods, OldSpellings, MovedToExtended)
         """
         return Scope(self, name)
 
-    def _implicit_scope(self) -> Scope:
+    def _implicit_scope(self) -> AbstractContextManager[object]:
         """Return the scope that the strategy's own methods enter."""
-        return Scope(self, explicit=False)
+        return ImplicitScope(self)
 
     def run(
         self,
