@@ -112,6 +112,10 @@ class HostedParameter:
         """
         return self.leaves[current_replica_id() or 0]
 
+    def leaf_in(self, replica: int) -> Parameter:
+        """Return what a replica works on; see `leaf`."""
+        return self.leaves[replica]
+
     def add_owner(self, module: nn.Module, key: str) -> None:
         """Note that `module` has the parameter as `key`."""
         self._owners.append((ref(module), key))
@@ -148,9 +152,10 @@ class HostedParameter:
 
         Leaves of the other replicas follow it.
         """
-        self.accept()
-        for leaf in self.leaves[1:]:
-            _follow(leaf, self.parameter, self._separate)
+        parameter, *others = self.leaves
+        self._address, self._state = parameter.data_ptr(), _state_of(parameter)
+        for leaf in others:
+            _follow(leaf, parameter, self._separate)
 
     def accept(self) -> None:
         """Note that all leaves were written alike, and are equal as they are."""
@@ -164,29 +169,24 @@ class HostedParameter:
         put another parameter in its place (`load_state_dict(assign=True)`), that
         one is hosted from now on, and counts as written.
         """
-        if not self._is_in_place():
-            for parameter in self._replacements():
-                self._replace(parameter)
-                return True
-        parameter = self.leaves[0]
-        address, state = parameter.data_ptr(), _state_of(parameter)
-        if address == self._address and state == self._state:
-            return False
-        earlier = _Mark(self._address, *self._state)
-        if _Mark(address, *state).shows_write_since(earlier):
-            return True
-        self.settle()
-        return False
-
-    def _is_in_place(self) -> bool:
-        """Return whether all modules have the parameter, as nearly always."""
         parameter = self.leaves[0]
         for owner, key in self._owners:
             module = owner()
             # Not what the current replica sees, but what is stored.
             if module is None or dict.get(module._parameters, key) is not parameter:
-                return False
-        return True
+                for replacement in self._replacements():
+                    self._replace(replacement)
+                    return True
+        if self._address == parameter.data_ptr() and self._state == _state_of(
+            parameter
+        ):
+            return False
+        earlier = _Mark(self._address, *self._state)
+        now = _Mark(parameter.data_ptr(), *_state_of(parameter))
+        if now.shows_write_since(earlier):
+            return True
+        self.settle()
+        return False
 
     def _replacements(self) -> Iterator[Parameter]:
         for owner, key in self._owners:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -32,8 +32,12 @@ from stratagem_proto.programs.optimizers import require_honoured, values_of
 
 if TYPE_CHECKING:
     from stratagem._contexts.replica_context import ReplicaContext
+    from stratagem._modules.extended import HostingExtended
     from stratagem._strategies.strategy import Strategy
     from stratagem.compression import Compression
+
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class DistributedOptimizer(OptimizerWithSlots):
@@ -223,8 +227,8 @@ class DistributedOptimizer(OptimizerWithSlots):
             return loss
         if self._overlap is not None:
             self._overlap.refuse_scaling(self)
-        contribution = Contribution.of_this_replica(self.param_groups)
-        with self._overlap or nullcontext():
+        contribution = Contribution.of_this_replica(self._inner.param_groups)
+        with self._overlap or _NOTHING:
             replica.merge_call(self._meet, args=(contribution,))
         self._show_schedulers_a_step()
         return loss
@@ -245,8 +249,9 @@ class DistributedOptimizer(OptimizerWithSlots):
         )
 
     def _meet(self, strategy: Strategy, contributions: Any) -> None:
-        present = [c for c in self._extended._local_results(contributions) if c]
-        self._extended._apply_gradients(
+        extended = self._extended
+        present = [one for one in _each(contributions, extended) if one]
+        extended._apply_gradients(
             OptimizerStep(
                 self._name,
                 type(self._inner).__name__,
@@ -280,3 +285,10 @@ class DistributedOptimizer(OptimizerWithSlots):
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
+
+
+def _each(contributions: Any, extended: HostingExtended) -> Sequence[Contribution]:
+    """Those of all replicas of this process; a lone one is not merged."""
+    if isinstance(contributions, Contribution):
+        return (contributions,)
+    return extended._local_results(contributions)

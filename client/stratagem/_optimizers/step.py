@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -42,21 +41,37 @@ class VariableGradients(NamedTuple):
         return total
 
 
-@dataclass(frozen=True)
-class GroupStep:
+class GroupStep(NamedTuple):
     """The part of a step that concerns one param group.
 
     Attributes:
         hyperparameters: The group as torch has it, without its "params".
-        updates: The variables of the group that have a gradient, in its order.
+        variables: The variables of the group that have a gradient, in its order; the
+            same object as in the step before, where all have one.
+        gradients: As of `VariableGradients`, of each variable.
     """
 
     hyperparameters: Mapping[str, object]
-    updates: tuple[VariableGradients, ...]
+    variables: Sequence[Variable]
+    gradients: Sequence[tuple[torch.Tensor, ...]]
+
+    @classmethod
+    def of(
+        cls,
+        hyperparameters: Mapping[str, object],
+        updates: Sequence[VariableGradients],
+    ) -> GroupStep:
+        """Return the part that consists of certain updates."""
+        variables = [update.variable for update in updates]
+        return cls(hyperparameters, variables, [update.gradients for update in updates])
+
+    @property
+    def updates(self) -> list[VariableGradients]:
+        """What is done to each variable."""
+        return list(map(VariableGradients, self.variables, self.gradients))
 
 
-@dataclass(frozen=True)
-class OptimizerStep:
+class OptimizerStep(NamedTuple):
     """One step, after the replicas of this process have met.
 
     Attributes:
@@ -96,7 +111,9 @@ class OptimizerStep:
             return {
                 variable.name: gradient
                 for group in self.groups
-                for variable, (gradient,) in group.updates
+                for variable, (gradient,) in zip(
+                    group.variables, group.gradients, strict=True
+                )
             }
         return {one.variable.name: self.reduced(one) for one in self.updates()}
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from operator import is_
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch.nn.parameter import is_lazy
 
-from stratagem._contexts.context import DEFAULT, get_strategy, has_strategy
+from stratagem._contexts.context import (
+    DEFAULT,
+    current_replica_id,
+    get_strategy,
+    has_strategy,
+)
 from stratagem._modules.extended import HostingExtended, living_extended
 from stratagem._modules.hosting import hosted_parameter
 from stratagem._variables.variable import Variable
@@ -27,8 +32,8 @@ class Trained(Protocol):
         """The variable."""
         ...
 
-    def leaf(self) -> torch.Tensor:
-        """Return the leaf of the replica that this thread runs."""
+    def leaf_in(self, replica: int) -> torch.Tensor:
+        """Return the leaf of a replica, which is that of this thread if it has one."""
         ...
 
 
@@ -38,7 +43,8 @@ class _TrainedVariable:
     def __init__(self, variable: Variable) -> None:
         self.variable = variable
 
-    def leaf(self) -> torch.Tensor:
+    def leaf_in(self, replica: int) -> torch.Tensor:
+        # It looks for itself where it is.
         return self.variable.value()
 
 
@@ -127,6 +133,14 @@ class TrainedTensors:
         return self._variables.get(id(tensor)) or hosted_parameter(tensor)
 
 
+class _Found(NamedTuple):
+    """What is behind tensors of a `LeafList`, as long as these are in it."""
+
+    tensors: Sequence[torch.Tensor]
+    trained: Sequence[Trained | None]
+    variables: Sequence[Variable | None]
+
+
 class LeafList(list[torch.Tensor]):
     """The "params" of a param group, which each replica reads as its own leaves.
 
@@ -143,25 +157,35 @@ class LeafList(list[torch.Tensor]):
     ) -> None:
         super().__init__(tensors)
         self._trained = trained
-        # Of these tensors, unless the list has been changed since.
-        self._found: tuple[Sequence[torch.Tensor], Sequence[Trained | None]] = (), ()
+        self._found = _Found((), (), ())
 
     def trained(self) -> Sequence[Trained | None]:
         """Return what is behind each tensor; None for a lazy one without a shape."""
-        tensors, found = self._found
+        return self._present().trained
+
+    def variables(self) -> Sequence[Variable | None]:
+        """Return the variable of each tensor, in the same object unless one changes."""
+        return self._present().variables
+
+    def _present(self) -> _Found:
+        tensors = self._found.tensors
         if len(self) != len(tensors) or not all(map(is_, super().__iter__(), tensors)):
-            tensors = [*super().__iter__()]
-            found = [self._trained.find(tensor) for tensor in tensors]
-            self._found = ((), ()) if None in found else (tensors, found)
-        return found
+            trained = [self._trained.find(tensor) for tensor in super().__iter__()]
+            variables = tuple([one if one is None else one.variable for one in trained])
+            found = _Found([*super().__iter__()], trained, variables)
+            if None in trained:
+                return found
+            self._found = found
+        return self._found
 
     def _leaf(self, tensor: torch.Tensor) -> torch.Tensor:
         trained = self._trained.find(tensor)
-        return tensor if trained is None else trained.leaf()
+        return tensor if trained is None else trained.leaf_in(_present_replica())
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         pairs = zip(self.trained(), super().__iter__(), strict=True)
-        return iter([tensor if one is None else one.leaf() for one, tensor in pairs])
+        replica = _present_replica()
+        return iter([t if one is None else one.leaf_in(replica) for one, t in pairs])
 
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
@@ -171,6 +195,10 @@ class LeafList(list[torch.Tensor]):
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return list, (list(self),)
+
+
+def _present_replica() -> int:
+    return current_replica_id() or 0
 
 
 def _hosting_extended(variable: Variable) -> HostingExtended:

@@ -138,7 +138,7 @@ class MultiWorkerMirroredExtended(MirroredExtended):
         super()._apply_gradients(joined)
 
     def _reduced_gradients(self, step: OptimizerStep) -> list[Any]:
-        local = super()._reduced_gradients(replace(step, reduce_op=ReduceOp.SUM))
+        local = super()._reduced_gradients(step._replace(reduce_op=ReduceOp.SUM))
         totals = [select_replica(0, gradient) for gradient in local]
         return [mean(step, total) for total in self._steps.summed(totals)]
 

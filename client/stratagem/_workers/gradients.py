@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,7 +60,7 @@ class StepsTogether:
             for number, group in enumerate(step.groups)
         ]
         replicas = sum(each["replicas"] for each in heard)
-        return replace(step, groups=tuple(groups), replicas=replicas)
+        return step._replace(groups=tuple(groups), replicas=replicas)
 
     def summed(self, totals: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Add up over workers what each has added up over its replicas.
@@ -96,7 +95,7 @@ def _with_all(
         own[name] if name in own else _zeros(find(name), sparse)
         for name, sparse in _union(by_rank).items()
     ]
-    return replace(group, updates=tuple(updates))
+    return GroupStep.of(group.hyperparameters, updates)
 
 
 def _zeros(variable: Variable, sparse: bool) -> VariableGradients:

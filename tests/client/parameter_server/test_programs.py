@@ -21,7 +21,7 @@ from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 def step_with(
     name: str = "SGD", class_name: str = "SGD", **values: Any
 ) -> OptimizerStep:
-    groups = (GroupStep(values, ()),)
+    groups = (GroupStep(values, (), ()),)
     limiter = Limiter(GradientLimits())
     return OptimizerStep(
         name, class_name, groups, ReduceOp.SUM, 1, Compressor(None), limiter

@@ -20,6 +20,9 @@ _MOST_BYTES = 8 << 20
 PulledAs: TypeAlias = Callable[[RemoteVariable, bool], torch.dtype | None]
 """What a variable is rounded to on its way here, to a training step or otherwise."""
 
+Came: TypeAlias = tuple[int, Reading]
+"""The version of a value that waits, and what it was read by."""
+
 
 class Landing:
     """Memory where what one server sends with an answer waits for the step after it.
@@ -70,22 +73,8 @@ def _if_newer(
     variable: RemoteVariable, reading: Reading, came: Mapping[RemoteVariable, Came]
 ) -> Reading:
     if variable in came:
-        return reading._replace(newer_than=came[variable].version)
+        return reading._replace(newer_than=came[variable][0])
     return variable.reading(reading.narrowed_to, reading.into)
-
-
-class Came(NamedTuple):
-    """A value that waits.
-
-    Attributes:
-        version: Its version.
-        value: The value.
-        is_rounded: Whether it was rounded on its way.
-    """
-
-    version: int
-    value: torch.Tensor
-    is_rounded: bool
 
 
 class Asked(NamedTuple):
@@ -178,9 +167,9 @@ class NextValues:
             readings = asked.following[server].readings
             each = zip(variables, readings, versions[server], strict=True)
             self._came |= {
-                variable: Came(version, into, narrowed_to is not None)
-                for variable, (_, into, newer_than, _, narrowed_to), version in each
-                if newer_than is None or version > newer_than
+                variable: (version, reading)
+                for variable, reading, version in each
+                if reading.newer_than is None or version > reading.newer_than
             }
         if asked.variables is self._wanted:
             self._taken += asked.landings.items()
@@ -195,18 +184,18 @@ class NextValues:
         if not self._are_complete(variables, beside):
             self.drop()
             return False
+        came = self._came
         newer = [
-            (one, self._came[one])
+            (one, *came[one])
             for one in variables
-            if one in self._came and one.is_older_than(self._came[one].version)
+            if one in came and one.is_older_than(came[one][0])
         ]
         if newer:
+            leaves = [variable.leaf for variable, _, _ in newer]
             with torch.no_grad():
-                torch._foreach_copy_(
-                    [one.leaf for one, _ in newer], [came.value for _, came in newer]
-                )
-        for variable, came in newer:
-            variable.settle(came.version, came.is_rounded)
+                torch._foreach_copy_(leaves, [reading.into for _, _, reading in newer])
+        for variable, version, reading in newer:
+            variable.settle(version, reading.narrowed_to is not None)
         self.drop()
         return True
 

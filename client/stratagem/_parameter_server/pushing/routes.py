@@ -63,11 +63,10 @@ class Routes:
         """
         if step.compressor.compression is not None:
             return None
-        variables = [one.variable for group in step.groups for one in group.updates]
-        sizes = [len(group.updates) for group in step.groups]
+        variables = [group.variables for group in step.groups]
         route = self._last.get(step.optimizer)
-        if route is None or not route.fits(variables, sizes):
-            route = self._last[step.optimizer] = _Route(variables, sizes)
+        if route is None or not route.fits(variables):
+            route = self._last[step.optimizer] = _Route(variables)
         return route.loads(gradients)
 
 
@@ -75,17 +74,18 @@ class _Route:
     """Where the gradients of certain variables go.
 
     Args:
-        variables: The variables, those of the first param group first.
-        sizes: How many each group has.
+        variables: Those of each param group.
     """
 
-    def __init__(self, variables: Sequence[Variable], sizes: Sequence[int]) -> None:
-        self._variables, self._sizes = variables, sizes
-        self._namings: Mapping[int, Naming] | None = _namings(variables, sizes)
+    def __init__(self, variables: Sequence[Sequence[Variable]]) -> None:
+        self._variables = variables
+        self._namings: Mapping[int, Naming] | None = _namings(variables)
 
-    def fits(self, variables: Sequence[Variable], sizes: Sequence[int]) -> bool:
+    def fits(self, variables: Sequence[Sequence[Variable]]) -> bool:
         """Whether it is for these."""
-        return sizes == self._sizes and all(map(is_, variables, self._variables))
+        return len(variables) == len(self._variables) and all(
+            map(_are_same, variables, self._variables)
+        )
 
     def loads(
         self, gradients: Mapping[str, torch.Tensor]
@@ -102,13 +102,19 @@ class _Route:
         return loads
 
 
+def _are_same(some: Sequence[Variable], others: Sequence[Variable]) -> bool:
+    if some is others:
+        return True
+    return len(some) == len(others) and all(map(is_, some, others))
+
+
 def _namings(
-    variables: Sequence[Variable], sizes: Sequence[int]
+    variables: Sequence[Sequence[Variable]],
 ) -> Mapping[int, Naming] | None:
     """What each server is told; None if a variable is not on exactly one."""
-    groups = [group for group, size in enumerate(sizes) for _ in range(size)]
     named: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    for variable, group in zip(variables, groups, strict=True):
+    each = [(one, group) for group, ones in enumerate(variables) for one in ones]
+    for variable, group in each:
         remote = remote_of(variable)
         if remote is None:
             return None

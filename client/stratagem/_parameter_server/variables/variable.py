@@ -178,7 +178,7 @@ class RemoteVariable(Variable):
         """The copy of the value, as it is."""
         if self._hosted is None:
             return self._own_leaf
-        parameter, shard = self._hosted.parameter, self._owner.shard
+        parameter, shard = self._hosted.leaves[0], self._owner.shard
         # Detached, rows still share what counts the writes to the parameter.
         return parameter if shard is None else shard.rows.of(parameter.detach())
 
