@@ -25,6 +25,8 @@ class PulledRows:
         Args:
             rows: int64 vector, ascending and without repetitions.
         """
+        if not len(self._rows):
+            return rows
         return rows[~torch.isin(rows, self._rows, assume_unique=True)]
 
     def add(self, rows: torch.Tensor, values: torch.Tensor) -> None:

@@ -30,7 +30,7 @@ def read(wanted: Wanted, training: bool = False) -> list[torch.Tensor]:
     asked = [list(_asked(*one)) for one in zip(wanted, routed, strict=True)]
     found = _found(wanted, list(chain.from_iterable(asked)), training)
     return [
-        merge([table.no_rows, *(next(found) for _ in parts)], shares)
+        merge([next(found) for _ in parts] or [table.no_rows], shares)
         for table, parts, shares in zip(wanted, asked, routed, strict=True)
     ]
 

@@ -58,11 +58,6 @@ class StepPlan:
         """The tensors of one of these updates."""
         return self._manifest or Manifest(header.tensors)
 
-    @property
-    def is_of_rows(self) -> bool:
-        """Whether there is a gradient that is of some rows."""
-        return self._manifest is None
-
     def holds(self, store: VariableStore) -> bool:
         """Whether the variables are still those that were looked at."""
         return self._generation == store.generation
@@ -138,7 +133,7 @@ class StepPlans:
         common = _common(header)
         encoded = common.SerializeToString()
         if (plan := self._plans.get(encoded)) is not None:
-            if repeated and not plan.is_of_rows:
+            if repeated:
                 self._repeated.put(repeated, plan)
         elif len(encoded) <= MAX_TEXT_BYTES and _is_plain(header):
             plan = StepPlan(common, encoded)

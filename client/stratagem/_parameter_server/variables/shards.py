@@ -40,10 +40,19 @@ class Routed(NamedTuple):
     Attributes:
         positions: Where in the list they stand, ascending; int64 tensor of shape [n].
         rows: Where in the shard they are; int64 tensor of shape [n].
+        start: Where the first one stands if they are a run that follows on that of the
+            shard before; None if they are not.
     """
 
     positions: torch.Tensor
     rows: torch.Tensor
+    start: int | None = None
+
+    def of(self, values: torch.Tensor) -> torch.Tensor:
+        """Return what stands there in a list as long, as a view where it is a run."""
+        if self.start is None:
+            return values[self.positions.to(values.device)]
+        return values.narrow(0, self.start, len(self.rows))
 
 
 @dataclass(frozen=True)
@@ -96,17 +105,20 @@ class Layout:
         rows = rows.to("cpu", torch.int64)
         self._require_rows(rows)
         shards = self.shards
+        if len(shards) == 1:
+            return [Routed(torch.arange(len(rows)), rows, 0)]
         ends = torch.tensor([shard.end for shard in shards])
         if _ascends(rows):
-            # Those of lookups do, and each shard has a run of them.
-            order = torch.arange(len(rows))
+            # Those of lookups do.
             before = [0, *torch.searchsorted(rows, ends).tolist()]
-            counts = [end - start for start, end in pairwise(before)]
-        else:
-            owners = torch.bucketize(rows, ends, right=True)
-            order = torch.argsort(owners, stable=True)
-            counts = torch.bincount(owners, minlength=len(shards)).tolist()
-            rows = rows[order]
+            return [
+                Routed(torch.arange(start, end), rows[start:end] - shard.offset, start)
+                for shard, (start, end) in zip(shards, pairwise(before), strict=True)
+            ]
+        owners = torch.bucketize(rows, ends, right=True)
+        order = torch.argsort(owners, stable=True)
+        counts = torch.bincount(owners, minlength=len(shards)).tolist()
+        rows = rows[order]
         shares = zip(order.split(counts), rows.split(counts), shards, strict=True)
         return [
             Routed(positions, share - shard.offset)
@@ -156,7 +168,9 @@ def merge(parts: Sequence[torch.Tensor], routed: Sequence[Routed]) -> torch.Tens
     Returns:
         A tensor of shape [n, ...], differentiable with respect to the parts.
     """
-    joined = torch.cat(list(parts))
+    joined = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+    if all(one.start is not None for one in routed):
+        return joined
     positions = torch.cat([one.positions for one in routed])
     if _ascends(positions):
         return joined

@@ -76,8 +76,7 @@ class SplitVariable(Variable):
 
     def _shares(self, slices: IndexedSlices) -> Iterator[IndexedSlices]:
         for routed in self.layout.route(slices.indices):
-            values = slices.values[routed.positions.to(slices.device)]
-            yield IndexedSlices(values, routed.rows)
+            yield IndexedSlices(routed.of(slices.values), routed.rows)
 
     def gradients(self, gradient: torch.Tensor) -> list[torch.Tensor | IndexedSlices]:
         """Return the gradient of each part.
