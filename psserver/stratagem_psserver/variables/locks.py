@@ -13,6 +13,8 @@ class VariableLocks:
     def __init__(self) -> None:
         # Who waits for each, in turn; None while nobody has.
         self._waiting: dict[str, deque[asyncio.Future[None]] | None] = {}
+        # What has those give a lock back who need not hold it for longer.
+        self._hurries: dict[str, Callable[[], None]] = {}
 
     def holding(self, wanted: Callable[[], list[str]]) -> Holding:
         """Holds some locks, all at once.
@@ -45,6 +47,8 @@ class VariableLocks:
         turn = asyncio.get_running_loop().create_future()
         waiting = self._waiting[name] = self._waiting[name] or deque()
         waiting.append(turn)
+        if hurry := self._hurries.get(name):
+            hurry()
         try:
             await turn
         except BaseException:
@@ -52,8 +56,20 @@ class VariableLocks:
                 self.release(name)
             raise
 
+    def hurry_if_wanted(self, name: str, hurry: Callable[[], None]) -> None:
+        """Has a function called when somebody waits for a lock, until it is released.
+
+        Args:
+            name: The lock, which the caller holds.
+            hurry: The function; called at once if somebody waits already.
+        """
+        self._hurries[name] = hurry
+        if self._waiting[name]:
+            hurry()
+
     def release(self, name: str) -> None:
         """Gives a lock to who has waited longest, or back."""
+        self._hurries.pop(name, None)
         waiting = self._waiting[name]
         while waiting:
             turn = waiting.popleft()
@@ -99,3 +115,15 @@ class Holding:
         """Gives all of them back."""
         while self._held:
             self._locks.release(self._held.pop())
+
+    def hurry_if_wanted(self, hurry: Callable[[], None]) -> None:
+        """Has a function called when somebody waits for one of the locks.
+
+        It is for those who could hold them for long, and give them back soon instead.
+
+        Args:
+            hurry: The function; called at once if somebody waits already, and perhaps
+                more than once.
+        """
+        for name in self._held:
+            self._locks.hurry_if_wanted(name, hurry)

@@ -98,3 +98,41 @@ def test_one_cancelled_when_its_turn_has_come_passes_it_on() -> None:
         await asyncio.wait_for(second, 30)
 
     asyncio.run(scenario())
+
+
+def test_who_need_not_hold_locks_for_longer_is_told_when_somebody_waits() -> None:
+    async def tell() -> list[str]:
+        locks, told = VariableLocks(), list[str]()
+
+        async def want(name: str) -> None:
+            async with locks.holding(lambda: [name]):
+                told.append(f"{name} is held")
+
+        first = locks.holding(lambda: ["a", "b"])
+        async with first:
+            first.hurry_if_wanted(lambda: told.append("hurry"))
+            await asyncio.wait_for(want("c"), 30)
+            waiting = asyncio.ensure_future(want("b"))
+            await asyncio.sleep(0)
+            told.append("released")
+        await asyncio.wait_for(waiting, 30)
+        await asyncio.wait_for(asyncio.gather(want("a"), want("a")), 30)
+        return told
+
+    assert asyncio.run(tell()) == [
+        *("c is held", "hurry", "released", "b is held", "a is held", "a is held")
+    ]
+
+
+def test_who_holds_locks_is_told_at_once_if_somebody_waits_already() -> None:
+    async def tell() -> list[str]:
+        locks, told = VariableLocks(), list[str]()
+        first, second = (locks.holding(lambda: ["a"]) for _ in range(2))
+        async with first:
+            waiting = asyncio.ensure_future(second.acquire())
+            await asyncio.sleep(0)
+            first.hurry_if_wanted(lambda: told.append("hurry"))
+        await asyncio.wait_for(waiting, 30)
+        return told
+
+    assert asyncio.run(tell()) == ["hurry"]
