@@ -186,3 +186,36 @@ def test_an_impossible_description_is_refused(spec: TensorSpec, complaint: str) 
 def test_a_tensor_without_a_wire_type_is_refused() -> None:
     with pytest.raises(InvalidTypeError, match=r"float8.* cannot be sent"):
         tensors.spec_of(torch.zeros(1).to(torch.float8_e5m2))
+
+
+@pytest.mark.parametrize("dtype", tensors.DTYPES.values(), ids=str)
+@pytest.mark.parametrize("elements", [5, 300_000])
+def test_tensors_of_one_message_are_taken_out_of_it(
+    dtype: torch.dtype, elements: int
+) -> None:
+    sent = [tensor_of(torch.bool, [3, 1]), tensor_of(dtype, [elements])]
+    header = pb.UpdateHeader(tensors=map(tensors.spec_of, sent))
+    (frame,) = codec.split(header, sent, 8 << 20)
+    chunks = frames.decode_frame(frames.encode_frame(frame), pb.UpdateHeader).chunks
+    taken = codec.whole(list(header.tensors), chunks)
+    assert taken is not None
+    for one, other in zip(taken, sent, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+def test_a_large_tensor_stays_where_its_message_is() -> None:
+    sent = torch.arange(300_000.0)
+    message = memoryview(bytearray(b"?") + tensors.as_bytes(sent))[1:]
+    (taken,) = codec.whole([tensors.spec_of(sent)], [ChunkView(0, 0, message)]) or [
+        sent
+    ]
+    message[:4] = tensors.as_bytes(torch.tensor(7.0))
+    assert taken[0] == 7
+
+
+def test_a_tensor_that_has_not_come_in_one_chunk_is_not_whole() -> None:
+    sent = torch.zeros(3)
+    data = tensors.as_bytes(sent)
+    for chunks in ([], [ChunkView(0, 0, data[:8])], [ChunkView(1, 0, data)]):
+        assert codec.whole([tensors.spec_of(sent)], chunks) is None

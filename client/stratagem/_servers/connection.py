@@ -238,7 +238,7 @@ class Connection:
             request.path,
             encode,
             deadlines.attempt(nbytes, request.wait),
-            uploads=sent > CHUNK_BYTES,
+            uploads=request.is_stream,
             downloads=request.response_nbytes > 0,
             style=style,
             room=request.room,

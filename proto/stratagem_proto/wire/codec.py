@@ -115,10 +115,11 @@ class Assembler:
 def whole(
     specs: Sequence[TensorSpec], chunks: Sequence[ChunkView]
 ) -> list[torch.Tensor] | None:
-    """Small tensors each of which has come in one chunk; None if any has not.
+    """Tensors each of which has come in one chunk; None if any has not.
 
-    They are not aligned as those of an `Assembler`, which takes longer to prepare: use
-    them once.
+    Large ones are where the chunks are, which nobody else may have a use for. They are
+    not aligned as those of an `Assembler`, which takes longer to prepare: use them
+    once.
 
     Args:
         specs: Descriptions from the stream's header.
@@ -130,7 +131,7 @@ def whole(
     for index, (spec, chunk) in enumerate(zip(specs, chunks, strict=True)):
         if chunk.tensor != index or not _is_whole(chunk, nbytes_of(spec)):
             return None
-        flat = torch.frombuffer(bytearray(chunk.data), dtype=decode_dtype(spec.dtype))
+        flat = _flat(chunk.data, decode_dtype(spec.dtype))
         is_flat = len(spec.shape) == 1
         tensors.append(flat if is_flat else flat.view(tuple(spec.shape)))
     return tensors
@@ -138,7 +139,27 @@ def whole(
 
 def _is_whole(chunk: ChunkView, nbytes: int) -> bool:
     in_message = chunk.start is None and not chunk.offset
-    return in_message and 0 < nbytes < _LARGE and len(chunk.data) == nbytes
+    return in_message and 0 < nbytes == len(chunk.data)
+
+
+def _flat(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
+    if len(data) < _LARGE:
+        return torch.frombuffer(bytearray(data), dtype=dtype)
+    return torch.from_numpy(np.asarray(_Writable(data))).view(dtype)
+
+
+class _Writable:
+    """Bytes of a message that is read once, as numpy takes them.
+
+    torch would warn of memory that may not be written to. To copy a gradient of 4 MB
+    takes 0.4 ms of the 3.0 in which it is pushed by gRPC.
+    """
+
+    def __init__(self, data: memoryview) -> None:
+        seen = np.frombuffer(data, np.uint8)
+        start, _ = seen.__array_interface__["data"]
+        self.__array_interface__ = {**seen.__array_interface__, "data": (start, False)}
+        self._seen = seen
 
 
 def copy_bytes(to: memoryview, data: memoryview) -> None:

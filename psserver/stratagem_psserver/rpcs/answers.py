@@ -113,6 +113,7 @@ async def _frames(
             header.CopyFrom(choice.present_header())
             message = headed(header)
             _count(state, choice)
+            frames: SentValues | AsyncGenerator[bytes, None]
             if segment is None or choice.layout.room > segment.nbytes:
                 frames = await _sent(state, message, choice, locks)
             else:

@@ -83,6 +83,24 @@ def test_the_same_bytes_arrive_over_every_transport(transport: str) -> None:
         assert (shared_bytes(server) > 0) is (transport == AUTO)
 
 
+@pytest.mark.parametrize("transport", [AUTO, UNIX, GRPC])
+def test_steps_come_to_the_same_bytes_over_every_transport(transport: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    with served(transport=transport) as (_, connection):
+        for size in (7, 700_001, 1_100_001):
+            name, here = f"v{size}", torch.randn(size, generator=generator)
+            make(connection, name, here)
+            adam = torch.optim.Adam([here], lr=0.1)
+            for _ in range(3):
+                here.grad = torch.randn(size, generator=generator)
+                adam.step()
+                step = updates.step(
+                    optimizer_program(adam), [updates.Gradient(name, here.grad, 0)]
+                )
+                connection.call(step)
+            assert torch.equal(value_of(connection, name, here), here)
+
+
 def test_a_client_that_goes_away_while_it_reads_holds_nothing() -> None:
     with served() as (_, connection):
         value = torch.zeros(400 * LARGE)
