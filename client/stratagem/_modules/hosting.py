@@ -152,10 +152,9 @@ class HostedParameter:
 
         Leaves of the other replicas follow it.
         """
-        parameter, *others = self.leaves
-        self._address, self._state = parameter.data_ptr(), _state_of(parameter)
-        for leaf in others:
-            _follow(leaf, parameter, self._separate)
+        self.accept()
+        for leaf in self.leaves[1:]:
+            _follow(leaf, self.parameter, self._separate)
 
     def accept(self) -> None:
         """Note that all leaves were written alike, and are equal as they are."""

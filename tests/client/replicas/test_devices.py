@@ -21,6 +21,16 @@ def test_new_tensors_go_to_the_current_device() -> None:
         assert torch.ones(1).device == torch.device("cpu")
 
 
+def test_new_tensors_go_there_whatever_the_default_is() -> None:
+    torch.set_default_device("meta")
+    try:
+        with stratagem.device("CPU:0"):
+            assert torch.ones(1).device == torch.device("cpu")
+        assert torch.ones(1).device == torch.device("meta")
+    finally:
+        torch.set_default_device(None)
+
+
 def test_the_cpu_can_be_divided() -> None:
     assert stratagem.config.list_logical_devices("CPU") == (LOCAL + "CPU:0",)
     stratagem.config.set_logical_cpus(3)
