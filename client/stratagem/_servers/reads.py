@@ -129,6 +129,7 @@ def filled(
         raise MalformedStreamError("a read was answered without a header")
     header, chunks = taken
     values = values_of(header)
+    versions = _taken_out(values)
     if _are_all(values, layout):
         targets = [reading.into for reading in readings]
     else:
@@ -139,17 +140,32 @@ def filled(
         targets, layout, chunks, seen, responses
     ):
         _assemble(targets, values, _decoded(seen, responses, header_type))
-    return header, [value.version for value in values.values]
+    return header, versions
+
+
+def _taken_out(values: ReadHeader) -> list[int]:
+    """The versions, which are not there any more: all else is the same each time."""
+    versions = []
+    for value in values.values:
+        versions.append(value.version)
+        value.ClearField("version")
+    return versions
 
 
 def _are_all(values: ReadHeader, layout: Layout) -> bool:
-    """Whether all values that were asked for come as they are, as nearly always."""
-    known = ReadHeader()
-    known.CopyFrom(values)
-    known.ClearField("rejected_steps")
-    known.ClearField("grants")
-    for value in known.values:
-        value.ClearField("version")
+    """Whether all values that were asked for come as they are, as nearly always.
+
+    Args:
+        values: What is said of them, but for their versions.
+        layout: That of what was asked for.
+    """
+    known = values
+    if values.grants or values.rejected_steps:
+        # Not always: a copy of what is said of 5 values takes 1 us, all else 2.5.
+        known = ReadHeader()
+        known.CopyFrom(values)
+        known.ClearField("rejected_steps")
+        known.ClearField("grants")
     is_kept = len(layout.kinds) <= MOST_KEPT_KINDS
     return known == (_kept_all if is_kept else _all)(layout)
 
