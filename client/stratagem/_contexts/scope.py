@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from stratagem import _devices
 from stratagem._contexts.context import (
-    ThreadContext,
+    cross_replica,
     current_context,
     has_strategy,
     require_cross_replica_or_default,
@@ -105,7 +105,7 @@ class ImplicitScope(AbstractContextManager[None]):
         extended = self._strategy._extended
         device = extended._default_device
         try:
-            self._context = ThreadContext(self._strategy)
+            self._context = cross_replica(self._strategy)
             self._enter(self._context)
             self._enter(_creators.creator_scope(extended._create_in_scope))
             if device is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -345,45 +344,6 @@ def test_a_group_added_later_is_trained() -> None:
     with pytest.raises(stratagem.InvalidArgumentError, match="param group 2"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
     assert len(optimizer.param_groups) == 2
-
-
-def test_variables_of_a_step_are_those_that_have_a_gradient_in_it() -> None:
-    strategy, model = hosted_model()
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
-
-    def step(parts: list[nn.Module]) -> None:
-        optimizer.zero_grad()
-        sums = [p.sum() for part in parts for p in part.parameters()]
-        torch.stack(sums).sum().backward()
-        optimizer.step()
-
-    for parts in [model], [model.second], [model], [model]:
-        strategy.run(step, args=(parts,))
-    whole, part, *again = [step.groups[0] for step in extended_of(strategy).steps]
-    names = [name for name, _ in model.named_parameters()]
-    assert [one.name for one in whole.variables] == names
-    assert [one.name for one in part.variables] == ["second.weight", "second.bias"]
-    # What is sent is found out once.
-    assert all(one.variables is whole.variables for one in again)
-
-
-def test_a_run_leaves_no_garbage() -> None:
-    strategy, model = hosted_model()
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        loss_of(model, BATCHES[0]).backward()
-        optimizer.step()
-
-    strategy.run(step)
-    gc.collect()
-    gc.disable()
-    try:
-        strategy.run(step)
-        assert gc.collect() == 0
-    finally:
-        gc.enable()
 
 
 def test_sparse_gradients_stay_sparse() -> None:
