@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 
 from stratagem._servers.transports.call import Responses
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.protocol import CHUNK_BYTES, MAX_CHUNK_BYTES
+from stratagem_proto.protocol import MAX_CHUNK_BYTES, UPLOAD_CHUNK_BYTES
 from stratagem_proto.v1 import (
     checkpoint_pb2,
     closure_pb2,
@@ -198,7 +198,7 @@ class Request(Generic[Result]):
             return (self._header(),)
         if segment is not None:
             return (encode_placed(self._header(), self.tensors, segment, self._layout),)
-        nbytes = CHUNK_BYTES if self.is_stream else MAX_CHUNK_BYTES
+        nbytes = UPLOAD_CHUNK_BYTES if self.is_stream else MAX_CHUNK_BYTES
         return map(encode_frame, split(self._whole_message(), self.tensors, nbytes))
 
     def _header(self) -> bytes:
