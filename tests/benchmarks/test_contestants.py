@@ -103,6 +103,23 @@ def test_a_step_is_profiled_by_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
+def test_parts_of_a_lookup_add_up_to_all_of_it() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-m", "benchmarks.lookup_profile", "--requests", "5"],
+        env=os.environ | import_path(),
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert printed.returncode == 0, printed.stderr
+    for kind in ("pull", "push"):
+        table = printed.stdout.split(f"part of a {kind}")[1].split("part of")[0]
+        *parts, whole = map(int, re.findall(r"\| (-?\d+) \|$", table, re.M))
+        assert len(parts) >= 8
+        assert abs(sum(parts) - whole) <= len(parts)
+
+
+@pytest.mark.cluster
 @pytest.mark.parametrize("foreign", ALL)
 def test_peers_answer_in_environments_of_their_own(foreign: Foreign) -> None:
     if why := missing(foreign):
