@@ -43,7 +43,7 @@ def distinct(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The indices that there are, and where each element is among them.
 
     Args:
-        indices: Whole numbers, of any shape.
+        indices: Whole numbers, of any type and shape.
 
     Returns:
         An ascending vector without repetitions, and places in it, int64 of the shape of
@@ -64,7 +64,8 @@ def _sorted(indices: torch.Tensor) -> _Sorted | None:
     Each is sorted in one number with its place: to sort places by indices takes numpy
     three times as long.
     """
-    if not indices.is_cpu or indices.numel() not in _SORTED_BY_NUMPY:
+    is_integer = not (indices.is_floating_point() or indices.is_complex())
+    if not (indices.is_cpu and is_integer and indices.numel() in _SORTED_BY_NUMPY):
         return None
     each = indices.flatten().numpy()
     bits, seen = len(each).bit_length(), int(np.bitwise_or.reduce(each))

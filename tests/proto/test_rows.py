@@ -20,6 +20,16 @@ def test_distinct_indices_are_those_of_torch(count: int, dtype: torch.dtype) -> 
     assert torch.equal(places, expected_places)
 
 
+@pytest.mark.parametrize("count", [100, 1000, 40_000])
+def test_distinct_indices_may_be_written_as_fractions(count: int) -> None:
+    indices = torch.randint(0, 500, (count,))
+
+    found, places = distinct(indices.double())
+
+    assert torch.equal(found, indices.unique().double())
+    assert torch.equal(found[places], indices.double())
+
+
 @pytest.mark.parametrize("least", [-5, 0, 1 << 40, 1 << 60])
 def test_distinct_indices_may_be_of_any_size(least: int) -> None:
     indices = least + torch.randint(0, 500, (1000,))
