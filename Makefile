@@ -72,7 +72,7 @@ bench: $(INSTALLED) ## Measure beside physical limits and peers.
 	@$(MAKE) --no-print-directory --keep-going peers \
 	    || echo "Going on without the peers that could not be installed." >&2
 	$(BIN)/python -m benchmarks $(ALL_PEERS); measured=$$?; \
-	    $(BIN)/python -m benchmarks.step_profile && exit $$measured
+	    $(BIN)/python -m benchmarks.profiles && exit $$measured
 
 # Peers that are not installed are needed for what was reached beside them, if anything.
 bench-quick: $(INSTALLED) ## See that ratios reached before are reached still.

@@ -18,7 +18,7 @@ from benchmarks.harness.goal import Goal
 from benchmarks.harness.report import FOLDER, Report
 from benchmarks.harness.table import Table, figures_table, median_with_unit
 from benchmarks.measurements import MEASUREMENTS
-from benchmarks.step_profile import PROFILE
+from benchmarks.profiles.names import Name
 
 _PAGE = Path("docs/performance.md")
 _MARK, _END = "<!-- {} -->\n", "<!-- end -->"
@@ -34,8 +34,9 @@ def tables(folder: Path) -> dict[str, str]:
     found = {"goals": goals(reports).markdown() + "\n" + conditions(reports)}
     if "scheduling" in reports:
         found["scheduling"] = figures_table(reports["scheduling"].figures).markdown()
-    if (folder / PROFILE).exists():
-        found["step"] = _TITLE.sub("", (folder / PROFILE).read_text())
+    for name in Name:
+        if (profile := folder / name.file).exists():
+            found[name.value] = _TITLE.sub("", profile.read_text())
     return found
 
 

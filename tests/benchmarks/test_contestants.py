@@ -83,13 +83,13 @@ def test_we_and_the_limits_answer_all_questions(contest: Contest) -> None:
                     assert answer(question.asked, 0.01) >= 0
 
 
-@pytest.mark.cluster
-def test_a_step_is_profiled_by_parts(tmp_path: Path) -> None:
+def profiled(name: str, number: int, folder: Path) -> str:
+    """What is printed of a profile."""
     # In a process where torch has compiled something, the profiler goes round for ever.
     printed = subprocess.run(
         [
-            *(sys.executable, "-m", "benchmarks.step_profile"),
-            *("--steps", "2", "--out", str(tmp_path)),
+            *(sys.executable, "-m", "benchmarks.profiles", name),
+            *("--number", str(number), "--out", str(folder)),
         ],
         env=os.environ | import_path(),
         capture_output=True,
@@ -97,24 +97,23 @@ def test_a_step_is_profiled_by_parts(tmp_path: Path) -> None:
         timeout=100,
     )
     assert printed.returncode == 0, printed.stderr
-    parts = re.findall(r"^\| [a-zA-Z ]+ \| \d+ \| (\d+)% \|$", printed.stdout, re.M)
-    assert 90 <= sum(map(int, parts)) <= 110
-    assert (tmp_path / "report.md").read_text() == printed.stdout.removesuffix("\n")
+    return printed.stdout
 
 
 @pytest.mark.cluster
-def test_parts_of_a_lookup_add_up_to_all_of_it() -> None:
-    printed = subprocess.run(
-        [sys.executable, "-m", "benchmarks.lookup_profile", "--requests", "5"],
-        env=os.environ | import_path(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert printed.returncode == 0, printed.stderr
-    for kind in ("pull", "push"):
-        table = printed.stdout.split(f"part of a {kind}")[1].split("part of")[0]
-        *parts, whole = map(int, re.findall(r"\| (-?\d+) \|$", table, re.M))
+def test_a_step_is_profiled_by_parts(tmp_path: Path) -> None:
+    printed = profiled("step", 2, tmp_path)
+    parts = re.findall(r"^\| [a-zA-Z ]+ \| \d+ \| (\d+)% \|$", printed, re.M)
+    assert 90 <= sum(map(int, parts)) <= 110
+    assert (tmp_path / "report.md").read_text() == printed.removesuffix("\n")
+
+
+@pytest.mark.cluster
+def test_parts_of_a_lookup_add_up_to_all_of_it(tmp_path: Path) -> None:
+    printed = profiled("lookup", 5, tmp_path)
+    rows = re.findall(r"^\| [a-z, ]+ \| (-?\d*) \| (-?\d+) \|$", printed, re.M)
+    for column in zip(*rows, strict=True):
+        *parts, whole = [int(cell) for cell in column if cell]
         assert len(parts) >= 8
         assert abs(sum(parts) - whole) <= len(parts)
 

@@ -15,7 +15,7 @@ from benchmarks.harness.plots import plot
 from benchmarks.harness.report import Report, join
 from benchmarks.harness.table import Table, median_with_unit
 from benchmarks.page import filled, tables
-from benchmarks.step_profile import PROFILE
+from benchmarks.profiles.names import Name
 
 OURS, THEIRS = Cell("pull 1 MB", "Stratagem"), Cell("pull 1 MB", "Ray")
 FIGURES = [
@@ -43,7 +43,7 @@ def test_the_page_has_a_place_for_each_table_of_results(tmp_path: Path) -> None:
     rounds = {"load before": 1.5, "processors that others used": 0.1}
     about = {"cores": 2, "processor": "p", "python": "3", "torch": "2"} | rounds
     ready = Figure(Cell("server ready", "Stratagem"), (2.0, 2.0, 2.0), "s")
-    (tmp_path / PROFILE).write_text("## A step\n\nprofiled\n")
+    (tmp_path / Name.STEP.file).write_text("## A step\n\nprofiled\n")
     for name, figures in {"transfer": FIGURES, "startup": [ready]}.items():
         Report(name, figures, [], about).write(tmp_path)
     Report("scheduling", [ready], [], about).write(tmp_path)

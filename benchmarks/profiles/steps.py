@@ -1,4 +1,4 @@
-"""`python -m benchmarks.step_profile`: where the time of a training step goes.
+"""Where the time of a training step goes.
 
 A step is that of the MovieLens example at batch 1024, with one worker, this process,
 and one server. The worker is profiled by the clock: its wait for the server's answer is
@@ -10,26 +10,19 @@ from __future__ import annotations
 import cProfile
 import os
 import pstats
-import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
-import numpy as np
-import typer
-
-from benchmarks.harness.machine import load
-from benchmarks.harness.report import FOLDER, join
 from benchmarks.harness.table import Table
 from benchmarks.measurements.movielens import ratings_file
 from benchmarks.peers import timing
-from benchmarks.peers.processor_time import processor_seconds
 from benchmarks.peers.stratagem.training import alone, recommending
+from benchmarks.profiles.clocks import Taken, taken
 
-STEPS = 300
 _SHOWN = 12
 
 Function: TypeAlias = tuple[str, int, str]
@@ -58,8 +51,7 @@ _PARTS_BY_NAME: Mapping[str, str] = {
     "select": "locks",
 }
 _NO_FILE = "~"
-_ROOT, _PACKAGES = f"{Path(__file__).resolve().parents[1]}/", "site-packages/"
-PROFILE = "step-profile.md"
+_ROOT, _PACKAGES = f"{Path(__file__).resolve().parents[2]}/", "site-packages/"
 
 
 @dataclass(frozen=True)
@@ -68,44 +60,38 @@ class Profile:
 
     Attributes:
         steps: How many.
-        seconds: On the clock, without a profiler.
-        worker: Seconds of processors of the worker, without a profiler.
-        server: Seconds of processors of the server, likewise.
+        taken: Without a profiler.
         stats: What the profiler found.
     """
 
     steps: int
-    seconds: float
-    worker: float
-    server: float
+    taken: Taken
     stats: pstats.Stats
+
+
+def page(steps: int) -> str:
+    """Tables of what so many steps take."""
+    profile = profiled(steps)
+    tables = (table(profile) for table in (clocks, parts, most))
+    return "\n".join(each.markdown() for each in tables)
 
 
 def profiled(steps: int) -> Profile:
     """Takes as many steps without a profiler, and as many with it."""
     with alone(ps=1) as strategy:
         take = timing.repeated(recommending(strategy, ratings_file()), steps)
-        take()
-        before = _clocks()
-        take()
-        seconds, worker, server = np.subtract(_clocks(), before)
+        unprofiled = taken(take)
         profiler = cProfile.Profile()
         profiler.runcall(take)
-    return Profile(steps, seconds, worker, server, pstats.Stats(profiler))
-
-
-def _clocks() -> tuple[float, float, float]:
-    """The time, and that of processors for the worker and for the server."""
-    everything, worker = processor_seconds(os.getpid()), time.process_time()
-    return time.perf_counter(), worker, everything - worker
+    return Profile(steps, unprofiled, pstats.Stats(profiler))
 
 
 def clocks(profile: Profile) -> Table:
     """Times without a profiler."""
     times = {
-        "the clock": profile.seconds,
-        "processors, worker": profile.worker,
-        "processors, server": profile.server,
+        "the clock": profile.taken.clock,
+        "processors, worker": profile.taken.client,
+        "processors, server": profile.taken.server,
     }
     rows = [(name, f"{took / profile.steps * 1e6:.0f}") for name, took in times.items()]
     return Table(["time of", "us a step"], rows)
@@ -168,21 +154,3 @@ def _row(name: str, seconds: float, profile: Profile) -> Sequence[str]:
     total: float = profile.stats.total_tt  # type: ignore[attr-defined]
     each = seconds / profile.steps * 1e6
     return name, f"{each:.0f}", f"{seconds / total:.0%}"
-
-
-def main(
-    steps: Annotated[int, typer.Option(help="How many are profiled.")] = STEPS,
-    out: Annotated[Path, typer.Option(help="Folder for the tables.")] = FOLDER,
-) -> None:
-    """Prints and keeps where the time goes."""
-    busy, profile = load(), profiled(steps)
-    tables = (table(profile).markdown() for table in (clocks, parts, most))
-    page = "\n".join(["## A step\n", *tables, f"The load was {busy} before.\n"])
-    print(page)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / PROFILE).write_text(page)
-    join(out)
-
-
-if __name__ == "__main__":
-    typer.run(main)

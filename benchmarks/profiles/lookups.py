@@ -1,4 +1,4 @@
-"""`python -m benchmarks.lookup_profile`: where the time of a pull and of a push goes.
+"""Where the time of a pull and of a push of rows goes.
 
 They are those of `lookups`, of rows that are drawn evenly. What calls of numpy, torch
 and sockets take of the processors a profiler says; the rest of the processor time of
@@ -8,7 +8,6 @@ client and server, which is without a profiler, is that of requests.
 from __future__ import annotations
 
 import cProfile
-import os
 import secrets
 import time
 from collections import defaultdict
@@ -17,25 +16,21 @@ from functools import partial
 from itertools import cycle, islice
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
-import numpy as np
 import torch
-import typer
 
 from benchmarks.harness.table import Table
-from benchmarks.peers.processor_time import processor_seconds
 from benchmarks.peers.row_batches import batches
 from benchmarks.peers.server import server
 from benchmarks.peers.stratagem.lookups import Rows
+from benchmarks.profiles.clocks import taken
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.session import Identity
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
 from stratagem_psserver.process import tune
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-
-REQUESTS = 320
 
 Seconds: TypeAlias = Mapping[str, float]
 
@@ -91,29 +86,20 @@ def _parts(profiler: cProfile.Profile, known: Mapping[str, str]) -> Seconds:
     return seconds
 
 
-def _clocks() -> Sequence[float]:
-    """The time, and that of processors for the client and for the server."""
-    client = time.process_time()
-    return time.perf_counter(), client, processor_seconds(os.getpid()) - client
-
-
-def taken(take: Callable[[], object], asked: Connection) -> Seconds:
+def by_parts(take: Callable[[], object], asked: Connection) -> Seconds:
     """What some requests take, by parts; together that is the time by the clock."""
-    take()
-    before = _clocks()
-    take()
-    clock, client, serving = np.subtract(_clocks(), before).tolist()
+    alone = taken(take)
     profiler = cProfile.Profile(time.thread_time)
     _ask(asked)
     profiler.runcall(take)
     ours, theirs = _parts(profiler, _CLIENT), _ask(asked)
     return {
         **{f"client, {part}": seconds for part, seconds in ours.items()},
-        "client, requests": client - sum(ours.values()),
+        "client, requests": alone.client - sum(ours.values()),
         **{f"server, {part}": seconds for part, seconds in theirs.items()},
-        "server, requests": serving - sum(theirs.values()),
-        "waking each other up": clock - client - serving,
-        "the clock": clock,
+        "server, requests": alone.server - sum(theirs.values()),
+        "waking each other up": alone.clock - alone.client - alone.server,
+        "the clock": alone.clock,
     }
 
 
@@ -122,25 +108,20 @@ def _ask(asked: Connection) -> Any:
     return asked.recv()
 
 
-def _shown(kind: str, seconds: Seconds, requests: int) -> str:
-    rows = [(part, f"{each / requests * 1e6:.0f}") for part, each in seconds.items()]
-    return Table([f"part of a {kind}", "us"], rows).markdown()
-
-
-def main(
-    requests: Annotated[int, typer.Option(help="How many are profiled.")] = REQUESTS,
-) -> None:
-    """Prints where the time goes."""
+def page(requests: int) -> str:
+    """A table of what so many pulls, and as many pushes, take."""
     torch.set_num_threads(1)
     (asked, theirs), token = Pipe(), secrets.token_hex()
     with server(_serve, token, theirs) as address:
         servers = ServerGroup([address], Identity(ROLE_CHIEF, "chief", token=token))
-        table, drawn = Rows(servers), batches("uniform")
-        every = list(islice(cycle(map(torch.from_numpy, drawn)), requests))
-        for kind, call in (("pull", table.pull), ("push", table.push)):
-            seconds = taken(partial(_each, call, every), asked)
-            print(_shown(kind, seconds, requests))
+        table, drawn = Rows(servers), map(torch.from_numpy, batches("uniform"))
+        every = list(islice(cycle(drawn), requests))
+        pull, push = (
+            by_parts(partial(_each, call, every), asked)
+            for call in (table.pull, table.push)
+        )
         servers.close()
+    return _table(pull, push, requests).markdown()
 
 
 def _each(
@@ -150,5 +131,10 @@ def _each(
         call(one)
 
 
-if __name__ == "__main__":
-    typer.run(main)
+def _table(pull: Seconds, push: Seconds, requests: int) -> Table:
+    def shown(part: str, seconds: Seconds) -> str:
+        return f"{seconds[part] / requests * 1e6:.0f}" if part in seconds else ""
+
+    # A push has all parts of a pull, and more.
+    rows = [(part, shown(part, pull), shown(part, push)) for part in push]
+    return Table(["part", "us a pull", "us a push"], rows)
