@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from stratagem_proto.rows import WholeRows, are_ascending
+from stratagem_proto.rows import WholeRows, are_ascending, are_whole
 from stratagem_psserver.optimization.dry_run import StateLayout
 from stratagem_psserver.optimization.hyperparameters import Settings
 from stratagem_psserver.optimization.loans import Loan
@@ -25,7 +25,7 @@ class Taken(NamedTuple):
         rows: Which.
         gradient: Theirs, as a vector.
         value: A copy of theirs, as a vector.
-        state: A copy of theirs by the optimizer's keys; scalars are the slots' own.
+        state: A copy of theirs by the optimizer's keys, as vectors; and of scalars.
     """
 
     rows: torch.Tensor
@@ -52,10 +52,11 @@ class RowParameter:
 
     def __post_init__(self) -> None:
         self._value = WholeRows(self.value)
+        values = {key: slot.value for key, slot in self.slots.items()}
+        are_scalar = {key for key in values if self.layout[key].is_scalar}
+        self._scalars = {key: values[key] for key in are_scalar}
         self._states = {
-            key: WholeRows(slot.value)
-            for key, slot in self.slots.items()
-            if not self.layout[key].is_scalar
+            key: WholeRows(values[key]) for key in values.keys() - are_scalar
         }
 
     @classmethod
@@ -64,16 +65,12 @@ class RowParameter:
         if not isinstance(loan, TensorRowLoan) or not loan.needs.takes_sparse:
             return None
         layout, slots, value = loan.needs.layout, loan.slots, loan.variable.value
-        tensors = [value, *(slot.value for slot in slots.values())]
-        is_there = len(slots) == len(layout) and value.numel() > 0
         # Where elements are rows themselves, torch rounds what it adds once more.
-        if (
-            not is_there
-            or value.dim() < 2
-            or not all(each.is_contiguous() for each in tensors)
-        ):
+        if len(slots) < len(layout) or value.dim() < 2:
             return None
-        return cls(value, place, layout, slots)
+        states = [slots[key].value for key in slots if not layout[key].is_scalar]
+        are_movable = all(map(are_whole, [value, *states]))
+        return cls(value, place, layout, slots) if are_movable else None
 
     def fits(self, gradients: Gradients) -> bool:
         """Whether its gradient is of distinct rows that there are, in order."""
@@ -88,10 +85,8 @@ class RowParameter:
         """Copies of what the step is about."""
         rows = gradients.rows[self.place]
         assert rows is not None
-        state = {
-            key: self._states[key].take(rows) if key in self._states else slot.value
-            for key, slot in self.slots.items()
-        }
+        state = {key: value.clone() for key, value in self._scalars.items()}
+        state |= {key: each.take(rows) for key, each in self._states.items()}
         gradient = gradients.each[self.place].view(-1)
         return Taken(rows, gradient, self._value.take(rows), state)
 
@@ -100,6 +95,8 @@ class RowParameter:
         self._value.put(taken.rows, taken.value)
         for key, state in self._states.items():
             state.put(taken.rows, taken.state[key])
+        for key, value in self._scalars.items():
+            value.copy_(taken.state[key])
 
 
 class RowGroup:
@@ -132,13 +129,16 @@ class RowGroup:
         return self.has_rules and all(each.fits(gradients) for each in self._parameters)
 
     def step(self, gradients: Gradients) -> None:
-        # All memory is taken before anything changes.
-        taken = [each.take(gradients) for each in self._parameters]
-        for parameter, rows in zip(self._parameters, taken, strict=True):
-            rule = self._rule(parameter)
-            assert rule is not None
-            rule(self._settings.values, rows.value, rows.gradient, rows.state)
+        # Copies are stepped, so that what fails has changed nothing.
+        stepped = [self._stepped(each, gradients) for each in self._parameters]
+        for parameter, rows in zip(self._parameters, stepped, strict=True):
             parameter.put(rows)
+
+    def _stepped(self, parameter: RowParameter, gradients: Gradients) -> Taken:
+        rule, rows = self._rule(parameter), parameter.take(gradients)
+        assert rule is not None
+        rule(self._settings.values, rows.value, rows.gradient, rows.state)
+        return rows
 
     def _rule(self, parameter: RowParameter) -> SparseRule | None:
         return self._settings.sparse_rule(parameter.value.dtype)

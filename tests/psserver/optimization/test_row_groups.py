@@ -243,3 +243,28 @@ def test_rows_of_a_variable_are_one_group() -> None:
     step = _stepped(store, optimizers)
     assert step is not None
     assert [type(group) for group in step._groups] == [RowGroup]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_that_fails_for_one_variable_changes_none(case: str) -> None:
+    values = {
+        "first": torch.ones(ROWS, 4, dtype=torch.float64),
+        "second": torch.ones(ROWS, 4),
+    }
+    server = Server(CASES[case], values)
+    rows = torch.arange(50)
+    pushed = [
+        Pushed(name, torch.ones(50, 4, dtype=each.dtype), rows)
+        for name, each in values.items()
+    ]
+    server.push(pushed)
+    server.push(pushed)  # now all state is there
+    before, repeated = server.contents, server.repeated
+    cls, arguments = CASES[case]
+    # More than a float32 can be.
+    too_fast = cls([torch.zeros(1)], **{**arguments, "lr": 1e300})
+    server.program = optimizer_program(too_fast)
+    with pytest.raises(RuntimeError, match="overflow"):
+        server.repeats(pushed)
+    assert server.repeated == repeated + 1
+    assert server.contents == before
