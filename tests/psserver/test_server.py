@@ -84,7 +84,8 @@ def test_only_newer_versions_and_parts_are_sent(client: RawClient) -> None:
         pb.Selection(variable="dense.weight", rows=pb.Rows(indices=bytes(8))),
     ]
     header, tensors = client.select(pb.ReadRequest(selections=selections))
-    assert [value.HasField("tensor") for value in header.values] == [False, True, True]
+    values = pb.ReadContents.FromString(header.contents).values
+    assert [value.HasField("tensor") for value in values] == [False, True, True]
     assert [list(tensor.shape) for tensor in tensors] == [[2], [1, 3]]
 
 

@@ -13,7 +13,7 @@ from stratagem_proto.wire.frames import decode_frame
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
-from tests.psserver.wire import RawClient, sgd
+from tests.psserver.wire import RawClient, sent_with, sgd
 from tests.waiting import eventually
 
 # More than what gRPC sends ahead of who reads.
@@ -56,7 +56,7 @@ def test_what_is_read_stays_as_it_was_while_others_change_it(
     assert server._state.locks._waiting
     writer.update(sgd(), {"v": torch.ones(ELEMENTS)})
     assert writer.read("v")[0].eq(-1).all()
-    assembler = Assembler(first.header.tensors)
+    assembler = Assembler(sent_with(first.header))
     assembler.add(first.chunks)
     for message in messages:
         assembler.add(decode_frame(message, pb.ReadHeader).chunks)

@@ -18,6 +18,7 @@ from stratagem_proto.serving.status import SERVICE as STATUS_SERVICE
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram, UpdateProgram
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,
@@ -155,7 +156,7 @@ class RawClient:
         messages = self.download(request)
         first = decode_frame(next(messages), pb.ReadHeader)
         assert first.header is not None
-        assembler = Assembler(first.header.tensors)
+        assembler = Assembler(sent_with(first.header))
         assembler.add(first.chunks)
         for message in messages:
             assembler.add(decode_frame(message, pb.ReadHeader).chunks)
@@ -193,6 +194,11 @@ class RawClient:
         return self.upload(
             "Update", encoded(header, list(gradients.values())), pb.UpdateResponse
         )
+
+
+def sent_with(header: pb.ReadHeader) -> Sequence[TensorSpec]:
+    """The tensors of the stream that a header begins."""
+    return pb.ReadContents.FromString(header.contents).tensors
 
 
 def encoded(

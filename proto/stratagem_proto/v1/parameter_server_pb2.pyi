@@ -304,21 +304,21 @@ global___ReadResponse = ReadResponse
 class ReadHeader(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    VALUES_FIELD_NUMBER: builtins.int
-    TENSORS_FIELD_NUMBER: builtins.int
+    VERSIONS_FIELD_NUMBER: builtins.int
+    CONTENTS_FIELD_NUMBER: builtins.int
     GRANTS_FIELD_NUMBER: builtins.int
     REJECTED_STEPS_FIELD_NUMBER: builtins.int
+    contents: builtins.bytes
+    """A ReadContents, encoded: these bytes are the same with each read of the same parts,
+    unless a value was not newer, so that whoever knows them need not decode them.
+    """
     rejected_steps: builtins.int
     """How many steps of the group that was waited for have been dropped so far,
     because of gradients that are not finite.
     """
     @property
-    def values(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ReadValue]:
-        """In the order of the selections."""
-
-    @property
-    def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.TensorSpec]:
-        """Tensors of the stream."""
+    def versions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Those that were read, in the order of the selections."""
 
     @property
     def grants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.consistency_pb2.StepGrant]:
@@ -329,14 +329,40 @@ class ReadHeader(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        values: collections.abc.Iterable[global___ReadValue] | None = ...,
-        tensors: collections.abc.Iterable[stratagem_proto.v1.tensor_pb2.TensorSpec] | None = ...,
+        versions: collections.abc.Iterable[builtins.int] | None = ...,
+        contents: builtins.bytes = ...,
         grants: collections.abc.Iterable[stratagem_proto.v1.consistency_pb2.StepGrant] | None = ...,
         rejected_steps: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["grants", b"grants", "rejected_steps", b"rejected_steps", "tensors", b"tensors", "values", b"values"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["contents", b"contents", "grants", b"grants", "rejected_steps", b"rejected_steps", "versions", b"versions"]) -> None: ...
 
 global___ReadHeader = ReadHeader
+
+@typing.final
+class ReadContents(google.protobuf.message.Message):
+    """What a stream carries of the selections."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: builtins.int
+    TENSORS_FIELD_NUMBER: builtins.int
+    @property
+    def values(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ReadValue]:
+        """In the order of the selections."""
+
+    @property
+    def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.tensor_pb2.TensorSpec]:
+        """Tensors of the stream."""
+
+    def __init__(
+        self,
+        *,
+        values: collections.abc.Iterable[global___ReadValue] | None = ...,
+        tensors: collections.abc.Iterable[stratagem_proto.v1.tensor_pb2.TensorSpec] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["tensors", b"tensors", "values", b"values"]) -> None: ...
+
+global___ReadContents = ReadContents
 
 @typing.final
 class ReadValue(google.protobuf.message.Message):
@@ -344,11 +370,8 @@ class ReadValue(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    VERSION_FIELD_NUMBER: builtins.int
     TENSOR_FIELD_NUMBER: builtins.int
     ENCODING_FIELD_NUMBER: builtins.int
-    version: builtins.int
-    """Version that was read."""
     tensor: builtins.int
     """Index into `tensors`; absent when the value was not newer."""
     @property
@@ -358,12 +381,11 @@ class ReadValue(google.protobuf.message.Message):
     def __init__(
         self,
         *,
-        version: builtins.int = ...,
         tensor: builtins.int | None = ...,
         encoding: stratagem_proto.v1.tensor_pb2.Encoding | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_encoding", b"_encoding", "_tensor", b"_tensor", "encoding", b"encoding", "tensor", b"tensor"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_encoding", b"_encoding", "_tensor", b"_tensor", "encoding", b"encoding", "tensor", b"tensor", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_encoding", b"_encoding", "_tensor", b"_tensor", "encoding", b"encoding", "tensor", b"tensor"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_encoding", b"_encoding"]) -> typing.Literal["encoding"] | None: ...
     @typing.overload

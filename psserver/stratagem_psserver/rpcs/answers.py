@@ -108,10 +108,7 @@ async def _frames(
         choice = reading.choice(state)
         # Frames are copies, so this is the snapshot that the locks are for.
         with state.budget.reserve(choice.nbytes, "a read"):
-            header, segment = ReadHeader(), reading.segment
-            # The next to choose the same changes that one.
-            header.CopyFrom(choice.present_header())
-            message = headed(header)
+            segment, message = reading.segment, headed(choice.present_header())
             _count(state, choice)
             frames: SentValues | AsyncGenerator[bytes, None]
             if segment is None or choice.layout.room > segment.nbytes:

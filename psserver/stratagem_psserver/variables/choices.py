@@ -8,7 +8,11 @@ from functools import cached_property
 
 import torch
 
-from stratagem_proto.v1.parameter_server_pb2 import ReadHeader, Selection
+from stratagem_proto.v1.parameter_server_pb2 import (
+    ReadContents,
+    ReadHeader,
+    Selection,
+)
 from stratagem_proto.wire.placed import Layout, layout_of
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot
 from stratagem_psserver.variables.selections import Selected, is_wanted, select
@@ -23,7 +27,7 @@ class Choice:
         variables: What was selected of, in the order of the selections.
         wanted: For each of them, whether the reader lacks the present version.
         selected: What is answered of those.
-        header: Says so to the reader; see `present_header`.
+        contents: A `ReadContents` that says so to the reader, encoded.
         layout: Of the values in shared memory.
         nbytes: What it takes to make them ready.
     """
@@ -31,7 +35,7 @@ class Choice:
     variables: Sequence[Variable]
     wanted: Sequence[bool]
     selected: Sequence[Selected]
-    header: ReadHeader
+    contents: bytes
     layout: Layout
     nbytes: int
 
@@ -47,21 +51,21 @@ class Choice:
             OutOfRangeError: As of `select`.
         """
         found = [variables.get(selection.variable) for selection in selections]
-        header, selected = ReadHeader(), list[Selected]()
+        contents, selected = ReadContents(), list[Selected]()
         for variable, selection in zip(found, selections, strict=True):
-            value = header.values.add(version=variable.version)
+            value = contents.values.add()
             if is_wanted(variable, selection):
                 chosen = select(variable, selection)
                 value.tensor = len(selected)
                 if (encoding := chosen.encoding) is not None:
                     value.encoding.CopyFrom(encoding)
-                header.tensors.append(chosen.sent)
+                contents.tensors.append(chosen.sent)
                 selected.append(chosen)
         return cls(
             found,
             _wanted(found, selections),
             selected,
-            header,
+            contents.SerializeToString(),
             layout_of(tuple([each.kind for each in selected])),
             sum(each.nbytes for each in selected),
         )
@@ -82,14 +86,9 @@ class Choice:
         return self.wanted == _wanted(self.variables, selections)
 
     def present_header(self) -> ReadHeader:
-        """The header, with the present versions; they are others with the next call.
-
-        Whoever gets it may add leave for steps, which is gone with the next call, too.
-        """
-        self.header.ClearField("grants")
-        for value, variable in zip(self.header.values, self.variables, strict=True):
-            value.version = variable.version
-        return self.header
+        """The header of an answer, with the present versions."""
+        versions = [variable.version for variable in self.variables]
+        return ReadHeader(versions=versions, contents=self.contents)
 
     def tensors(self) -> list[torch.Tensor]:
         """The values."""

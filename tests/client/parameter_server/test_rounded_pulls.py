@@ -203,8 +203,9 @@ def test_other_types_are_refused(cluster: Cluster, dtype: Any) -> None:
 
 
 def answer(sent: torch.Tensor, encoding: Encoding) -> Responses:
-    value = pb.ReadValue(version=1, tensor=0, encoding=encoding)
-    header = pb.ReadHeader(values=[value], tensors=[spec_of(sent)])
+    value = pb.ReadValue(tensor=0, encoding=encoding)
+    contents = pb.ReadContents(values=[value], tensors=[spec_of(sent)])
+    header = pb.ReadHeader(versions=[1], contents=contents.SerializeToString())
     return Responses(iter([encode_frame(Frame(header))]))
 
 

@@ -232,7 +232,7 @@ def test_what_is_read_behind_a_step_is_what_is_newer() -> None:
         store.get("w").version += 1
         third = plan.choice(store, everything)
         assert [each.variable.name for each in third.selected] == ["w", "b"]
-        assert third.present_header().values[0].version == store.get("w").version
+        assert third.present_header().versions[0] == store.get("w").version
 
 
 def kept(plans: StepPlans, asked: pb.UpdateHeader) -> StepPlan:
