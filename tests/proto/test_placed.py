@@ -112,13 +112,34 @@ def test_views_made_in_inference_can_be_written_outside_of_it() -> None:
     assert found[0].eq(0).all()
 
 
-def test_a_segment_keeps_no_views_of_all_that_it_ever_had() -> None:
+def test_a_segment_keeps_no_views_of_all_that_it_ever_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(segment, "_MOST_VIEWS", 50)
     memory = shared(4096)
     for size in range(1, 200):
         found = arrived(sent([torch.full([size], float(size))], memory), memory)
         assert found is not None
         assert found[0].eq(size).all()
-    assert len(memory._kept) < 20
+    assert 0 < len(memory._kept) <= 25
+
+
+def test_views_of_many_tensors_are_kept_by_turns_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(segment, "_MOST_VIEWS", 50)
+    memory, many = shared(1 << 16), [torch.ones(1)] * 20
+    for size in range(1, 40):
+        memory.tensors(kinds_of([*many, torch.ones(size)]))
+        assert len(memory._kept) <= 16
+
+
+def test_views_of_any_number_of_rows_are_kept() -> None:
+    memory = shared(4096)
+    first = memory.tensors(kinds_of([torch.ones(1)]))
+    for size in range(2, 200):
+        memory.tensors(kinds_of([torch.ones(size)]))
+    assert memory.tensors(kinds_of([torch.ones(1)])) is first
 
 
 def test_tensors_that_do_not_fit_are_refused() -> None:

@@ -174,7 +174,7 @@ def _all(layout: Layout) -> bytes:
     return ReadContents(values=values, tensors=tensors).SerializeToString()
 
 
-_kept_all = lru_cache(maxsize=64)(_all)
+_kept_all = lru_cache(maxsize=256)(_all)
 
 
 def _taken(

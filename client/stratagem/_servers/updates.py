@@ -174,9 +174,7 @@ def _with_gradients(
     named = tuple(
         [(variable, group, rows is None) for variable, _, group, rows in gradients]
     )
-    # How many rows there are is another number with each step.
-    is_same = len(tensors) == len(gradients)
-    rest += (_kept_described if is_same else _described)(named, kinds_of(tensors))
+    rest += _kept_described(named, kinds_of(tensors))
     return Request("Update", header, _updated, tensors, rest)
 
 
@@ -198,8 +196,9 @@ def _described(
     return header.SerializeToString()
 
 
-# Of the same variables with each step: 2.5 us instead of 11 for 5 of them.
-_kept_described = lru_cache(maxsize=64)(_described)
+# Of the same variables with each step: 2.5 us instead of 11 for 5 of them. Numbers of
+# rows come again, too.
+_kept_described = lru_cache(maxsize=256)(_described)
 
 
 def _with_encoded(

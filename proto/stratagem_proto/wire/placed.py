@@ -46,6 +46,8 @@ class Layout:
 
 def layout_of(kinds: tuple[Kind, ...]) -> Layout:
     """Where tensors of these kinds are if that is where `starts` puts them."""
+    if len(kinds) <= _FEW_KINDS:
+        return _layout_of_few(kinds)
     return (_kept_layout if len(kinds) <= MOST_KEPT_KINDS else _layout)(kinds)
 
 
@@ -60,6 +62,10 @@ def _layout(kinds: tuple[Kind, ...]) -> Layout:
 # The same tensors are sent and read with each step. Whoever names a great many has them
 # looked at each time, as a server cannot count what is kept for it.
 _kept_layout = lru_cache(maxsize=64)(_layout)
+
+# How many rows are looked up is another number with each step.
+_FEW_KINDS = 16
+_layout_of_few = lru_cache(maxsize=1024)(_layout)
 
 
 def kinds_of(tensors: Iterable[torch.Tensor]) -> tuple[Kind, ...]:

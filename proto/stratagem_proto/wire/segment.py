@@ -27,6 +27,10 @@ _ALIGNMENT = 64
 # What one socket's calls have in memory by turns: gradients, values, what is evaluated.
 _MOST_KEPT = 16
 
+# Of fewer tensors there may be more: of rows it is another number with each step. To
+# make views takes 5 us for a tensor, and all that is kept of them 30 at each end.
+_MOST_VIEWS = 1024
+
 MOST_KEPT_KINDS = 1024
 """Tensors of one request of which it is remembered where they are: they take 0.3 KB
 each, and 1.4 KB where a segment keeps views of them."""
@@ -47,6 +51,7 @@ class Segment:
         # Views of the same tensors are wanted with each step: with those of 5 small
         # parameters at hand, placing takes 8 us instead of 38, and finding 10 of 23.
         self._kept: dict[tuple[Kind, ...], list[torch.Tensor]] = {}
+        self._count = 0
 
     @property
     def nbytes(self) -> int:
@@ -80,10 +85,17 @@ class Segment:
         if len(kinds) > MOST_KEPT_KINDS:
             return self._views(kinds)
         if (kept := self._kept.get(kinds)) is None:
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()
-            kept = self._kept[kinds] = self._views(kinds)
+            kept = self._views(kinds)
+            self._keep(kinds, kept)
         return kept
+
+    def _keep(self, kinds: tuple[Kind, ...], views: list[torch.Tensor]) -> None:
+        # What has no tensors takes memory, too.
+        self._count += 1 + len(views)
+        if len(self._kept) >= _MOST_KEPT and self._count > _MOST_VIEWS:
+            self._kept.clear()
+            self._count = 1 + len(views)
+        self._kept[kinds] = views
 
     def _views(self, kinds: Sequence[Kind]) -> list[torch.Tensor]:
         sizes = [dtype.itemsize * shape.numel() for dtype, shape in kinds]
