@@ -79,7 +79,8 @@ class WorkerReport:
     """How one worker has fared with one optimizer since the servers started.
 
     Attributes:
-        steps: Number of the last step that it finished.
+        steps: Number of the last step that it finished. Where numbers were left out,
+            at changes of consistency for instance, it has taken fewer steps.
         dropped: Contributions that came too late for their step.
         staleness: How many of its asynchronous and bounded updates were so stale: by
             the least number of steps that others finished while it took one, in

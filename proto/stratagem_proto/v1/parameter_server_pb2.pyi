@@ -910,7 +910,9 @@ class CommitContributionRequest(google.protobuf.message.Message):
         """The step whose staged contribution of this session now counts. A worker
         sends it once it has staged its part on all servers. Where fewer
         contributions than there are workers close a step, it asks the first server
-        before the others, so that the same ones count on all.
+        before the others, so that the same ones count on all. A worker that was
+        interrupted may send it again, under another number: what counts already does
+        so once.
         """
 
     def __init__(

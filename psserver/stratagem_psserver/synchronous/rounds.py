@@ -104,7 +104,7 @@ class Rounds:
             )
 
     def commit(self, session_id: bytes, task: str, mark: StepMark) -> list[Part]:
-        """Makes a staged contribution count.
+        """Makes a staged contribution count; changes nothing if it counts already.
 
         Returns:
             The contributions that count in worker order if this was the last one: add
@@ -114,6 +114,8 @@ class Rounds:
             FailedPreconditionError: Nothing of the session is staged for the step.
         """
         group = self._group(mark.group)
+        if (mark.step, session_id) in group.counted.values():
+            return []
         group.require_open(mark, task)
         parts = group.parts.get(mark.step, {})
         mine = [part for part in parts.values() if part.session_id == session_id]

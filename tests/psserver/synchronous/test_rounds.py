@@ -81,7 +81,19 @@ def test_a_contribution_to_a_closed_step_is_late(step: int) -> None:
     with pytest.raises(FailedPreconditionError, match="go on with step 3"):
         cluster.stage(0, step)
     with pytest.raises(FailedPreconditionError, match="too late"):
-        cluster.commit(0, step)
+        cluster.rounds.commit(b"another session", "/job:worker/task:0", mark(step))
+
+
+def test_to_commit_again_what_counts_changes_nothing() -> None:
+    cluster = Cluster()
+    for worker in range(2):
+        cluster.stage(worker)
+    assert cluster.commit(0) == []
+    assert cluster.commit(0) == []
+    assert len(cluster.commit(1)) == 2
+    assert cluster.commit(0) == cluster.commit(1) == []
+    cluster.rounds.finish(mark())
+    assert cluster.commit(0) == []
 
 
 def test_parts_of_an_abandoned_step_are_dropped_once_a_later_one_is_applied() -> None:

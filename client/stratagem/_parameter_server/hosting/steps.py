@@ -9,8 +9,8 @@ import torch
 from stratagem._enums import ReduceOp
 from stratagem._optimizers.step import OptimizerStep
 from stratagem._parameter_server.hosting.store import RemoteStore
+from stratagem._parameter_server.pushing.contributions import Staged
 from stratagem._parameter_server.pushing.early_push import EarlyPush
-from stratagem._parameter_server.pushing.global_norm import finish
 from stratagem._parameter_server.pushing.loads import Loads, add_gradient, no_loads
 from stratagem._parameter_server.pushing.pushes import Push
 from stratagem._servers import updates
@@ -39,12 +39,13 @@ def take(
     """
     # Its answer has the leave for this one.
     store.servers.flight.settle()
+    store.contributions.settle()
     grant = store.leave(step.optimizer)
     if grant.consistency.mode == CONSISTENCY_MODE_SYNC:
         _contribute(store, step, grant, early)
     else:
         _push(store, step, grant, early)
-    store.pace.finish(step.optimizer, grant.step)
+        store.pace.finish(step.optimizer, grant.step)
 
 
 def _push(
@@ -86,12 +87,7 @@ def _contribute(
             for server in store.servers.used
         }
     )
-    if _is_counted(store, contribution):
-        if contribution.global_norm:
-            finish(store.servers, contribution.step)
-        for load in loads.values():
-            load.arrived()
-        store.pace.count(contribution.step)
+    store.contributions.commit(Staged(contribution, [*loads.values()]))
 
 
 def _contribution(
@@ -109,25 +105,6 @@ def _contribution(
         replicas_to_aggregate=grant.consistency.replicas_to_aggregate * backups,
         global_norm=step.limiter.limits.clip_norm is not None and several,
     )
-
-
-def _is_counted(store: RemoteStore, contribution: Contribution) -> bool:
-    """Commit what is staged; false if others have closed the step without it."""
-    mark, servers, first = contribution.step, store.servers, store.first
-    others = [server for server in servers.used if server != first]
-    if contribution.replicas_to_aggregate:
-        # The first server decides whose contributions count, on all servers.
-        if servers.call(first, updates.commit(mark)).dropped:
-            return False
-        servers.together({server: updates.commit(mark) for server in others})
-    else:
-        # The first server last: what counts there counts on all, so that a worker
-        # that ends here and is started again knows what it has to repeat.
-        try:
-            servers.together({server: updates.commit(mark) for server in others})
-        finally:
-            servers.call(first, updates.commit(mark))
-    return True
 
 
 def _loads(

@@ -12,6 +12,7 @@ import torch
 
 from stratagem._parameter_server.hosting.programs import Programs
 from stratagem._parameter_server.hosting.step_reads import StepReads
+from stratagem._parameter_server.pushing.contributions import Contributions
 from stratagem._parameter_server.pushing.pace import Pace
 from stratagem._parameter_server.pushing.pushes import Fusing, Pushes
 from stratagem._parameter_server.pushing.routes import Routes
@@ -49,6 +50,7 @@ class RemoteStore:
         peer_seconds: How long to wait for what other workers have to do first.
         pace: How far this worker is in its steps.
         pushes: What this worker pushes.
+        contributions: What it contributes to synchronous steps.
         programs: How servers are told of steps.
         routes: Where gradients go.
         reads: Reading what steps need.
@@ -67,6 +69,7 @@ class RemoteStore:
         self.peer_seconds = peer_seconds
         self.pace = pace
         self.pushes = Pushes(servers, pace, self._pulled_as, fusing)
+        self.contributions = Contributions(servers, pace)
         self.programs = Programs()
         self.routes = Routes()
         self.reads = StepReads(servers, pace, peer_seconds)
@@ -109,6 +112,7 @@ class RemoteStore:
             variables: Whose copies.
             training: Whether they are only for a training step, and may be rounded.
         """
+        self.contributions.settle()
         copies = [one for one in variables if one.has_copy]
         if training and self.pushes.land(copies):
             return

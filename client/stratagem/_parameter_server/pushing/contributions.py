@@ -1,0 +1,110 @@
+"""Having contributions to synchronous steps count, whatever interrupts that."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stratagem._parameter_server.pushing.global_norm import finish
+from stratagem._parameter_server.pushing.loads import Load
+from stratagem._parameter_server.pushing.pace import Pace
+from stratagem._servers import updates
+from stratagem._servers.group import ServerGroup
+from stratagem_proto.errors import (
+    DeadlineExceededError,
+    StratagemError,
+    UnavailableError,
+)
+from stratagem_proto.v1.parameter_server_pb2 import Contribution, StepMark
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What all servers have of a step, and what does not count yet.
+
+    Attributes:
+        contribution: To which step, and how.
+        loads: What the servers have.
+    """
+
+    contribution: Contribution
+    loads: Sequence[Load]
+
+
+class Contributions:
+    """Commits what is staged on all servers. Thread-safe.
+
+    Who is interrupted may have committed it on some of them only. The step would then
+    be complete there and open elsewhere, so it is ended before another one begins.
+
+    Args:
+        servers: The servers.
+        pace: How far this worker is in its steps.
+    """
+
+    def __init__(self, servers: ServerGroup, pace: Pace) -> None:
+        self._servers, self._pace = servers, pace
+        self._staged: Staged | None = None
+        self._committing = threading.Lock()
+
+    def commit(self, staged: Staged) -> None:
+        """Have a contribution count, unless others have closed the step without it."""
+        with self._committing:
+            self._staged = staged
+            self._end(staged)
+
+    def settle(self) -> None:
+        """End the step in which this worker was interrupted, if there is one."""
+        if self._staged is None:
+            return
+        with self._committing:
+            if self._staged is not None:
+                self._end(self._staged)
+
+    def _end(self, staged: Staged) -> None:
+        try:
+            self._count(staged)
+        except (UnavailableError, DeadlineExceededError):
+            # Some servers may have heard of it.
+            raise
+        except StratagemError:
+            # To repeat it would change nothing.
+            self._staged = None
+            raise
+        mark = staged.contribution.step
+        self._pace.finish(mark.group, mark.step)
+        self._staged = None
+
+    def _count(self, staged: Staged) -> None:
+        contribution = staged.contribution
+        if not self._is_counted(contribution):
+            return
+        if contribution.global_norm:
+            finish(self._servers, contribution.step)
+        for load in staged.loads:
+            load.arrived()
+        self._pace.count(contribution.step)
+
+    def _is_counted(self, contribution: Contribution) -> bool:
+        """Commit; false if others have closed the step without this contribution."""
+        mark, servers = contribution.step, self._servers
+        first, *others = servers.used
+        if contribution.replicas_to_aggregate:
+            # The first server decides whose contributions count, on all servers.
+            if servers.call(first, updates.commit(mark)).dropped:
+                return False
+            self._commit_on(others, mark)
+            return True
+        # The first server last: what counts there counts on all, so that a worker
+        # that ends here and is started again knows what it has to repeat.
+        try:
+            self._commit_on(others, mark)
+        except StratagemError:
+            servers.call(first, updates.commit(mark))
+            raise
+        servers.call(first, updates.commit(mark))
+        return True
+
+    def _commit_on(self, servers: Sequence[int], mark: StepMark) -> None:
+        self._servers.together({server: updates.commit(mark) for server in servers})
