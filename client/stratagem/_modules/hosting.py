@@ -168,24 +168,29 @@ class HostedParameter:
         put another parameter in its place (`load_state_dict(assign=True)`), that
         one is hosted from now on, and counts as written.
         """
+        if not self._is_in_place():
+            for parameter in self._replacements():
+                self._replace(parameter)
+                return True
+        parameter = self.leaves[0]
+        address, state = parameter.data_ptr(), _state_of(parameter)
+        if address == self._address and state == self._state:
+            return False
+        earlier = _Mark(self._address, *self._state)
+        if _Mark(address, *state).shows_write_since(earlier):
+            return True
+        self.settle()
+        return False
+
+    def _is_in_place(self) -> bool:
+        """Return whether all modules have the parameter, as nearly always."""
         parameter = self.leaves[0]
         for owner, key in self._owners:
             module = owner()
             # Not what the current replica sees, but what is stored.
             if module is None or dict.get(module._parameters, key) is not parameter:
-                for replacement in self._replacements():
-                    self._replace(replacement)
-                    return True
-        if self._address == parameter.data_ptr() and self._state == _state_of(
-            parameter
-        ):
-            return False
-        earlier = _Mark(self._address, *self._state)
-        now = _Mark(parameter.data_ptr(), *_state_of(parameter))
-        if now.shows_write_since(earlier):
-            return True
-        self.settle()
-        return False
+                return False
+        return True
 
     def _replacements(self) -> Iterator[Parameter]:
         for owner, key in self._owners:

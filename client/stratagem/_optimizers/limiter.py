@@ -27,7 +27,6 @@ class Limiter:
 
     def __init__(self, limits: GradientLimits) -> None:
         self.limits = limits
-        self._is_limiting = bool(limits)
         self.rejected_steps = 0
 
     def require_none(self, what: str) -> None:
@@ -58,7 +57,7 @@ class Limiter:
         Raises:
             NonFiniteGradientError: One is not finite, and the limits want no such.
         """
-        if not self._is_limiting:
+        if not self.limits:
             return gradients
         whole = {name: _with_distinct_rows(each) for name, each in gradients.items()}
         values = {name: _values(each) for name, each in whole.items()}
