@@ -14,7 +14,7 @@ OLDEST_PROTOCOL_VERSION = 1
 CHUNK_BYTES = 1 << 20
 MAX_CHUNK_BYTES = 4 << 20
 # Uploads of more than that travel in these: gRPC writes 0.95 MiB at once, so that of a
-# MiB a rest is left each time. A push of 10 MB takes 5.2 ms, and 5.6 in chunks of a MiB.
+# MiB a rest is left each time. A push of 10 MB takes 5.2 ms, and 5.6 in MiBs.
 UPLOAD_CHUNK_BYTES = 960 << 10
 # A header with one entry for each of 10^5 variables fits.
 MAX_HEADER_BYTES = 32 << 20
