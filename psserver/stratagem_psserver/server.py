@@ -10,7 +10,7 @@ import grpc
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.serving.server import Server
 from stratagem_proto.serving.status import StatusService
-from stratagem_proto.v1.session_pb2 import LocalSocket
+from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_psserver.checkpoints.continuation import resume
 from stratagem_psserver.checkpoints.saving import Saves
 from stratagem_psserver.limits.budget import Reservation
@@ -64,8 +64,8 @@ class ParameterServer(Server):
         what = "restored" if self._state.resumed else "no checkpoint there yet"
         self._log.info(what, path=path)
 
-    def _listens(self, local: LocalSocket) -> None:
-        self._state.local_socket = local
+    def _listens(self, local: FrameSockets) -> None:
+        self._state.frame_sockets = local
 
     def _share(self, nbytes: int) -> Reservation:
         return self._state.shared.reserve(nbytes, "a segment of shared memory")

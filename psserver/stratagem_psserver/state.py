@@ -10,7 +10,7 @@ from functools import partial
 
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.serving.figures import Figures
-from stratagem_proto.v1.session_pb2 import LocalSocket, Role, Task
+from stratagem_proto.v1.session_pb2 import FrameSockets, Role, Task
 from stratagem_proto.wire.transport import AUTO
 from stratagem_psserver.checkpoints.cut import STEPS, StepGate
 from stratagem_psserver.checkpoints.staging import Staging
@@ -79,7 +79,7 @@ class ServerState:
             self.ledger, turns, self.budget, self.waits, self.gate, self.figures
         )
         self.resumed = False
-        self.local_socket: LocalSocket | None = None
+        self.frame_sockets: FrameSockets | None = None
         self.restored: list[str] = []
 
     def _reclaim(self) -> None:

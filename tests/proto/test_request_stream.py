@@ -1,4 +1,4 @@
-"""Messages of a call over a local socket, on their way to its handler."""
+"""Messages of a call over a socket, on their way to its handler."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from stratagem_proto.serving.local.request_stream import RequestStream
-from stratagem_proto.wire.local.frames import Frame, Kind
+from stratagem_proto.serving.sockets.request_stream import RequestStream
+from stratagem_proto.wire.sockets.frames import Frame, Kind
 
 
 def message(data: bytes, is_last: bool = False) -> Frame:

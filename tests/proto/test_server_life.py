@@ -8,8 +8,8 @@ from concurrent.futures import TimeoutError as WaitTimeoutError
 
 import pytest
 
-from stratagem_proto.serving.local import listener as listening
 from stratagem_proto.serving.loop import LoopThread
+from stratagem_proto.serving.sockets import listener as listening
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 
@@ -18,8 +18,8 @@ class Unlucky(ParameterServer):
     """Cannot begin what goes on beside the calls."""
 
     async def _begin(self) -> None:
-        assert self._state.local_socket is not None
-        self.local_name = self._state.local_socket.name
+        assert self._state.frame_sockets is not None
+        self.local_name = self._state.frame_sockets.name
         raise RuntimeError("the sky has fallen")
 
 

@@ -1,4 +1,4 @@
-"""Clients of a local socket that stop in the middle of a call."""
+"""Clients of a socket that stop in the middle of a call."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import closing
 import pytest
 import torch
 
-from stratagem._servers.transports.local_link import LocalLink
+from stratagem._servers.transports.socket_link import SocketLink
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.wire.local.frames import Frame, Kind
+from stratagem_proto.wire.sockets.frames import Frame, Kind
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -47,7 +47,7 @@ def assignment(client: RawClient, value: torch.Tensor) -> list[bytes]:
     return encoded(header, [value])
 
 
-def sent(link: LocalLink, method: str, messages: list[bytes], whole: bool) -> Frame:
+def sent(link: SocketLink, method: str, messages: list[bytes], whole: bool) -> Frame:
     """Begins a call, and returns the first frame of its answer."""
     kind, path = Kind.CALL, f"/{SERVICE}/{method}".encode()
     for index, message in enumerate(messages):
@@ -63,13 +63,13 @@ def test_an_upload_that_stops_gives_its_memory_and_its_number_back(
     opened = client.open()
     client.create(v=torch.zeros(LARGE))
     messages = assignment(client, torch.ones(LARGE))
-    with closing(LocalLink(opened.local_socket)) as link:
+    with closing(SocketLink(opened.frame_sockets)) as link:
         refused = sent(link, "Assign", messages[:1], whole=False)
     status = RecordedStatus.FromString(bytes(refused.message))
     assert status.code == DEADLINE_EXCEEDED
     assert "did not come in 0.05 s" in status.message
     assert server._state.budget.used == 0
-    with closing(LocalLink(opened.local_socket)) as link:
+    with closing(SocketLink(opened.frame_sockets)) as link:
         assert sent(link, "Assign", messages, whole=True).kind == Kind.MESSAGE
     assert client.read("v")[0].eq(1).all()
 
@@ -81,7 +81,7 @@ def test_a_read_that_nobody_takes_gives_its_memory_back_and_hangs_up(
     client.create(v=torch.zeros(LARGE))
     selections = [pb.Selection(variable="v")] * 8
     read = pb.ReadRequest(session_id=client.session_id, selections=selections)
-    with closing(LocalLink(opened.local_socket)) as link:
+    with closing(SocketLink(opened.frame_sockets)) as link:
         first = sent(link, "Read", [read.SerializeToString()], whole=True)
         assert first.kind == Kind.MESSAGE
         assert server._state.budget.used > 0

@@ -8,7 +8,7 @@ import grpc
 
 from stratagem_proto.serving.server import Server
 from stratagem_proto.serving.status import StatusService
-from stratagem_proto.v1.session_pb2 import LocalSocket
+from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.channel import PATIENT_SERVER_OPTIONS
 from stratagem_worker.servicer import SERVICE, service_handler
 from stratagem_worker.settings import WorkerSettings
@@ -38,8 +38,8 @@ class WorkerServer(Server):
         )
         return (self._status.handler(), service_handler(state))
 
-    def _listens(self, local: LocalSocket) -> None:
-        self._state.local_socket = local
+    def _listens(self, local: FrameSockets) -> None:
+        self._state.frame_sockets = local
 
     async def _begin(self) -> None:
         self._state.begin()

@@ -13,7 +13,7 @@ from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import check_handshake
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.v1.session_pb2 import LocalSocket, OpenSessionResponse, Task
+from stratagem_proto.v1.session_pb2 import FrameSockets, OpenSessionResponse, Task
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_worker.compatibility import check_runtime
 from stratagem_worker.functions.executor import Executor
@@ -38,7 +38,7 @@ class WorkerState:
         self._memory = ResultMemory(settings.result_bytes)
         self._sessions: dict[bytes, WorkSession] = {}
         self._draining = False
-        self.local_socket: LocalSocket | None = None
+        self.frame_sockets: FrameSockets | None = None
 
     def begin(self) -> None:
         """Starts the thread."""
@@ -75,7 +75,7 @@ class WorkerState:
                 incarnation=self.incarnation,
                 task=Task(job=self.settings.job, index=self.settings.task),
                 lease_seconds=self.settings.lease_seconds,
-                local_socket=self.local_socket,
+                frame_sockets=self.frame_sockets,
             ),
             gpus=self._gpus,
         )

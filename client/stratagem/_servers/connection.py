@@ -266,7 +266,7 @@ class Connection:
             if not session.goes_on(answer):
                 self._require_restored(answer)
                 session.continues(answer)
-            self._transport.learn(answer.local_socket)
+            self._transport.learn(answer.frame_sockets)
         self._require_usable()
 
     def _require_restored(self, answer: OpenSessionResponse) -> None:
@@ -335,7 +335,7 @@ class Connection:
                 if self._expected not in (b"", answer.incarnation):
                     self._require_restored(answer)
                 session = opened(request, answer, self.peer)
-                self._transport.learn(answer.local_socket)
+                self._transport.learn(answer.frame_sockets)
                 self._session = session
             return self._session
 

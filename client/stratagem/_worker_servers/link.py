@@ -14,15 +14,15 @@ from stratagem._servers.transports.server_transport import may_connect
 from stratagem._worker_servers.answer import Answer, Reply
 from stratagem._worker_servers.corks import Corks
 from stratagem._worker_servers.grpc_wire import GrpcWire
-from stratagem._worker_servers.local_wire import LocalWire
 from stratagem._worker_servers.output import Show, labelled
 from stratagem._worker_servers.runtime import this_runtime
+from stratagem._worker_servers.socket_wire import SocketWire
 from stratagem._worker_servers.wire import Instructions, MakeWire, Wire
 from stratagem._worker_servers.work_stream import WorkStream, lost
 from stratagem_proto.errors import CancelledError, StratagemError
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.v1.session_pb2 import ClosureIdentity, LocalSocket, Task
+from stratagem_proto.v1.session_pb2 import ClosureIdentity, FrameSockets, Task
 from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.payloads import split
 from stratagem_proto.wire.transport import GRPC, transport_from_environment
@@ -71,7 +71,7 @@ class WorkerLink:
         self._deadlines = deadlines or Deadlines()
         self._show = on_output or labelled(self.task)
         self._wire: Wire | None = None
-        self._place = LocalSocket()
+        self._place = FrameSockets()
         self._stream: WorkStream | None = None
 
     @property
@@ -87,7 +87,7 @@ class WorkerLink:
     @property
     def is_local(self) -> bool:
         """Whether the session goes over a socket of this host, and not by gRPC."""
-        return isinstance(self._wire, LocalWire)
+        return isinstance(self._wire, SocketWire)
 
     def connect(self) -> None:
         """Opens a session; one that this link has already is ended.
@@ -104,7 +104,7 @@ class WorkerLink:
         if allowed and may_connect(self._place, self._address):
             # Where that fails, gRPC does.
             with suppress(OSError, StratagemError):
-                self._begin(partial(LocalWire, self._place, self.corks))
+                self._begin(partial(SocketWire, self._place, self.corks))
 
     def _begin(self, make: MakeWire) -> None:
         """Opens a session, in place of the one there is."""
@@ -120,7 +120,7 @@ class WorkerLink:
             raise
         self.close()
         self._wire, self._stream, self.incarnation = wire, stream, session
-        self._place, self.gpus = opened.session.local_socket, opened.gpus
+        self._place, self.gpus = opened.session.frame_sockets, opened.gpus
 
     def when_ended(self, tell: Callable[[StratagemError], None]) -> None:
         """Lets a function know when the session that there is ends, and why.

@@ -21,7 +21,7 @@ from stratagem_proto.wire.status import code_of, to_record, trailers
 
 
 class Context(Protocol):
-    """What a handler needs of the context of its call, over gRPC or a local socket."""
+    """What a handler needs of the context of its call, over gRPC or a socket."""
 
     async def write(self, message: bytes, /) -> None:
         """Sends one response of several."""

@@ -1,4 +1,4 @@
-"""Handlers of a service's methods, as gRPC and local sockets call them."""
+"""Handlers of a service's methods, as gRPC and sockets call them."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ from typing_extensions import Self
 
 from stratagem_proto.serving.addresses import bound
 from stratagem_proto.serving.health import HealthServer
-from stratagem_proto.serving.local.listener import LocalListener
-from stratagem_proto.serving.local.peer_memory import Reserved, refused
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.settings import ServingSettings
+from stratagem_proto.serving.sockets.listener import SocketListener
+from stratagem_proto.serving.sockets.peer_memory import Reserved, refused
 from stratagem_proto.serving.status import StatusService
-from stratagem_proto.v1.session_pb2 import LocalSocket
+from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.wire.channel import SERVER_OPTIONS, STALL_SECONDS
 from stratagem_proto.wire.transport import GRPC
@@ -65,7 +65,7 @@ class Server(ABC):
         self._stopped = threading.Event()
 
     @abstractmethod
-    def _listens(self, local: LocalSocket) -> None:
+    def _listens(self, local: FrameSockets) -> None:
         """Learns of the socket for processes of this host, before calls arrive."""
 
     def _share(self, nbytes: int) -> Reserved:
@@ -127,7 +127,7 @@ class Server(ABC):
         self._server = grpc.aio.server(options=self.options)
         self._server.add_generic_rpc_handlers(tuple(handlers))
         self.address = bound(self._server, self._bind)
-        self._local = self._local_listener(handlers)
+        self._local = self._socket_listener(handlers)
         try:
             await self._server.start()
             await self._begin()
@@ -135,14 +135,14 @@ class Server(ABC):
             await self._hang_up(0)
             raise
 
-    def _local_listener(
+    def _socket_listener(
         self, handlers: Sequence[grpc.GenericRpcHandler]
-    ) -> LocalListener | None:
+    ) -> SocketListener | None:
         if self._transport == GRPC:
             return None
         try:
             port = int(self.address.rpartition(":")[2])
-            listener = LocalListener(handlers, port, self._share, self.patience)
+            listener = SocketListener(handlers, port, self._share, self.patience)
         except OSError as error:
             self._log.info("no local sockets here", why=str(error))
             return None

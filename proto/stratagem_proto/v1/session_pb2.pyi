@@ -145,7 +145,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
     MAX_REQUEST_BYTES_FIELD_NUMBER: builtins.int
     LAST_SEQUENCE_FIELD_NUMBER: builtins.int
     RESTORED_FIELD_NUMBER: builtins.int
-    LOCAL_SOCKET_FIELD_NUMBER: builtins.int
+    FRAME_SOCKETS_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of the contract that the server speaks."""
     incarnation: builtins.bytes
@@ -173,7 +173,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
         """Task of the server."""
 
     @property
-    def local_socket(self) -> global___LocalSocket:
+    def frame_sockets(self) -> global___FrameSockets:
         """Where processes of the server's host can call it without gRPC. Absent where there
         is no such place.
         """
@@ -189,15 +189,15 @@ class OpenSessionResponse(google.protobuf.message.Message):
         max_request_bytes: builtins.int = ...,
         last_sequence: builtins.int = ...,
         restored: builtins.bool = ...,
-        local_socket: global___LocalSocket | None = ...,
+        frame_sockets: global___FrameSockets | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["local_socket", b"local_socket", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "last_sequence", b"last_sequence", "lease_seconds", b"lease_seconds", "local_socket", b"local_socket", "max_chunk_bytes", b"max_chunk_bytes", "max_request_bytes", b"max_request_bytes", "protocol_version", b"protocol_version", "restored", b"restored", "task", b"task"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["frame_sockets", b"frame_sockets", "task", b"task"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["frame_sockets", b"frame_sockets", "incarnation", b"incarnation", "last_sequence", b"last_sequence", "lease_seconds", b"lease_seconds", "max_chunk_bytes", b"max_chunk_bytes", "max_request_bytes", b"max_request_bytes", "protocol_version", b"protocol_version", "restored", b"restored", "task", b"task"]) -> None: ...
 
 global___OpenSessionResponse = OpenSessionResponse
 
 @typing.final
-class LocalSocket(google.protobuf.message.Message):
+class FrameSockets(google.protobuf.message.Message):
     """A Unix socket that a server listens on. Over it go the same messages as over gRPC,
     for the same methods, in frames of its own. A client that cannot connect to it, or
     sees another proof, calls by gRPC: it runs on another host, or in another container.
@@ -231,7 +231,7 @@ class LocalSocket(google.protobuf.message.Message):
     ) -> None: ...
     def ClearField(self, field_name: typing.Literal["name", b"name", "port", b"port", "proof", b"proof", "ticket", b"ticket"]) -> None: ...
 
-global___LocalSocket = LocalSocket
+global___FrameSockets = FrameSockets
 
 @typing.final
 class HeartbeatRequest(google.protobuf.message.Message):

@@ -200,7 +200,7 @@ global___Chunk = Chunk
 
 @typing.final
 class Place(google.protobuf.message.Message):
-    """A run of bytes in the segment of memory that both ends of a local socket share. The
+    """A run of bytes in the segment of memory that both ends of a socket share. The
     client makes the segment and leaves it alone from a call until its answer.
     """
 

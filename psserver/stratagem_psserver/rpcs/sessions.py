@@ -39,7 +39,7 @@ class SessionRpcs:
             max_request_bytes=settings.staged_bytes,
             last_sequence=last_sequence,
             restored=self._state.resumed,
-            local_socket=self._state.local_socket,
+            frame_sockets=self._state.frame_sockets,
         )
 
     async def heartbeat(self, request: pb.HeartbeatRequest) -> pb.HeartbeatResponse:

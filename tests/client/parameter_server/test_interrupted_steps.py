@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stratagem._servers.transports.local_link import LocalLink
+from stratagem._servers.transports.socket_link import SocketLink
 from stratagem.consistency import Sync
 from tests.client.clusters import running
 from tests.client.parameter_server.pairs import pairs
@@ -42,11 +42,11 @@ class Interruption:
         """Lets it come while the scope is open, and passes over it."""
         with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
             for name in _CALLS:
-                patch.setattr(LocalLink, name, self._around(getattr(LocalLink, name)))
+                patch.setattr(SocketLink, name, self._around(getattr(SocketLink, name)))
             yield
 
     def _around(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(link: LocalLink, *args: Any, **kwargs: Any) -> Any:
+        def call(link: SocketLink, *args: Any, **kwargs: Any) -> Any:
             if self.came or threading.get_ident() != self._thread:
                 return method(link, *args, **kwargs)
             self._left -= 1

@@ -12,7 +12,7 @@ import torch
 from stratagem._servers.barriers import barrier
 from stratagem._servers.connection import Connection
 from stratagem._servers.transports.call import Attempt, Call
-from stratagem._servers.transports.local_transport import LocalTransport
+from stratagem._servers.transports.socket_transport import SocketTransport
 from stratagem_proto.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
@@ -84,7 +84,7 @@ def test_who_comes_through_a_proxy_stays_with_it(server: ParameterServer) -> Non
         assert not connection.is_local
 
 
-class Failing(LocalTransport):
+class Failing(SocketTransport):
     """Cannot begin a call; something may happen meanwhile."""
 
     error: Exception = TimeoutError()

@@ -19,16 +19,16 @@ from stratagem._servers.connection import Connection
 from stratagem._servers.reading import Reading
 from stratagem._servers.reads import read
 from stratagem._servers.session import opening
-from stratagem._servers.transports.local_link import LocalLink
+from stratagem._servers.transports.socket_link import SocketLink
 from stratagem_deploy.processes.process import import_path
 from stratagem_proto.programs.optimizers import OPTIMIZERS
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.v1.session_pb2 import LocalSocket
+from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
 from stratagem_proto.wire import segment
 from stratagem_proto.wire.frames import ChunkView, Frame, encode_frame
-from stratagem_proto.wire.local.frames import Kind, prefix
+from stratagem_proto.wire.sockets.frames import Kind, prefix
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_proto.wire.transport import AUTO, GRPC, UNIX
 from stratagem_psserver.server import ParameterServer
@@ -52,10 +52,10 @@ def shared_bytes(server: ParameterServer) -> int:
     return server._state.shared.used
 
 
-def place_of(connection: Connection) -> LocalSocket:
-    """The local socket of the server that a connection goes to."""
+def place_of(connection: Connection) -> FrameSockets:
+    """The socket of the server that a connection goes to."""
     connection.open()
-    return connection.call(opening(IDENTITY)).local_socket
+    return connection.call(opening(IDENTITY)).frame_sockets
 
 
 @pytest.mark.parametrize("transport", [AUTO, UNIX, GRPC])
@@ -110,7 +110,7 @@ def test_a_client_that_goes_away_while_it_reads_holds_nothing() -> None:
             selections=[pb.Selection(variable="v")],
             into_segment=True,
         )
-        link = LocalLink(place_of(connection))
+        link = SocketLink(place_of(connection))
         assert link.share(value.nbytes)
         link.send(
             Kind.CALL,
@@ -268,7 +268,7 @@ BAD_SEGMENTS: dict[str, tuple[Callable[[int], int], str]] = {
 def test_a_segment_that_could_harm_the_server_is_refused(kind: str) -> None:
     make_segment, message = BAD_SEGMENTS[kind]
     with served(staged_bytes=4_000_000) as (server, connection):
-        link = LocalLink(place_of(connection))
+        link = SocketLink(place_of(connection))
         fd = make_segment(4096)
         socket.send_fds(link._socket, [prefix(Kind.SEGMENT, 0, True)], [fd])
         os.close(fd)
@@ -284,7 +284,7 @@ def test_a_segment_that_could_harm_the_server_is_refused(kind: str) -> None:
 
 def test_a_frame_about_a_segment_that_did_not_come_is_refused() -> None:
     with served() as (_, connection):
-        link = LocalLink(place_of(connection))
+        link = SocketLink(place_of(connection))
         link.send(Kind.SEGMENT, b"", True)
         answer = next(link.frames())
         status = RecordedStatus.FromString(bytes(answer.message))
@@ -314,7 +314,7 @@ def test_a_place_that_does_not_fit_is_refused(
             assignments=[pb.Assignment(variable="v", mode=pb.ASSIGN_MODE_ADD)],
             tensors=[spec_of(value)],
         )
-        link = LocalLink(place_of(connection))
+        link = SocketLink(place_of(connection))
         assert not shares or link.share(4 * LARGE + 64)
         named = ChunkView(0, 0, memoryview(bytes(nbytes)), start)
         frame = encode_frame(Frame(header, [named]))

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from stratagem._servers.traffic import TrafficMeter
-from stratagem._servers.transports.local_link import LocalLink
+from stratagem._servers.transports.socket_link import SocketLink
 from stratagem._shipping.residents.results import load_result
 from stratagem._worker_servers.answer import Answer
 from stratagem._worker_servers.closure_failure import ClosureFailure, FailureKind
@@ -32,7 +32,7 @@ from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
 from stratagem_proto.wire.channel import open_channel
-from stratagem_proto.wire.local.frames import Kind
+from stratagem_proto.wire.sockets.frames import Kind
 from stratagem_proto.wire.status import translated
 from stratagem_proto.wire.transport import AUTO, GRPC, VARIABLE
 from stratagem_worker.server import WorkerServer
@@ -209,7 +209,7 @@ def large_result() -> bytes:
 
 def test_a_silent_client_that_does_not_read_loses_its_session_too() -> None:
     settings = WorkerSettings(token=TOKEN, lease_seconds=0.3)
-    with WorkerServer(settings) as worker, closing(local_link(worker)) as link:
+    with WorkerServer(settings) as worker, closing(socket_link(worker)) as link:
         first = opening().SerializeToString()
         link.send(Kind.CALL, first, is_last=False, path=PATH)
         assert next(link.frames()).kind == Kind.MESSAGE
@@ -222,7 +222,7 @@ def test_a_silent_client_that_does_not_read_loses_its_session_too() -> None:
 
 def test_what_comes_with_the_handshake_is_obeyed_before_what_follows() -> None:
     settings = WorkerSettings(token=TOKEN)
-    with WorkerServer(settings) as worker, closing(local_link(worker)) as link:
+    with WorkerServer(settings) as worker, closing(socket_link(worker)) as link:
         link.send(Kind.CALL, opening().SerializeToString(), is_last=False, path=PATH)
         for number in (1, 2, 3):
             link.send(Kind.MESSAGE, running(number), is_last=False)
@@ -243,7 +243,7 @@ def test_what_comes_with_the_handshake_is_obeyed_before_what_follows() -> None:
 )
 def test_a_session_on_this_host_ends_by_what_is_not_understood(data: bytes) -> None:
     settings = WorkerSettings(token=TOKEN)
-    with WorkerServer(settings) as worker, closing(local_link(worker)) as link:
+    with WorkerServer(settings) as worker, closing(socket_link(worker)) as link:
         link.send(Kind.CALL, opening().SerializeToString(), is_last=False, path=PATH)
         assert link.receive().kind == Kind.MESSAGE
         link.send(Kind.MESSAGE, data, is_last=False)
@@ -254,9 +254,9 @@ def test_a_session_on_this_host_ends_by_what_is_not_understood(data: bytes) -> N
         eventually(lambda: not worker._state._sessions)
 
 
-def local_link(worker: WorkerServer) -> LocalLink:
+def socket_link(worker: WorkerServer) -> SocketLink:
     with connected(worker) as other:
-        return LocalLink(other._place)
+        return SocketLink(other._place)
 
 
 def running(number: int) -> bytes:

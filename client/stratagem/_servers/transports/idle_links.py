@@ -1,10 +1,10 @@
-"""Local sockets that wait for their next call."""
+"""Sockets that wait for their next call."""
 
 from __future__ import annotations
 
 import threading
 
-from stratagem._servers.transports.local_link import LocalLink
+from stratagem._servers.transports.socket_link import SocketLink
 
 # Kept open while there is nothing to call; more are closed.
 _MOST = 8
@@ -14,14 +14,14 @@ class IdleLinks:
     """Keeps those that share memory apart, so that small calls leave them alone."""
 
     def __init__(self) -> None:
-        self._plain: list[LocalLink] = []
-        self._sharing: list[LocalLink] = []
+        self._plain: list[SocketLink] = []
+        self._sharing: list[SocketLink] = []
         # Those that nobody has used since the last `trim`.
-        self._stale: set[LocalLink] = set()
+        self._stale: set[SocketLink] = set()
         self._lock = threading.Lock()
         self._closed = False
 
-    def take(self, room: int) -> LocalLink | None:
+    def take(self, room: int) -> SocketLink | None:
         """Returns the best one for a call, if there is any.
 
         Args:
@@ -36,7 +36,7 @@ class IdleLinks:
                 return best
             return self._plain.pop() if self._plain else None
 
-    def put(self, link: LocalLink) -> bool:
+    def put(self, link: SocketLink) -> bool:
         """Takes one back; says whether there is place for it."""
         with self._lock:
             links = self._plain if link.segment is None else self._sharing
@@ -67,6 +67,6 @@ class IdleLinks:
                     links.pop().close()
 
 
-def _waste(link: LocalLink, room: int) -> tuple[bool, int]:
+def _waste(link: SocketLink, room: int) -> tuple[bool, int]:
     nbytes = link.segment.nbytes if link.segment else 0
     return nbytes < room, abs(nbytes - room)

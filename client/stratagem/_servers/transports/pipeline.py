@@ -1,4 +1,4 @@
-"""A local socket on which calls follow each other before they are answered."""
+"""A socket on which calls follow each other before they are answered."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import cast
 
 from stratagem._servers.transports.call import Attempt, Call, Responses
-from stratagem._servers.transports.local_error import broken, require_ok
-from stratagem._servers.transports.local_link import LocalLink
+from stratagem._servers.transports.socket_error import broken, require_ok
+from stratagem._servers.transports.socket_link import SocketLink
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.v1.session_pb2 import LocalSocket
-from stratagem_proto.wire.local.frames import Frame, Kind, parts
+from stratagem_proto.v1.session_pb2 import FrameSockets
+from stratagem_proto.wire.sockets.frames import Frame, Kind, parts
 
 
 class Pipeline:
@@ -30,8 +30,8 @@ class Pipeline:
         OSError: Nobody, or not the server, answers there.
     """
 
-    def __init__(self, place: LocalSocket, seconds: float) -> None:
-        self._link = LocalLink(place, seconds)
+    def __init__(self, place: FrameSockets, seconds: float) -> None:
+        self._link = SocketLink(place, seconds)
         self._kept: list[bytes] = []
         self._failure: OSError | None = None
         self.is_broken = False
@@ -89,7 +89,7 @@ class _Turn:
         """The one response.
 
         Raises:
-            LocalError: The call failed.
+            SocketError: The call failed.
         """
         frame = self._answer()
         if frame.kind == Kind.STATUS:

@@ -7,9 +7,9 @@ import threading
 
 from stratagem._servers.transports.call import Attempt, Call
 from stratagem._servers.transports.grpc_transport import GrpcTransport
-from stratagem._servers.transports.local_transport import LocalTransport
+from stratagem._servers.transports.socket_transport import SocketTransport
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.v1.session_pb2 import LocalSocket
+from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.transport import AUTO, GRPC, transport_from_environment
 
 _LOG = logging.getLogger("stratagem")
@@ -19,7 +19,7 @@ _NOBODY_THERE = (ConnectionRefusedError, FileNotFoundError, MalformedStreamError
 
 
 class ServerTransport:
-    """Calls a server over a local socket where there is one, else by gRPC.
+    """Calls a server over a socket where there is one, else by gRPC.
 
     Attributes:
         address: "host:port" of the server.
@@ -28,22 +28,22 @@ class ServerTransport:
     def __init__(self, address: str) -> None:
         self.address = address
         self._grpc = GrpcTransport(address)
-        self._local: LocalTransport | None = None
+        self._local: SocketTransport | None = None
         self._setting = transport_from_environment()
         self._closed = False
         self._learning = threading.Lock()
 
-    def learn(self, place: LocalSocket) -> None:
+    def learn(self, place: FrameSockets) -> None:
         """Connects to what the server says of its socket, if that is possible."""
         with self._learning:  # threads that lost one session hear of the next one each
             if self._local is None or self._local.place != place:
                 self._forget()
                 self._connect(place)
 
-    def _connect(self, place: LocalSocket) -> None:
+    def _connect(self, place: FrameSockets) -> None:
         if self._setting == GRPC or not may_connect(place, self.address):
             return
-        local = LocalTransport(place, shares=self._setting == AUTO)
+        local = SocketTransport(place, shares=self._setting == AUTO)
         try:
             local.connect()
         except (OSError, MalformedStreamError) as error:
@@ -55,7 +55,7 @@ class ServerTransport:
 
     @property
     def is_local(self) -> bool:
-        """Whether calls go over a local socket."""
+        """Whether calls go over a socket."""
         return self._local is not None
 
     def _forget(self) -> None:
@@ -84,7 +84,7 @@ class ServerTransport:
                     self._give_up(local)
         return self._grpc.send(call)
 
-    def _give_up(self, local: LocalTransport) -> None:
+    def _give_up(self, local: SocketTransport) -> None:
         local.retire()
         with self._learning:
             if self._local is local:
@@ -96,7 +96,7 @@ class ServerTransport:
             local.trim()
 
     def retire(self) -> None:
-        """Lets the calls under way be the last ones over a local socket."""
+        """Lets the calls under way be the last ones over a socket."""
         if local := self._local:
             local.retire()
 
@@ -107,7 +107,7 @@ class ServerTransport:
         self._grpc.close()
 
 
-def may_connect(place: LocalSocket, address: str) -> bool:
+def may_connect(place: FrameSockets, address: str) -> bool:
     """Whether a server says of a socket that clients of an address may try.
 
     Args:

@@ -1,4 +1,4 @@
-"""One call over a local socket, answered by the handlers that answer gRPC's."""
+"""One call over a socket, answered by the handlers that answer gRPC's."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, NoReturn
 import grpc
 
 from stratagem_proto.errors import DeadlineExceededError
-from stratagem_proto.serving.local.request_stream import RequestStream
-from stratagem_proto.serving.local.send_buffer import SendBuffer
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.serving.methods import Handler
+from stratagem_proto.serving.sockets.request_stream import RequestStream
+from stratagem_proto.serving.sockets.send_buffer import SendBuffer
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.wire.local.frames import WINDOW_BYTES, Frame, Kind
 from stratagem_proto.wire.segment import Segment
+from stratagem_proto.wire.sockets.frames import WINDOW_BYTES, Frame, Kind
 from stratagem_proto.wire.status import detail_of
 
 
@@ -35,7 +35,7 @@ def find_handler(
     return next(filter(None, (each.service(details) for each in services)), None)
 
 
-class LocalCall:
+class SocketCall:
     """A call under way; to its handler it is what the context of gRPC would be.
 
     Attributes:

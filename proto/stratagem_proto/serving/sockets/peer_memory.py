@@ -1,4 +1,4 @@
-"""The memory that one client of a local socket shares with the server."""
+"""The memory that one client of a socket shares with the server."""
 
 from __future__ import annotations
 

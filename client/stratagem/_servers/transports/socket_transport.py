@@ -10,17 +10,17 @@ from typing import cast
 from stratagem._servers.interruption import awaited
 from stratagem._servers.transports.call import Attempt, Call, Responses, Style
 from stratagem._servers.transports.idle_links import IdleLinks
-from stratagem._servers.transports.local_error import broken, require_ok
-from stratagem._servers.transports.local_link import LocalLink
 from stratagem._servers.transports.pipeline import Pipeline
+from stratagem._servers.transports.socket_error import broken, require_ok
+from stratagem._servers.transports.socket_link import SocketLink
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.v1.session_pb2 import LocalSocket
-from stratagem_proto.wire.local.frames import Frame, Kind
+from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.segment import Segment, grown
+from stratagem_proto.wire.sockets.frames import Frame, Kind
 
 
-class LocalTransport:
-    """Calls a server over its local socket. Thread-safe.
+class SocketTransport:
+    """Calls a server over sockets. Thread-safe.
 
     Each call has a connection for itself, which its thread writes and reads; only those
     that are pipelined share one.
@@ -30,12 +30,12 @@ class LocalTransport:
         shares: Whether large tensors may go through shared memory.
     """
 
-    def __init__(self, place: LocalSocket, shares: bool = True) -> None:
+    def __init__(self, place: FrameSockets, shares: bool = True) -> None:
         self.place = place
         self._idle = IdleLinks()
         # The server's budget, or the system, was full for more; asked again by `trim`.
         self._most_shared = self._wanted = sys.maxsize if shares else 0
-        self._busy: set[LocalLink] = set()
+        self._busy: set[SocketLink] = set()
         self._pipeline: Pipeline | None = None
         self._closed = False
 
@@ -45,7 +45,7 @@ class LocalTransport:
         Raises:
             OSError: Nobody, or not the server, answers there.
         """
-        self.give_back(LocalLink(self.place), usable=True)
+        self.give_back(SocketLink(self.place), usable=True)
 
     def send(self, call: Call) -> Attempt:
         """Begins a call.
@@ -60,7 +60,7 @@ class LocalTransport:
         if call.style is Style.PIPELINED:
             return self._pipelined(call)
         deadline = time.monotonic() + call.timeout
-        link = self._idle.take(call.room) or LocalLink(self.place, call.timeout)
+        link = self._idle.take(call.room) or SocketLink(self.place, call.timeout)
         self._busy.add(link)
         if self._closed:
             # Another thread has closed all that it knew of meanwhile.
@@ -77,7 +77,7 @@ class LocalTransport:
             pipeline.break_off()
         return pipeline.send(call)
 
-    def memory_of(self, link: LocalLink, room: int) -> Segment | None:
+    def memory_of(self, link: SocketLink, room: int) -> Segment | None:
         """What a link shares with the server for a call; None if it is to send.
 
         Args:
@@ -100,7 +100,7 @@ class LocalTransport:
         self._idle.trim()
         self._most_shared = self._wanted
 
-    def give_back(self, link: LocalLink, usable: bool) -> None:
+    def give_back(self, link: SocketLink, usable: bool) -> None:
         """Ends the use of a connection.
 
         Args:
@@ -133,18 +133,18 @@ class _Exchange(Iterator[bytes]):
     """One call: sent at once, its responses read by who iterates over them.
 
     Raises:
-        LocalError: The call failed; where a response is asked for.
+        SocketError: The call failed; where a response is asked for.
 
     Attributes:
         segment: What its messages may name places in; None if there is none.
     """
 
     def __init__(
-        self, transport: LocalTransport, link: LocalLink, call: Call, deadline: float
+        self, transport: SocketTransport, link: SocketLink, call: Call, deadline: float
     ) -> None:
         self.segment: Segment | None = None
         self._transport = transport
-        self._link: LocalLink | None = link
+        self._link: SocketLink | None = link
         self._deadline = deadline
         self._failure: OSError | None = None
         self._over = False
@@ -157,7 +157,7 @@ class _Exchange(Iterator[bytes]):
             self.cancel()
             raise
 
-    def _send(self, link: LocalLink, call: Call) -> None:
+    def _send(self, link: SocketLink, call: Call) -> None:
         kind, path = Kind.CALL, call.path.encode()
         self.segment = self._transport.memory_of(link, call.room)
         messages = call.encode(self.segment)
@@ -208,7 +208,7 @@ class _Exchange(Iterator[bytes]):
         # A view of memory does wherever messages are taken apart.
         return cast(bytes, frame.message)
 
-    def _allow_what_is_left(self, link: LocalLink) -> None:
+    def _allow_what_is_left(self, link: SocketLink) -> None:
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("the time for the call is over")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from stratagem_proto.wire.local.frames import WINDOW_BYTES, Frame
+from stratagem_proto.wire.sockets.frames import WINDOW_BYTES, Frame
 
 # With more, or more than the window of bytes, no more are read from the client.
 _MANY = 64

@@ -1,4 +1,4 @@
-"""The end of local sockets, on either side."""
+"""The end of sockets, on either side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One client at the other end of a local socket."""
+"""One client at the other end of a socket."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from stratagem_proto.errors import (
     StratagemError,
 )
 from stratagem_proto.serving.eager import begin
-from stratagem_proto.serving.local.call import LocalCall
-from stratagem_proto.serving.local.peer_memory import (
+from stratagem_proto.serving.log import LOG
+from stratagem_proto.serving.sockets.call import SocketCall
+from stratagem_proto.serving.sockets.peer_memory import (
     ANCILLARY_BYTES,
     PeerMemory,
 )
-from stratagem_proto.serving.local.queued_calls import QueuedCalls
-from stratagem_proto.serving.local.request_stream import RequestStream
-from stratagem_proto.serving.local.send_buffer import SendBuffer
-from stratagem_proto.serving.log import LOG
+from stratagem_proto.serving.sockets.queued_calls import QueuedCalls
+from stratagem_proto.serving.sockets.request_stream import RequestStream
+from stratagem_proto.serving.sockets.send_buffer import SendBuffer
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.wire.local.frames import Frame, FrameReader, Kind
-from stratagem_proto.wire.local.sockets import hang_up
+from stratagem_proto.wire.sockets.closing import hang_up
+from stratagem_proto.wire.sockets.frames import Frame, FrameReader, Kind
 from stratagem_proto.wire.status import to_record
 
 if TYPE_CHECKING:
-    from stratagem_proto.serving.local.listener import LocalListener
+    from stratagem_proto.serving.sockets.listener import SocketListener
 
 # Who connects and does not say who they are keeps nothing open for longer.
 _HELLO_SECONDS = 5.0
@@ -39,7 +39,7 @@ _HELLO_SECONDS = 5.0
 class Peer:
     """A client whose calls are answered in turn, once it has shown its ticket."""
 
-    def __init__(self, listener: LocalListener, sock: socket.socket) -> None:
+    def __init__(self, listener: SocketListener, sock: socket.socket) -> None:
         self._listener, self._socket = listener, sock
         self._loop = asyncio.get_running_loop()
         self._out = SendBuffer(sock, listener.patience)
@@ -48,7 +48,7 @@ class Peer:
         self._patience = self._loop.call_later(_HELLO_SECONDS, self.close)
         self._take: Callable[[Frame], None] = self._greet
         self._memory = PeerMemory(listener.reserve)
-        self._call: LocalCall | None = None
+        self._call: SocketCall | None = None
         self._queued = QueuedCalls()
         self._task: asyncio.Future[None] | None = None
         self._whole = True
@@ -64,7 +64,7 @@ class Peer:
         except OSError:
             self.close()
         except MalformedStreamError as error:
-            LOG.warning("a local socket was closed", why=error.message)
+            LOG.warning("a socket was closed", why=error.message)
             self.close()
 
     def _receive(self) -> bool:
@@ -162,11 +162,11 @@ class Peer:
             if self._closing:
                 await self._close_once_sent()
 
-    def _call_of(self, frame: Frame) -> LocalCall:
+    def _call_of(self, frame: Frame) -> SocketCall:
         requests = RequestStream(frame, self._resume, self._listener.patience)
         handler = self._listener.handler(frame.path)
         memory = self._memory.segment
-        self._call = LocalCall(handler, frame, requests, self._out, memory)
+        self._call = SocketCall(handler, frame, requests, self._out, memory)
         return self._call
 
     async def leave(self) -> None:

@@ -1,4 +1,4 @@
-"""How calls over local sockets fail: as gRPC's do."""
+"""How calls over sockets fail: as gRPC's do."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import grpc
 
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.wire.local.frames import Frame
+from stratagem_proto.wire.sockets.frames import Frame
 from stratagem_proto.wire.status import code_of, trailers
 
 
-class LocalError(grpc.RpcError):
+class SocketError(grpc.RpcError):
     """A call that failed, with what gRPC's errors have."""
 
     def __init__(self, status: RecordedStatus) -> None:
@@ -28,21 +28,21 @@ class LocalError(grpc.RpcError):
         return trailers(self._status)
 
 
-def broken(error: Exception) -> LocalError:
+def broken(error: Exception) -> SocketError:
     """The error of a call whose connection broke or whose time is over."""
     code = grpc.StatusCode.UNAVAILABLE
     if isinstance(error, TimeoutError):
         code = grpc.StatusCode.DEADLINE_EXCEEDED
-    status = RecordedStatus(code=code.value[0], message=f"local socket: {error}")
-    return LocalError(status)
+    status = RecordedStatus(code=code.value[0], message=f"socket: {error}")
+    return SocketError(status)
 
 
 def require_ok(end: Frame) -> None:
     """Looks at the status that ends a call.
 
     Raises:
-        LocalError: The call failed.
+        SocketError: The call failed.
     """
     status = RecordedStatus.FromString(bytes(end.message))
     if status.code:
-        raise LocalError(status)
+        raise SocketError(status)

@@ -1,4 +1,4 @@
-"""One local socket of a client."""
+"""One socket of a client."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.v1.session_pb2 import LocalSocket
-from stratagem_proto.wire.local.frames import (
+from stratagem_proto.v1.session_pb2 import FrameSockets
+from stratagem_proto.wire.segment import Segment, create
+from stratagem_proto.wire.sockets.closing import hang_up
+from stratagem_proto.wire.sockets.frames import (
     SCRATCH_BYTES,
     Frame,
     FrameReader,
@@ -19,8 +21,6 @@ from stratagem_proto.wire.local.frames import (
     parts,
     prefix,
 )
-from stratagem_proto.wire.local.sockets import hang_up
-from stratagem_proto.wire.segment import Segment, create
 
 _HELLO_SECONDS = 5.0
 
@@ -28,7 +28,7 @@ _HELLO_SECONDS = 5.0
 _LENIENCE = 1.01
 
 
-class LocalLink:
+class SocketLink:
     """A socket whose other end has proved to be the server.
 
     Attributes:
@@ -39,7 +39,7 @@ class LocalLink:
         MalformedStreamError: Who answers sends what the server would not.
     """
 
-    def __init__(self, place: LocalSocket, seconds: float = _HELLO_SECONDS) -> None:
+    def __init__(self, place: FrameSockets, seconds: float = _HELLO_SECONDS) -> None:
         """Connects.
 
         Args:
@@ -58,7 +58,7 @@ class LocalLink:
             self._socket.close()
             raise
 
-    def _greet(self, place: LocalSocket) -> None:
+    def _greet(self, place: FrameSockets) -> None:
         self.send(Kind.HELLO, place.ticket, is_last=True)
         answer = self.receive()
         if answer.kind != Kind.HELLO or not hmac.compare_digest(

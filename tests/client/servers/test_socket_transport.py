@@ -16,16 +16,16 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from stratagem._servers.transports import local_transport
+from stratagem._servers.transports import socket_transport
 from stratagem._servers.transports.call import Attempt, Call
-from stratagem._servers.transports.local_link import LocalLink
-from stratagem._servers.transports.local_transport import LocalTransport
 from stratagem._servers.transports.server_transport import ServerTransport
+from stratagem._servers.transports.socket_link import SocketLink
+from stratagem._servers.transports.socket_transport import SocketTransport
 from stratagem_proto.serving.border import Context
-from stratagem_proto.serving.local.listener import LocalListener
 from stratagem_proto.serving.loop import LoopThread
-from stratagem_proto.v1.session_pb2 import LocalSocket
-from stratagem_proto.wire.local.frames import Kind, prefix
+from stratagem_proto.serving.sockets.listener import SocketListener
+from stratagem_proto.v1.session_pb2 import FrameSockets
+from stratagem_proto.wire.sockets.frames import Kind, prefix
 from tests.waiting import eventually
 
 MEBIBYTE = bytes(1 << 20)
@@ -103,18 +103,18 @@ class Echo:
 
 
 class Served:
-    """The service on a local socket, and a transport to it."""
+    """The service on a socket, and a transport to it."""
 
     def __init__(self, loop: LoopThread) -> None:
         self.loop, self.echo = loop, Echo()
         self.listener = loop.run(self._listener())
         self.place = self.listener.socket
-        self.transport = LocalTransport(self.place)
+        self.transport = SocketTransport(self.place)
         self.stopped = False
 
-    async def _listener(self) -> LocalListener:
+    async def _listener(self) -> SocketListener:
         free = SimpleNamespace(release=lambda: None)
-        return LocalListener([self.echo.service()], port=1, reserve=lambda _: free)
+        return SocketListener([self.echo.service()], port=1, reserve=lambda _: free)
 
     def send(
         self, method: str, *messages: bytes, timeout: float = 20.0, room: int = 0
@@ -216,7 +216,7 @@ def test_the_parts_of_a_call_share_its_time(
 ) -> None:
     """Each takes 5 s, as its clock has it, of the 20 that there are."""
     clock = SimpleNamespace(monotonic=itertools.count(step=5).__next__)
-    monkeypatch.setattr(local_transport, "time", clock)
+    monkeypatch.setattr(socket_transport, "time", clock)
     assert served.call("Size", MEBIBYTE) == [b"%d" % (1 << 20)]
     with pytest.raises(grpc.RpcError) as caught:
         served.call("Size", *[MEBIBYTE] * 9)
@@ -278,13 +278,13 @@ def test_strangers_are_hung_up_on(served: Served, data: bytes) -> None:
     assert served.call("Echo", b"hello") == [b"hello"]
 
 
-def send_all(link: LocalLink, messages: list[bytes]) -> None:
+def send_all(link: SocketLink, messages: list[bytes]) -> None:
     for message in messages:
         link.send(Kind.CALL, message, True, b"/echo.Echo/Echo")
 
 
 def test_calls_that_are_pipelined_are_answered_in_order(served: Served) -> None:
-    link = LocalLink(served.place)
+    link = SocketLink(served.place)
     link.send(Kind.CALL, b"", True, b"/echo.Echo/Wait")
     asked = [b"%d" % number * 1000 for number in range(1000)]
     sending = threading.Thread(target=send_all, args=(link, asked))
@@ -298,7 +298,7 @@ def test_calls_that_are_pipelined_are_answered_in_order(served: Served) -> None:
 
 
 def test_a_long_call_before_the_first_ends_is_hung_up_on(served: Served) -> None:
-    link = LocalLink(served.place)
+    link = SocketLink(served.place)
     link.send(Kind.CALL, b"", True, b"/echo.Echo/Wait")
     link.send(Kind.CALL, b"", False, b"/echo.Echo/Size")
     with pytest.raises(ConnectionError):
@@ -317,7 +317,7 @@ def many_descriptors() -> Iterator[None]:
 def test_sockets_with_large_descriptors_do(
     served: Served, many_descriptors: None
 ) -> None:
-    link = LocalLink(served.place)
+    link = SocketLink(served.place)
     low = link._socket
     link._socket = socket.socket(fileno=fcntl.fcntl(low.fileno(), fcntl.F_DUPFD, 1500))
     low.close()
@@ -328,11 +328,11 @@ def test_sockets_with_large_descriptors_do(
 
 
 def test_who_has_taken_the_name_of_a_server_is_not_believed(served: Served) -> None:
-    place = LocalSocket()
+    place = FrameSockets()
     place.CopyFrom(served.place)
     place.proof = bytes(32)
     with pytest.raises(ConnectionRefusedError, match="somebody else"):
-        LocalLink(place)
+        SocketLink(place)
 
 
 @pytest.mark.parametrize("field", ["name", "ticket", "proof"])
@@ -340,7 +340,7 @@ def test_a_socket_that_is_not_the_servers_is_not_used(
     served: Served, field: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "stratagem")
-    place = LocalSocket()
+    place = FrameSockets()
     place.CopyFrom(served.place)
     setattr(place, field, bytes(32))
     transport = ServerTransport("127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""Frames of local sockets, cut anywhere."""
+"""Frames of sockets, cut anywhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.wire.channel import MESSAGE_BYTES
-from stratagem_proto.wire.local.frames import Frame, FrameReader, Kind, prefix
+from stratagem_proto.wire.sockets.frames import Frame, FrameReader, Kind, prefix
 
 messages = st.binary(max_size=300)
 frames = st.builds(

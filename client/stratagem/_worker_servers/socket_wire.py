@@ -10,15 +10,15 @@ from functools import partial
 from itertools import chain
 
 from stratagem._servers.traffic import TrafficMeter
-from stratagem._servers.transports.local_error import broken, require_ok
-from stratagem._servers.transports.local_link import LocalLink
+from stratagem._servers.transports.socket_error import broken, require_ok
+from stratagem._servers.transports.socket_link import SocketLink
 from stratagem._worker_servers.corks import Cork, Corks
 from stratagem._worker_servers.wire import Instructions
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.v1.session_pb2 import LocalSocket
-from stratagem_proto.wire.local.frames import Kind, parts
+from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.payloads import batches
+from stratagem_proto.wire.sockets.frames import Kind, parts
 
 _WORK = pb.DESCRIPTOR.services_by_name["WorkerService"].methods_by_name["Work"]
 _PATH = f"/{_WORK.containing_service.full_name}/{_WORK.name}".encode()
@@ -26,7 +26,7 @@ _PATH = f"/{_WORK.containing_service.full_name}/{_WORK.name}".encode()
 _NAME = "stratagem-work-writer"
 
 
-class LocalWire:
+class SocketWire:
     """A call of `Work`, which is written by whoever sends: no other thread is woken.
 
     Only what the socket has no room for is left to a thread, for as long as it takes.
@@ -43,7 +43,7 @@ class LocalWire:
 
     def __init__(
         self,
-        place: LocalSocket,
+        place: FrameSockets,
         corks: Corks,
         opening: pb.OpenWorkerSession,
         meter: TrafficMeter,
@@ -53,7 +53,7 @@ class LocalWire:
         self._waiting: deque[Instructions] = deque()
         self._sending = threading.Lock()
         self._reading = False
-        self._link = LocalLink(place)
+        self._link = SocketLink(place)
         self._link.allow(None)
         message = pb.WorkRequest(open=opening).SerializeToString()
         try:

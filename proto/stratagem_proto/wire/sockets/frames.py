@@ -1,4 +1,4 @@
-"""What crosses a local socket: calls of the contract's methods, in frames.
+"""What crosses a socket: calls of the contract's methods, in frames.
 
 The messages are byte for byte those that gRPC would carry. The client sends a CALL with
 the first message, and a MESSAGE for each further one; the server answers by MESSAGEs,

@@ -10,15 +10,15 @@ from functools import lru_cache
 
 import grpc
 
-from stratagem_proto.serving.local.call import find_handler
-from stratagem_proto.serving.local.peer import Peer
-from stratagem_proto.serving.local.peer_memory import Reserve, refused
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.serving.methods import Handler
-from stratagem_proto.v1.session_pb2 import LocalSocket
+from stratagem_proto.serving.sockets.call import find_handler
+from stratagem_proto.serving.sockets.peer import Peer
+from stratagem_proto.serving.sockets.peer_memory import Reserve, refused
+from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.channel import STALL_SECONDS
-from stratagem_proto.wire.local.frames import SCRATCH_BYTES
-from stratagem_proto.wire.local.sockets import hang_up
+from stratagem_proto.wire.sockets.closing import hang_up
+from stratagem_proto.wire.sockets.frames import SCRATCH_BYTES
 
 _BACKLOG = 4096
 _SECRET_BYTES = 32
@@ -27,7 +27,7 @@ _SECRET_BYTES = 32
 _PAUSE_SECONDS = 1.0
 
 
-class LocalListener:
+class SocketListener:
     """Serves over a Unix socket what a server serves over gRPC; on the event loop.
 
     The name is in the abstract namespace, so that nothing is left of a server that is
@@ -51,7 +51,7 @@ class LocalListener:
 
         Args:
             services: What answers the calls.
-            port: As of `LocalSocket`.
+            port: As of `FrameSockets`.
             reserve: The budget of the memory that clients share.
             patience: Seconds that a client may take to send the next message of a call,
                 or to read more of the answer; None for any time.
@@ -59,7 +59,7 @@ class LocalListener:
         Raises:
             OSError: There are no such sockets here.
         """
-        self.socket = LocalSocket(
+        self.socket = FrameSockets(
             name=b"stratagem-" + secrets.token_hex(16).encode(),
             ticket=secrets.token_bytes(_SECRET_BYTES),
             proof=secrets.token_bytes(_SECRET_BYTES),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from stratagem_proto.errors import DeadlineExceededError
-from stratagem_proto.wire.local.frames import Kind, parts
+from stratagem_proto.wire.sockets.frames import Kind, parts
 
 
 class SendBuffer:

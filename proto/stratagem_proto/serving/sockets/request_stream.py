@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from stratagem_proto.errors import DeadlineExceededError
-from stratagem_proto.wire.local.frames import WINDOW_BYTES, Frame
+from stratagem_proto.wire.sockets.frames import WINDOW_BYTES, Frame
 
 Take: TypeAlias = Callable[[bytes | memoryview], None]
 

@@ -1,1 +1,0 @@
-"""The server's end of the transport between processes of one host."""

@@ -1,0 +1,1 @@
+"""Calls over sockets, answered as gRPC's are: the server's end."""

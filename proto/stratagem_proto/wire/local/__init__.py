@@ -1,1 +1,0 @@
-"""The transport between processes of one host: frames over a Unix socket."""

@@ -1,0 +1,1 @@
+"""Frames over sockets, in place of gRPC: on one host, or between hosts."""
