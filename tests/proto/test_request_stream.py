@@ -41,3 +41,21 @@ def test_nothing_is_taken_behind_what_was_refused() -> None:
     asyncio.run(read())
 
     assert taken == [b"first", b"second", b"refused"]
+
+
+def test_who_waits_is_cancelled_though_a_message_came_just_before_the_end() -> None:
+    async def read() -> None:
+        messages = RequestStream(message(b"first"), lambda: None, patience=60)
+        reading = asyncio.ensure_future(drained(messages))
+        await asyncio.sleep(0)
+        messages.put(message(b"second"))
+        messages.close()
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(reading, 20)
+
+    async def drained(messages: RequestStream) -> None:
+        async for _ in messages:
+            pass
+
+    asyncio.run(read())

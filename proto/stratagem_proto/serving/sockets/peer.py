@@ -198,4 +198,6 @@ class Peer:
         else:
             # A server that stops meanwhile waits for it.
             self._task.add_done_callback(lambda _: self._listener.left(self))
+            if self._call is not None:
+                self._call.requests.close()
             self._task.cancel()

@@ -31,7 +31,7 @@ class RequestStream:
         self._emptied, self._patience = emptied, patience
         self._arrival: asyncio.Future[None] | None = None
         self._taker: Take | None = None
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
 
     @property
     def is_much(self) -> bool:
@@ -68,6 +68,15 @@ class RequestStream:
         except Exception as error:
             self._taker, self._failure = None, error
             self._wake()
+
+    def close(self) -> None:
+        """Cancels who iterates, as nothing comes any more.
+
+        To cancel their task is not enough: Python 3.11 forgets that where a message has
+        come at the same time, and they would wait for the next one.
+        """
+        self._failure = asyncio.CancelledError()
+        self._wake()
 
     def _wake(self) -> None:
         if self._arrival is not None and not self._arrival.done():
