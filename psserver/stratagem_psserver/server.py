@@ -64,8 +64,8 @@ class ParameterServer(Server):
         what = "restored" if self._state.resumed else "no checkpoint there yet"
         self._log.info(what, path=path)
 
-    def _listens(self, local: FrameSockets) -> None:
-        self._state.frame_sockets = local
+    def _listens(self, sockets: FrameSockets) -> None:
+        self._state.frame_sockets = sockets
 
     def _share(self, nbytes: int) -> Reservation:
         return self._state.shared.reserve(nbytes, "a segment of shared memory")

@@ -9,7 +9,7 @@ from concurrent.futures import TimeoutError as WaitTimeoutError
 import pytest
 
 from stratagem_proto.serving.loop import LoopThread
-from stratagem_proto.serving.sockets import listener as listening
+from stratagem_proto.serving.sockets.listening import unix_socket
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 
@@ -35,7 +35,7 @@ def test_a_server_that_fails_while_it_starts_hangs_up() -> None:
 
 def test_a_name_that_cannot_be_taken_leaves_no_socket() -> None:
     with pytest.raises(OSError, match="too long"):
-        listening._listening(bytes(200))
+        unix_socket(bytes(200))
 
 
 def test_who_waits_for_the_loop_need_not_wait_for_ever() -> None:

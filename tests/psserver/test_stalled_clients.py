@@ -8,11 +8,14 @@ from contextlib import closing
 import pytest
 import torch
 
+from stratagem._servers.transports.places import places
 from stratagem._servers.transports.socket_link import SocketLink
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
+from stratagem_proto.v1.session_pb2 import OpenSessionResponse
 from stratagem_proto.wire.sockets.frames import Frame, Kind
 from stratagem_proto.wire.tensors import spec_of
+from stratagem_proto.wire.transport import TCP, UNIX
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
@@ -47,6 +50,12 @@ def assignment(client: RawClient, value: torch.Tensor) -> list[bytes]:
     return encoded(header, [value])
 
 
+def link_to(
+    server: ParameterServer, opened: OpenSessionResponse, way: str
+) -> SocketLink:
+    return SocketLink(next(places(opened.frame_sockets, server.address, way)))
+
+
 def sent(link: SocketLink, method: str, messages: list[bytes], whole: bool) -> Frame:
     """Begins a call, and returns the first frame of its answer."""
     kind, path = Kind.CALL, f"/{SERVICE}/{method}".encode()
@@ -57,31 +66,34 @@ def sent(link: SocketLink, method: str, messages: list[bytes], whole: bool) -> F
     return next(link.frames())
 
 
+@pytest.mark.parametrize("way", [UNIX, TCP])
 def test_an_upload_that_stops_gives_its_memory_and_its_number_back(
-    server: ParameterServer, client: RawClient
+    server: ParameterServer, client: RawClient, way: str
 ) -> None:
     opened = client.open()
     client.create(v=torch.zeros(LARGE))
     messages = assignment(client, torch.ones(LARGE))
-    with closing(SocketLink(opened.frame_sockets)) as link:
+    with closing(link_to(server, opened, way)) as link:
         refused = sent(link, "Assign", messages[:1], whole=False)
     status = RecordedStatus.FromString(bytes(refused.message))
     assert status.code == DEADLINE_EXCEEDED
     assert "did not come in 0.05 s" in status.message
     assert server._state.budget.used == 0
-    with closing(SocketLink(opened.frame_sockets)) as link:
+    with closing(link_to(server, opened, way)) as link:
         assert sent(link, "Assign", messages, whole=True).kind == Kind.MESSAGE
     assert client.read("v")[0].eq(1).all()
 
 
+@pytest.mark.parametrize("way", [UNIX, TCP])
 def test_a_read_that_nobody_takes_gives_its_memory_back_and_hangs_up(
-    server: ParameterServer, client: RawClient
+    server: ParameterServer, client: RawClient, way: str
 ) -> None:
     opened = client.open()
     client.create(v=torch.zeros(LARGE))
-    selections = [pb.Selection(variable="v")] * 8
+    # More than the buffers of a socket between hosts take.
+    selections = [pb.Selection(variable="v")] * 32
     read = pb.ReadRequest(session_id=client.session_id, selections=selections)
-    with closing(SocketLink(opened.frame_sockets)) as link:
+    with closing(link_to(server, opened, way)) as link:
         first = sent(link, "Read", [read.SerializeToString()], whole=True)
         assert first.kind == Kind.MESSAGE
         assert server._state.budget.used > 0

@@ -38,8 +38,8 @@ class WorkerServer(Server):
         )
         return (self._status.handler(), service_handler(state))
 
-    def _listens(self, local: FrameSockets) -> None:
-        self._state.frame_sockets = local
+    def _listens(self, sockets: FrameSockets) -> None:
+        self._state.frame_sockets = sockets
 
     async def _begin(self) -> None:
         self._state.begin()

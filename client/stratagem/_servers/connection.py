@@ -128,9 +128,9 @@ class Connection:
             self._transport = ServerTransport(address)
 
     @property
-    def is_local(self) -> bool:
-        """Whether requests go over a socket of this host, and not by gRPC."""
-        return self._transport.is_local
+    def way(self) -> str:
+        """How requests go: "unix", "tcp" or "grpc"."""
+        return self._transport.way
 
     def call(self, request: Request[Result]) -> Result:
         """Sends a request and waits for its result; raises as `start` and `result`."""

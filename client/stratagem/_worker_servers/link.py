@@ -10,7 +10,7 @@ from functools import partial
 
 from stratagem._servers.session import Identity, check_answering, handshake
 from stratagem._servers.traffic import TrafficMeter
-from stratagem._servers.transports.server_transport import may_connect
+from stratagem._servers.transports.places import places
 from stratagem._worker_servers.answer import Answer, Reply
 from stratagem._worker_servers.corks import Corks
 from stratagem._worker_servers.grpc_wire import GrpcWire
@@ -23,7 +23,7 @@ from stratagem_proto.errors import CancelledError, StratagemError
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, FrameSockets, Task
-from stratagem_proto.wire.channel import Deadlines
+from stratagem_proto.wire.channel import PATIENT_SECONDS, Deadlines
 from stratagem_proto.wire.payloads import split
 from stratagem_proto.wire.transport import GRPC, transport_from_environment
 
@@ -71,7 +71,7 @@ class WorkerLink:
         self._deadlines = deadlines or Deadlines()
         self._show = on_output or labelled(self.task)
         self._wire: Wire | None = None
-        self._place = FrameSockets()
+        self._told = FrameSockets()
         self._stream: WorkStream | None = None
 
     @property
@@ -85,9 +85,9 @@ class WorkerLink:
         return self._stream is not None and self._stream.going
 
     @property
-    def is_local(self) -> bool:
-        """Whether the session goes over a socket of this host, and not by gRPC."""
-        return isinstance(self._wire, SocketWire)
+    def way(self) -> str:
+        """How the session goes: "unix", "tcp" or "grpc"."""
+        return self._wire.way if isinstance(self._wire, SocketWire) else GRPC
 
     def connect(self) -> None:
         """Opens a session; one that this link has already is ended.
@@ -99,12 +99,12 @@ class WorkerLink:
                 cloudpickle or Stratagem, or is another task.
         """
         self.close()
-        allowed = transport_from_environment() != GRPC
+        setting = transport_from_environment()
         self._begin(partial(GrpcWire, self._address))
-        if allowed and may_connect(self._place, self._address):
+        for place in places(self._told, self._address, setting, PATIENT_SECONDS):
             # Where that fails, gRPC does.
             with suppress(OSError, StratagemError):
-                self._begin(partial(SocketWire, self._place, self.corks))
+                return self._begin(partial(SocketWire, place, self.corks))
 
     def _begin(self, make: MakeWire) -> None:
         """Opens a session, in place of the one there is."""
@@ -120,7 +120,7 @@ class WorkerLink:
             raise
         self.close()
         self._wire, self._stream, self.incarnation = wire, stream, session
-        self._place, self.gpus = opened.session.frame_sockets, opened.gpus
+        self._told, self.gpus = opened.session.frame_sockets, opened.gpus
 
     def when_ended(self, tell: Callable[[StratagemError], None]) -> None:
         """Lets a function know when the session that there is ends, and why.

@@ -1,4 +1,4 @@
-"""A session with a worker server on this host, over its Unix socket."""
+"""A session with a worker server over a socket."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from functools import partial
 from itertools import chain
 
 from stratagem._servers.traffic import TrafficMeter
+from stratagem._servers.transports.places import Place
 from stratagem._servers.transports.socket_error import broken, require_ok
 from stratagem._servers.transports.socket_link import SocketLink
 from stratagem._worker_servers.corks import Cork, Corks
 from stratagem._worker_servers.wire import Instructions
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.v1 import worker_pb2 as pb
-from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.payloads import batches
 from stratagem_proto.wire.sockets.frames import Kind, parts
 
@@ -32,10 +32,13 @@ class SocketWire:
     Only what the socket has no room for is left to a thread, for as long as it takes.
 
     Args:
-        place: The worker's socket.
+        place: Where the worker takes frames.
         corks: Tell which instructions wait for those that follow.
         opening: The handshake.
         meter: Counts what is sent.
+
+    Attributes:
+        way: The transport, as the setting names it.
 
     Raises:
         OSError: Nobody, or not the worker, answers there.
@@ -43,11 +46,12 @@ class SocketWire:
 
     def __init__(
         self,
-        place: FrameSockets,
+        place: Place,
         corks: Corks,
         opening: pb.OpenWorkerSession,
         meter: TrafficMeter,
     ) -> None:
+        self.way = place.way
         self._corks, self._cork = corks, Cork(self._flush)
         self._meter = meter
         self._waiting: deque[Instructions] = deque()

@@ -8,7 +8,7 @@ import grpc
 
 from stratagem_proto.errors import InvalidArgumentError, UnavailableError
 
-_LAST_PORT = 65_535
+LAST_PORT = 65_535
 
 
 def check_address(address: str) -> None:
@@ -18,10 +18,10 @@ def check_address(address: str) -> None:
         InvalidArgumentError: It is not.
     """
     host, _, port = address.rpartition(":")
-    if not (host and port.isascii() and port.isdigit() and int(port) <= _LAST_PORT):
+    if not (host and port.isascii() and port.isdigit() and int(port) <= LAST_PORT):
         raise InvalidArgumentError(
             f"{address!r} is no address to listen on; give host:port with a port from "
-            f"0 to {_LAST_PORT}, for instance 127.0.0.1:0"
+            f"0 to {LAST_PORT}, for instance 127.0.0.1:0"
         )
 
 

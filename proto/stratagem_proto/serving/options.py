@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from stratagem_proto.configuration.model import ProcessSettings
 from stratagem_proto.configuration.token_file import read_token
 from stratagem_proto.protocol import check_name
-from stratagem_proto.serving.addresses import check_address
+from stratagem_proto.serving.addresses import LAST_PORT, check_address
 from stratagem_proto.wire.transport import AUTO, check_transport
 
 
@@ -59,7 +59,15 @@ class ServingOptions(ProcessSettings):
     transport: Transport = Field(
         AUTO,
         description="auto: also a Unix socket and shared memory for processes of this "
-        "host; unix: no shared memory; grpc: gRPC alone.",
+        "host, and TCP without gRPC for others; unix: a Unix socket, no shared memory; "
+        "tcp: TCP without gRPC; grpc: gRPC alone.",
+    )
+    data_port: int = Field(
+        0,
+        ge=-1,
+        le=LAST_PORT,
+        description="Port of that TCP, at the host of --bind; 0 takes a free one, -1 "
+        "none.",
     )
     traces: bool = Field(
         False,

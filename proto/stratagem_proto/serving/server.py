@@ -19,12 +19,12 @@ from stratagem_proto.serving.log import LOG
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.serving.sockets.listener import SocketListener
+from stratagem_proto.serving.sockets.listening import listen
 from stratagem_proto.serving.sockets.peer_memory import Reserved, refused
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.wire.channel import SERVER_OPTIONS, STALL_SECONDS
-from stratagem_proto.wire.transport import GRPC
 
 # Prometheus has given up by then. Of a server that stops meanwhile no answer comes.
 _SCRAPE_SECONDS = 10.0
@@ -39,8 +39,8 @@ class Server(ABC):
     Attributes:
         service: Full name of the service of the data plane.
         options: Options of gRPC for the data plane.
-        patience: Seconds that a client on this host may take to send or read more of a
-            call; None for any time.
+        patience: Seconds that a client may take to send or read more of a call, where
+            that does not go by gRPC; None for any time.
         address: Where it listens, "host:port"; "" before it has started.
         health_address: Where it answers health checks.
         metrics_address: Where it answers Prometheus; "" if it does not.
@@ -58,15 +58,16 @@ class Server(ABC):
         self._label = settings.label
         self._bind, self._health_bind = settings.bind, settings.health_bind
         self._metrics_bind = settings.metrics_bind
-        self._transport = settings.transport
+        self._transport, self._data_port = settings.transport, settings.data_port
+        self._sockets: SocketListener | None = None
         self._drain_seconds = settings.drain_seconds
         self._log = LOG.bind(task=settings.label)
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
 
     @abstractmethod
-    def _listens(self, local: FrameSockets) -> None:
-        """Learns of the socket for processes of this host, before calls arrive."""
+    def _listens(self, sockets: FrameSockets) -> None:
+        """Learns of what there is besides gRPC, before calls arrive."""
 
     def _share(self, nbytes: int) -> Reserved:
         """Takes bytes of the budget of the memory that clients share.
@@ -127,27 +128,22 @@ class Server(ABC):
         self._server = grpc.aio.server(options=self.options)
         self._server.add_generic_rpc_handlers(tuple(handlers))
         self.address = bound(self._server, self._bind)
-        self._local = self._socket_listener(handlers)
         try:
+            self._sockets = self._listener(handlers)
             await self._server.start()
             await self._begin()
         except BaseException:
             await self._hang_up(0)
             raise
 
-    def _socket_listener(
+    def _listener(
         self, handlers: Sequence[grpc.GenericRpcHandler]
     ) -> SocketListener | None:
-        if self._transport == GRPC:
+        listening = listen(self.address, self._transport, self._data_port)
+        if not listening.sockets:
             return None
-        try:
-            port = int(self.address.rpartition(":")[2])
-            listener = SocketListener(handlers, port, self._share, self.patience)
-        except OSError as error:
-            self._log.info("no local sockets here", why=str(error))
-            return None
-        self._listens(listener.socket)
-        return listener
+        self._listens(listening.told)
+        return SocketListener(handlers, listening, self._share, self.patience)
 
     def stop(self, grace: float | None = None) -> None:
         """Refuses new calls, lets running ones end, and stops; again does nothing.
@@ -173,8 +169,8 @@ class Server(ABC):
 
     async def _hang_up(self, seconds: float) -> None:
         """Takes no more calls; those under way get that time to end."""
-        local = [self._local.stop(seconds)] if self._local else []
-        await asyncio.gather(self._server.stop(seconds), *local)
+        others = [self._sockets.stop(seconds)] if self._sockets else []
+        await asyncio.gather(self._server.stop(seconds), *others)
 
     def join(self) -> None:
         """Waits until the server has stopped."""

@@ -24,9 +24,12 @@ class ServingSettings:
         insecure: Whether other machines may connect although nothing is encrypted.
         lease_seconds: Time without a sign of a client after which its session ends.
         drain_seconds: Time that what runs gets to end when the server stops.
-        transport: "auto" to serve processes of this host over a Unix socket, besides
-            gRPC, and to share memory with them; "unix" for the socket without shared
-            memory; "grpc" for gRPC alone.
+        transport: Besides gRPC, "auto" to serve processes of this host over a Unix
+            socket, to share memory with them, and to serve others over a TCP port for
+            data; "unix" for the Unix socket without shared memory; "tcp" for the TCP
+            port; "grpc" for gRPC alone.
+        data_port: The TCP port for data, at the host of `bind`; 0 takes a free one, -1
+            none.
 
     Raises:
         InvalidArgumentError: An address or the transport is none, or the server could
@@ -43,6 +46,7 @@ class ServingSettings:
     lease_seconds: float = 30.0
     drain_seconds: float = 10.0
     transport: str = field(default_factory=transport_from_environment)
+    data_port: int = 0
 
     def __post_init__(self) -> None:
         beside = [self.metrics_bind] if self.metrics_bind else []

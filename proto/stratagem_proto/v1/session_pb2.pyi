@@ -174,9 +174,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
 
     @property
     def frame_sockets(self) -> global___FrameSockets:
-        """Where processes of the server's host can call it without gRPC. Absent where there
-        is no such place.
-        """
+        """Where the server can be called without gRPC. Absent where it cannot."""
 
     def __init__(
         self,
@@ -198,38 +196,41 @@ global___OpenSessionResponse = OpenSessionResponse
 
 @typing.final
 class FrameSockets(google.protobuf.message.Message):
-    """A Unix socket that a server listens on. Over it go the same messages as over gRPC,
-    for the same methods, in frames of its own. A client that cannot connect to it, or
-    sees another proof, calls by gRPC: it runs on another host, or in another container.
+    """The sockets that a server listens on besides gRPC. Over them go the same messages, for
+    the same methods, in frames of its own. A client that cannot connect to any, or finds
+    somebody else there, calls by gRPC.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     NAME_FIELD_NUMBER: builtins.int
-    TICKET_FIELD_NUMBER: builtins.int
-    PROOF_FIELD_NUMBER: builtins.int
     PORT_FIELD_NUMBER: builtins.int
+    DATA_PORT_FIELD_NUMBER: builtins.int
+    SECRET_FIELD_NUMBER: builtins.int
     name: builtins.bytes
-    """Name in the abstract namespace of Linux, without the leading zero byte; drawn by
-    this run of the server.
+    """Name of a Unix socket in the abstract namespace of Linux, without the leading zero
+    byte; drawn by this run of the server. Empty where there is none. Processes of other
+    hosts, and of containers with a network of their own, do not see it.
     """
-    ticket: builtins.bytes
-    """What the client shows first: only who has opened a session knows it."""
-    proof: builtins.bytes
-    """What the server then answers: nobody else who has taken the name can."""
     port: builtins.int
     """Port that the server listens on for gRPC. A client that called another one came
     through a proxy, and goes on to.
+    """
+    data_port: builtins.int
+    """TCP port for frames, at the host that the client called; 0 where there is none."""
+    secret: builtins.bytes
+    """Drawn by this run of the server, 32 bytes. Client and server prove to each other
+    that they know it before anything else crosses a socket; neither sends it there.
     """
     def __init__(
         self,
         *,
         name: builtins.bytes = ...,
-        ticket: builtins.bytes = ...,
-        proof: builtins.bytes = ...,
         port: builtins.int = ...,
+        data_port: builtins.int = ...,
+        secret: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "port", b"port", "proof", b"proof", "ticket", b"ticket"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data_port", b"data_port", "name", b"name", "port", b"port", "secret", b"secret"]) -> None: ...
 
 global___FrameSockets = FrameSockets
 

@@ -17,6 +17,9 @@ _PATIENT_TIMEOUT_MS = 60_000
 STALL_SECONDS = (_KEEPALIVE_MS + _KEEPALIVE_TIMEOUT_MS) / 1000
 """For how long keepalive bears with a peer of which nothing comes."""
 
+PATIENT_SECONDS = (_KEEPALIVE_MS + _PATIENT_TIMEOUT_MS) / 1000
+"""As `STALL_SECONDS`, where both ends watch each other's leases."""
+
 MESSAGE_BYTES = MAX_HEADER_BYTES + MAX_CHUNK_BYTES
 
 # Not unlimited: an unlimited message is memory that a stranger can take.

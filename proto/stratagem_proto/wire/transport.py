@@ -10,21 +10,27 @@ VARIABLE = "STRATAGEM_TRANSPORT"
 
 AUTO = "auto"
 UNIX = "unix"
+TCP = "tcp"
 GRPC = "grpc"
 
 
+_MEANINGS = {
+    AUTO: "the best that both ends have",
+    UNIX: "Unix sockets without shared memory",
+    TCP: "TCP sockets",
+    GRPC: "gRPC alone",
+}
+
+
 def check_transport(transport: str) -> None:
-    """Checks that a transport is "auto", "unix" or "grpc".
+    """Checks that a transport is "auto", "unix", "tcp" or "grpc".
 
     Raises:
         InvalidArgumentError: It is not.
     """
-    if transport not in (AUTO, UNIX, GRPC):
-        raise InvalidArgumentError(
-            f"{transport!r} is no transport; give {AUTO!r} for sockets and shared "
-            f"memory where both ends are on one host, {UNIX!r} for sockets without "
-            f"shared memory, or {GRPC!r} for gRPC everywhere"
-        )
+    if transport not in _MEANINGS:
+        known = ", ".join(f"{name!r} for {what}" for name, what in _MEANINGS.items())
+        raise InvalidArgumentError(f"{transport!r} is no transport; give {known}")
 
 
 def transport_from_environment() -> str:

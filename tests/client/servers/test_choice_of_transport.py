@@ -20,7 +20,7 @@ from stratagem_proto.errors import (
     UnavailableError,
     VariableNotFoundError,
 )
-from stratagem_proto.wire.transport import AUTO, GRPC, VARIABLE
+from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX, VARIABLE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.connections import add, connected, make, value_of
@@ -37,14 +37,14 @@ def calling(monkeypatch: pytest.MonkeyPatch, transport: str) -> Iterator[Connect
         yield stack.enter_context(connected(server.address))
 
 
-@pytest.mark.parametrize("transport", [AUTO, GRPC])
+@pytest.mark.parametrize("transport", [AUTO, TCP, GRPC])
 def test_requests_fare_the_same_over_both_transports(
     monkeypatch: pytest.MonkeyPatch, transport: str
 ) -> None:
     ones = torch.ones(700_000)
     with calling(monkeypatch, transport) as connection:
         make(connection, "v", torch.zeros_like(ones))
-        assert connection.is_local is (transport == AUTO)
+        assert connection.way == (UNIX if transport == AUTO else transport)
         assert add(connection, "v", ones) == 2
         assert value_of(connection, "v", ones).eq(1).all()
         message = "this server hosts no variable 'w'; it hosts 1, none with a similar"
@@ -64,12 +64,12 @@ def test_a_server_may_be_told_to_speak_grpc_only() -> None:
     settings = ServerSettings(token=TOKEN, transport=GRPC)
     with ParameterServer(settings) as server, connected(server.address) as connection:
         make(connection, "v", torch.zeros(2))
-        assert not connection.is_local
+        assert connection.way == GRPC
 
 
 def test_a_transport_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidArgumentError, match="'tcp' is no transport; give"):
-        ServerSettings(token=TOKEN, transport="tcp")
+    with pytest.raises(InvalidArgumentError, match="'udp' is no transport; give"):
+        ServerSettings(token=TOKEN, transport="udp")
     monkeypatch.setenv(VARIABLE, "pigeon")
     with (
         pytest.raises(InvalidArgumentError, match="'pigeon' is no transport"),
@@ -81,7 +81,7 @@ def test_a_transport_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_who_comes_through_a_proxy_stays_with_it(server: ParameterServer) -> None:
     with FaultyProxy(server.address) as proxy, connected(proxy.address) as connection:
         make(connection, "v", torch.zeros(2))
-        assert not connection.is_local
+        assert connection.way == GRPC
 
 
 class Failing(SocketTransport):
@@ -109,13 +109,13 @@ def test_a_socket_is_given_up_where_nobody_is_there_and_not_for_one_call(
     with connected(server.address) as connection:
         make(connection, "v", torch.zeros(2))
         transport = connection._transport
-        assert transport._local is not None
-        transport._local.close()
-        failing = Failing(transport._local.place)
+        assert transport._sockets is not None
+        transport._sockets.close()
+        failing = Failing(transport._sockets.place)
         failing.error = error
-        transport._local = failing
+        transport._sockets = failing
         assert add(connection, "v", torch.ones(2)) == 2
-        assert (transport._local is failing) is stays
+        assert (transport._sockets is failing) is stays
 
 
 def test_a_socket_that_fails_is_not_taken_for_one_learnt_of_meanwhile(
@@ -124,21 +124,21 @@ def test_a_socket_that_fails_is_not_taken_for_one_learnt_of_meanwhile(
     with connected(server.address) as connection:
         make(connection, "v", torch.zeros(2))
         transport = connection._transport
-        newer = transport._local
+        newer = transport._sockets
         assert newer is not None
         former = Failing(newer.place)
         former.error = ConnectionRefusedError()
-        former.meanwhile = lambda: setattr(transport, "_local", newer)
-        transport._local = former
+        former.meanwhile = lambda: setattr(transport, "_sockets", newer)
+        transport._sockets = former
         assert add(connection, "v", torch.ones(2)) == 2
-        assert transport._local is newer
+        assert transport._sockets is newer
 
 
 def test_a_server_that_is_gone_is_looked_for_by_grpc(server: ParameterServer) -> None:
     with connected(server.address, connect=0.3) as connection:
         make(connection, "v", torch.zeros(2))
-        assert connection.is_local
+        assert connection.way == UNIX
         server.stop()
         with pytest.raises(UnavailableError, match="Check that the server runs"):
             add(connection, "v", torch.ones(2))
-        assert not connection.is_local
+        assert connection.way == GRPC

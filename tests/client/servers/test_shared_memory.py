@@ -19,18 +19,18 @@ from stratagem._servers.connection import Connection
 from stratagem._servers.reading import Reading
 from stratagem._servers.reads import read
 from stratagem._servers.session import opening
+from stratagem._servers.transports.places import Place, places
 from stratagem._servers.transports.socket_link import SocketLink
 from stratagem_deploy.processes.process import import_path
 from stratagem_proto.programs.optimizers import OPTIMIZERS
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
 from stratagem_proto.wire import segment
 from stratagem_proto.wire.frames import ChunkView, Frame, encode_frame
 from stratagem_proto.wire.sockets.frames import Kind, prefix
 from stratagem_proto.wire.tensors import spec_of
-from stratagem_proto.wire.transport import AUTO, GRPC, UNIX
+from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.connections import IDENTITY, add, connected, make, value_of
@@ -52,13 +52,14 @@ def shared_bytes(server: ParameterServer) -> int:
     return server._state.shared.used
 
 
-def place_of(connection: Connection) -> FrameSockets:
-    """The socket of the server that a connection goes to."""
+def place_of(connection: Connection) -> Place:
+    """The Unix socket of the server that a connection goes to."""
     connection.open()
-    return connection.call(opening(IDENTITY)).frame_sockets
+    told = connection.call(opening(IDENTITY)).frame_sockets
+    return next(places(told, connection.address, UNIX))
 
 
-@pytest.mark.parametrize("transport", [AUTO, UNIX, GRPC])
+@pytest.mark.parametrize("transport", [AUTO, UNIX, TCP, GRPC])
 def test_the_same_bytes_arrive_over_every_transport(transport: str) -> None:
     generator = torch.Generator().manual_seed(1)
     values = {
@@ -83,7 +84,7 @@ def test_the_same_bytes_arrive_over_every_transport(transport: str) -> None:
         assert (shared_bytes(server) > 0) is (transport == AUTO)
 
 
-@pytest.mark.parametrize("transport", [AUTO, UNIX, GRPC])
+@pytest.mark.parametrize("transport", [AUTO, UNIX, TCP, GRPC])
 def test_steps_come_to_the_same_bytes_over_every_transport(transport: str) -> None:
     generator = torch.Generator().manual_seed(1)
     with served(transport=transport) as (_, connection):

@@ -11,21 +11,29 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
 
 from stratagem._servers.transports import socket_transport
 from stratagem._servers.transports.call import Attempt, Call
+from stratagem._servers.transports.places import Place, TcpPlace, places
 from stratagem._servers.transports.server_transport import ServerTransport
 from stratagem._servers.transports.socket_link import SocketLink
 from stratagem._servers.transports.socket_transport import SocketTransport
+from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.serving.border import Context
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.sockets.listener import SocketListener
+from stratagem_proto.serving.sockets.listening import listen
+from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.sockets.frames import Kind, prefix
+from stratagem_proto.wire.sockets.proofs import HELLO_BYTES, NONCE_BYTES
+from stratagem_proto.wire.transport import GRPC, TCP, UNIX
 from tests.waiting import eventually
 
 MEBIBYTE = bytes(1 << 20)
@@ -105,16 +113,18 @@ class Echo:
 class Served:
     """The service on a socket, and a transport to it."""
 
-    def __init__(self, loop: LoopThread) -> None:
+    def __init__(self, loop: LoopThread, way: str) -> None:
         self.loop, self.echo = loop, Echo()
-        self.listener = loop.run(self._listener())
-        self.place = self.listener.socket
+        self.listener = loop.run(self._listener(way))
+        self.told = self.listener.told
+        (self.place,) = places(self.told, "127.0.0.1:1", way)
         self.transport = SocketTransport(self.place)
         self.stopped = False
 
-    async def _listener(self) -> SocketListener:
+    async def _listener(self, way: str) -> SocketListener:
         free = SimpleNamespace(release=lambda: None)
-        return SocketListener([self.echo.service()], port=1, reserve=lambda _: free)
+        listening = listen("127.0.0.1:1", way)
+        return SocketListener([self.echo.service()], listening, lambda _: free)
 
     def send(
         self, method: str, *messages: bytes, timeout: float = 20.0, room: int = 0
@@ -143,15 +153,18 @@ class Served:
         self.loop.run(self.listener.stop(seconds))
 
 
-@pytest.fixture
-def served() -> Iterator[Served]:
+@pytest.fixture(params=[UNIX, TCP])
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     loop = LoopThread.acquire()
-    running = Served(loop)
+    running = Served(loop, request.param)
     yield running
     running.transport.close()
     if not running.stopped:
         running.stop()
     loop.release()
+
+
+over_unix = pytest.mark.parametrize("served", [UNIX], indirect=True)
 
 
 def test_calls_of_all_shapes_are_answered(served: Served) -> None:
@@ -173,6 +186,7 @@ def test_a_call_that_fails_leaves_the_next_one_alone(served: Served) -> None:
     assert served.call("Echo", b"hello") == [b"hello"]
 
 
+@over_unix
 def test_what_lies_in_memory_is_told_while_its_handler_goes_on(served: Served) -> None:
     responses = served.send("Begin", b"", room=1).responses
 
@@ -182,6 +196,7 @@ def test_what_lies_in_memory_is_told_while_its_handler_goes_on(served: Served) -
     assert list(responses) == [b"ended"]
 
 
+@over_unix
 def test_nothing_is_told_behind_the_end_of_a_call(served: Served) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         list(served.send("GiveUp", b"", room=1).responses)
@@ -246,6 +261,7 @@ def test_a_server_that_stops_ends_the_call_under_way_and_takes_no_other(
     assert not stopping.is_alive()
 
 
+@over_unix
 def test_a_server_that_stops_lets_what_it_has_answered_be_read(served: Served) -> None:
     attempt = served.send("Repeat", b"1")
     (peer,) = served.listener._peers
@@ -270,11 +286,11 @@ def test_a_server_that_stops_at_once_cancels_what_is_under_way(served: Served) -
 
 @pytest.mark.parametrize("data", GARBAGE)
 def test_strangers_are_hung_up_on(served: Served, data: bytes) -> None:
-    with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.settimeout(20)
-        stranger.connect(b"\0" + served.place.name)
+    with served.place.connect(20) as stranger:
         stranger.sendall(data)
-        assert stranger.recv(1) == b""
+        with suppress(ConnectionResetError):
+            while stranger.recv(100):
+                pass
     assert served.call("Echo", b"hello") == [b"hello"]
 
 
@@ -327,28 +343,66 @@ def test_sockets_with_large_descriptors_do(
     link.close()
 
 
-def test_who_has_taken_the_name_of_a_server_is_not_believed(served: Served) -> None:
-    place = FrameSockets()
-    place.CopyFrom(served.place)
-    place.proof = bytes(32)
+def elsewhere(place: Place, **changed: Any) -> Place:
+    return cast(Place, replace(cast(Any, place), **changed))
+
+
+def test_who_has_taken_the_name_or_the_port_of_a_server_is_not_believed(
+    served: Served,
+) -> None:
     with pytest.raises(ConnectionRefusedError, match="somebody else"):
-        SocketLink(place)
+        SocketLink(elsewhere(served.place, secret=bytes(32)))
 
 
-@pytest.mark.parametrize("field", ["name", "ticket", "proof"])
+def test_a_client_that_does_not_know_the_secret_is_not_let_in(served: Served) -> None:
+    with served.place.connect(20) as stranger:
+        hello = prefix(Kind.HELLO, NONCE_BYTES, True)
+        stranger.sendall(hello + bytes(NONCE_BYTES))
+        assert len(stranger.recv(100)) == len(hello) + HELLO_BYTES
+        stranger.sendall(hello + bytes(NONCE_BYTES))
+        assert stranger.recv(1) == b""
+
+
+def test_who_says_nothing_is_not_waited_for_long(served: Served) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = TcpPlace("127.0.0.1", silent.getsockname()[1], bytes(32), 15)
+        with pytest.raises(TimeoutError):
+            SocketLink(place, 0.05)
+
+
+def test_who_speaks_of_more_than_a_proof_is_given_no_memory(served: Served) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as liar:
+        place = TcpPlace("127.0.0.1", liar.getsockname()[1], bytes(32), 15)
+
+        def lie() -> None:
+            connection, _ = liar.accept()
+            with connection:
+                connection.sendall(prefix(Kind.HELLO, 4 << 20, True))
+                connection.recv(1 << 16)
+
+        lying = threading.Thread(target=lie)
+        lying.start()
+        with pytest.raises(MalformedStreamError, match="at most 64"):
+            SocketLink(place)
+        lying.join()
+
+
+@pytest.mark.parametrize("secret", [b"", bytes(32)])
 def test_a_socket_that_is_not_the_servers_is_not_used(
-    served: Served, field: str, caplog: pytest.LogCaptureFixture
+    served: Served, secret: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "stratagem")
-    place = FrameSockets()
-    place.CopyFrom(served.place)
-    setattr(place, field, bytes(32))
+    told = FrameSockets()
+    told.CopyFrom(served.told)
+    told.secret = secret
     transport = ServerTransport("127.0.0.1:1")
-    transport.learn(place)
-    assert not transport.is_local
-    assert "127.0.0.1:1 is called by gRPC" in caplog.text
-    transport.learn(served.place)
-    assert transport.is_local
+    for _ in range(2):
+        transport.learn(told)
+        assert transport.way == GRPC
+    (said,) = [each.getMessage() for each in caplog.records]
+    assert said.startswith(f"127.0.0.1:1 is not called by {served.place.way}: ")
+    transport.learn(served.told)
+    assert transport.way == served.place.way
     transport.close()
 
 
@@ -357,13 +411,24 @@ def test_threads_that_hear_of_a_socket_at_once_connect_to_it_once(
 ) -> None:
     transport = ServerTransport("127.0.0.1:1")
     threads = [
-        threading.Thread(target=transport.learn, args=(served.place,)) for _ in range(8)
+        threading.Thread(target=transport.learn, args=(served.told,)) for _ in range(8)
     ]
     with transport._learning:
         for thread in threads:
             thread.start()
     for thread in threads:
         thread.join()
-    assert transport.is_local
+    assert transport.way == served.place.way
     eventually(lambda: len(served.listener._peers) == 1)
     transport.close()
+
+
+def test_memory_is_shared_on_one_host_only(served: Served) -> None:
+    link = SocketLink(served.place)
+    if served.place.can_share:
+        assert link.share(1 << 20)
+    else:
+        link.send(Kind.SEGMENT, b"", is_last=True)
+        (answer,) = link.frames()
+        assert RecordedStatus.FromString(bytes(answer.message)).code
+    link.close()

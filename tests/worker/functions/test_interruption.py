@@ -15,7 +15,7 @@ import pytest
 
 from stratagem import Variable
 from stratagem._servers.interruption import is_interruptible, uninterrupted
-from stratagem_proto.wire.transport import AUTO, GRPC, VARIABLE
+from stratagem_proto.wire.transport import AUTO, GRPC, TCP, VARIABLE
 from stratagem_worker.functions.interruption import Interrupted, Interruptible
 from tests.client.clusters import running
 from tests.worker.links import PATIENCE
@@ -182,7 +182,7 @@ def test_threads_of_a_function_are_not_held_off() -> None:
     assert struck_when(entered, body) == "given up"
 
 
-@pytest.mark.parametrize("transport", [AUTO, GRPC])
+@pytest.mark.parametrize("transport", [AUTO, TCP, GRPC])
 def test_a_function_that_waits_for_a_server_leaves_the_connection_usable(
     transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

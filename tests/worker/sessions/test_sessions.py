@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from stratagem._servers.traffic import TrafficMeter
+from stratagem._servers.transports.places import places
 from stratagem._servers.transports.socket_link import SocketLink
 from stratagem._shipping.residents.results import load_result
 from stratagem._worker_servers.answer import Answer
@@ -34,7 +35,7 @@ from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
 from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.sockets.frames import Kind
 from stratagem_proto.wire.status import translated
-from stratagem_proto.wire.transport import AUTO, GRPC, VARIABLE
+from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX, VARIABLE
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN
@@ -256,7 +257,8 @@ def test_a_session_on_this_host_ends_by_what_is_not_understood(data: bytes) -> N
 
 def socket_link(worker: WorkerServer) -> SocketLink:
     with connected(worker) as other:
-        return SocketLink(other._place)
+        (place, _) = places(other._told, worker.address, AUTO)
+        return SocketLink(place)
 
 
 def running(number: int) -> bytes:
@@ -268,7 +270,7 @@ def running(number: int) -> bytes:
 def test_who_sends_does_not_wait_for_a_worker_that_does_not_read(
     worker: WorkerServer, link: WorkerLink
 ) -> None:
-    assert link.is_local
+    assert link.way == UNIX
     in_time: list[bool] = []
     worker._loop._loop.call_soon_threadsafe(lambda: in_time.append(gate.wait(PATIENCE)))
     for handle in (5, 6):
@@ -283,13 +285,13 @@ def sizes(values: list[Any]) -> list[int]:
     return list(map(len, values))
 
 
-@pytest.mark.parametrize("transport", [AUTO, GRPC])
+@pytest.mark.parametrize("transport", [AUTO, TCP, GRPC])
 def test_a_session_fares_the_same_over_both_transports(
     worker: WorkerServer, monkeypatch: pytest.MonkeyPatch, transport: str
 ) -> None:
     monkeypatch.setenv(VARIABLE, transport)
     with connected(worker) as link:
-        assert link.is_local is (transport == AUTO)
+        assert link.way == (UNIX if transport == AUTO else transport)
         assert result(link, 1, lambda: "done") == "done"
         large = result(link, 2, lambda: bytes(3 << 20))
         assert large == bytes(3 << 20)

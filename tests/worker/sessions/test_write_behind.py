@@ -20,7 +20,7 @@ from stratagem._shipping.residents.results import load_result
 from stratagem._worker_servers.closure_failure import ClosureFailure
 from stratagem._worker_servers.link import WorkerLink
 from stratagem_proto.errors import VariableNotFoundError
-from stratagem_proto.wire.transport import AUTO, GRPC, VARIABLE
+from stratagem_proto.wire.transport import AUTO, GRPC, TCP, VARIABLE
 from tests.client.clusters import running
 from tests.waiting import eventually
 from tests.worker.links import PATIENCE, payload_of
@@ -31,7 +31,7 @@ second_gate = threading.Event()
 variables: list[Variable] = []
 
 
-@pytest.fixture(autouse=True, params=[AUTO, GRPC])
+@pytest.fixture(autouse=True, params=[AUTO, TCP, GRPC])
 def strategy(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ParameterServerStrategy]:
@@ -124,7 +124,7 @@ def servers_of(strategy: ParameterServerStrategy) -> ServerGroup:
 def cut_off(strategy: ParameterServerStrategy) -> None:
     """Breaks the connections that pipelined calls go over, if they do."""
     for connection in servers_of(strategy)._connections:
-        local = connection._transport._local
+        local = connection._transport._sockets
         if local is not None and local._pipeline is not None:
             local._pipeline.break_off()
 

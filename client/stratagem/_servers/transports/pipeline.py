@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import cast
 
 from stratagem._servers.transports.call import Attempt, Call, Responses
+from stratagem._servers.transports.places import Place
 from stratagem._servers.transports.socket_error import broken, require_ok
 from stratagem._servers.transports.socket_link import SocketLink
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.sockets.frames import Frame, Kind, parts
 
 
@@ -23,14 +23,14 @@ class Pipeline:
     fails to come through, or is given up, so do all that are under way.
 
     Args:
-        place: What the server says of its socket.
-        seconds: How long each step of connecting may take.
+        place: Where the server takes frames.
+        seconds: How long connecting may take.
 
     Raises:
         OSError: Nobody, or not the server, answers there.
     """
 
-    def __init__(self, place: FrameSockets, seconds: float) -> None:
+    def __init__(self, place: Place, seconds: float) -> None:
         self._link = SocketLink(place, seconds)
         self._kept: list[bytes] = []
         self._failure: OSError | None = None

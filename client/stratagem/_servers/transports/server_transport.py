@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 
 from stratagem._servers.transports.call import Attempt, Call
 from stratagem._servers.transports.grpc_transport import GrpcTransport
+from stratagem._servers.transports.places import places
 from stratagem._servers.transports.socket_transport import SocketTransport
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.v1.session_pb2 import FrameSockets
@@ -17,9 +19,12 @@ _LOG = logging.getLogger("stratagem")
 # After any other failure, the next call may come through.
 _NOBODY_THERE = (ConnectionRefusedError, FileNotFoundError, MalformedStreamError)
 
+# Of a server that let a new connection wait too long no other is asked for meanwhile.
+_REST_SECONDS = 30.0
+
 
 class ServerTransport:
-    """Calls a server over a socket where there is one, else by gRPC.
+    """Calls a server over sockets where that is possible, else by gRPC.
 
     Attributes:
         address: "host:port" of the server.
@@ -28,41 +33,46 @@ class ServerTransport:
     def __init__(self, address: str) -> None:
         self.address = address
         self._grpc = GrpcTransport(address)
-        self._local: SocketTransport | None = None
+        self._sockets: SocketTransport | None = None
+        # Remembered, so that what was tried in vain is not tried again.
+        self._told = FrameSockets()
+        self._rests_until = 0.0
         self._setting = transport_from_environment()
         self._closed = False
         self._learning = threading.Lock()
 
-    def learn(self, place: FrameSockets) -> None:
-        """Connects to what the server says of its socket, if that is possible."""
+    def learn(self, told: FrameSockets) -> None:
+        """Connects to what the server says of its sockets, if that is possible."""
         with self._learning:  # threads that lost one session hear of the next one each
-            if self._local is None or self._local.place != place:
+            if told != self._told:
                 self._forget()
-                self._connect(place)
+                self._told = told
+                self._connect(told)
 
-    def _connect(self, place: FrameSockets) -> None:
-        if self._setting == GRPC or not may_connect(place, self.address):
-            return
-        local = SocketTransport(place, shares=self._setting == AUTO)
-        try:
-            local.connect()
-        except (OSError, MalformedStreamError) as error:
-            _LOG.debug("%s is called by gRPC: %s", self.address, error)
-        else:
-            self._local = local
-            if self._closed:
-                self._forget()
+    def _connect(self, told: FrameSockets) -> None:
+        for place in places(told, self.address, self._setting):
+            sockets = SocketTransport(place, shares=self._setting == AUTO)
+            try:
+                sockets.connect()
+            except (OSError, MalformedStreamError) as error:
+                _LOG.debug("%s is not called by %s: %s", self.address, place.way, error)
+            else:
+                self._sockets = sockets
+                if self._closed:
+                    self._forget()
+                return
 
     @property
-    def is_local(self) -> bool:
-        """Whether calls go over a socket."""
-        return self._local is not None
+    def way(self) -> str:
+        """How calls go, as the setting names it; never "auto"."""
+        sockets = self._sockets
+        return sockets.place.way if sockets else GRPC
 
     def _forget(self) -> None:
         # Taken at once: another thread may do the same.
-        local, self._local = self._local, None
-        if local is not None:
-            local.close()
+        sockets, self._sockets = self._sockets, None
+        if sockets is not None:
+            sockets.close()
 
     def send(self, call: Call, control: bool = False) -> Attempt:
         """Begins a call.
@@ -74,45 +84,42 @@ class ServerTransport:
         Raises:
             ValueError: The transport is closed.
         """
-        local = None if control else self._local
-        if local is not None:
+        sockets = None if control else self._sockets
+        if sockets is not None and not self._rests():
             try:
-                return local.send(call)
+                return sockets.send(call)
             except (OSError, MalformedStreamError) as error:
                 _LOG.debug("%s is called by gRPC: %s", self.address, error)
-                if isinstance(error, _NOBODY_THERE):
-                    self._give_up(local)
+                self._weigh(error, sockets)
         return self._grpc.send(call)
 
-    def _give_up(self, local: SocketTransport) -> None:
-        local.retire()
+    def _rests(self) -> bool:
+        return bool(self._rests_until) and time.monotonic() < self._rests_until
+
+    def _weigh(self, error: Exception, sockets: SocketTransport) -> None:
+        if isinstance(error, _NOBODY_THERE):
+            self._give_up(sockets)
+        elif isinstance(error, TimeoutError):
+            self._rests_until = time.monotonic() + _REST_SECONDS
+
+    def _give_up(self, sockets: SocketTransport) -> None:
+        sockets.retire()
         with self._learning:
-            if self._local is local:
-                self._local = None
+            if self._sockets is sockets:
+                self._sockets = None
 
     def trim(self) -> None:
         """Gives up memory that was not used lately; called now and then."""
-        if local := self._local:
-            local.trim()
+        if sockets := self._sockets:
+            sockets.trim()
 
     def retire(self) -> None:
-        """Lets the calls under way be the last ones over a socket."""
-        if local := self._local:
-            local.retire()
+        """Lets the calls under way be the last ones over sockets."""
+        if sockets := self._sockets:
+            sockets.retire()
 
     def close(self) -> None:
         """Ends all calls; none can be begun any more."""
         self._closed = True
         self._forget()
         self._grpc.close()
-
-
-def may_connect(place: FrameSockets, address: str) -> bool:
-    """Whether a server says of a socket that clients of an address may try.
-
-    Args:
-        place: What it says.
-        address: The "host:port" by which it was called. At another port than its own
-            there is a proxy, which is not to be passed by.
-    """
-    return bool(place.name) and address.endswith(f":{place.port}")

@@ -6,11 +6,12 @@ import hmac
 import os
 import select
 import socket
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from stratagem._servers.transports.places import Place
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.segment import Segment, create
 from stratagem_proto.wire.sockets.closing import hang_up
 from stratagem_proto.wire.sockets.frames import (
@@ -21,8 +22,12 @@ from stratagem_proto.wire.sockets.frames import (
     parts,
     prefix,
 )
-
-_HELLO_SECONDS = 5.0
+from stratagem_proto.wire.sockets.proofs import (
+    HELLO_BYTES,
+    NONCE_BYTES,
+    Proofs,
+    drawn_nonce,
+)
 
 # What a wait may be longer than allowed by, as setting that takes a call of the system.
 _LENIENCE = 1.01
@@ -39,32 +44,49 @@ class SocketLink:
         MalformedStreamError: Who answers sends what the server would not.
     """
 
-    def __init__(self, place: FrameSockets, seconds: float = _HELLO_SECONDS) -> None:
+    def __init__(self, place: Place, seconds: float | None = None) -> None:
         """Connects.
 
         Args:
-            place: What the server says of its socket.
-            seconds: How long each step of that may take, if not the usual time.
+            place: Where.
+            seconds: How long that may take, if not the place's usual time.
         """
         self.segment: Segment | None = None
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._reader = FrameReader(bytearray(SCRATCH_BYTES))
+        # Nothing larger than a proof is taken from strangers.
+        self._reader = FrameReader(bytearray(SCRATCH_BYTES), HELLO_BYTES)
         self._arrived: deque[Frame] = deque()
+        seconds = min(seconds or place.seconds, place.seconds)
+        deadline = time.monotonic() + seconds
+        self._socket = place.connect(seconds)
         try:
-            self.allow(min(seconds, _HELLO_SECONDS))
-            self._socket.connect(b"\0" + place.name)
-            self._greet(place)
+            self._greet(place.secret, deadline)
         except BaseException:
             self._socket.close()
             raise
 
-    def _greet(self, place: FrameSockets) -> None:
-        self.send(Kind.HELLO, place.ticket, is_last=True)
-        answer = self.receive()
-        if answer.kind != Kind.HELLO or not hmac.compare_digest(
-            answer.message, place.proof
-        ):
-            raise ConnectionRefusedError("somebody else has the name of the server")
+    def _greet(self, secret: bytes, deadline: float) -> None:
+        asked = drawn_nonce()
+        answer = self._answer(asked, deadline)
+        answered, proof = answer[:NONCE_BYTES], answer[NONCE_BYTES:]
+        proofs = Proofs(secret, asked, answered)
+        if not hmac.compare_digest(proof, proofs.of_server):
+            raise ConnectionRefusedError("somebody else answers in place of the server")
+        self._answer(proofs.of_client, deadline)
+        self._reader.admit()
+
+    def _answer(self, hello: bytes, deadline: float) -> bytes:
+        self._allow_until(deadline)
+        self.send(Kind.HELLO, hello, is_last=True)
+        while not self._arrived:
+            self._allow_until(deadline)
+            self._receive()
+        return bytes(self._arrived.popleft().message)
+
+    def _allow_until(self, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("who answers does not say who it is")
+        self._socket.settimeout(left)
 
     def allow(self, seconds: float | None) -> None:
         """Sets how long each step of sending and receiving may take; None: any time."""

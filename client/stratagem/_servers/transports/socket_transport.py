@@ -11,10 +11,10 @@ from stratagem._servers.interruption import awaited
 from stratagem._servers.transports.call import Attempt, Call, Responses, Style
 from stratagem._servers.transports.idle_links import IdleLinks
 from stratagem._servers.transports.pipeline import Pipeline
+from stratagem._servers.transports.places import Place
 from stratagem._servers.transports.socket_error import broken, require_ok
 from stratagem._servers.transports.socket_link import SocketLink
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.segment import Segment, grown
 from stratagem_proto.wire.sockets.frames import Frame, Kind
 
@@ -26,14 +26,15 @@ class SocketTransport:
     that are pipelined share one.
 
     Args:
-        place: What the server says of the socket.
-        shares: Whether large tensors may go through shared memory.
+        place: Where the server takes them.
+        shares: Whether large tensors may go through shared memory, where there is any.
     """
 
-    def __init__(self, place: FrameSockets, shares: bool = True) -> None:
+    def __init__(self, place: Place, shares: bool = True) -> None:
         self.place = place
         self._idle = IdleLinks()
         # The server's budget, or the system, was full for more; asked again by `trim`.
+        shares = shares and place.can_share
         self._most_shared = self._wanted = sys.maxsize if shares else 0
         self._busy: set[SocketLink] = set()
         self._pipeline: Pipeline | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,6 +16,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.serving.eager import begin
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.serving.sockets.call import SocketCall
+from stratagem_proto.serving.sockets.greeting import Greeting
 from stratagem_proto.serving.sockets.peer_memory import (
     ANCILLARY_BYTES,
     PeerMemory,
@@ -27,6 +27,7 @@ from stratagem_proto.serving.sockets.send_buffer import SendBuffer
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.sockets.closing import hang_up
 from stratagem_proto.wire.sockets.frames import Frame, FrameReader, Kind
+from stratagem_proto.wire.sockets.proofs import HELLO_BYTES
 from stratagem_proto.wire.status import to_record
 
 if TYPE_CHECKING:
@@ -37,14 +38,15 @@ _HELLO_SECONDS = 5.0
 
 
 class Peer:
-    """A client whose calls are answered in turn, once it has shown its ticket."""
+    """A client whose calls are answered in turn, once it is known to be one."""
 
     def __init__(self, listener: SocketListener, sock: socket.socket) -> None:
         self._listener, self._socket = listener, sock
         self._loop = asyncio.get_running_loop()
         self._out = SendBuffer(sock, listener.patience)
-        # Nothing larger than a ticket is taken from strangers.
-        self._reader = FrameReader(listener.scratch, len(listener.socket.ticket))
+        self._greeting = Greeting(listener.told.secret)
+        # Nothing larger than a proof is taken from strangers.
+        self._reader = FrameReader(listener.scratch, HELLO_BYTES)
         self._patience = self._loop.call_later(_HELLO_SECONDS, self.close)
         self._take: Callable[[Frame], None] = self._greet
         self._memory = PeerMemory(listener.reserve)
@@ -89,15 +91,11 @@ class Peer:
                 self._take(frame)
 
     def _greet(self, frame: Frame) -> None:
-        told = self._listener.socket
-        if frame.kind != Kind.HELLO or not hmac.compare_digest(
-            frame.message, told.ticket
-        ):
-            raise MalformedStreamError("it was shown no ticket, or a wrong one")
-        self._patience.cancel()
-        self._reader.admit()
-        self._out.send(Kind.HELLO, told.proof, is_last=True)
-        self._take = self._obey
+        self._out.send(Kind.HELLO, self._greeting.answer(frame), is_last=True)
+        if self._greeting.is_over:
+            self._patience.cancel()
+            self._reader.admit()
+            self._take = self._obey
 
     def _obey(self, frame: Frame) -> None:
         if frame.kind == Kind.CALL and self._whole and self._call is None:

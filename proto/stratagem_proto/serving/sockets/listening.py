@@ -1,0 +1,116 @@
+"""The sockets that a server listens on for frames."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from contextlib import ExitStack
+from typing import NamedTuple
+
+from stratagem_proto.serving.addresses import cannot_listen
+from stratagem_proto.serving.log import LOG
+from stratagem_proto.v1.session_pb2 import FrameSockets
+from stratagem_proto.wire.sockets.proofs import SECRET_BYTES
+from stratagem_proto.wire.transport import AUTO, TCP, UNIX
+
+_BACKLOG = 4096
+
+# In place of a data port: there shall be none.
+NO_PORT = -1
+
+
+class Listening(NamedTuple):
+    """Sockets at which clients may knock.
+
+    Attributes:
+        told: What clients need to know of them.
+        sockets: They; none where there is no way but gRPC.
+    """
+
+    told: FrameSockets
+    sockets: list[socket.socket]
+
+
+def listen(address: str, transport: str, data_port: int = 0) -> Listening:
+    """Listens wherever a server of that address and these settings should.
+
+    Args:
+        address: The "host:port" where it serves gRPC.
+        transport: As of `ServingSettings`.
+        data_port: As of `ServingSettings`.
+
+    Raises:
+        UnavailableError: The data port is taken.
+    """
+    host, _, port = address.rpartition(":")
+    secret = secrets.token_bytes(SECRET_BYTES)
+    listening = Listening(FrameSockets(port=int(port), secret=secret), [])
+    with ExitStack() as opened:
+        if transport in (AUTO, UNIX):
+            _listen_here(listening, opened)
+        if transport in (AUTO, TCP) and data_port != NO_PORT:
+            _listen_for_others(listening, opened, host.strip("[]"), data_port)
+        opened.pop_all()
+    return listening
+
+
+def _listen_here(listening: Listening, opened: ExitStack) -> None:
+    # An abstract name: nothing is left of a server that is killed, and processes in
+    # other network namespaces do not see it.
+    name = b"stratagem-" + secrets.token_hex(16).encode()
+    try:
+        listening.sockets.append(opened.enter_context(unix_socket(name)))
+    except OSError as error:
+        LOG.info("no Unix sockets here", why=str(error))
+    else:
+        listening.told.name = name
+
+
+def _listen_for_others(
+    listening: Listening, opened: ExitStack, host: str, port: int
+) -> None:
+    try:
+        sock = opened.enter_context(tcp_socket(host, port))
+    except OSError as error:
+        if port:
+            raise cannot_listen(f"{host}:{port}") from error
+        LOG.info("no data port", host=host, why=str(error))
+    else:
+        listening.sockets.append(sock)
+        listening.told.data_port = sock.getsockname()[1]
+
+
+def unix_socket(name: bytes) -> socket.socket:
+    """Listens at an abstract name.
+
+    Raises:
+        OSError: There are no such sockets here, or it is taken.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind(b"\0" + name)
+        listening.setblocking(False)
+        listening.listen(_BACKLOG)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def tcp_socket(host: str, port: int) -> socket.socket:
+    """Listens at a port of a host; 0 takes a free one.
+
+    Raises:
+        OSError: The port is taken, or the host is not this machine.
+    """
+    found = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    family, _, _, _, bind = found[0]
+    # As gRPC, which takes calls to any address of either family there.
+    both = bind[0] == "::" and socket.has_dualstack_ipv6()
+    listening = socket.create_server(
+        bind[:2], family=family, backlog=_BACKLOG, dualstack_ipv6=both
+    )
+    listening.setblocking(False)
+    return listening

@@ -1,0 +1,26 @@
+"""How sockets between hosts are set."""
+
+from __future__ import annotations
+
+import socket
+
+_PROBE_SECONDS = 5
+
+
+def tune(sock: socket.socket, stall_seconds: float) -> None:
+    """Has small frames leave at once, and ends connections whose other host is gone.
+
+    Args:
+        sock: A TCP socket.
+        stall_seconds: For how long the other host may take nothing of what it is sent,
+            or not answer to probes.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    idle = max(_PROBE_SECONDS, int(stall_seconds) - _PROBE_SECONDS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 1)
+    # Probes are for sockets at rest; this is for those with something to send.
+    milliseconds = int(stall_seconds * 1000)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

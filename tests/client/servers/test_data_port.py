@@ -1,0 +1,208 @@
+"""Requests over the port that a server has for frames, and when there is none."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+import torch
+
+from stratagem._servers.transports.places import TcpPlace
+from stratagem_proto.errors import SessionLostError, UnavailableError
+from stratagem_proto.serving.sockets.listening import NO_PORT
+from stratagem_proto.v1.session_pb2 import FrameSockets
+from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX, VARIABLE
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from tests.client.connections import add, connected, make, value_of
+from tests.conftest import TOKEN
+from tests.faults import Direction
+from tests.relays import Relay
+
+TO_SERVER, TO_CLIENT = Direction
+
+
+@pytest.fixture(autouse=True)
+def over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, TCP)
+
+
+def told_by(server: ParameterServer) -> FrameSockets:
+    """What its clients will hear of its sockets; to be changed before they do."""
+    assert server._state.frame_sockets is not None
+    return server._state.frame_sockets
+
+
+@pytest.fixture
+def relay(server: ParameterServer) -> Iterator[Relay]:
+    """Stands between the server's port and all clients."""
+    with Relay(told_by(server).data_port) as between:
+        told_by(server).data_port = between.port
+        yield between
+
+
+def places_to_cut(nbytes: int) -> list[tuple[Direction, int]]:
+    """Within the first frame's header, its path, the bytes, the end, and the answer."""
+    there = {0, 5, 20, nbytes // 2, nbytes - 1, nbytes, nbytes + 20}
+    return [(TO_SERVER, each) for each in sorted(there)] + [
+        (TO_CLIENT, each) for each in (0, 3, 9)
+    ]
+
+
+@pytest.mark.parametrize("nbytes", [800, 12 << 20], ids=["one frame", "many"])
+def test_a_write_is_applied_once_wherever_its_connection_is_cut(
+    server: ParameterServer, relay: Relay, nbytes: int
+) -> None:
+    ones = torch.ones(nbytes // 8, dtype=torch.int64)
+    with connected(server.address) as connection:
+        make(connection, "v", torch.zeros_like(ones))
+        assert connection.way == TCP
+        cuts = places_to_cut(nbytes)
+        for direction, after in cuts:
+            relay.cut_after(direction, after)
+            add(connection, "v", ones)
+        assert connection.way == TCP
+        assert relay.cuts >= len(cuts) - 1
+        assert value_of(connection, "v", ones).eq(len(cuts)).all()
+
+
+@pytest.mark.parametrize("after", [0, 5, 1000, 3_000_000])
+def test_a_read_comes_whole_wherever_its_connection_is_cut(
+    server: ParameterServer, relay: Relay, after: int
+) -> None:
+    value = torch.arange(2_000_000)
+    with connected(server.address) as connection:
+        make(connection, "v", value)
+        for _ in range(3):
+            relay.cut_after(TO_CLIENT, after)
+            assert torch.equal(value_of(connection, "v", value), value)
+        assert relay.cuts == 3
+
+
+def test_a_greeting_that_is_cut_leaves_the_session_to_grpc(
+    server: ParameterServer, relay: Relay
+) -> None:
+    relay.cut_after(TO_SERVER, 50)
+    with connected(server.address) as connection:
+        make(connection, "v", torch.ones(2))
+        assert connection.way == GRPC
+        assert relay.cuts == 1
+
+
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def test_where_the_port_is_closed_requests_go_by_grpc(
+    server: ParameterServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "stratagem")
+    told_by(server).data_port = closed_port()
+    with connected(server.address) as connection:
+        make(connection, "v", torch.ones(2))
+        assert add(connection, "v", torch.ones(2)) == 2
+        assert connection.way == GRPC
+        connection.resume()
+        assert connection.way == GRPC
+    said = [line for line in caplog.messages if "is not called by tcp" in line]
+    assert len(said) == 1
+
+
+def test_where_nobody_answers_at_the_port_requests_go_by_grpc(
+    server: ParameterServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TcpPlace, "seconds", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        told_by(server).data_port = silent.getsockname()[1]
+        with connected(server.address) as connection:
+            make(connection, "v", torch.ones(2))
+            assert connection.way == GRPC
+
+
+def test_another_server_behind_the_port_is_not_taken_for_it(
+    server: ParameterServer,
+) -> None:
+    with ExitStack() as stack:
+        other = stack.enter_context(ParameterServer(ServerSettings(token=TOKEN)))
+        told_by(server).data_port = told_by(other).data_port
+        connection = stack.enter_context(connected(server.address))
+        make(connection, "v", torch.ones(2))
+        assert connection.way == GRPC
+        assert add(connection, "v", torch.ones(2)) == 2
+
+
+def test_a_server_that_took_the_place_of_another_is_not_taken_for_it() -> None:
+    with ParameterServer(ServerSettings(token=TOKEN)) as first:
+        port = told_by(first).data_port
+        same = ServerSettings(bind=first.address, token=TOKEN, data_port=port)
+        stack = ExitStack()
+        connection = stack.enter_context(connected(first.address))
+        make(connection, "v", torch.ones(2))
+        assert connection.way == TCP
+    with stack, ParameterServer(same) as second:
+        assert told_by(second).data_port == port
+        with pytest.raises(SessionLostError, match="was restarted"):
+            add(connection, "v", torch.ones(2))
+
+
+def test_tasks_of_one_host_that_do_not_see_each_other_use_the_port(
+    server: ParameterServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, AUTO)
+    told_by(server).name = b"of another network namespace"
+    with connected(server.address) as connection:
+        make(connection, "v", torch.ones(700_000))
+        assert connection.way == TCP
+        assert value_of(connection, "v", torch.ones(700_000)).eq(1).all()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ServerSettings(token=TOKEN, data_port=NO_PORT),
+        ServerSettings(token=TOKEN, transport=UNIX),
+        ServerSettings(token=TOKEN, transport=GRPC),
+    ],
+    ids=["no port", UNIX, GRPC],
+)
+def test_a_server_may_be_told_to_have_no_such_port(settings: ServerSettings) -> None:
+    with ParameterServer(settings) as server, connected(server.address) as connection:
+        make(connection, "v", torch.ones(2))
+        assert connection.way == GRPC
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = ParameterServer(ServerSettings(token=TOKEN, data_port=port))
+        with pytest.raises(UnavailableError, match=f"cannot listen on .*:{port}"):
+            server.start()
+        # Nothing of it is left.
+        with ParameterServer(ServerSettings(token=TOKEN)):
+            pass
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="there is no IPv6 here")
+@pytest.mark.parametrize("host", ["[::1]", "[::]", "localhost"])
+def test_servers_are_reached_at_hosts_of_either_family(host: str) -> None:
+    settings = ServerSettings(bind=f"{host}:0", token=TOKEN, insecure=True)
+    with ParameterServer(settings) as server, ExitStack() as stack:
+        called = server.address.replace("[::]", "127.0.0.1")
+        connection = stack.enter_context(connected(called))
+        make(connection, "v", torch.ones(2))
+        assert connection.way == TCP
+
+
+def test_connections_to_hosts_that_are_gone_end(server: ParameterServer) -> None:
+    told = told_by(server)
+    place = TcpPlace("127.0.0.1", told.data_port, told.secret, stall_seconds=15)
+    with closing(place.connect(5)) as mine:
+        assert mine.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert mine.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert mine.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
+        assert mine.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 15_000

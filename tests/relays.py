@@ -1,0 +1,90 @@
+"""A TCP relay that knows nothing of what it carries, and cuts it at any byte."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+
+from typing_extensions import Self
+
+from tests.faults import Direction
+
+
+class Relay:
+    """Forwards connections to a port of this host.
+
+    Attributes:
+        port: Where it listens.
+        cuts: Number of connections that were cut.
+    """
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.cuts = 0
+        self._cutting: tuple[Direction, int] | None = None
+        self._lock = threading.Lock()
+        self._ends: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        self._thread.start()
+
+    def cut_after(self, direction: Direction, nbytes: int) -> None:
+        """Lets so many more bytes pass that way, and then cuts what they came by."""
+        with self._lock:
+            self._cutting = direction, nbytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _close(self._listener)
+        self._thread.join()
+        for end in self._ends:
+            _close(end)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._target))
+                self._ends += [client, server]
+                self._forward(client, server, Direction.TO_SERVER)
+                self._forward(server, client, Direction.TO_CLIENT)
+
+    def _forward(
+        self, source: socket.socket, sink: socket.socket, direction: Direction
+    ) -> None:
+        ends = source, sink, direction
+        threading.Thread(target=self._pass_all, args=ends, daemon=True).start()
+
+    def _pass_all(
+        self, source: socket.socket, sink: socket.socket, direction: Direction
+    ) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                allowed = self._allowed(direction, len(data))
+                sink.sendall(data[:allowed])
+                if allowed < len(data):
+                    break
+        _close(source)
+        _close(sink)
+
+    def _allowed(self, direction: Direction, nbytes: int) -> int:
+        with self._lock:
+            if self._cutting is None or self._cutting[0] is not direction:
+                return nbytes
+            left = self._cutting[1]
+            if left >= nbytes:
+                self._cutting = direction, left - nbytes
+                return nbytes
+            self._cutting = None
+            self.cuts += 1
+            return left
+
+
+def _close(sock: socket.socket) -> None:
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
