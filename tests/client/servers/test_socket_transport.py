@@ -2,167 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import itertools
-import logging
 import resource
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
 
 import grpc
 import pytest
 
 from stratagem._servers.transports import socket_transport
-from stratagem._servers.transports.call import Attempt, Call
-from stratagem._servers.transports.places import Place, TcpPlace, places
-from stratagem._servers.transports.server_transport import ServerTransport
 from stratagem._servers.transports.socket_link import SocketLink
-from stratagem._servers.transports.socket_transport import SocketTransport
-from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.serving.border import Context
-from stratagem_proto.serving.loop import LoopThread
-from stratagem_proto.serving.sockets.listener import SocketListener
-from stratagem_proto.serving.sockets.listening import listen
-from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.v1.session_pb2 import FrameSockets
-from stratagem_proto.wire.sockets.frames import Kind, prefix
-from stratagem_proto.wire.sockets.proofs import HELLO_BYTES, NONCE_BYTES
-from stratagem_proto.wire.transport import GRPC, TCP, UNIX
+from stratagem_proto.wire.sockets.frames import Kind
+from stratagem_proto.wire.transport import UNIX
+from tests.client.servers.echo import MEBIBYTE, Served
 from tests.waiting import eventually
-
-MEBIBYTE = bytes(1 << 20)
-GARBAGE = [
-    b"GET / HTTP/1.1\r\n\r\n",
-    prefix(Kind.CALL, 0, True, b"/echo.Echo/Echo"),
-    prefix(Kind.HELLO, 32, True) + bytes(32),
-    prefix(Kind.HELLO, 2**31, True),
-]
-
-
-class Echo:
-    """A service with a method of each shape."""
-
-    def __init__(self) -> None:
-        self.waiting = threading.Event()
-        self.released: asyncio.Future[None] | None = None
-        self.cancelled = threading.Event()
-
-    async def echo(self, message: bytes, context: Context) -> bytes:
-        return bytes(message)
-
-    async def size(self, messages: AsyncIterator[bytes], context: Context) -> bytes:
-        return b"%d" % sum([len(message) async for message in messages])
-
-    async def refuse(self, messages: AsyncIterator[bytes], context: Context) -> bytes:
-        await context.abort(grpc.StatusCode.NOT_FOUND, "no such thing")
-
-    async def fail(self, message: bytes, context: Context) -> bytes:
-        raise ZeroDivisionError("a secret of the server")
-
-    async def repeat(self, message: bytes, context: Context) -> AsyncIterator[bytes]:
-        for _ in range(int(message)):
-            yield MEBIBYTE
-
-    async def tell(self, message: bytes, context: Context) -> None:
-        for number in range(int(message)):
-            await context.write(b"%d" % number)
-
-    async def begin(self, message: bytes, context: Context) -> AsyncIterator[bytes]:
-        self.released = asyncio.get_running_loop().create_future()
-        yield b"begun"
-        await self.released
-        yield b"ended"
-
-    async def give_up(self, message: bytes, context: Context) -> AsyncIterator[bytes]:
-        yield b"begun"
-        await context.abort(grpc.StatusCode.ABORTED, "no more")
-
-    async def wait(self, message: bytes, context: Context) -> bytes:
-        self.released = asyncio.get_running_loop().create_future()
-        self.waiting.set()
-        try:
-            await self.released
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-        return b"released"
-
-    def service(self) -> grpc.GenericRpcHandler:
-        return grpc.method_handlers_generic_handler(
-            "echo.Echo",
-            {
-                "Echo": grpc.unary_unary_rpc_method_handler(self.echo),
-                "Fail": grpc.unary_unary_rpc_method_handler(self.fail),
-                "Wait": grpc.unary_unary_rpc_method_handler(self.wait),
-                "Size": grpc.stream_unary_rpc_method_handler(self.size),
-                "Refuse": grpc.stream_unary_rpc_method_handler(self.refuse),
-                "Repeat": grpc.unary_stream_rpc_method_handler(self.repeat),
-                "Tell": grpc.unary_stream_rpc_method_handler(self.tell),
-                "Begin": grpc.unary_stream_rpc_method_handler(self.begin),
-                "GiveUp": grpc.unary_stream_rpc_method_handler(self.give_up),
-            },
-        )
-
-
-class Served:
-    """The service on a socket, and a transport to it."""
-
-    def __init__(self, loop: LoopThread, way: str) -> None:
-        self.loop, self.echo = loop, Echo()
-        self.listener = loop.run(self._listener(way))
-        self.told = self.listener.told
-        (self.place,) = places(self.told, "127.0.0.1:1", way)
-        self.transport = SocketTransport(self.place)
-        self.stopped = False
-
-    async def _listener(self, way: str) -> SocketListener:
-        free = SimpleNamespace(release=lambda: None)
-        listening = listen("127.0.0.1:1", way)
-        return SocketListener([self.echo.service()], listening, lambda _: free)
-
-    def send(
-        self, method: str, *messages: bytes, timeout: float = 20.0, room: int = 0
-    ) -> Attempt:
-        path = f"/echo.Echo/{method}"
-        return self.transport.send(
-            Call(path, lambda _: iter(messages), timeout, room=room)
-        )
-
-    def call(self, method: str, *messages: bytes, timeout: float = 20.0) -> list[bytes]:
-        return list(self.send(method, *messages, timeout=timeout).responses)
-
-    def refused(self, method: str, *messages: bytes) -> grpc.StatusCode:
-        with pytest.raises(grpc.RpcError) as caught:
-            self.call(method, *messages, timeout=0.2)
-        code: grpc.StatusCode = caught.value.code()
-        return code
-
-    def release(self) -> None:
-        released = self.echo.released
-        assert released is not None
-        released.get_loop().call_soon_threadsafe(released.set_result, None)
-
-    def stop(self, seconds: float = 0.0) -> None:
-        self.stopped = True
-        self.loop.run(self.listener.stop(seconds))
-
-
-@pytest.fixture(params=[UNIX, TCP])
-def served(request: pytest.FixtureRequest) -> Iterator[Served]:
-    loop = LoopThread.acquire()
-    running = Served(loop, request.param)
-    yield running
-    running.transport.close()
-    if not running.stopped:
-        running.stop()
-    loop.release()
-
 
 over_unix = pytest.mark.parametrize("served", [UNIX], indirect=True)
 
@@ -284,16 +141,6 @@ def test_a_server_that_stops_at_once_cancels_what_is_under_way(served: Served) -
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-@pytest.mark.parametrize("data", GARBAGE)
-def test_strangers_are_hung_up_on(served: Served, data: bytes) -> None:
-    with served.place.connect(20) as stranger:
-        stranger.sendall(data)
-        with suppress(ConnectionResetError):
-            while stranger.recv(100):
-                pass
-    assert served.call("Echo", b"hello") == [b"hello"]
-
-
 def send_all(link: SocketLink, messages: list[bytes]) -> None:
     for message in messages:
         link.send(Kind.CALL, message, True, b"/echo.Echo/Echo")
@@ -340,95 +187,4 @@ def test_sockets_with_large_descriptors_do(
     assert not link.is_answered
     link.send(Kind.CALL, b"hello", True, b"/echo.Echo/Echo")
     eventually(lambda: link.is_answered)
-    link.close()
-
-
-def elsewhere(place: Place, **changed: Any) -> Place:
-    return cast(Place, replace(cast(Any, place), **changed))
-
-
-def test_who_has_taken_the_name_or_the_port_of_a_server_is_not_believed(
-    served: Served,
-) -> None:
-    with pytest.raises(ConnectionRefusedError, match="somebody else"):
-        SocketLink(elsewhere(served.place, secret=bytes(32)))
-
-
-def test_a_client_that_does_not_know_the_secret_is_not_let_in(served: Served) -> None:
-    with served.place.connect(20) as stranger:
-        hello = prefix(Kind.HELLO, NONCE_BYTES, True)
-        stranger.sendall(hello + bytes(NONCE_BYTES))
-        assert len(stranger.recv(100)) == len(hello) + HELLO_BYTES
-        stranger.sendall(hello + bytes(NONCE_BYTES))
-        assert stranger.recv(1) == b""
-
-
-def test_who_says_nothing_is_not_waited_for_long(served: Served) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        place = TcpPlace("127.0.0.1", silent.getsockname()[1], bytes(32), 15)
-        with pytest.raises(TimeoutError):
-            SocketLink(place, 0.05)
-
-
-def test_who_speaks_of_more_than_a_proof_is_given_no_memory(served: Served) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as liar:
-        place = TcpPlace("127.0.0.1", liar.getsockname()[1], bytes(32), 15)
-
-        def lie() -> None:
-            connection, _ = liar.accept()
-            with connection:
-                connection.sendall(prefix(Kind.HELLO, 4 << 20, True))
-                connection.recv(1 << 16)
-
-        lying = threading.Thread(target=lie)
-        lying.start()
-        with pytest.raises(MalformedStreamError, match="at most 64"):
-            SocketLink(place)
-        lying.join()
-
-
-@pytest.mark.parametrize("secret", [b"", bytes(32)])
-def test_a_socket_that_is_not_the_servers_is_not_used(
-    served: Served, secret: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG, "stratagem")
-    told = FrameSockets()
-    told.CopyFrom(served.told)
-    told.secret = secret
-    transport = ServerTransport("127.0.0.1:1")
-    for _ in range(2):
-        transport.learn(told)
-        assert transport.way == GRPC
-    (said,) = [each.getMessage() for each in caplog.records]
-    assert said.startswith(f"127.0.0.1:1 is not called by {served.place.way}: ")
-    transport.learn(served.told)
-    assert transport.way == served.place.way
-    transport.close()
-
-
-def test_threads_that_hear_of_a_socket_at_once_connect_to_it_once(
-    served: Served,
-) -> None:
-    transport = ServerTransport("127.0.0.1:1")
-    threads = [
-        threading.Thread(target=transport.learn, args=(served.told,)) for _ in range(8)
-    ]
-    with transport._learning:
-        for thread in threads:
-            thread.start()
-    for thread in threads:
-        thread.join()
-    assert transport.way == served.place.way
-    eventually(lambda: len(served.listener._peers) == 1)
-    transport.close()
-
-
-def test_memory_is_shared_on_one_host_only(served: Served) -> None:
-    link = SocketLink(served.place)
-    if served.place.can_share:
-        assert link.share(1 << 20)
-    else:
-        link.send(Kind.SEGMENT, b"", is_last=True)
-        (answer,) = link.frames()
-        assert RecordedStatus.FromString(bytes(answer.message)).code
     link.close()

@@ -1,0 +1,129 @@
+"""A service that answers over sockets, with a method of each shape."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+
+import grpc
+import pytest
+
+from stratagem._servers.transports.call import Attempt, Call
+from stratagem._servers.transports.places import places
+from stratagem._servers.transports.socket_transport import SocketTransport
+from stratagem_proto.serving.border import Context
+from stratagem_proto.serving.loop import LoopThread
+from stratagem_proto.serving.sockets.listener import SocketListener
+from stratagem_proto.serving.sockets.listening import listen
+
+MEBIBYTE = bytes(1 << 20)
+
+
+class Echo:
+    """A service with a method of each shape."""
+
+    def __init__(self) -> None:
+        self.waiting = threading.Event()
+        self.released: asyncio.Future[None] | None = None
+        self.cancelled = threading.Event()
+
+    async def echo(self, message: bytes, context: Context) -> bytes:
+        return bytes(message)
+
+    async def size(self, messages: AsyncIterator[bytes], context: Context) -> bytes:
+        return b"%d" % sum([len(message) async for message in messages])
+
+    async def refuse(self, messages: AsyncIterator[bytes], context: Context) -> bytes:
+        await context.abort(grpc.StatusCode.NOT_FOUND, "no such thing")
+
+    async def fail(self, message: bytes, context: Context) -> bytes:
+        raise ZeroDivisionError("a secret of the server")
+
+    async def repeat(self, message: bytes, context: Context) -> AsyncIterator[bytes]:
+        for _ in range(int(message)):
+            yield MEBIBYTE
+
+    async def tell(self, message: bytes, context: Context) -> None:
+        for number in range(int(message)):
+            await context.write(b"%d" % number)
+
+    async def begin(self, message: bytes, context: Context) -> AsyncIterator[bytes]:
+        self.released = asyncio.get_running_loop().create_future()
+        yield b"begun"
+        await self.released
+        yield b"ended"
+
+    async def give_up(self, message: bytes, context: Context) -> AsyncIterator[bytes]:
+        yield b"begun"
+        await context.abort(grpc.StatusCode.ABORTED, "no more")
+
+    async def wait(self, message: bytes, context: Context) -> bytes:
+        self.released = asyncio.get_running_loop().create_future()
+        self.waiting.set()
+        try:
+            await self.released
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return b"released"
+
+    def service(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            "echo.Echo",
+            {
+                "Echo": grpc.unary_unary_rpc_method_handler(self.echo),
+                "Fail": grpc.unary_unary_rpc_method_handler(self.fail),
+                "Wait": grpc.unary_unary_rpc_method_handler(self.wait),
+                "Size": grpc.stream_unary_rpc_method_handler(self.size),
+                "Refuse": grpc.stream_unary_rpc_method_handler(self.refuse),
+                "Repeat": grpc.unary_stream_rpc_method_handler(self.repeat),
+                "Tell": grpc.unary_stream_rpc_method_handler(self.tell),
+                "Begin": grpc.unary_stream_rpc_method_handler(self.begin),
+                "GiveUp": grpc.unary_stream_rpc_method_handler(self.give_up),
+            },
+        )
+
+
+class Served:
+    """The service on a socket, and a transport to it."""
+
+    def __init__(self, loop: LoopThread, way: str) -> None:
+        self.loop, self.echo = loop, Echo()
+        self.listener = loop.run(self._listener(way))
+        self.told = self.listener.told
+        (self.place,) = places(self.told, "127.0.0.1:1", way)
+        self.transport = SocketTransport(self.place)
+        self.stopped = False
+
+    async def _listener(self, way: str) -> SocketListener:
+        free = SimpleNamespace(release=lambda: None)
+        listening = listen("127.0.0.1:1", way)
+        return SocketListener([self.echo.service()], listening, lambda _: free)
+
+    def send(
+        self, method: str, *messages: bytes, timeout: float = 20.0, room: int = 0
+    ) -> Attempt:
+        path = f"/echo.Echo/{method}"
+        return self.transport.send(
+            Call(path, lambda _: iter(messages), timeout, room=room)
+        )
+
+    def call(self, method: str, *messages: bytes, timeout: float = 20.0) -> list[bytes]:
+        return list(self.send(method, *messages, timeout=timeout).responses)
+
+    def refused(self, method: str, *messages: bytes) -> grpc.StatusCode:
+        with pytest.raises(grpc.RpcError) as caught:
+            self.call(method, *messages, timeout=0.2)
+        code: grpc.StatusCode = caught.value.code()
+        return code
+
+    def release(self) -> None:
+        released = self.echo.released
+        assert released is not None
+        released.get_loop().call_soon_threadsafe(released.set_result, None)
+
+    def stop(self, seconds: float = 0.0) -> None:
+        self.stopped = True
+        self.loop.run(self.listener.stop(seconds))
