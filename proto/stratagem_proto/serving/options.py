@@ -58,16 +58,16 @@ class ServingOptions(ProcessSettings):
     )
     transport: Transport = Field(
         AUTO,
-        description="auto: also a Unix socket and shared memory for processes of this "
-        "host, and TCP without gRPC for others; unix: a Unix socket, no shared memory; "
-        "tcp: TCP without gRPC; grpc: gRPC alone.",
+        description="auto: besides gRPC a Unix socket and shared memory for processes "
+        "of this host, and a data port for others; unix: no shared memory and no data "
+        "port; tcp: the data port; grpc: gRPC alone.",
     )
     data_port: int = Field(
         0,
         ge=-1,
         le=LAST_PORT,
-        description="Port of that TCP, at the host of --bind; 0 takes a free one, -1 "
-        "none.",
+        description="TCP port for frames in place of gRPC, at the host of --bind; 0 "
+        "takes a free one, -1 none.",
     )
     traces: bool = Field(
         False,
