@@ -21,7 +21,7 @@ _LIMITS = (
     Contestant("gRPC unary", "limits.grpc_echo", ["unary"]),
     Contestant("gRPC stream", "limits.grpc_echo", ["stream"]),
 )
-_TRANSPORTS = {"TCP": "grpc", "Unix": "unix"}
+_TRANSPORTS = {"TCP": "tcp", "gRPC": "grpc", "Unix": "unix"}
 _OURS = (
     Contestant("Stratagem", "stratagem.transfer"),
     *(
