@@ -34,6 +34,7 @@ def test_a_worker_that_was_cut_off_goes_on_and_the_demo_ends_well(
     for host in hosts.values():
         host.start()
     grows(cluster, "worker-1", TRAINED_FOR_A_WHILE)
+    assert uses_data_port(hosts["ps-0"])
 
     network.cut("worker-1")
     lost = network.bytes_to("worker-1")
@@ -56,6 +57,12 @@ def test_a_worker_that_was_cut_off_goes_on_and_the_demo_ends_well(
         hosts[name].stop()
         assert hosts[name].exit_code(seconds=30) == 0
         assert '"event": "stopped"' in hosts[name].log
+
+
+def uses_data_port(host: Host) -> bool:
+    """Whether anybody is connected to a server other than by gRPC."""
+    shown = ("ss", "--no-header", "--tcp", "--numeric", "state", "established")
+    return bool(host.namespace.enter(*shown, "( sport = :2225 )"))
 
 
 def updates(host: Host) -> set[int]:

@@ -88,9 +88,11 @@ class Failing(SocketTransport):
     """Cannot begin a call; something may happen meanwhile."""
 
     error: Exception = TimeoutError()
+    asked = 0
     meanwhile: Callable[[], None] = staticmethod(lambda: None)
 
     def send(self, call: Call) -> Attempt:
+        self.asked += 1
         self.meanwhile()
         raise self.error
 
@@ -116,6 +118,8 @@ def test_a_socket_is_given_up_where_nobody_is_there_and_not_for_one_call(
         transport._sockets = failing
         assert add(connection, "v", torch.ones(2)) == 2
         assert (transport._sockets is failing) is stays
+        assert add(connection, "v", torch.ones(2)) == 3
+        assert failing.asked == 1
 
 
 def test_a_socket_that_fails_is_not_taken_for_one_learnt_of_meanwhile(
