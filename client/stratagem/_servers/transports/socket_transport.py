@@ -1,4 +1,4 @@
-"""Calls over a Unix socket, of a server on the same host."""
+"""Calls of a server over sockets."""
 
 from __future__ import annotations
 

@@ -61,9 +61,9 @@ class SocketCall:
         except grpc.aio.AbortError:
             pass  # its status is sent
         except DeadlineExceededError as error:
-            LOG.info("a local call was given up", why=error.message)
+            LOG.info("a call over a socket was given up", why=error.message)
         except Exception:
-            LOG.exception("a local call failed", path=self._first.path)
+            LOG.exception("a call over a socket failed", path=self._first.path)
             self._end(grpc.StatusCode.UNKNOWN, "the server failed; see its log")
 
     async def _answer(self) -> None:

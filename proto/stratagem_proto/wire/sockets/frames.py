@@ -140,7 +140,7 @@ class FrameReader:
         message, path, marked = _HEADER.unpack_from(data, at)
         if message > self._limit or path > self._limit:
             raise MalformedStreamError(
-                f"a message of {message} bytes for a path of {path} came over a local "
+                f"a message of {message} bytes for a path of {path} came over a "
                 f"socket; at most {self._limit} are allowed of either"
             )
         begin = at + _HEADER.size + path
