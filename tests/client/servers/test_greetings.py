@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from stratagem._servers.transports.places import Place, TcpPlace
 from stratagem._servers.transports.server_transport import ServerTransport
 from stratagem._servers.transports.socket_link import SocketLink
 from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.serving.sockets import listener, peer
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.sockets.frames import Kind, prefix
@@ -66,6 +67,26 @@ def test_who_says_nothing_is_not_waited_for_long(served: Served) -> None:
         place = TcpPlace("127.0.0.1", silent.getsockname()[1], bytes(32), 15)
         with pytest.raises(TimeoutError):
             SocketLink(place, 0.05)
+
+
+def test_strangers_keep_out_neither_clients_nor_each_other(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_MOST_STRANGERS", 3)
+    monkeypatch.setattr(peer, "_HELLO_SECONDS", 60)
+    known = SocketLink(served.place)
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(served.place.connect(20)) for _ in range(6)]
+        for first in strangers[:3]:
+            assert first.recv(1) == b""
+        assert served.call("Echo", b"hello") == [b"hello"]
+        assert strangers[3].recv(1) == b""
+        strangers[5].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            strangers[5].recv(1)
+    assert not known.is_answered
+    known.close()
+    eventually(lambda: not served.listener._strangers)
 
 
 def test_who_speaks_of_more_than_a_proof_is_given_no_memory(served: Served) -> None:

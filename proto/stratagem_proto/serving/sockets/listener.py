@@ -23,6 +23,10 @@ from stratagem_proto.wire.sockets.tcp import tune
 # After a failure to accept, for instance because all file descriptors are in use.
 _PAUSE_SECONDS = 1.0
 
+# More at once have not said yet who they are only where somebody wants the file
+# descriptors; who does say so has done within a round trip.
+_MOST_STRANGERS = 512
+
 
 class SocketListener:
     """Serves over sockets what a server serves over gRPC; on the event loop.
@@ -56,6 +60,8 @@ class SocketListener:
         self._services, self.reserve = services, reserve
         self.patience = patience
         self._peers: set[Peer] = set()
+        # The first is who came first.
+        self._strangers: dict[Peer, None] = {}
         self._sockets = listening.sockets
         self._stopped = False
         self._loop = asyncio.get_running_loop()
@@ -71,7 +77,7 @@ class SocketListener:
 
     def _accept(self, listening: socket.socket) -> None:
         try:
-            accepted, _ = listening.accept()
+            accepted, address = listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return
         except OSError as error:
@@ -79,14 +85,30 @@ class SocketListener:
             self._loop.remove_reader(listening)
             self._loop.call_later(_PAUSE_SECONDS, self._watch, listening)
         else:
+            self._let_knock(accepted, str(address))
+
+    def _let_knock(self, accepted: socket.socket, who: str) -> None:
+        try:
             accepted.setblocking(False)
             if accepted.family != socket.AF_UNIX:
                 tune(accepted, self.patience or PATIENT_SECONDS)
-            self._peers.add(Peer(self, accepted))
+        except OSError as error:
+            LOG.info("a connection was gone at once", who=who, why=str(error))
+            return accepted.close()
+        peer = Peer(self, accepted, who)
+        self._peers.add(peer)
+        self._strangers[peer] = None
+        if len(self._strangers) > _MOST_STRANGERS:
+            next(iter(self._strangers)).refuse("too many do not say who they are")
+
+    def admitted(self, peer: Peer) -> None:
+        """Takes note that a peer is known to be a client."""
+        del self._strangers[peer]
 
     def left(self, peer: Peer) -> None:
         """Takes note that a peer is gone."""
         self._peers.discard(peer)
+        self._strangers.pop(peer, None)
 
     async def stop(self, seconds: float) -> None:
         """Takes no more calls.

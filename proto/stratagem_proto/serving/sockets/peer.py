@@ -38,10 +38,16 @@ _HELLO_SECONDS = 5.0
 
 
 class Peer:
-    """A client whose calls are answered in turn, once it is known to be one."""
+    """A client whose calls are answered in turn, once it is known to be one.
 
-    def __init__(self, listener: SocketListener, sock: socket.socket) -> None:
-        self._listener, self._socket = listener, sock
+    Args:
+        listener: That it has come to.
+        sock: Its socket.
+        who: Its address, for the log.
+    """
+
+    def __init__(self, listener: SocketListener, sock: socket.socket, who: str) -> None:
+        self._listener, self._socket, self._who = listener, sock, who
         self._loop = asyncio.get_running_loop()
         self._out = SendBuffer(sock, listener.patience)
         self._greeting = Greeting(listener.told.secret)
@@ -66,8 +72,7 @@ class Peer:
         except OSError:
             self.close()
         except MalformedStreamError as error:
-            LOG.warning("a socket was closed", why=error.message)
-            self.close()
+            self.refuse(error.message)
 
     def _receive(self) -> bool:
         nbytes, ancillary, _, _ = self._socket.recvmsg_into(
@@ -94,6 +99,7 @@ class Peer:
         self._out.send(Kind.HELLO, self._greeting.answer(frame), is_last=True)
         if self._greeting.is_over:
             self._patience.cancel()
+            self._listener.admitted(self)
             self._reader.admit()
             self._take = self._obey
 
@@ -179,6 +185,11 @@ class Peer:
     async def _close_once_sent(self) -> None:
         with suppress(DeadlineExceededError):
             await self._out.below(0)
+        self.close()
+
+    def refuse(self, why: str) -> None:
+        """As `close`, of who does what clients do not."""
+        LOG.warning("a socket was closed", who=self._who, why=why)
         self.close()
 
     def close(self) -> None:

@@ -14,7 +14,12 @@ def tune(sock: socket.socket, stall_seconds: float) -> None:
         sock: A TCP socket.
         stall_seconds: For how long the other host may take nothing of what it is sent,
             or not answer to probes.
+
+    Raises:
+        OSError: The connection broke, or this system does not end such connections.
     """
+    if not hasattr(socket, "TCP_USER_TIMEOUT"):
+        raise OSError("only Linux ends connections to hosts that are gone in time")
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     idle = max(_PROBE_SECONDS, int(stall_seconds) - _PROBE_SECONDS)
