@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import suppress
 
 from typing_extensions import Self
 
 from tests.faults import Direction
+
+_CRAWL_BYTES = 1 << 10
+_CRAWL_SECONDS = 0.02
 
 
 class Relay:
@@ -16,6 +20,7 @@ class Relay:
 
     Attributes:
         port: Where it listens.
+        crawling: The way on which 50 KiB pass in a second; None for neither.
         cuts: Number of connections that were cut.
     """
 
@@ -23,6 +28,7 @@ class Relay:
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
+        self.crawling: Direction | None = None
         self.cuts = 0
         self._cutting: tuple[Direction, int] | None = None
         self._lock = threading.Lock()
@@ -65,11 +71,18 @@ class Relay:
         with suppress(OSError):
             while data := source.recv(1 << 16):
                 allowed = self._allowed(direction, len(data))
-                sink.sendall(data[:allowed])
+                self._pass(sink, data[:allowed], direction)
                 if allowed < len(data):
                     break
         _close(source)
         _close(sink)
+
+    def _pass(self, sink: socket.socket, data: bytes, direction: Direction) -> None:
+        if self.crawling is not direction:
+            return sink.sendall(data)
+        for at in range(0, len(data), _CRAWL_BYTES):
+            sink.sendall(data[at : at + _CRAWL_BYTES])
+            time.sleep(_CRAWL_SECONDS)
 
     def _allowed(self, direction: Direction, nbytes: int) -> int:
         with self._lock:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 
+import grpc
 import pytest
 import torch
 
 from stratagem._servers.transports.places import TcpPlace
-from stratagem_proto.errors import SessionLostError, UnavailableError
+from stratagem._servers.transports.socket_error import broken
+from stratagem_proto.errors import (
+    DeadlineExceededError,
+    SessionLostError,
+    UnavailableError,
+)
+from stratagem_proto.serving.sockets import listener
 from stratagem_proto.serving.sockets.listening import NO_PORT
 from stratagem_proto.v1.session_pb2 import FrameSockets
+from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX, VARIABLE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -80,6 +89,20 @@ def test_a_read_comes_whole_wherever_its_connection_is_cut(
             relay.cut_after(TO_CLIENT, after)
             assert torch.equal(value_of(connection, "v", value), value)
         assert relay.cuts == 3
+
+
+def test_an_answer_that_never_stops_to_come_is_late_all_the_same(
+    server: ParameterServer, relay: Relay
+) -> None:
+    value = torch.arange(6_000)
+    with connected(server.address) as connection:
+        make(connection, "v", value)
+        relay.crawling = TO_CLIENT
+        patient, connection.deadlines = connection.deadlines, Deadlines(0.3, 0)
+        with pytest.raises(DeadlineExceededError):
+            value_of(connection, "v", value)
+        relay.crawling, connection.deadlines = None, patient
+        assert torch.equal(value_of(connection, "v", value), value)
 
 
 def test_a_greeting_that_is_cut_leaves_the_session_to_grpc(
@@ -198,10 +221,46 @@ def test_servers_are_reached_at_hosts_of_either_family(host: str) -> None:
         assert connection.way == TCP
 
 
-def test_connections_to_hosts_that_are_gone_end(server: ParameterServer) -> None:
+def place_of(server: ParameterServer) -> TcpPlace:
     told = told_by(server)
-    place = TcpPlace("127.0.0.1", told.data_port, told.secret, stall_seconds=15)
-    with closing(place.connect(5)) as mine:
+    return TcpPlace("127.0.0.1", told.data_port, told.secret, stall_seconds=15)
+
+
+def unsupported(*_: object) -> None:
+    raise OSError("not on this system")
+
+
+def test_a_connection_that_a_server_cannot_set_up_is_let_go(
+    server: ParameterServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(listener, "tune", unsupported)
+        with closing(place_of(server).connect(5)) as mine:
+            assert mine.recv(1) == b""
+    with connected(server.address) as connection:
+        make(connection, "v", torch.ones(2))
+        assert connection.way == TCP
+
+
+def test_a_system_that_does_not_end_dead_connections_stays_with_grpc(
+    server: ParameterServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connected(server.address) as connection:
+        with monkeypatch.context() as patch:
+            patch.delattr(socket, "TCP_USER_TIMEOUT")
+            make(connection, "v", torch.ones(2))
+        assert connection.way == GRPC
+        assert add(connection, "v", torch.ones(2)) == 2
+
+
+def test_a_host_that_is_gone_is_not_one_that_takes_its_time() -> None:
+    gone = broken(TimeoutError(errno.ETIMEDOUT, "Connection timed out"))
+    assert gone.code() is grpc.StatusCode.UNAVAILABLE
+    assert broken(TimeoutError("late")).code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_connections_to_hosts_that_are_gone_end(server: ParameterServer) -> None:
+    with closing(place_of(server).connect(5)) as mine:
         assert mine.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert mine.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert mine.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from stratagem._servers.transports import socket_transport
+from stratagem._servers.transports import socket_link, socket_transport
 from stratagem._servers.transports.socket_link import SocketLink
 from stratagem_proto.wire.sockets.frames import Kind
 from stratagem_proto.wire.transport import UNIX
@@ -87,8 +87,10 @@ def test_the_parts_of_a_call_share_its_time(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each takes 5 s, as its clock has it, of the 20 that there are."""
+    served.transport.connect()
     clock = SimpleNamespace(monotonic=itertools.count(step=5).__next__)
-    monkeypatch.setattr(socket_transport, "time", clock)
+    for module in (socket_transport, socket_link):
+        monkeypatch.setattr(module, "time", clock)
     assert served.call("Size", MEBIBYTE) == [b"%d" % (1 << 20)]
     with pytest.raises(grpc.RpcError) as caught:
         served.call("Size", *[MEBIBYTE] * 9)

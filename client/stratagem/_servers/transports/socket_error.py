@@ -31,7 +31,8 @@ class SocketError(grpc.RpcError):
 def broken(error: Exception) -> SocketError:
     """The error of a call whose connection broke or whose time is over."""
     code = grpc.StatusCode.UNAVAILABLE
-    if isinstance(error, TimeoutError):
+    # With a number it is what the system says of a host that is gone.
+    if isinstance(error, TimeoutError) and error.errno is None:
         code = grpc.StatusCode.DEADLINE_EXCEEDED
     status = RecordedStatus(code=code.value[0], message=f"socket: {error}")
     return SocketError(status)

@@ -75,18 +75,20 @@ class SocketLink:
         self._reader.admit()
 
     def _answer(self, hello: bytes, deadline: float) -> bytes:
-        self._allow_until(deadline)
+        self.allow_until(deadline)
         self.send(Kind.HELLO, hello, is_last=True)
-        while not self._arrived:
-            self._allow_until(deadline)
-            self._receive()
-        return bytes(self._arrived.popleft().message)
+        return bytes(self.receive(deadline).message)
 
-    def _allow_until(self, deadline: float) -> None:
+    def allow_until(self, deadline: float) -> None:
+        """Lets the next step of sending or receiving take until then at most.
+
+        Raises:
+            TimeoutError: It is later.
+        """
         left = deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError("who answers does not say who it is")
-        self._socket.settimeout(left)
+            raise TimeoutError("the time for it is over")
+        self.allow(left)
 
     def allow(self, seconds: float | None) -> None:
         """Sets how long each step of sending and receiving may take; None: any time."""
@@ -176,9 +178,17 @@ class SocketLink:
             if frame.is_last:
                 return
 
-    def receive(self) -> Frame:
-        """The next frame; raises as `frames`."""
+    def receive(self, deadline: float | None = None) -> Frame:
+        """The next frame; raises as `frames`.
+
+        Args:
+            deadline: When all of it must have come, of `time.monotonic`; if not given,
+                what was allowed counts for each step.
+        """
         while not self._arrived:
+            # Again, or a frame that comes by the byte would never be late.
+            if deadline is not None:
+                self.allow_until(deadline)
             self._receive()
         return self._arrived.popleft()
 

@@ -150,7 +150,7 @@ class _Exchange(Iterator[bytes]):
         self._failure: OSError | None = None
         self._over = False
         try:
-            self._allow_what_is_left(link)
+            link.allow_until(deadline)
             self._send(link, call)
         except OSError as error:
             self._failure = error
@@ -165,7 +165,7 @@ class _Exchange(Iterator[bytes]):
         held = next(messages)
         for message in messages:
             link.send(kind, held, False, path)
-            self._allow_what_is_left(link)
+            link.allow_until(self._deadline)
             kind, path, held = Kind.MESSAGE, b"", message
             if link.is_answered:
                 held = b""
@@ -195,8 +195,7 @@ class _Exchange(Iterator[bytes]):
         link = self._link
         if link is None:
             raise ConnectionAbortedError("the call was given up")
-        self._allow_what_is_left(link)
-        return self._taken(link.receive())
+        return self._taken(link.receive(self._deadline))
 
     def _taken(self, frame: Frame) -> bytes | None:
         self._over = frame.is_last
@@ -208,12 +207,6 @@ class _Exchange(Iterator[bytes]):
             return None
         # A view of memory does wherever messages are taken apart.
         return cast(bytes, frame.message)
-
-    def _allow_what_is_left(self, link: SocketLink) -> None:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the time for the call is over")
-        link.allow(left)
 
     def cancel(self) -> None:
         """Gives the call up, if it has not ended."""
