@@ -20,6 +20,7 @@ from stratagem_proto.errors import (
     UnavailableError,
     VariableNotFoundError,
 )
+from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX, VARIABLE
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -136,6 +137,26 @@ def test_a_socket_that_fails_is_not_taken_for_one_learnt_of_meanwhile(
         transport._sockets = former
         assert add(connection, "v", torch.ones(2)) == 2
         assert transport._sockets is newer
+
+
+def test_a_new_run_of_a_server_pays_nothing_for_the_one_that_did_not_answer(
+    server: ParameterServer,
+) -> None:
+    with connected(server.address) as connection:
+        make(connection, "v", torch.zeros(2))
+        transport = connection._transport
+        assert transport._sockets is not None
+        told, failing = transport._told, Failing(transport._sockets.place)
+        transport.learn(FrameSockets())
+        transport._sockets = failing
+        for _ in range(2):
+            add(connection, "v", torch.ones(2))
+        assert failing.asked == 1
+        transport.learn(told)
+        transport._sockets.close()
+        transport._sockets = failing
+        add(connection, "v", torch.ones(2))
+        assert failing.asked == 2
 
 
 def test_a_server_that_is_gone_is_looked_for_by_grpc(server: ParameterServer) -> None:

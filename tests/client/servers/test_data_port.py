@@ -30,6 +30,7 @@ from tests.client.connections import add, connected, make, value_of
 from tests.conftest import TOKEN
 from tests.faults import Direction
 from tests.relays import Relay
+from tests.waiting import eventually
 
 TO_SERVER, TO_CLIENT = Direction
 
@@ -260,8 +261,13 @@ def test_a_host_that_is_gone_is_not_one_that_takes_its_time() -> None:
 
 
 def test_connections_to_hosts_that_are_gone_end(server: ParameterServer) -> None:
+    listening = server._sockets
+    assert listening is not None
     with closing(place_of(server).connect(5)) as mine:
-        assert mine.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        assert mine.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert mine.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
-        assert mine.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 15_000
+        eventually(lambda: len(listening._strangers) == 1)
+        (peer,) = listening._strangers
+        for end in (mine, peer._socket):
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 15_000

@@ -46,7 +46,7 @@ class ServerTransport:
         with self._learning:  # threads that lost one session hear of the next one each
             if told != self._told:
                 self._forget()
-                self._told = told
+                self._told, self._rests_until = told, 0.0
                 self._connect(told)
 
     def _connect(self, told: FrameSockets) -> None:
