@@ -15,6 +15,9 @@ _SORTED_BY_NUMPY = range(128, 1 << 15)
 # Of fewer bytes, torch is as fast.
 _LEAST_BYTES = 8 << 10
 
+# The mode of torch's bags that adds.
+_ADDED = 0
+
 # numpy has no longer elements.
 _MOST_ROW_BYTES = 2**31 - 1
 
@@ -59,6 +62,37 @@ def distinct(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     at[ascending.order] = ascending.places
     unique = ascending.indices[ascending.is_first]
     return torch.from_numpy(unique), torch.from_numpy(at).view(indices.shape)
+
+
+def summed(
+    indices: torch.Tensor, values: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The indices that there are, and what there is for each, added in its order.
+
+    Args:
+        indices: Vector of whole numbers, of any type.
+        values: A row for each of them, on the same device.
+
+    Returns:
+        An ascending vector without repetitions, and a row for each of its elements.
+    """
+    if not _fit_bags(values) or (ascending := _sorted(indices)) is None:
+        found, places = distinct(indices)
+        sums = values.new_zeros(len(found), *values.shape[1:])
+        return found, sums.index_add_(0, places, values)
+    # 4,096 rows of 16 take 39 us, and 78 by their places and `index_add_`.
+    (firsts,) = ascending.is_first.nonzero()
+    order, begins = map(torch.from_numpy, (ascending.order, firsts))
+    elements = values.reshape(len(values), -1)
+    bags = torch.embedding_bag(elements, order, begins, False, _ADDED, False)[0]
+    unique = torch.from_numpy(ascending.indices[firsts])
+    return unique, bags.view(len(unique), *values.shape[1:])
+
+
+def _fit_bags(values: torch.Tensor) -> bool:
+    """Whether bags come to the same bytes as `index_add_`, in less time."""
+    is_fast = values.is_cpu and values.dtype == torch.float32
+    return is_fast and values.dim() > 1 and values.numel() > 0
 
 
 def _sorted(indices: torch.Tensor) -> _Sorted | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stratagem_proto.rows import WholeRows, are_ascending, distinct, put
+from stratagem_proto.rows import WholeRows, are_ascending, distinct, put, summed
 
 
 @pytest.mark.parametrize("count", [0, 1, 100, 1000, 40_000])
@@ -55,6 +55,37 @@ def test_indices_need_not_lie_in_order() -> None:
     found, places = distinct(indices)
 
     assert torch.equal(found[places], indices)
+
+
+@pytest.mark.parametrize("count", [0, 1, 200, 5000, 40_000])
+@pytest.mark.parametrize("row", [(), (1,), (5,), (16,), (33,), (300,), (3, 7), (0,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_what_there_is_for_an_index_is_added_in_its_order(
+    count: int, row: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    indices = torch.randint(0, 1 + count // 4, (count,))
+    # In another order these come to other sums; 0.0 and -0.0 to 0.0.
+    values = (torch.randn(count, *row) * 10 ** torch.randn(count, *row)).to(dtype)
+    values[torch.rand(count) < 0.1] = -0.0
+
+    found, sums = summed(indices, values)
+
+    expected, places = torch.unique(indices, return_inverse=True)
+    added = torch.zeros(len(expected), *row, dtype=dtype)
+    added.index_add_(0, places, values)
+    assert torch.equal(found, expected)
+    assert sums.shape == added.shape
+    assert torch.equal(
+        sums.flatten().view(torch.uint8), added.flatten().view(torch.uint8)
+    )
+
+
+def test_values_of_any_strides_are_added() -> None:
+    indices, values = torch.randint(0, 50, (600,)), torch.randn(16, 600).t()
+
+    _, sums = summed(indices, values)
+
+    assert torch.equal(sums, summed(indices, values.contiguous())[1])
 
 
 @pytest.mark.parametrize("count", [0, 3, 700])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.rows import distinct
+from stratagem_proto.rows import distinct, summed
 from stratagem_proto.v1.parameter_server_pb2 import GradientRef
 from stratagem_psserver.variables.assignments import check_fit, tensor_at
 from stratagem_psserver.variables.selections import check_rows
@@ -75,8 +75,8 @@ class RowGradient:
         """The gradient of the distinct rows, repeated ones added in their order."""
         if self.places is None:
             return self.values
-        total = self.values.new_zeros(len(self.rows), *self.values.shape[1:])
-        return total.index_add_(0, self.places, self.values)
+        _, sums = summed(self.places, self.values)
+        return sums
 
 
 def as_sparse(
