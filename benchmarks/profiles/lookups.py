@@ -39,6 +39,7 @@ _CLIENT = {
     "'sendall'": "sending",
     "'numpy.": "indices in order",
     "_sorted": "indices in order",
+    "summed": "copies and sums",
     "torch": "copies and sums",
 }
 _SERVER = {

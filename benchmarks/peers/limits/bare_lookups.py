@@ -19,7 +19,7 @@ from benchmarks.peers.lookups import answers
 from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.row_batches import LOOKUPS, ROWS, WIDTH
 from benchmarks.peers.server import server
-from stratagem_proto.rows import distinct, put
+from stratagem_proto.rows import put, summed
 
 _PULL, _PUSH, _DONE = b">", b"<", b"!"
 _COUNT_BYTES = 2
@@ -46,16 +46,14 @@ class Rows:
         self._gradients = torch.ones(LOOKUPS, WIDTH)
 
     def pull(self, indices: Tensor) -> Tensor:
-        """Reads each row once, and repeats it where it is asked for again."""
-        rows, places = distinct(indices)
-        self._ask(_PULL, rows)
-        return self._shared.rows.index_select(0, places)
+        """Reads a row for each index."""
+        self._ask(_PULL, indices)
+        return self._shared.rows[: len(indices)].clone()
 
     def push(self, indices: Tensor) -> None:
         """Adds up what is for the same row; the server steps Adagrad."""
-        rows, places = distinct(indices)
-        sums = self._shared.rows[: len(rows)].zero_()
-        sums.index_add_(0, places, self._gradients)
+        rows, sums = summed(indices, self._gradients)
+        self._shared.rows[: len(rows)] = sums
         self._ask(_PUSH, rows)
 
     def _ask(self, kind: bytes, rows: Tensor) -> None:

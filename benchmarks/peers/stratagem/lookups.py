@@ -1,6 +1,7 @@
 """Rows of a variable on a server: `... benchmarks.peers.stratagem.lookups FD`.
 
-As with embedding tables, each row of a batch travels once.
+They are read as they are asked for, as a lookup without gradients is, and a gradient is
+sent for each row once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from benchmarks.peers.row_batches import LOOKUPS, ROWS, WIDTH
 from benchmarks.peers.stratagem.server import connected, created, program
 from stratagem._servers import reading, reads, updates
 from stratagem._servers.group import ServerGroup
-from stratagem_proto.rows import distinct
+from stratagem_proto.rows import summed
 
 _NAME = "table"
 
@@ -31,17 +32,15 @@ class Rows:
         created(servers, {_NAME: torch.zeros(ROWS, WIDTH)})
 
     def pull(self, indices: torch.Tensor) -> torch.Tensor:
-        """Reads each row once, and repeats it where it is asked for again."""
-        rows, places = distinct(indices)
-        values = torch.empty(len(rows), WIDTH)
-        wanted = reading.Reading(_NAME, values, rows=rows)
+        """Reads a row for each index."""
+        values = torch.empty(len(indices), WIDTH)
+        wanted = reading.Reading(_NAME, values, rows=indices)
         self._servers.call(0, reads.read([wanted]))
-        return values.index_select(0, places)
+        return values
 
     def push(self, indices: torch.Tensor) -> None:
         """Adds up what is for the same row; the server steps Adagrad."""
-        rows, places = distinct(indices)
-        sums = torch.zeros(len(rows), WIDTH).index_add_(0, places, self._gradients)
+        rows, sums = summed(indices, self._gradients)
         gradient = updates.Gradient(_NAME, sums, group=0, rows=rows)
         self._servers.call(0, updates.step(self._adagrad, [gradient]))
 

@@ -13,8 +13,9 @@ from stratagem._servers.session import Identity
 from stratagem_deploy import LocalCluster
 from stratagem_proto.programs.optimizers import rule_named
 from stratagem_proto.programs.update_programs import encode_group
+from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader
 from stratagem_proto.v1.session_pb2 import ROLE_CHIEF
-from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_proto.v1.update_program_pb2 import OptimizerProgram, UpdateProgram
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 from stratagem_proto.wire.tensors import spec_of
 
@@ -46,8 +47,14 @@ def created(servers: ServerGroup, values: Mapping[str, torch.Tensor]) -> None:
     servers.call(0, writes.create(specs, [*values.values()]))
 
 
-def program(optimizer: torch.optim.Optimizer) -> OptimizerProgram:
-    """What has a server step such an optimizer, with its first param group."""
+def program(optimizer: torch.optim.Optimizer) -> bytes:
+    """What has a server step such an optimizer, with its first param group.
+
+    It is encoded once, as strategies do.
+    """
     name = type(optimizer).__name__
     group = encode_group(rule_named(name), optimizer.param_groups[0])
-    return OptimizerProgram(name=name, class_name=name, groups=[group])
+    optimizer_program = OptimizerProgram(name=name, class_name=name, groups=[group])
+    return UpdateHeader(
+        program=UpdateProgram(optimizer=optimizer_program)
+    ).SerializeToString()

@@ -43,13 +43,12 @@ class Rows:
         return memoryview(self._push(indices))
 
     def _pulled(self, indices: Any) -> Any:
-        rows, places = tf.unique(indices)
         with tf.device(self._table.device):
             values = tf.raw_ops.ResourceGather(
-                resource=self._table.handle, indices=rows, dtype=tf.float32
+                resource=self._table.handle, indices=indices, dtype=tf.float32
             )
         with tf.device(self._gradients.device):
-            return tf.gather(values, places)
+            return tf.identity(values)
 
     def _pushed(self, indices: Any) -> Any:
         rows, places = tf.unique(indices)
