@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -28,6 +27,7 @@ from stratagem_proto.v1.tensor_pb2 import (
     TensorSpec,
 )
 from stratagem_proto.wire.codec import Assembler
+from stratagem_proto.wire.contents import all_of
 from stratagem_proto.wire.frames import (
     Frame,
     Header,
@@ -41,13 +41,11 @@ from stratagem_proto.wire.placed import (
     kinds_of,
     layout_of,
 )
-from stratagem_proto.wire.segment import MOST_KEPT_KINDS
 from stratagem_proto.wire.tensors import (
     allocate,
     decode_dtype,
     encode_dtype,
     spec_of,
-    spec_of_kind,
 )
 
 
@@ -132,7 +130,7 @@ def filled(
     header, chunks = taken
     values = values_of(header)
     versions = _versions(readings, values)
-    if values.contents == _all_of(layout):
+    if values.contents == all_of(layout):
         targets = [reading.into for reading in readings]
     else:
         contents = _contents(values)
@@ -160,21 +158,6 @@ def _contents(values: ReadHeader) -> ReadContents:
         raise MalformedStreamError(
             f"what came of a read is no ReadContents: {error}"
         ) from error
-
-
-def _all_of(layout: Layout) -> bytes:
-    """What is said if all that was asked for comes as it is, as nearly always."""
-    is_kept = len(layout.kinds) <= MOST_KEPT_KINDS
-    return (_kept_all if is_kept else _all)(layout)
-
-
-def _all(layout: Layout) -> bytes:
-    values = [ReadValue(tensor=number) for number, _ in enumerate(layout.kinds)]
-    tensors = [spec_of_kind(*kind) for kind in layout.kinds]
-    return ReadContents(values=values, tensors=tensors).SerializeToString()
-
-
-_kept_all = lru_cache(maxsize=256)(_all)
 
 
 def _taken(

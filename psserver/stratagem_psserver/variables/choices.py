@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
 from stratagem_proto.v1.parameter_server_pb2 import (
     ReadContents,
     ReadHeader,
+    ReadValue,
     Selection,
 )
+from stratagem_proto.wire.contents import all_of
 from stratagem_proto.wire.placed import Layout, layout_of
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot
 from stratagem_psserver.variables.selections import Selected, is_wanted, select
 from stratagem_psserver.variables.store import Variable, VariableStore
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """Which of the values that somebody selects are answered.
 
     Attributes:
@@ -30,6 +30,8 @@ class Choice:
         contents: A `ReadContents` that says so to the reader, encoded.
         layout: Of the values in shared memory.
         nbytes: What it takes to make them ready.
+        owners: Under whose locks the variables are.
+        is_whole: Whether it is of whole variables or slices, and not of rows.
     """
 
     variables: Sequence[Variable]
@@ -38,6 +40,8 @@ class Choice:
     contents: bytes
     layout: Layout
     nbytes: int
+    owners: frozenset[str]
+    is_whole: bool
 
     @classmethod
     def of(
@@ -51,35 +55,25 @@ class Choice:
             OutOfRangeError: As of `select`.
         """
         found = [variables.get(selection.variable) for selection in selections]
-        contents, selected = ReadContents(), list[Selected]()
-        for variable, selection in zip(found, selections, strict=True):
-            value = contents.values.add()
-            if is_wanted(variable, selection):
-                chosen = select(variable, selection)
-                value.tensor = len(selected)
-                if (encoding := chosen.encoding) is not None:
-                    value.encoding.CopyFrom(encoding)
-                contents.tensors.append(chosen.sent)
-                selected.append(chosen)
+        wanted = _wanted(found, selections)
+        selected = [
+            select(variable, selection)
+            for variable, selection, lacks in zip(
+                found, selections, wanted, strict=True
+            )
+            if lacks
+        ]
+        layout = layout_of(tuple([one.kind for one in selected]))
         return cls(
             found,
-            _wanted(found, selections),
+            wanted,
             selected,
-            contents.SerializeToString(),
-            layout_of(tuple([each.kind for each in selected])),
-            sum(each.nbytes for each in selected),
+            _contents(wanted, selected, layout),
+            layout,
+            sum([one.nbytes for one in selected]),
+            frozenset([one.spec.slot_of or one.spec.name for one in found]),
+            all([one.rows is None for one in selected]),
         )
-
-    @cached_property
-    def owners(self) -> frozenset[str]:
-        """Under whose locks its variables are."""
-        specs = [variable.spec for variable in self.variables]
-        return frozenset([spec.slot_of or spec.name for spec in specs])
-
-    @cached_property
-    def is_whole(self) -> bool:
-        """Whether it is of whole variables or slices, and not of rows."""
-        return all(each.rows is None for each in self.selected)
 
     def is_still(self, selections: Sequence[Selection]) -> bool:
         """Whether it is the one for selections of the same parts of its variables."""
@@ -104,6 +98,23 @@ class Choice:
                 return
             for each, tensor in zip(self.selected, into, strict=True):
                 each.fill(tensor)
+
+
+def _contents(
+    wanted: Sequence[bool], selected: Sequence[Selected], layout: Layout
+) -> bytes:
+    encodings = [one.encoding for one in selected]
+    if all(wanted) and not any(encodings):
+        return all_of(layout)
+    values = [
+        ReadValue(tensor=number, encoding=encoding)
+        for number, encoding in enumerate(encodings)
+    ]
+    sent = iter(values)
+    return ReadContents(
+        values=[next(sent) if lacks else ReadValue() for lacks in wanted],
+        tensors=[one.sent for one in selected],
+    ).SerializeToString()
 
 
 def _wanted(

@@ -31,10 +31,10 @@ class KeptChoices:
 
     def of(self, selections: Sequence[Selection]) -> Choice:
         """As `Choice.of`, of the variables as they are now."""
-        names = tuple([selection.variable for selection in selections])
-        kept = self._kept.get(names)
         if not all(map(_is_of_all, selections)):
             return Choice.of(self._store, selections)
+        names = tuple([selection.variable for selection in selections])
+        kept = self._kept.get(names)
         if kept is not None and kept.is_still(selections):
             self._kept.move_to_end(names)
             return kept

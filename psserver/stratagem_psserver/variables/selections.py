@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
@@ -30,8 +29,7 @@ from stratagem_psserver.variables.store import Variable
 _MOST_OF_A_TABLE = 64 << 20
 
 
-@dataclass(frozen=True)
-class Selected:
+class Selected(NamedTuple):
     """What is selected of a variable; no memory is taken before `tensor`.
 
     Attributes:
@@ -46,7 +44,7 @@ class Selected:
     rows: torch.Tensor | None = None
     narrowed_to: torch.dtype | None = None
 
-    @cached_property
+    @property
     def kind(self) -> Kind:
         """What it is besides its elements once it is as it is to be sent."""
         return self.narrowed_to or self.view.dtype, self._shape
@@ -68,14 +66,14 @@ class Selected:
         shape = self.view.shape
         if self.rows is None:
             return shape
-        return torch.Size((len(self.rows), *shape[1:]))
+        return torch.Size((self.rows.numel(), *shape[1:]))
 
     @property
     def nbytes(self) -> int:
         """What it takes to make it ready, which rounding does not lessen."""
         if self.rows is None:
             return self.view.nbytes
-        return self.kind[1].numel() * self.view.itemsize
+        return self._shape.numel() * self.view.itemsize
 
     @property
     def is_there(self) -> bool:
@@ -122,7 +120,7 @@ def select(variable: Variable, selection: Selection) -> Selected:
             "only wider floats are, to torch.bfloat16 or torch.float16",
             variable=variable.name,
         )
-    return replace(selected, narrowed_to=dtype)
+    return selected._replace(narrowed_to=dtype)
 
 
 def _part(variable: Variable, selection: Selection) -> Selected:
