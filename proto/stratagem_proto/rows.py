@@ -155,6 +155,20 @@ def are_whole(tensor: torch.Tensor) -> bool:
     return tensor.nbytes // tensor.shape[0] <= _MOST_ROW_BYTES
 
 
+class Taken(NamedTuple):
+    """Copies of rows.
+
+    Attributes:
+        rows: Which.
+        elements: Theirs, as a vector, which may be changed.
+        wholes: The same memory, row by row.
+    """
+
+    rows: npt.NDArray[np.int64]
+    elements: torch.Tensor
+    wholes: npt.NDArray[np.void]
+
+
 class WholeRows:
     """The rows of a tensor, moved as wholes.
 
@@ -165,19 +179,19 @@ class WholeRows:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._rows, self._dtype = _whole(tensor), tensor.dtype
 
-    def take(self, rows: torch.Tensor) -> torch.Tensor:
-        """A copy of the elements of rows, as a vector.
+    def take(self, rows: npt.NDArray[np.int64]) -> Taken:
+        """Copies rows.
 
         Args:
-            rows: int64 vector of indices that there are.
+            rows: Vector of indices that there are.
         """
-        taken = self._rows.take(rows.numpy()).view(np.uint8)
-        return torch.from_numpy(taken).view(self._dtype)
+        wholes = self._rows.take(rows)
+        elements = torch.from_numpy(wholes.view(np.uint8)).view(self._dtype)
+        return Taken(rows, elements, wholes)
 
-    def put(self, rows: torch.Tensor, elements: torch.Tensor) -> None:
-        """Writes rows, without repetitions, from such a vector."""
-        data = elements.view(torch.uint8).numpy()
-        self._rows.put(rows.numpy(), data.view(self._rows.dtype))
+    def put(self, taken: Taken) -> None:
+        """Writes rows that were taken, without repetitions, as they are now."""
+        self._rows.put(taken.rows, taken.wholes)
 
 
 def _whole(tensor: torch.Tensor) -> npt.NDArray[np.void]:

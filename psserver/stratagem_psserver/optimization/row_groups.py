@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from stratagem_proto.rows import WholeRows, are_ascending, are_whole
+from stratagem_proto.rows import Taken, WholeRows, are_ascending, are_whole
 from stratagem_psserver.optimization.dry_run import StateLayout
 from stratagem_psserver.optimization.hyperparameters import Settings
 from stratagem_psserver.optimization.loans import Loan
@@ -18,20 +18,18 @@ from stratagem_psserver.optimization.sparse_rules import SparseRule
 from stratagem_psserver.variables.store import Variable, VariableStore
 
 
-class Taken(NamedTuple):
-    """Rows on their way through a step.
+class Stepped(NamedTuple):
+    """Copies of rows that were stepped.
 
     Attributes:
-        rows: Which.
-        gradient: Theirs, as a vector.
-        value: A copy of theirs, as a vector.
-        state: A copy of theirs by the optimizer's keys, as vectors; and of scalars.
+        value: Those of the variable.
+        state: Those of the state by the optimizer's keys.
+        scalars: What of the state is no rows, likewise.
     """
 
-    rows: torch.Tensor
-    gradient: torch.Tensor
-    value: torch.Tensor
-    state: Mapping[str, torch.Tensor]
+    value: Taken
+    state: Mapping[str, Taken]
+    scalars: Mapping[str, torch.Tensor]
 
 
 @dataclass(eq=False)
@@ -77,26 +75,32 @@ class RowParameter:
         gradient, rows = gradients.each[self.place], gradients.rows[self.place]
         if rows is None or rows.dtype != torch.int64 or rows.dim() != 1:
             return False
-        shape, dtype = (len(rows), *self.value.shape[1:]), self.value.dtype
-        is_like = gradient.shape == shape and gradient.dtype == dtype
-        return is_like and are_ascending(rows, len(self.value))
+        count, *row = self.value.shape
+        is_like = gradient.dtype == self.value.dtype
+        is_like = is_like and gradient.shape == (rows.numel(), *row)
+        return is_like and are_ascending(rows, count)
 
-    def take(self, gradients: Gradients) -> Taken:
-        """Copies of what the step is about."""
-        rows = gradients.rows[self.place]
+    def stepped(
+        self, rule: SparseRule, settings: Settings, gradients: Gradients
+    ) -> Stepped:
+        """Steps copies, so that what fails has changed nothing."""
+        rows, gradient = gradients.rows[self.place], gradients.each[self.place]
         assert rows is not None
-        state = {key: value.clone() for key, value in self._scalars.items()}
-        state |= {key: each.take(rows) for key, each in self._states.items()}
-        gradient = gradients.each[self.place].view(-1)
-        return Taken(rows, gradient, self._value.take(rows), state)
+        indices = rows.numpy()
+        scalars = {key: value.clone() for key, value in self._scalars.items()}
+        taken = {key: each.take(indices) for key, each in self._states.items()}
+        value = self._value.take(indices)
+        state = {key: each.elements for key, each in taken.items()}
+        rule(settings.values, value.elements, gradient.view(-1), scalars | state)
+        return Stepped(value, taken, scalars)
 
-    def put(self, taken: Taken) -> None:
-        """Writes rows that were stepped."""
-        self._value.put(taken.rows, taken.value)
+    def put(self, stepped: Stepped) -> None:
+        """Writes what was stepped."""
+        self._value.put(stepped.value)
         for key, state in self._states.items():
-            state.put(taken.rows, taken.state[key])
+            state.put(stepped.state[key])
         for key, value in self._scalars.items():
-            value.copy_(taken.state[key])
+            value.copy_(stepped.scalars[key])
 
 
 class RowGroup:
@@ -111,13 +115,13 @@ class RowGroup:
     def __init__(
         self, number: int, settings: Settings, parameters: Sequence[RowParameter]
     ) -> None:
-        self._number, self._settings = number, settings
-        self._parameters = parameters
+        self._number, self._parameters = number, parameters
+        self._settings, self._rules = settings, self._rules_of(settings)
 
     @property
     def has_rules(self) -> bool:
         """Whether there is one for each variable."""
-        return all(self._rule(each) is not None for each in self._parameters)
+        return len(self._rules) == len(self._parameters)
 
     def accepts(self, groups: Sequence[Settings], gradients: Gradients) -> bool:
         if (settings := groups[self._number]) is not self._settings:
@@ -125,23 +129,18 @@ class RowGroup:
                 needs = settings.needs(each.value.dtype, sparse=True)
                 if not needs.takes_sparse or needs.layout is not each.layout:
                     return False
-            self._settings = settings
-        return self.has_rules and all(each.fits(gradients) for each in self._parameters)
+            self._settings, self._rules = settings, self._rules_of(settings)
+        return self.has_rules and all([one.fits(gradients) for one in self._parameters])
 
     def step(self, gradients: Gradients) -> None:
-        # Copies are stepped, so that what fails has changed nothing.
-        stepped = [self._stepped(each, gradients) for each in self._parameters]
+        settings, each = self._settings, zip(self._parameters, self._rules, strict=True)
+        stepped = [one.stepped(rule, settings, gradients) for one, rule in each]
         for parameter, rows in zip(self._parameters, stepped, strict=True):
             parameter.put(rows)
 
-    def _stepped(self, parameter: RowParameter, gradients: Gradients) -> Taken:
-        rule, rows = self._rule(parameter), parameter.take(gradients)
-        assert rule is not None
-        rule(self._settings.values, rows.value, rows.gradient, rows.state)
-        return rows
-
-    def _rule(self, parameter: RowParameter) -> SparseRule | None:
-        return self._settings.sparse_rule(parameter.value.dtype)
+    def _rules_of(self, settings: Settings) -> Sequence[SparseRule]:
+        rules = [settings.sparse_rule(each.value.dtype) for each in self._parameters]
+        return [rule for rule in rules if rule is not None]
 
     def commit(self, store: VariableStore) -> None:
         for parameter in self._parameters:
