@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.exactly_once.manifest import Manifest
@@ -25,6 +26,8 @@ MAX_PLANS = 256
 # Of the texts of all plans, which have some 50 a variable. With what is worked out for
 # it that is about 1 KiB.
 MAX_TEXT_BYTES = 1 << 20
+
+Entry = TypeVar("Entry")
 
 
 class StepPlan:
@@ -100,6 +103,18 @@ class StepPlan:
         return choice
 
 
+class Known(NamedTuple):
+    """What is known of an update.
+
+    Attributes:
+        plan: Its plan.
+        manifest: Its tensors.
+    """
+
+    plan: StepPlan
+    manifest: Manifest
+
+
 class StepPlans:
     """Some plans, which are dropped when variables come, go, or are replaced.
 
@@ -108,34 +123,42 @@ class StepPlans:
     """
 
     def __init__(self, store: VariableStore) -> None:
-        self._plans, self._repeated = _Kept(), _Kept()
+        self._clear()
         store.watch(self._clear)
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def plan(self, header: pb.UpdateHeader, text: bytes = b"") -> StepPlan | None:
-        """The plan of an update, which is a new one unless it was kept.
+    def known(self, header: pb.UpdateHeader, text: bytes) -> Known | None:
+        """As `plan`, with what the update says of its tensors.
 
         Args:
             header: The update.
             text: The same with its tag and size, as it came in a frame; empty if it
                 did not.
+        """
+        repeated = unchanging(text) if text else b""
+        if (known := self._repeated.get(repeated)) is not None:
+            return known
+        if (plan := self.plan(header)) is None:
+            return None
+        known = Known(plan, plan.manifest(header))
+        if repeated and plan.text in self._plans:
+            self._repeated.put(repeated, known)
+        return known
+
+    def plan(self, header: pb.UpdateHeader) -> StepPlan | None:
+        """The plan of an update, which is a new one unless it was kept.
 
         Returns:
             None if the update is none that repeats.
         """
-        repeated = unchanging(text) if text else b""
-        if (plan := self._repeated.get(repeated)) is not None:
-            return plan
         if not _is_step(header):
             return None
         common = _common(header)
         encoded = common.SerializeToString()
-        if (plan := self._plans.get(encoded)) is not None:
-            if repeated:
-                self._repeated.put(repeated, plan)
-        elif len(encoded) <= MAX_TEXT_BYTES and _is_plain(header):
+        plan = self._plans.get(encoded)
+        if plan is None and len(encoded) <= MAX_TEXT_BYTES and _is_plain(header):
             plan = StepPlan(common, encoded)
         return plan
 
@@ -144,32 +167,35 @@ class StepPlans:
         self._plans.put(plan.text, plan)
 
     def _clear(self) -> None:
-        self._plans, self._repeated = _Kept(), _Kept()
+        self._plans, self._repeated = _Kept[StepPlan](), _Kept[Known]()
 
 
-class _Kept:
-    """Some plans by texts, of which those stay that were asked for last."""
+class _Kept(Generic[Entry]):
+    """Some entries by texts, of which those stay that were asked for last."""
 
     def __init__(self) -> None:
-        self._plans: OrderedDict[bytes, StepPlan] = OrderedDict()
+        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
         self._text_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._plans)
+        return len(self._entries)
 
-    def get(self, text: bytes) -> StepPlan | None:
-        plan = self._plans.get(text)
-        if plan is not None:
-            self._plans.move_to_end(text)
-        return plan
+    def __contains__(self, text: bytes) -> bool:
+        return text in self._entries
 
-    def put(self, text: bytes, plan: StepPlan) -> None:
-        if text in self._plans:
+    def get(self, text: bytes) -> Entry | None:
+        entry = self._entries.get(text)
+        if entry is not None:
+            self._entries.move_to_end(text)
+        return entry
+
+    def put(self, text: bytes, entry: Entry) -> None:
+        if text in self._entries:
             return
-        self._plans[text] = plan
+        self._entries[text] = entry
         self._text_bytes += len(text)
-        while len(self._plans) > MAX_PLANS or self._text_bytes > MAX_TEXT_BYTES:
-            dropped, _ = self._plans.popitem(last=False)
+        while len(self._entries) > MAX_PLANS or self._text_bytes > MAX_TEXT_BYTES:
+            dropped, _ = self._entries.popitem(last=False)
             self._text_bytes -= len(dropped)
 
 

@@ -13,7 +13,7 @@ from stratagem_psserver.exactly_once.mutations import Chunks, Staged
 from stratagem_psserver.optimization.decoding import decode_gradients, decoded_specs
 from stratagem_psserver.optimization.gradients import Gradient, gather
 from stratagem_psserver.optimization.repeated_steps import RepeatedStep
-from stratagem_psserver.plans.step_plans import StepPlan
+from stratagem_psserver.plans.step_plans import Known, StepPlan
 from stratagem_psserver.rpcs.contributions import stage_contribution
 from stratagem_psserver.rpcs.steps import (
     all_gradients,
@@ -32,19 +32,18 @@ class UpdateRpcs:
 
     async def update(self, header: pb.UpdateHeader, chunks: Chunks) -> bytes:
         """Update."""
-        return await self.planned(
-            header, chunks, self._state.plans.plan(header, chunks.text)
-        )
+        known = self._state.plans.known(header, chunks.text)
+        return await self.planned(header, chunks, known)
 
     async def planned(
-        self, header: pb.UpdateHeader, chunks: Chunks, plan: StepPlan | None
+        self, header: pb.UpdateHeader, chunks: Chunks, known: Known | None
     ) -> bytes:
-        """Update, with its plan if there is one."""
+        """Update, with what is known of it."""
         return await self._state.mutations.once_staged(
             header,
-            plan.manifest(header) if plan is not None else _manifest(header),
+            _manifest(header) if known is None else known.manifest,
             chunks,
-            partial(self._update, header, plan),
+            partial(self._update, header, None if known is None else known.plan),
             borrows=_is_applied_at_once(header),
         )
 

@@ -26,8 +26,8 @@ class UpdateAndReadRpcs:
                 "UpdateAndRead carries what is applied at once; send by Update what is "
                 "only kept"
             )
-        plan = self._state.plans.plan(header, chunks.text)
-        reply = await self._updates.planned(header, chunks, plan)
+        known = self._state.plans.known(header, chunks.text)
+        reply = await self._updates.planned(header, chunks, known)
         update = pb.UpdateResponse.FromString(reply)
         session = self._state.session(header.key.session_id)
         grants = begun_now(self._state, session, header.then.begins)
@@ -35,5 +35,6 @@ class UpdateAndReadRpcs:
         def headed(values: pb.ReadHeader) -> pb.UpdateAndReadHeader:
             return pb.UpdateAndReadHeader(update=update, values=values, grants=grants)
 
+        plan = None if known is None else known.plan
         reading = Reading(self._state.store, header.then.selections, segment, plan)
         return frames_of(self._state, reading, headed)

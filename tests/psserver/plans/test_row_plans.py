@@ -15,6 +15,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DeleteVariablesRequest,
     DeleteVariablesResponse,
 )
+from stratagem_proto.wire.frames import encode_header
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.plans.step_plans import StepPlans
 from stratagem_psserver.server import ParameterServer
@@ -189,6 +190,13 @@ def test_one_plan_is_kept_for_any_number_of_rows() -> None:
     for count in (3, 0, 1000):
         assert plans.plan(asked(count)) is plan
         assert plan.manifest(asked(count)).nbytes == count * (8 + 4 * WIDTH)
+        # By its text the second time.
+        for header in (asked(count), asked(count)):
+            text = encode_header(header.SerializeToString())
+            known = plans.known(header, text)
+            assert known is not None
+            assert known.plan is plan
+            assert known.manifest.nbytes == count * (8 + 4 * WIDTH)
     assert plans.plan(asked(3, width=WIDTH + 1)) is not plan
 
 

@@ -13,7 +13,7 @@ from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.wire.frames import encode_header
 from stratagem_psserver.plans import step_plans
-from stratagem_psserver.plans.step_plans import StepPlans
+from stratagem_psserver.plans.step_plans import StepPlan, StepPlans
 from stratagem_psserver.variables.store import VariableStore
 from tests.psserver.plans.test_step_plans import header, kept
 
@@ -35,6 +35,12 @@ def whole(*parts: pb.UpdateHeader) -> pb.UpdateHeader:
     return pb.UpdateHeader.FromString(b"".join(p.SerializeToString() for p in parts))
 
 
+def found(plans: StepPlans, *parts: pb.UpdateHeader) -> StepPlan | None:
+    """The plan of what is sent in these parts."""
+    known = plans.known(whole(*parts), in_a_frame(*parts))
+    return None if known is None else known.plan
+
+
 def test_a_plan_is_found_by_what_is_sent_with_each_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -42,12 +48,12 @@ def test_a_plan_is_found_by_what_is_sent_with_each_step(
     rest.ClearField("key")
     rest.then.selections.add(variable="w")
     plan = kept(plans, whole(numbered(1), rest))
-    assert plans.plan(whole(numbered(2), rest), in_a_frame(numbered(2), rest)) is plan
+    assert found(plans, numbered(2), rest) is plan
     # From now on nothing else is looked at.
     monkeypatch.setattr(step_plans, "_is_step", lambda _: False)
     begins = [StepBegin(group="g" * 200, finished=number) for number in range(2)]
     for begun in (numbered(300), numbered(4, begins=begins)):
-        assert plans.plan(whole(begun, rest), in_a_frame(begun, rest)) is plan
+        assert found(plans, begun, rest) is plan
 
 
 @pytest.mark.parametrize(
@@ -65,6 +71,5 @@ def test_a_plan_is_not_found_where_more_is_said(
     plans, rest = StepPlans(VariableStore()), header()
     rest.ClearField("key")
     plan = kept(plans, whole(numbered(1), rest))
-    plans.plan(whole(numbered(2), rest), in_a_frame(numbered(2), rest))
-    found = plans.plan(whole(*begun, rest), in_a_frame(*begun, rest))
-    assert found is not plan
+    assert found(plans, numbered(2), rest) is plan
+    assert found(plans, *begun, rest) is not plan
