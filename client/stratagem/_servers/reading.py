@@ -64,7 +64,8 @@ def asked(readings: Sequence[Reading]) -> bytes:
     return _asked(_wholes(readings))
 
 
-_Wholes: TypeAlias = tuple[tuple[str, int | None, torch.dtype | None], ...]
+_Whole: TypeAlias = tuple[str, int | None, torch.dtype | None]
+_Wholes: TypeAlias = tuple[_Whole, ...]
 
 
 def _wholes(readings: Sequence[Reading]) -> _Wholes:
@@ -83,18 +84,40 @@ def _asked_after(wholes: _Wholes) -> bytes:
     return UpdateHeader(then=then).SerializeToString()
 
 
-def _selections(wholes: _Wholes) -> Iterator[Selection]:
+def _selections(wholes: Sequence[_Whole]) -> Iterator[Selection]:
     for variable, newer_than, narrowed_to in wholes:
         number = None if narrowed_to is None else encode_dtype(narrowed_to)
         yield Selection(variable=variable, newer_than=newer_than, narrowed_to=number)
 
 
 def _asked_by_rows(readings: Sequence[Reading]) -> bytes:
-    request = ReadRequest(selections=_selections(_wholes(readings)))
-    for reading, selection in zip(readings, request.selections, strict=True):
-        if reading.rows is not None:
-            selection.rows.indices = bytes(as_bytes(reading.rows))
-    return request.SerializeToString()
+    parts = list[bytes | memoryview]()
+    for reading in readings:
+        if reading.rows is None:
+            parts.append(asked([reading]))
+            continue
+        indices = as_bytes(reading.rows)
+        before, behind = _around_indices(*_wholes([reading]), indices.nbytes)
+        parts += before, indices, behind
+    return b"".join(parts)
+
+
+# Numbers of rows come again: of 4,096, it takes 5 us with this at hand, and 12 without.
+@lru_cache(maxsize=256)
+def _around_indices(whole: _Whole, nbytes: int) -> tuple[bytes, bytes]:
+    """What is before and behind so many bytes of indices that are asked for."""
+    (selection,) = _selections([whole])
+    selection.rows.indices = bytes(nbytes)
+    request = ReadRequest(selections=[selection]).SerializeToString()
+    behind = _behind_indices(selection)
+    return request[: len(request) - len(behind) - nbytes], behind
+
+
+def _behind_indices(selection: Selection) -> bytes:
+    """What comes behind them, as fields are in the order of their numbers."""
+    if not selection.HasField("narrowed_to"):
+        return b""
+    return Selection(narrowed_to=selection.narrowed_to).SerializeToString()
 
 
 NOTHING_FOLLOWS = following(())
