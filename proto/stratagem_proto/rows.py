@@ -64,6 +64,13 @@ def distinct(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(unique), torch.from_numpy(at).view(indices.shape)
 
 
+def ascending_order(indices: torch.Tensor) -> torch.Tensor:
+    """As `torch.argsort(indices, stable=True)`, of a vector of whole numbers."""
+    if (ascending := _sorted(indices)) is None:
+        return torch.argsort(indices, stable=True)
+    return torch.from_numpy(ascending.order)
+
+
 def summed(
     indices: torch.Tensor, values: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stratagem_proto.rows import WholeRows, are_ascending, distinct, put, summed
+from stratagem_proto.rows import (
+    WholeRows,
+    are_ascending,
+    ascending_order,
+    distinct,
+    put,
+    summed,
+)
 
 
 @pytest.mark.parametrize("count", [0, 1, 100, 1000, 40_000])
@@ -55,6 +62,14 @@ def test_indices_need_not_lie_in_order() -> None:
     found, places = distinct(indices)
 
     assert torch.equal(found[places], indices)
+
+
+@pytest.mark.parametrize("count", [0, 1, 200, 5000, 40_000])
+@pytest.mark.parametrize("most", [1, 5, 1 << 40])
+def test_the_order_is_that_of_torch(count: int, most: int) -> None:
+    indices = torch.randint(0, most, (count,))
+
+    assert torch.equal(ascending_order(indices), indices.argsort(stable=True))
 
 
 @pytest.mark.parametrize("count", [0, 1, 200, 5000, 40_000])

@@ -11,6 +11,7 @@ from stratagem._parameter_server.variables.shards import Layout, Routed
 from stratagem._tables.variable import TableVariable
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem_proto.keys import part_of_keys
+from stratagem_proto.rows import ascending_order
 from stratagem_proto.v1.variable_pb2 import DynamicKeys, TableSpec
 
 NOMINAL_ROWS = 1 << 40
@@ -51,7 +52,7 @@ class KeyLayout(Layout):
     def route(self, rows: torch.Tensor) -> list[Routed]:
         """Return for each part which of some keys it has."""
         parts = part_of_keys(rows, len(self.sizes))
-        order = torch.argsort(parts, stable=True)
+        order = ascending_order(parts)
         counts = torch.bincount(parts, minlength=len(self.sizes)).tolist()
         return [Routed(places, rows[places]) for places in order.split(counts)]
 

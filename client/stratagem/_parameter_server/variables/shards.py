@@ -11,6 +11,7 @@ import torch
 
 from stratagem_proto.division import sizes_of_shards
 from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.rows import ascending_order
 
 
 class Rows(NamedTuple):
@@ -116,7 +117,7 @@ class Layout:
                 for shard, (start, end) in zip(shards, pairwise(before), strict=True)
             ]
         owners = torch.bucketize(rows, ends, right=True)
-        order = torch.argsort(owners, stable=True)
+        order = ascending_order(owners)
         counts = torch.bincount(owners, minlength=len(shards)).tolist()
         rows = rows[order]
         shares = zip(order.split(counts), rows.split(counts), shards, strict=True)
@@ -174,4 +175,7 @@ def merge(parts: Sequence[torch.Tensor], routed: Sequence[Routed]) -> torch.Tens
     positions = torch.cat([one.positions for one in routed])
     if _ascends(positions):
         return joined
-    return joined.index_select(0, torch.argsort(positions).to(joined.device))
+    # Each position is there once.
+    numbers = torch.arange(len(positions))
+    order = torch.empty_like(positions).scatter_(0, positions, numbers)
+    return joined.index_select(0, order.to(joined.device))
