@@ -90,10 +90,10 @@ def summed(
     # 4,096 rows of 16 take 39 us, and 78 by their places and `index_add_`.
     (firsts,) = ascending.is_first.nonzero()
     order, begins = map(torch.from_numpy, (ascending.order, firsts))
-    elements = values.reshape(len(values), -1)
+    elements = values.flatten(1)
     bags = torch.embedding_bag(elements, order, begins, False, _ADDED, False)[0]
-    unique = torch.from_numpy(ascending.indices[firsts])
-    return unique, bags.view(len(unique), *values.shape[1:])
+    sums = bags.view(len(firsts), *values.shape[1:])
+    return torch.from_numpy(ascending.indices[firsts]), sums
 
 
 def _fit_bags(values: torch.Tensor) -> bool:
@@ -112,10 +112,11 @@ def _sorted(indices: torch.Tensor) -> _Sorted | None:
     if not (indices.is_cpu and is_integer and indices.numel() in _SORTED_BY_NUMPY):
         return None
     each = indices.flatten().numpy()
-    bits, seen = len(each).bit_length(), int(np.bitwise_or.reduce(each))
-    if seen < 0 or seen.bit_length() + bits > 63:
+    bits, keys = len(each).bit_length(), each.astype(np.int64)
+    # Negative ones are larger than all others here.
+    largest = int(np.maximum.reduce(keys.view(np.uint64)))
+    if largest.bit_length() + bits > 63:
         return None
-    keys = each.astype(np.int64)
     keys <<= bits
     keys |= np.arange(len(each))
     keys.sort()
