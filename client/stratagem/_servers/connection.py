@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 from stratagem._servers.closure_identity import next_closure_key
 from stratagem._servers.pending import Pending
@@ -20,6 +21,7 @@ from stratagem._servers.transports.call import (
     Style,
 )
 from stratagem._servers.transports.server_transport import ServerTransport
+from stratagem._servers.turns import Turns
 from stratagem_proto import tracing
 from stratagem_proto.errors import (
     CancelledError,
@@ -86,7 +88,7 @@ class Connection:
         self._restarted = False
         self._moving = threading.Lock()
         self._opening = threading.Lock()
-        self._mutating = threading.Lock()
+        self._turns = Turns()
 
     @property
     def lease_seconds(self) -> float | None:
@@ -153,14 +155,17 @@ class Connection:
         """
         if not request.mutates:
             return self._sent(request, self.open().key(self._steps), style)
-        # Who held the lock when this process was forked will not give it back here.
+        # Who had the turn when this process was forked will not give it back here.
         self._require_usable()
-        self._mutating.acquire()
+        turn = self._turns.take()
         try:
-            return self._numbered(request, style, self._mutating.release)
+            session = self._session or self._first_opened()
+            pending = self._sent(request, self._next_key(session), style, turn.end)
         except BaseException:
-            self._mutating.release()
+            turn.lose()
             raise
+        turn.call = pending.call
+        return pending
 
     def pipeline(self, request: Request[Result]) -> Pending[Result]:
         """Sends a small mutation; others may follow before its result is asked for.
@@ -168,24 +173,19 @@ class Connection:
         Results are to be asked for in the order of sending. Raises as `start`.
         """
         self._require_usable()
-        with self._mutating:
-            return self._numbered(request, Style.PIPELINED, lambda: None)
-
-    def _numbered(
-        self, request: Request[Result], style: Style, settled: Callable[[], None]
-    ) -> Pending[Result]:
-        session = self._session or self._first_opened()
-        key = session.next_key(self._steps, next_closure_key(self.peer))
-
-        def settle() -> None:
-            session.settle(key.sequence)
-            settled()
-
+        turn = self._turns.take()
         try:
-            return self._sent(request, key, style, settle)
-        except BaseException:
-            session.settle(key.sequence)
-            raise
+            session = self._session or self._first_opened()
+            key = self._next_key(session)
+            settle = partial(session.settle, key.sequence)
+            pending = self._sent(request, key, Style.PIPELINED, settle)
+            session.pipelined()
+            return pending
+        finally:
+            turn.end()
+
+    def _next_key(self, session: Session) -> RequestKey:
+        return session.next_key(self._steps, next_closure_key(self.peer))
 
     def _sent(
         self,

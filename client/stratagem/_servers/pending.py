@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic
 import grpc
 
 from stratagem._servers.request import Request, Result
-from stratagem._servers.transports.call import Attempt, Style
+from stratagem._servers.transports.call import Attempt, Cancellable, Style
 from stratagem_proto.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -81,6 +81,11 @@ class Pending(Generic[Result]):
         finally:
             self.abandon()
 
+    @property
+    def call(self) -> Cancellable:
+        """What is under way."""
+        return self._attempt.call
+
     def push(self) -> None:
         """Sends the request, if it waits for others that it could be sent with."""
         self._attempt.push()
@@ -90,10 +95,11 @@ class Pending(Generic[Result]):
 
         Of a mutation it is then unknown whether it was applied.
         """
-        if self._settled is not None:
+        # Who is interrupted here drops what is to be called, and calls it no more.
+        settled, self._settled = self._settled, None
+        if settled is not None:
             self._attempt.call.cancel()
-            self._settled()
-            self._settled = None
+            settled()
 
     def _repeated(self) -> Result:
         failures = 0

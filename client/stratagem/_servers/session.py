@@ -60,6 +60,7 @@ class Session:
     max_request_bytes: int
     sequence: int = 0
     _unsettled: dict[int, None] = field(default_factory=dict)
+    _in_turn: int = 0
     _counting: threading.Lock = field(default_factory=threading.Lock)
 
     def key(self, steps: StepCount) -> RequestKey:
@@ -70,17 +71,18 @@ class Session:
     def next_key(
         self, steps: StepCount, closure: ClosureKey | None = None
     ) -> RequestKey:
-        """Numbers the next mutation.
+        """Numbers the next mutation, for who has the turn.
+
+        The one before is settled by that, however it ended, unless it was `pipelined`:
+        by the keys after it that is closed for ever.
 
         Args:
             steps: Of this process.
             closure: Which of a scheduled function's mutations it is, if it is one.
-
-        `settle` must follow, once it is answered or given up; by the keys after it
-        that is closed for ever.
         """
         with self._counting:
-            self.sequence = sequence = self.sequence + 1
+            self._unsettled.pop(self._in_turn, None)
+            self._in_turn = self.sequence = sequence = self.sequence + 1
             self._unsettled[sequence] = None
             acknowledged = next(iter(self._unsettled)) - 1
         step, (finished, report) = steps.tell_within()
@@ -94,14 +96,18 @@ class Session:
             closure=closure,
         )
 
+    def pipelined(self) -> None:
+        """Lets the mutation that was numbered last outlast its turn, up to `settle`."""
+        self._in_turn = 0
+
     def settle(self, sequence: int) -> None:
-        """Takes note that a mutation will not be sent any more."""
+        """Takes note that a pipelined mutation will not be sent any more."""
         with self._counting:
             self._unsettled.pop(sequence, None)
 
     @property
     def acknowledged(self) -> int:
-        """The number up to which all mutations are settled."""
+        """The number up to which all mutations are known to be settled."""
         with self._counting:
             return next(iter(self._unsettled), self.sequence + 1) - 1
 

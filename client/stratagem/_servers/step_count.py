@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from contextlib import AbstractContextManager
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 
@@ -42,7 +43,8 @@ class StepCount:
         self._report = b""
         # What is to be reported with steps that another one before is not over of.
         self._reports: deque[Finished] = deque()
-        self._ended = threading.Event()
+        # An Event takes its lock in Python, where Ctrl-C may leave it taken.
+        self._ends: SimpleQueue[None] = SimpleQueue()
 
     def taking(self) -> AbstractContextManager[None]:
         """Makes all that is sent meanwhile one step."""
@@ -102,8 +104,8 @@ class StepCount:
         while self._reports and self._reports[0].step <= self._over:
             self._report = self._reports.popleft().report
         # Who has not seen the last end yet looks at all that is over when it does.
-        if not self._ended.is_set():
-            self._ended.set()
+        if self._ends.empty():
+            self._ends.put(None)
 
     def keep(self, report: bytes) -> None:
         """Has checkpoints contain this that contain the step that is being taken."""
@@ -150,13 +152,15 @@ class StepCount:
 
     def wait_for_end(self, seconds: float) -> bool:
         """Waits until a step ends; whether one did."""
-        ended = self._ended.wait(seconds)
-        self._ended.clear()
-        return ended
+        try:
+            self._ends.get(timeout=seconds)
+        except Empty:
+            return False
+        return True
 
     def wake(self) -> None:
         """Ends a wait for the end of a step."""
-        self._ended.set()
+        self._ends.put(None)
 
 
 class _Taking(AbstractContextManager[None]):

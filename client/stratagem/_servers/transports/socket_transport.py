@@ -153,7 +153,8 @@ class _Exchange(Iterator[bytes]):
             link.allow_until(deadline)
             self._send(link, call)
         except OSError as error:
-            self._failure = error
+            # With its traceback it would keep whoever has called, and their turn.
+            self._failure = error.with_traceback(None)
         except BaseException:
             self.cancel()
             raise

@@ -1,0 +1,163 @@
+"""Requests whose thread is interrupted, as by Ctrl-C, anywhere."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from types import FrameType
+from typing import Any
+
+import torch
+
+from stratagem._servers.connection import Connection
+from stratagem._servers.pending import Pending
+from stratagem._servers.step_count import StepCount
+from stratagem._servers.writes import Writing, assign
+from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_ADD
+from stratagem_psserver.server import ParameterServer
+from tests.client.connections import add, connected, make, value_of
+
+# Less than a server waits for a request whose number was left out.
+_SECONDS = 15.0
+
+_ONE = torch.ones(1)
+
+
+def _sent(connection: Connection) -> Pending[list[int]]:
+    return connection.start(assign([Writing("v", ASSIGN_MODE_ADD, _ONE)]))
+
+
+def _in_time(work: Callable[[], object]) -> None:
+    """Does work in a thread that keeps nobody waiting if it never ends."""
+    failures: list[BaseException] = []
+
+    def attempt() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=attempt, daemon=True)
+    thread.start()
+    thread.join(_SECONDS)
+    assert not thread.is_alive(), "it waits for what nobody will end"
+    if failures:
+        raise failures[0]
+
+
+class _InterruptedAt:
+    """Interrupts this thread where Python looks whether a signal has come.
+
+    That is as functions begin, and behind calls of what is not written in Python.
+
+    Args:
+        number: Of the place, counted from 1.
+        places: Parts of the names of the files that it is in.
+
+    Attributes:
+        came: Whether there was such a place; what came of it is over.
+    """
+
+    def __init__(self, number: int, *places: str) -> None:
+        self._left, self._places = number, places
+        self._profiled = sys.getprofile()
+
+    def _pass(self, frame: FrameType, event: str, _: Any) -> None:
+        if event in ("call", "c_return"):
+            file = frame.f_code.co_filename
+            self._left -= any(place in file for place in self._places)
+            if not self._left:
+                raise KeyboardInterrupt
+
+    @property
+    def came(self) -> bool:
+        return self._left <= 0
+
+    def __enter__(self) -> _InterruptedAt:
+        sys.setprofile(self._pass)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        sys.setprofile(self._profiled)
+        return kind is KeyboardInterrupt
+
+
+def test_a_request_that_nobody_waits_for_keeps_nobody_else_waiting(
+    server: ParameterServer,
+) -> None:
+    with connected(server.address) as connection:
+        make(connection, "v", torch.zeros(1))
+        _sent(connection)
+        _in_time(lambda: add(connection, "v", _ONE))
+        assert value_of(connection, "v", _ONE).item() in (1, 2)
+
+
+def test_a_thread_may_send_while_it_handles_what_has_interrupted_it(
+    server: ParameterServer,
+) -> None:
+    with connected(server.address) as connection:
+        make(connection, "v", torch.zeros(1))
+
+        def handle() -> None:
+            # As the traceback of an exception does, this keeps the request.
+            left = _sent(connection)
+            add(connection, "v", _ONE)
+            left.abandon()
+            add(connection, "v", _ONE)
+
+        _in_time(handle)
+        assert value_of(connection, "v", _ONE).item() in (2, 3)
+
+
+def test_other_threads_wait_for_a_request_that_somebody_has(
+    server: ParameterServer,
+) -> None:
+    with connected(server.address) as connection:
+        make(connection, "v", torch.zeros(1))
+        pending = _sent(connection)
+        versions: list[int] = []
+        other = threading.Thread(
+            target=lambda: versions.append(add(connection, "v", _ONE))
+        )
+        other.start()
+        (version,) = pending.result()
+        other.join()
+        assert [version + 1] == versions
+
+
+def test_a_request_may_be_interrupted_anywhere(
+    server: ParameterServer,
+) -> None:
+    places = ("/connection.py", "/session.py", "/turns.py", "/pending.py")
+    with connected(server.address) as connection:
+        make(connection, "v", torch.zeros(1))
+        for number in count(1):
+            before = value_of(connection, "v", _ONE).item()
+            with _InterruptedAt(number, *places) as interruption:
+                add(connection, "v", _ONE)
+            if not interruption.came:
+                break
+            # Tracebacks may be in circles.
+            gc.collect()
+            _in_time(lambda: add(connection, "v", _ONE))
+            # What was interrupted was applied once, or not at all.
+            assert value_of(connection, "v", _ONE).item() - before in (1, 2)
+        assert number > 20, "so often it was interrupted"
+
+
+def test_steps_may_be_interrupted_as_they_end() -> None:
+    places = ("/step_count.py", "/threading.py")
+    for number in count(1):
+        steps = StepCount()
+        with _InterruptedAt(number, *places) as interruption, steps.taking():
+            pass
+        if not interruption.came:
+            break
+        # The heartbeat waits so, and the end of the program wakes it.
+        _in_time(steps.wake)
+        _in_time(partial(steps.wait_for_end, _SECONDS))
+    assert number > 10, "so often they were interrupted"
