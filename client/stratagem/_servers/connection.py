@@ -164,7 +164,7 @@ class Connection:
         except BaseException:
             turn.lose()
             raise
-        turn.call = pending.call
+        turn.call = pending.attempt.call
         return pending
 
     def pipeline(self, request: Request[Result]) -> Pending[Result]:

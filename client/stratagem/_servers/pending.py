@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic
 import grpc
 
 from stratagem._servers.request import Request, Result
-from stratagem._servers.transports.call import Attempt, Cancellable, Style
+from stratagem._servers.transports.call import Attempt, Style
 from stratagem_proto.errors import (
     CancelledError,
     DeadlineExceededError,
@@ -32,6 +32,9 @@ class Pending(Generic[Result]):
     """A request that was sent. Ask for its `result`, or `abandon` it; once.
 
     Who was interrupted while waiting for the result may ask for it again.
+
+    Attributes:
+        attempt: What was sent last.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class Pending(Generic[Result]):
         self._deadlines = deadlines
         self._settled: Callable[[], None] | None = settled
         self._give_up_at: float | None = None
-        self._attempt = connection.attempt(request, deadlines, style)
+        self.attempt = connection.attempt(request, deadlines, style)
 
     def result(self) -> Result:
         """Waits for the result.
@@ -75,20 +78,15 @@ class Pending(Generic[Result]):
         """
         if self._settled is None:
             # A part of the answer may be lost with whom it was read by.
-            self._attempt = self._anew()
+            self.attempt = self._anew()
         try:
             return self._repeated()
         finally:
             self.abandon()
 
-    @property
-    def call(self) -> Cancellable:
-        """What is under way."""
-        return self._attempt.call
-
     def push(self) -> None:
         """Sends the request, if it waits for others that it could be sent with."""
-        self._attempt.push()
+        self.attempt.push()
 
     def abandon(self) -> None:
         """Gives the request up, if it is not settled.
@@ -98,7 +96,7 @@ class Pending(Generic[Result]):
         # Who is interrupted here drops what is to be called, and calls it no more.
         settled, self._settled = self._settled, None
         if settled is not None:
-            self._attempt.call.cancel()
+            self.attempt.call.cancel()
             settled()
 
     def _repeated(self) -> Result:
@@ -113,14 +111,14 @@ class Pending(Generic[Result]):
                     pause = max(pause, error.retry_seconds)
             failures += 1
             self._connection.closed.wait(pause)
-            self._attempt = self._anew()
+            self.attempt = self._anew()
 
     def _anew(self) -> Attempt:
         return self._connection.attempt(self._request, self._deadlines, Style.AWAITED)
 
     def _received(self) -> Result:
         try:
-            return self._request.receive(self._attempt.responses)
+            return self._request.receive(self.attempt.responses)
         except grpc.RpcError as error:
             peer, method = self._connection.peer, self._request.method
             raise from_rpc_error(error, peer, method) from error

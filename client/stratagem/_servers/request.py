@@ -142,7 +142,7 @@ class Request(Generic[Result]):
     def _layout(self) -> Layout:
         return self.layout or layout_of(kinds_of(self.tensors))
 
-    @property
+    @cached_property
     def request_nbytes(self) -> int:
         """Tensor bytes that the stream carries."""
         return self._layout.nbytes
