@@ -60,6 +60,7 @@ class Session:
     max_request_bytes: int
     sequence: int = 0
     _unsettled: dict[int, None] = field(default_factory=dict)
+    # The last number, unless its mutation outlasts its turn.
     _in_turn: int = 0
     _counting: threading.Lock = field(default_factory=threading.Lock)
 
