@@ -20,19 +20,39 @@ def _drawing(dataset: Any) -> list[Any]:
     return [dataset, *samplers]
 
 
+class Order:
+    """By which generators of their own loaders shuffle, and how these stood.
+
+    Args:
+        datasets: The loaders; others have none.
+    """
+
+    def __init__(self, datasets: Sequence[Any]) -> None:
+        owners = [owner for dataset in datasets for owner in _drawing(dataset)]
+        own = [getattr(owner, "generator", None) for owner in owners]
+        self._generators = [each for each in own if isinstance(each, torch.Generator)]
+        self._states: list[torch.Tensor] = []
+
+    def note(self) -> None:
+        """Take note of how the generators stand."""
+        self._states = [each.get_state() for each in self._generators]
+
+    def repeat(self) -> None:
+        """Let the generators stand as they were noted, if they were."""
+        for generator, state in zip(self._generators, self._states, strict=False):
+            generator.set_state(state)
+
+
 @contextmanager
 def undisturbed(datasets: Sequence[Any]) -> Iterator[None]:
     """Leave torch's CPU generator, and those of loaders, as they were before."""
-    owners = [owner for dataset in datasets for owner in _drawing(dataset)]
-    own = [getattr(owner, "generator", None) for owner in owners]
-    generators = [each for each in own if isinstance(each, torch.Generator)]
+    order = Order(datasets)
     with torch.random.fork_rng(devices=[]):
-        states = [generator.get_state() for generator in generators]
+        order.note()
         try:
             yield
         finally:
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
+            order.repeat()
 
 
 def shuffle_alike(dataset: Any, seed: int | None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stratagem._contexts.context import current_context, require_strategy
+from stratagem._input.generators import Order
 from stratagem._input.optional import Optional
 from stratagem._input.pipeline import Pipeline
 from stratagem._input.rounds import BEGINNING, Position, Round
@@ -32,12 +33,21 @@ class DistributedIterator(Iterator[Any]):
     def __init__(self, strategy: Strategy, pipeline: Pipeline) -> None:
         self._strategy = strategy
         self._pipeline = pipeline
+        self._order = Order(pipeline.datasets)
         self._rewind()
 
-    def _rewind(self, position: Position = BEGINNING) -> None:
-        self._position = position
-        self._rounds = self._pipeline.open(position)
+    def _rewind(self) -> None:
+        self._position = BEGINNING
+        self._rounds: Iterator[Round] | None = None
         self._ended = False
+
+    def _opened(self) -> Iterator[Round]:
+        # As late as this, a loader draws the order of its pass once, also for an
+        # iterator that goes elsewhere first.
+        if self._rounds is None:
+            self._order.note()
+            self._rounds = self._pipeline.open(self._position)
+        return self._rounds
 
     def __next__(self) -> Any:
         """Return the input of the next step.
@@ -57,7 +67,7 @@ class DistributedIterator(Iterator[Any]):
     def _next_round(self) -> Round:
         if self._ended:
             raise StopIteration
-        round_ = next(self._rounds, None)
+        round_ = next(self._opened(), None)
         if not self._strategy.extended._input_left(round_ is not None):
             self._ended = True
             raise StopIteration
@@ -115,7 +125,8 @@ class DistributedIterator(Iterator[Any]):
         It is for an iterator over the same dataset, in this program or a later one.
         Where the dataset or its iterator has a `state_dict` of its own, that is part
         of it; otherwise it counts elements, and the dataset has to give them in the
-        same order again: a `DataLoader` that shuffles has to be seeded.
+        same order again: the generator of a `DataLoader` that shuffles has to be
+        seeded as it was when the pass began.
         """
         states = self._position.states
         return {
@@ -126,11 +137,17 @@ class DistributedIterator(Iterator[Any]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to the position that `state_dict` returned.
 
+        A loader with a generator of its own shuffles as it did for what this iterator
+        has read, if it has read anything.
+
         Raises:
             InvalidArgumentError: It is not the state of such an iterator, or a
                 dataset that knew its position no longer does.
         """
-        self._rewind(_position(state_dict, len(self._pipeline.datasets)))
+        self._position = _position(state_dict, len(self._pipeline.datasets))
+        self._order.repeat()
+        self._rounds = self._pipeline.open(self._position)
+        self._ended = False
 
 
 def _position(state: Mapping[str, Any], datasets: int) -> Position:

@@ -155,6 +155,50 @@ def test_what_was_taken_is_not_read_again() -> None:
     assert recorded.read == [2, 3]
 
 
+def shuffled() -> torch.utils.data.DataLoader[Any]:
+    generator = torch.Generator().manual_seed(3)
+    return batches(16, 2, shuffle=True, generator=generator)
+
+
+def test_a_seeded_loader_goes_on_in_the_same_order(options: InputOptions) -> None:
+    """No row is read twice or left out by a program that is started again."""
+    first = iterated(shuffled(), options)
+    taken = [shares(next(first)) for _ in range(3)]
+    second = iterated(shuffled(), options)
+    second.load_state_dict(reloaded(first.state_dict()))
+    rest = steps(second)
+    assert rest == steps(first)
+    rows = [row for step in taken + rest for part in step for row in part]
+    assert sorted(rows) == list(range(16))
+
+
+def test_a_loader_seeded_by_torch_goes_on_in_the_same_order() -> None:
+    def seeded() -> DistributedIterator:
+        torch.manual_seed(3)
+        return iterated(batches(16, 2, shuffle=True))
+
+    first = seeded()
+    next(first), next(first)
+    state = reloaded(first.state_dict())
+    rest = steps(first)
+    second = seeded()
+    second.load_state_dict(state)
+    assert steps(second) == rest
+
+
+def test_going_back_in_a_later_pass_finds_the_order_of_that_pass(
+    options: InputOptions,
+) -> None:
+    loader = shuffled()
+    first_pass = steps(iterated(loader, options))
+    iterator = iterated(loader, options)
+    next(iterator)
+    state = reloaded(iterator.state_dict())
+    rest = steps(iterator)
+    iterator.load_state_dict(state)
+    assert steps(iterator) == rest != first_pass[1:]
+
+
 def test_a_loader_that_knows_its_position_is_asked(options: InputOptions) -> None:
     torch.manual_seed(0)
     first = dealt(lambda context: Shuffled(20), options)
