@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from stratagem._tables.row_values import RowValues
+from stratagem._variables.row_numbers import require_integers
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.rows import distinct
 
@@ -70,6 +71,7 @@ def embedding(  # noqa: PLR0913 - the signature of torch.nn.functional.embedding
 
     Raises:
         OutOfRangeError: There is no such row.
+        InvalidTypeError: `input` is no tensor of integers.
         InvalidArgumentError: `max_norm` is given.
     """
     pulled = _pull(input, weight, max_norm)
@@ -101,6 +103,7 @@ def embedding_bag(  # noqa: PLR0913 - the signature of torch.nn.functional
 
     Raises:
         OutOfRangeError: There is no such row.
+        InvalidTypeError: `input` is no tensor of integers.
         InvalidArgumentError: `max_norm` is given.
     """
     pulled = _pull(input, weight, max_norm)
@@ -125,6 +128,7 @@ def _pull(input: torch.Tensor, weight: Any, max_norm: float | None) -> _Pulled:
             f"max_norm would have to write to {source.name!r} while rows are looked "
             "up; leave it out, and clip what the lookup returns"
         )
+    require_integers(input, source.name)
     unique, places = distinct(input)
     rows = unique.to("cpu", torch.int64)
     training = weight.requires_grad and torch.is_grad_enabled()

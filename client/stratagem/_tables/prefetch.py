@@ -12,6 +12,7 @@ from stratagem._contexts.context import current_replica_id
 from stratagem._tables.parameter import TableParameter
 from stratagem._tables.reading import pull_together
 from stratagem._tables.variable import TableVariable
+from stratagem._variables.row_numbers import require_integers
 
 
 def prefetch(lookups: Iterable[tuple[nn.Module | torch.Tensor, torch.Tensor]]) -> None:
@@ -33,6 +34,7 @@ def prefetch(lookups: Iterable[tuple[nn.Module | torch.Tensor, torch.Tensor]]) -
 
     Raises:
         OutOfRangeError: There is no such row.
+        InvalidTypeError: An input is no tensor of integers.
     """
     if current_replica_id() is None:
         return
@@ -40,6 +42,7 @@ def prefetch(lookups: Iterable[tuple[nn.Module | torch.Tensor, torch.Tensor]]) -
     for embedding, input in lookups:
         table = _table(embedding)
         if table is not None:
+            require_integers(input, table.name)
             inputs[table].append(input.flatten())
     wanted = {table: _distinct(each) for table, each in inputs.items()}
     pull_together(wanted, training=torch.is_grad_enabled())

@@ -16,6 +16,7 @@ from stratagem._variables.assignable import Assignable, Write
 from stratagem._variables.creators import create
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.operators import Operators
+from stratagem._variables.row_numbers import row_numbers
 from stratagem._variables.traits import VariableTraits
 from stratagem_proto.errors import (
     InvalidArgumentError,
@@ -230,6 +231,26 @@ class Variable(Assignable, Operators, metaclass=VariableType):
     def numpy(self) -> npt.NDArray[Any]:
         """Return a copy of the value as an array."""
         return np.array(self.value().detach().cpu().numpy())
+
+    def sparse_read(self, indices: Any) -> torch.Tensor:
+        """Return rows, in the order in which they are asked for, as shards do.
+
+        Args:
+            indices: Integers, of any shape.
+
+        Returns:
+            A tensor of that shape and of the shape of a row, differentiable with
+            respect to the value.
+
+        Raises:
+            InvalidTypeError: They are no integers.
+            InvalidArgumentError: There is no such row.
+        """
+        if not self.shape:
+            raise InvalidArgumentError(
+                f"Variable {self.name!r} is a scalar and has no rows; use read_value()"
+            )
+        return self._operand()[row_numbers(indices, self.name, self.shape[0])]
 
     def _written(self, write: Write, value: Any, read_value: bool) -> Any:
         self._write(write, value)

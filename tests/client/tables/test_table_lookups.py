@@ -111,6 +111,16 @@ def test_bags_have_weights_with_gradients(strategy: ParameterServerStrategy) -> 
     torch.testing.assert_close(ours.weight.grad.to_dense(), theirs.weight.grad)
 
 
+@pytest.mark.parametrize("ids", [IDS.float() + 0.5, IDS == 1, IDS.tolist()])
+def test_rows_are_whole_numbers(strategy: ParameterServerStrategy, ids: Any) -> None:
+    """Nothing is rounded to the row of another one."""
+    table, _ = table_of(strategy, stratagem.nn.Embedding)
+    with pytest.raises(TypeError, match=r"'weight.*' is looked up by a tensor of int"):
+        strategy.run(table, args=(ids,))
+    with pytest.raises(TypeError, match=r"'weight.*' is looked up by a tensor of int"):
+        strategy.run(stratagem.nn.prefetch, args=([(table, ids)],))
+
+
 def test_gradients_accumulate_over_lookups_and_runs(
     strategy: ParameterServerStrategy,
 ) -> None:

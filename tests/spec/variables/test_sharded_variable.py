@@ -198,6 +198,30 @@ def test_rows_come_back_in_the_order_asked() -> None:
         table.sparse_read([5])
 
 
+def test_a_variable_in_one_piece_has_rows_likewise() -> None:
+    """A partitioner may leave it whole, for instance where there is one server."""
+    table: Any = Variable(torch.tensor(ROWS), name="users")
+    found = table.sparse_read([[4, 0], [3, 3]])
+    assert found.tolist() == [[ROWS[4], ROWS[0]], [ROWS[3], ROWS[3]]]
+    assert table.sparse_read([]).shape == (0, 2)
+    found.sum().backward()
+    assert table.grad.sum(1).tolist() == [2, 0, 0, 4, 2]
+    with pytest.raises(ValueError, match=r"-1 to -1 of 'users'.*has the rows 0 to 4"):
+        table.sparse_read([-1])
+    with pytest.raises(ValueError, match="is a scalar and has no rows"):
+        Variable(1.0).sparse_read([0])
+
+
+@pytest.mark.parametrize("rows", [torch.tensor([1.5]), torch.tensor([True]), [1]])
+def test_rows_are_whole_numbers(rows: Any) -> None:
+    for look_up in (functional.embedding, functional.embedding_bag):
+        with pytest.raises(TypeError, match="'table' is looked up by a tensor of int"):
+            look_up(rows, sharded(), None if look_up is functional.embedding else rows)
+    if isinstance(rows, torch.Tensor):
+        with pytest.raises(TypeError, match="'table' is looked up by a tensor of int"):
+            sharded().sparse_read(rows)
+
+
 @pytest.mark.spec("SHV-12")
 @pytest.mark.parametrize("sparse", [False, True])
 def test_rows_are_looked_up_as_in_one_tensor(sparse: bool) -> None:

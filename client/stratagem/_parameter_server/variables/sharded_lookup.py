@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._parameter_server.variables.shards import merge
+from stratagem._variables.row_numbers import require_integers
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.rows import distinct
 
@@ -28,11 +29,13 @@ def embedding(
     it has none of the rows.
 
     Raises:
+        InvalidTypeError: `input` is no tensor of integers.
         InvalidArgumentError: There is no such row, or `max_norm` is given.
 
     Spec: SHV-12.
     """
     _require_no_norm(table, max_norm)
+    require_integers(input, table.name)
     if not torch.is_grad_enabled():
         return table.sparse_read(input)
     layout = table._layout
@@ -64,11 +67,12 @@ def embedding_bag(
     """Return `torch.nn.functional.embedding_bag(input, table, ...)`.
 
     Raises:
-        InvalidArgumentError: As for `embedding`.
+        StratagemError: As for `embedding`.
 
     Spec: SHV-12.
     """
     _require_no_norm(table, max_norm)
+    require_integers(input, table.name)
     rows, places = distinct(input)
     padding = None
     if padding_idx is not None:

@@ -16,6 +16,7 @@ from stratagem._variables.assignable import Assignable, Write
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.initial_values import operand
 from stratagem._variables.operators import Operators
+from stratagem._variables.row_numbers import row_numbers
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import (
     InvalidArgumentError,
@@ -123,11 +124,12 @@ class ShardedVariable(Assignable, Operators):
             with respect to the shards.
 
         Raises:
+            InvalidTypeError: They are no integers.
             InvalidArgumentError: There is no such row.
 
         Spec: SHV-11, ODD-16.
         """
-        wanted = torch.as_tensor(indices)
+        wanted = row_numbers(indices, self.name, self.shape[0])
         routed = self._layout.route(wanted.reshape(-1))
         rows = [one.rows for one in routed]
         parts = self._hooks()._rows_of(self._variables, rows)
