@@ -88,7 +88,7 @@ def operand(variable: Written, value: Any) -> torch.Tensor:
 
     Raises:
         InvalidArgumentError: Shape or dtype differ from the variable's, or the
-            value is None, or a `PerReplica` outside of a replica.
+            value is None, too large, or a `PerReplica` outside of a replica.
         InvalidTypeError: It is no tensor and cannot become one of the dtype.
     """
     if isinstance(value, TensorStandIn):
@@ -114,7 +114,13 @@ def _converted(variable: Written, value: Any, dtype: torch.dtype) -> torch.Tenso
             f"Variable {variable.name!r} has dtype {dtype}, but the value to be "
             f"written has dtype {tensor.dtype}; convert it with .to({dtype})"
         )
-    return torch.as_tensor(value, dtype=dtype)
+    try:
+        return torch.as_tensor(value, dtype=dtype)
+    except RuntimeError as error:
+        raise InvalidArgumentError(
+            f"Variable {variable.name!r} has dtype {dtype}, which does not hold the "
+            f"value to be written ({error}); make the variable of a wider dtype"
+        ) from error
 
 
 def _as_tensor(value: Any, what: str) -> torch.Tensor:

@@ -52,6 +52,12 @@ def test_a_value_of_another_dtype_is_refused() -> None:
     assert variable.numpy() == 1
 
 
+def test_a_number_that_the_dtype_does_not_hold_is_refused() -> None:
+    variable = Variable(torch.zeros(2, dtype=torch.int32), name="steps")
+    with pytest.raises(ValueError, match=r"'steps' has dtype torch\.int32, which does"):
+        variable.assign([2**40, 0])
+
+
 def test_an_assignment_between_forward_and_backward_is_noticed() -> None:
     variable = Variable(2.0)
     loss = variable * variable
