@@ -37,7 +37,7 @@ class Membership:
 
         Raises:
             InvalidArgumentError: The task is not given, or the cluster has no
-                parameter servers. Spec: PS1-2, PS1-3, MWU-7.
+                parameter servers, or one without a port. Spec: PS1-2, PS1-3, MWU-7.
         """
         if not task_type or task_id is None:
             raise InvalidArgumentError(
@@ -52,6 +52,8 @@ class Membership:
                 f"least one ps, but {cluster} has none; add the addresses of parameter "
                 "servers"
             )
+        for index in cluster.task_indices("ps"):
+            _require_port(index, cluster.task_address("ps", index))
         return cls(cluster, task_type, task_id)
 
     @property
@@ -159,3 +161,14 @@ class Membership:
                 f"the ps job has the tasks {indices}; number them from 0 without gap"
             )
         return [self.cluster.task_address("ps", index) for index in indices]
+
+
+def _require_port(index: int, address: str) -> None:
+    """Check an address at once, of which connecting would complain a minute later."""
+    host, _, port = address.rpartition(":")
+    named = port.isdecimal() and 0 < int(port) < 1 << 16
+    if not host or "//" in host or not named:
+        raise InvalidArgumentError(
+            f"the address of /job:ps/task:{index} is {address!r}; write it as "
+            "'host:port', with the port at which the server listens"
+        )

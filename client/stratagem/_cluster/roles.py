@@ -159,6 +159,11 @@ def _check_task(cluster: ClusterSpec, task_type: str, task_id: int | None) -> No
         raise InvalidArgumentError(f"`task_type` {task_type!r} not found in {cluster}")
     if task_id is None or task_id in cluster.task_indices(task_type):
         return
+    if task_id < 0:
+        raise InvalidArgumentError(
+            f"The `task_id` {task_id} of {task_type!r} is negative; tasks are numbered "
+            "from 0"
+        )
     if task_id >= _count(cluster, task_type):
         raise InvalidArgumentError(
             f"The `task_id` {task_id} exceeds the maximum id of {task_type!r} tasks "

@@ -27,7 +27,8 @@ from stratagem._parameter_server.task import (
 from stratagem._parameter_server.variables.partitioning import VariablePartitioner
 from stratagem._servers.traffic import Traffic
 from stratagem._tables.extended import META_ABOVE
-from stratagem.cluster_resolver import ClusterResolver, TFConfigClusterResolver
+from stratagem.cluster_resolver import ClusterResolver
+from stratagem.cluster_resolver._tf_config import given_or_default
 from stratagem.consistency import (
     Consistency,
     ConsistencyReport,
@@ -128,6 +129,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
         InvalidArgumentError: The cluster has no parameter servers, or filters hide
             all of them, this process's task is not given, or another argument is
             out of its range.
+        InvalidTypeError: `cluster_resolver` is none.
 
     Spec: PS1-1 to PS1-12, PSV-1 to PSV-10, PRT-1 to PRT-13.
     """
@@ -155,7 +157,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
         peer_seconds: float = 300.0,
     ) -> None:
         self._passages: Counter[str] = Counter()
-        self._resolver = cluster_resolver or TFConfigClusterResolver()
+        self._resolver = given_or_default(cluster_resolver)
         self._settings = Settings(
             variable_partitioner,
             consistency_from(consistency),

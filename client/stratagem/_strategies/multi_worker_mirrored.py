@@ -16,7 +16,8 @@ from stratagem._workers.place import (
     place_by_torchrun,
     place_in_cluster,
 )
-from stratagem.cluster_resolver import ClusterResolver, TFConfigClusterResolver
+from stratagem.cluster_resolver import ClusterResolver
+from stratagem.cluster_resolver._tf_config import given_or_default
 from stratagem_proto.errors import InvalidTypeError
 
 
@@ -63,7 +64,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             raise InvalidTypeError(
                 f"communication_options must be CommunicationOptions, not {options!r}"
             )
-        resolver = cluster_resolver or TFConfigClusterResolver()
+        resolver = given_or_default(cluster_resolver)
         place = _place(resolver, cluster_resolver is None)
         devices = _devices_of(place)
         facts = [f"{len(devices)} replicas on {DeviceName.parse(devices[0]).kind}"]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from stratagem._cluster.spec import ClusterSpec
 from stratagem.cluster_resolver._base import ClusterResolver
+from stratagem_proto.errors import InvalidTypeError
 
 if TYPE_CHECKING:
     from stratagem_proto.configuration.tf_config import TFConfig
@@ -100,6 +101,22 @@ class TFConfigClusterResolver(ClusterResolver):
     @rpc_layer.setter
     def rpc_layer(self, rpc_layer: str | None) -> None:
         self._rpc_layer = rpc_layer
+
+
+def given_or_default(resolver: ClusterResolver | None) -> ClusterResolver:
+    """Return the resolver that a strategy was given, or that of `TF_CONFIG`.
+
+    Raises:
+        InvalidTypeError: What was given is none.
+    """
+    if resolver is None:
+        return TFConfigClusterResolver()
+    if not isinstance(resolver, ClusterResolver):
+        raise InvalidTypeError(
+            f"{resolver!r} is no ClusterResolver; pass for instance "
+            "SimpleClusterResolver(ClusterSpec(...), task_type=..., task_id=...)"
+        )
+    return resolver
 
 
 def _tf_config() -> TFConfig:

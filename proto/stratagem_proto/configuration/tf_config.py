@@ -7,6 +7,7 @@ import os
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
 
 from stratagem_proto.configuration.problems import described
 from stratagem_proto.errors import InvalidArgumentError
@@ -15,6 +16,8 @@ VARIABLE = "TF_CONFIG"
 
 
 def _numbered(tasks: Any) -> Any:
+    if isinstance(tasks, str):
+        raise PydanticCustomError("tasks", "write a list of addresses, one for a task")
     return dict(enumerate(tasks)) if isinstance(tasks, list) else tasks
 
 

@@ -154,7 +154,7 @@ def test_without_a_task_there_is_no_address(monkeypatch: pytest.MonkeyPatch) -> 
         ({"task": {"index": "first"}}, "TF_CONFIG.task.index is 'first'"),
         ({"task": {"type": [7]}}, "TF_CONFIG.task.type is [7]"),
         ({"task": "worker"}, "TF_CONFIG.task is 'worker'"),
-        ({"cluster": {"ps": "p0:1"}}, "TF_CONFIG.cluster.ps is 'p0:1'"),
+        ({"cluster": {"ps": "p0:1"}}, "TF_CONFIG.cluster.ps is 'p0:1': write a list"),
         ({"cluster": {"ps": ["p0:1", 2]}}, "TF_CONFIG.cluster.ps.1 is 2"),
         ({"cluster": {"ps": {"x": "p0:1"}}}, "TF_CONFIG.cluster.ps.x is 'x'"),
         ({"rpc_layer": 1}, "TF_CONFIG.rpc_layer is 1"),

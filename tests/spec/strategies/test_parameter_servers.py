@@ -69,6 +69,28 @@ def test_a_cluster_needs_servers() -> None:
         strategy_of({"worker": ["w0.test:1"]}, "worker", 0)
 
 
+@pytest.mark.parametrize(
+    "address",
+    ["p0.test", "p0.test:", "p0.test:x", "p0.test:0", ":1", "grpc://p0.test:1"],
+)
+def test_servers_that_cannot_be_reached_are_told_at_once(address: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"/job:ps/task:1 is '.*write it as 'host:port'"
+    ):
+        strategy_of({**CLUSTER, "ps": ["p0.test:1", address]}, "worker", 0)
+
+
+def test_tasks_have_no_negative_numbers() -> None:
+    with pytest.raises(ValueError, match="`task_id` -1 of 'worker' is negative"):
+        strategy_of(CLUSTER, "worker", -1)
+
+
+def test_an_address_is_no_resolver() -> None:
+    resolver: Any = "p0.test:1"
+    with pytest.raises(TypeError, match=r"'p0\.test:1' is no ClusterResolver"):
+        ParameterServerStrategy(resolver)
+
+
 @pytest.mark.spec("PS1-4")
 def test_the_worker_computes_on_devices_of_its_own(
     strategy: ParameterServerStrategy, four_cpus: None
