@@ -66,7 +66,8 @@ class Dispatch:
         self._monitor = Monitor(corks.hurry)
         self._entry = threading.Lock()
         self._rebalances = False
-        self._roster = Roster(connect, Events(self._welcome, self._refuse))
+        events = Events(self._welcome, self._refuse, self._miss)
+        self._roster = Roster(connect, events)
         self._outcomes = Outcomes(
             self._queue, self._roster, self._monitor, self._obey, on_end
         )
@@ -272,6 +273,10 @@ class Dispatch:
             if self._roster.refuse(attendant, error):
                 self._queue.fault(error)
                 self._monitor.wake()
+
+    def _miss(self, attendant: Attendant, error: StratagemError) -> None:
+        with self._monitor:
+            self._roster.miss(attendant, error)
 
     def _lose(self, worker: RemoteWorker, why: StratagemError) -> None:
         with self._monitor:

@@ -10,7 +10,11 @@ import torch
 from torch import nn
 
 import stratagem
-from stratagem import DistributedOptimizer
+from stratagem import ClusterSpec, DistributedOptimizer
+from stratagem._coordinator.workers import connecting
+from stratagem._coordinator.workers.attendant import Attendant
+from stratagem._coordinator.workers.roster import Roster
+from stratagem.cluster_resolver import ClusterResolver
 from stratagem.coordinator import (
     ClusterCoordinator,
 )
@@ -19,11 +23,13 @@ from stratagem_proto.errors import (
     CancelledError,
     FailedPreconditionError,
     InvalidArgumentError,
+    StratagemError,
     UnauthenticatedError,
 )
+from stratagem_proto.wire.channel import Deadlines
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
-from tests.client.coordinator.coordination import coordinating
+from tests.client.coordinator.coordination import coordinating, new_resolver
 from tests.client.coordinator.here import Gate, Journal
 from tests.client.coordinator.whereabouts import gone_through, ran_on_each, where
 from tests.conftest import TOKEN
@@ -58,6 +64,32 @@ def test_who_comes_and_goes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert events == ["joined", "lost", "left"]
     assert records[1].levelname == "WARNING"
     assert f"{name} at 127.0.0.1:" in records[1].message
+
+
+def test_a_worker_that_never_answers_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Functions that wait for it do not wait without a word."""
+    monkeypatch.setattr(connecting, "_ATTEMPT", Deadlines(connect=0.2))
+
+    def with_nobody(cluster: ClusterSpec) -> ClusterResolver:
+        workers = [*cluster.job_tasks("worker"), "127.0.0.1:1"]
+        return new_resolver(ClusterSpec({**cluster.as_dict(), "worker": workers}))
+
+    attempts: list[Attendant] = []
+    missed = Roster.miss
+
+    def noted(roster: Roster, attendant: Attendant, error: StratagemError) -> None:
+        missed(roster, attendant, error)
+        attempts.append(attendant)
+
+    monkeypatch.setattr(Roster, "miss", noted)
+    with coordinating(num_workers=1, resolver=with_nobody) as coordination:
+        eventually(lambda: len(attempts) > 1)
+        assert coordination.coordinator.schedule(where).fetch() == 0
+    records = [one for one in caplog.records if getattr(one, "event", "") == "missing"]
+    (message,) = [record.getMessage() for record in records]
+    assert "/job:worker/task:1 at 127.0.0.1:1 did not answer" in message
 
 
 def test_workers_are_not_missed_after_the_strategy_is_closed(

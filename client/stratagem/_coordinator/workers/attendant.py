@@ -22,10 +22,12 @@ class Events:
     Attributes:
         ready: Called with each new connection.
         refused: Called with the error of a worker that is there but cannot be used.
+        missed: Called with the error of one that is not there, at each attempt.
     """
 
     ready: Callable[[Attendant, RemoteWorker], None]
     refused: Callable[[Attendant, StratagemError], None]
+    missed: Callable[[Attendant, StratagemError], None]
 
 
 class Attendant:
@@ -81,8 +83,8 @@ class Attendant:
         while not self._closed:
             try:
                 return self._connect()
-            except UnavailableError:
-                pass
+            except UnavailableError as error:
+                self._events.missed(self, error)
             except StratagemError as error:
                 self._events.refused(self, error)
             self._wait(pause)

@@ -22,11 +22,13 @@ class _Member:
         attendant: Sees to its connection.
         late: Whether the others were there before.
         refused: Whether it was there but could not be used.
+        known: Whether it was there, or the program knows that it was not.
     """
 
     attendant: Attendant
     late: bool
     refused: bool = False
+    known: bool = False
 
 
 class Roster:
@@ -109,6 +111,7 @@ class Roster:
         index = worker.index
         self.there[index] = worker
         self._members[index].refused = False
+        self._members[index].known = True
         _LOG.info("%s has joined", _name(index), extra=_facts(index, "joined"))
         return True
 
@@ -121,6 +124,16 @@ class Roster:
         self._members[index].attendant.reconnect()
         _LOG.warning("%s", why.message, extra=_facts(index, "lost"))
         return True
+
+    def miss(self, attendant: Attendant, error: StratagemError) -> None:
+        """Takes note that a worker does not answer; says so of one never there."""
+        if not self.has(attendant) or self._members[attendant.index].known:
+            return
+        self._members[attendant.index].known = True
+        facts = _facts(attendant.index, "missing")
+        _LOG.warning(
+            "%s. Until then functions wait, or others run them", error, extra=facts
+        )
 
     def refuse(self, attendant: Attendant, error: StratagemError) -> bool:
         """Takes note that a worker cannot be used.
