@@ -21,6 +21,7 @@ from stratagem._coordinator.data.shared_dataset import (
     inherited_identity,
 )
 from stratagem._coordinator.dispatch import Dispatch
+from stratagem._coordinator.elsewhere import CoordinatorElsewhere
 from stratagem._coordinator.settings import Settings
 from stratagem._coordinator.threads.recurring import Recurring
 from stratagem._coordinator.threads.watchdog import Watchdog
@@ -143,6 +144,10 @@ class ClusterCoordinator:
         take_over(strategy, make, partial(_end, self._acknowledging, self._dispatch))
         weakref.finalize(self, self._dispatch.close)
         self._start(settings)
+
+    def __reduce__(self) -> tuple[type[CoordinatorElsewhere], tuple[()]]:
+        """Travel as what can be had, but not used: methods take it along with self."""
+        return CoordinatorElsewhere, ()
 
     def schedule(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 
 from stratagem._shipping.input_errors import input_error
 from stratagem._shipping.parcel import Definition
+from stratagem._shipping.pickles.classes import SessionClasses
 from stratagem._shipping.pickles.pickling import Unpickler
 from stratagem._shipping.residents.kinds import (
     Change,
@@ -40,6 +41,7 @@ class Loader:
         task: The worker.
         waiting: Definitions that nothing has needed yet.
         held: What there is, by handle.
+        classes: Those that came by value.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Loader:
         self.task = WorkerTask(worker_index, token, address)
         self.waiting = WaitingDefinitions()
         self.held: dict[int, _Held] = {}
+        self.classes = SessionClasses()
         self._lacking: dict[int, Exception] = {}
 
     def define(self, handle: int, payload: bytes) -> None:
@@ -207,7 +210,7 @@ class _Reading:
 
     def part(self, payload: bytes) -> Any:
         """Return a part of it."""
-        return Unpickler(payload, self.find).load()
+        return Unpickler(payload, self.find, self._loader.classes).load()
 
     def find(self, handle: int) -> Any:
         """Return what has a handle."""

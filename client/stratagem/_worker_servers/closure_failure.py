@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-import cloudpickle
-
+from stratagem._shipping.pickles.classes import read_by_program
 from stratagem._shipping.pickles.exceptions import words_of
 from stratagem_proto.errors import AbortedError, InvalidTypeError
 from stratagem_proto.v1 import worker_pb2 as pb
@@ -61,7 +60,7 @@ def _exception_of(message: pb.Failure, task: str) -> BaseException:
 
 
 def _loaded(pickled: bytes) -> BaseException:
-    exception = cloudpickle.loads(pickled)
+    exception: object = read_by_program(pickled)
     if not isinstance(exception, BaseException):
         raise InvalidTypeError(f"its pickle holds a {type(exception).__name__}")
     return exception

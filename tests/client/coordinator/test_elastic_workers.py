@@ -73,7 +73,7 @@ def test_a_worker_that_never_answers_is_told_of_once(
     monkeypatch.setattr(connecting, "_ATTEMPT", Deadlines(connect=0.2))
 
     def with_nobody(cluster: ClusterSpec) -> ClusterResolver:
-        workers = [*cluster.job_tasks("worker"), "127.0.0.1:1"]
+        workers = [*map(str, cluster.job_tasks("worker")), "127.0.0.1:1"]
         return new_resolver(ClusterSpec({**cluster.as_dict(), "worker": workers}))
 
     attempts: list[Attendant] = []

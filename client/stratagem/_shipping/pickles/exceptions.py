@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
-
 import cloudpickle
+
+from stratagem._shipping.pickles.classes import ClassUnpickler, SessionClasses
 
 
 def dump_exception(error: BaseException) -> bytes:
@@ -15,7 +15,7 @@ def dump_exception(error: BaseException) -> bytes:
             that are pickled well and cannot be read.
     """
     pickled: bytes = cloudpickle.dumps(error)
-    pickle.loads(pickled)
+    ClassUnpickler(pickled, SessionClasses()).load()
     return pickled
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import pickle
 from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 
 from stratagem._shipping.pickles import tensors
+from stratagem._shipping.pickles.classes import Classes, ClassUnpickler
 
 Name = Callable[[Any], "int | None"]
 """Returns the handle of an object, None for what travels by value."""
@@ -47,16 +47,19 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc] # has no types
         return super().reducer_override(value)
 
 
-class Unpickler(pickle.Unpickler):
+class Unpickler(ClassUnpickler):
     """Reads what `Pickler` writes.
 
     Args:
         payload: The pickle.
         find: Returns the object of a handle.
+        classes: Those that there are.
     """
 
-    def __init__(self, payload: bytes, find: Callable[[int], Any]) -> None:
-        super().__init__(io.BytesIO(payload))
+    def __init__(
+        self, payload: bytes, find: Callable[[int], Any], classes: Classes
+    ) -> None:
+        super().__init__(payload, classes)
         self._find = find
 
     def persistent_load(self, handle: Any) -> Any:

@@ -9,6 +9,7 @@ import torch
 
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
 from stratagem._shipping.pickles import tensors
+from stratagem._shipping.pickles.classes import read_by_program
 from stratagem._shipping.pickles.marks import ATOMS
 from stratagem._shipping.pickles.pickling import Pickler
 from stratagem._shipping.pickles.refusal import refusal
@@ -36,7 +37,7 @@ def dump_result(value: object) -> bytes:
 
 def load_result(payload: bytes) -> Any:
     """Return what `dump_result` was given."""
-    return pickle.loads(payload)
+    return read_by_program(payload)
 
 
 def _write(value: object) -> bytes:

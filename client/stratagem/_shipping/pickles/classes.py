@@ -1,0 +1,122 @@
+"""Classes that travel by value, and whose they are where they arrive.
+
+cloudpickle has one class for an identity in a process, and sets its attributes again
+whenever a pickle of it is read. So a program whose worker server is in its own process
+would get the methods of the worker, with the worker's strategy in their globals; and
+one that reads a result would get copies of its own methods, with copies of globals.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+from cloudpickle import cloudpickle
+
+_MAKERS = ("_make_skeleton_class", "_make_skeleton_enum")
+_SETTER = "_class_setstate"
+
+_SHORT = 1 << 10
+"""Bytes. To look for classes in 21 takes 0.1 us, to read them so 0.9 us longer than
+`pickle.loads`; to look in 64,110 takes 11 us, and to read them 1.7 us longer."""
+
+
+class Classes(ABC):
+    """The classes that a reader has, by the identity that cloudpickle gives them."""
+
+    @abstractmethod
+    def known(self, identity: str) -> type | None:
+        """Return the class of an identity, None if there is none yet."""
+
+    @abstractmethod
+    def add(self, identity: str, made: type) -> None:
+        """Take in a class that was made for want of a known one."""
+
+    @abstractmethod
+    def changes(self, known: type) -> bool:
+        """Return whether a class becomes what a pickle says of it."""
+
+
+class SessionClasses(Classes):
+    """Those of what one program sends to a worker, as they are there by then."""
+
+    def __init__(self) -> None:
+        self._classes: WeakValueDictionary[str, type] = WeakValueDictionary()
+
+    def known(self, identity: str) -> type | None:
+        return self._classes.get(identity)
+
+    def add(self, identity: str, made: type) -> None:
+        self._classes[identity] = made
+        # What comes of them is of the program's class again, where that is read.
+        with cloudpickle._DYNAMIC_CLASS_TRACKER_LOCK:
+            cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS[made] = identity
+
+    def changes(self, known: type) -> bool:
+        return True
+
+
+class ProgramClasses(Classes):
+    """Those of the program, which stay as they are; for the reading of one value."""
+
+    def __init__(self) -> None:
+        self._made: set[type] = set()
+
+    def known(self, identity: str) -> type | None:
+        found: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
+        return found
+
+    def add(self, identity: str, made: type) -> None:
+        cloudpickle._lookup_class_or_track(identity, made)
+        self._made.add(made)
+
+    def changes(self, known: type) -> bool:
+        return known in self._made
+
+
+class ClassUnpickler(pickle.Unpickler):
+    """Reads pickles of cloudpickle.
+
+    Args:
+        payload: The pickle.
+        classes: Those that there are.
+    """
+
+    def __init__(self, payload: bytes, classes: Classes) -> None:
+        super().__init__(io.BytesIO(payload))
+        self._classes = classes
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if module != cloudpickle.__name__:
+            return found
+        if name in _MAKERS:
+            return self._making_by(found)
+        return self._set_state if name == _SETTER else found
+
+    def _making_by(self, make: Callable[..., type]) -> Callable[..., type]:
+        def known_or_made(*about: Any) -> type:
+            *about_it, identity, extra = about
+            known = self._classes.known(identity)
+            if known is None:
+                known = make(*about_it, None, extra)
+                self._classes.add(identity, known)
+            return known
+
+        return known_or_made
+
+    def _set_state(self, known: type, state: Any) -> Any:
+        if self._classes.changes(known):
+            cloudpickle._class_setstate(known, state)
+        return known
+
+
+def read_by_program(payload: bytes) -> Any:
+    """Return a value from a worker; of classes that are the program's, its own."""
+    if len(payload) < _SHORT and _SETTER.encode() not in payload:
+        return pickle.loads(payload)
+    return ClassUnpickler(payload, ProgramClasses()).load()
