@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stratagem._servers.session import Identity, handshake
+from stratagem._servers.connections.session import Identity, handshake
 from stratagem._shipping.parcel import Definition
 from stratagem._shipping.pickles.pickling import Pickler
 from stratagem._shipping.residents.results import load_result

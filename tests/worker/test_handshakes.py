@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stratagem._servers.session import Identity
+from stratagem._servers.connections.session import Identity
 from stratagem._worker_servers import link as links
 from stratagem._worker_servers.link import WorkerLink
 from stratagem._worker_servers.runtime import this_runtime

@@ -21,9 +21,9 @@ from benchmarks.peers.server import server
 from benchmarks.peers.stratagem.server import connected
 from benchmarks.peers.stratagem.transfer import Variable
 from benchmarks.peers.transfer import Transfers
-from stratagem._servers.connection import Connection as ServerConnection
-from stratagem._servers.heartbeat import Heartbeat
-from stratagem._servers.session import Identity
+from stratagem._servers.connections.connection import Connection as ServerConnection
+from stratagem._servers.connections.heartbeat import Heartbeat
+from stratagem._servers.connections.session import Identity
 from stratagem._servers.step_count import StepCount
 from stratagem_proto.wire.channel import Deadlines
 

@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from itertools import count
 
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
-from stratagem._servers.session import Identity
+from stratagem._servers.connections.session import Identity
 from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.residents.results import load_result
 from stratagem._worker_servers.answer import Answer

@@ -42,7 +42,7 @@ from stratagem._parameter_server.variables.variable_placement import (
     VariablePlacement,
     placements,
 )
-from stratagem._servers.barriers import barrier
+from stratagem._servers.requests.barriers import barrier
 from stratagem._servers.traffic import Traffic
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.creators import NextCreator

@@ -20,7 +20,7 @@ from stratagem._parameter_server.variables.split_variable import (
     joined_slots,
 )
 from stratagem._parameter_server.variables.variable import RemoteVariable
-from stratagem._servers.consistency import change, describe
+from stratagem._servers.requests.consistency import change, describe
 from stratagem._tables.variable import require_whole_state
 from stratagem._variables.variable import Variable
 from stratagem.consistency import Consistency, ConsistencyReport

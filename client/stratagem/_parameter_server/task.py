@@ -11,8 +11,8 @@ from stratagem._parameter_server.pushing.pace import Pace
 from stratagem._parameter_server.pushing.pushes import Fusing
 from stratagem._parameter_server.server_lookup import ServerLookup
 from stratagem._parameter_server.settings import Settings
+from stratagem._servers.connections.session import Identity
 from stratagem._servers.group import ServerGroup
-from stratagem._servers.session import Identity
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.consistency import Async, Consistency
 from stratagem_proto.configuration.token_file import token_from_environment

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 from stratagem._cluster.visibility import VisibleServers
-from stratagem._servers.connection import Connection
-from stratagem._servers.heartbeat import Heartbeat
-from stratagem._servers.pending import Pending
+from stratagem._servers.connections.connection import Connection
+from stratagem._servers.connections.heartbeat import Heartbeat
+from stratagem._servers.connections.pending import Pending
+from stratagem._servers.connections.session import Identity
 from stratagem._servers.push_in_flight import PushInFlight, attending
-from stratagem._servers.request import Request, Result
-from stratagem._servers.session import Identity
+from stratagem._servers.requests.request import Request, Result
 from stratagem._servers.step_count import StepCount
 from stratagem._servers.traffic import Traffic
 from stratagem._servers.write_behind import Backlog, present_writes

@@ -17,8 +17,8 @@ from types import CodeType, FrameType
 from typing import Any, Protocol
 
 from stratagem._contexts.presence import Presence
+from stratagem._servers.connections.pending import Pending
 from stratagem._servers.interruption import uninterrupted
-from stratagem._servers.pending import Pending
 from stratagem._servers.step_count import StepCount
 
 # Writes that are sent together, at most: half as many as functions run ahead of, so

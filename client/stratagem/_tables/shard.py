@@ -8,8 +8,8 @@ import torch
 
 from stratagem._parameter_server.variables.placement import Place
 from stratagem._parameter_server.variables.variable import Owner, RemoteVariable
-from stratagem._servers.reading import Reading
-from stratagem._servers.writes import Writing
+from stratagem._servers.requests.reading import Reading
+from stratagem._servers.requests.writes import Writing
 from stratagem._variables.assignable import Write
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.traits import VariableTraits

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 
-from stratagem._servers.session import Identity, check_answering, handshake
+from stratagem._servers.connections.session import Identity, check_answering, handshake
 from stratagem._servers.traffic import TrafficMeter
 from stratagem._servers.transports.places import places
 from stratagem._worker_servers.answer import Answer, Reply

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from stratagem import DistributedOptimizer, ParameterServerStrategy, Variable
-from stratagem._servers import updates
-from stratagem._servers.reading import NOTHING_FOLLOWS
-from stratagem._servers.updates_and_reads import and_read
+from stratagem._servers.requests import updates
+from stratagem._servers.requests.reading import NOTHING_FOLLOWS
+from stratagem._servers.requests.updates_and_reads import and_read
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.protocol import PROTOCOL_VERSION
 from stratagem_proto.serving.status import SERVICE

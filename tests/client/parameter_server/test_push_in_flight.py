@@ -13,7 +13,7 @@ from torch import nn
 
 from stratagem import DistributedOptimizer, ParameterServerStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._servers import updates_and_reads
+from stratagem._servers.requests import updates_and_reads
 from stratagem._servers.step_count import StepCount
 from stratagem_proto.errors import InvalidArgumentError
 from tests.client.clusters import Cluster, running

@@ -15,8 +15,8 @@ from stratagem import (
     InvalidArgumentError,
     Variable,
 )
-from stratagem._servers.reading import Reading
-from stratagem._servers.reads import read
+from stratagem._servers.requests.reading import Reading
+from stratagem._servers.requests.reads import read
 from stratagem._servers.transports.call import Responses
 from stratagem.nn import prefetch
 from stratagem.partitioners import FixedShardsPartitioner

@@ -13,9 +13,9 @@ import pytest
 
 from stratagem import AbortedError, ParameterServerStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._servers.connection import Connection
-from stratagem._servers.pending import Pending
-from stratagem._servers.request import Request
+from stratagem._servers.connections.connection import Connection
+from stratagem._servers.connections.pending import Pending
+from stratagem._servers.requests.request import Request
 from stratagem._servers.transports.call import Style
 from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.clusters import Cluster, running

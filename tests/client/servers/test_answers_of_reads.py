@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem._servers.reading import Reading
-from stratagem._servers.reads import read
+from stratagem._servers.requests.reading import Reading
+from stratagem._servers.requests.reads import read
 from stratagem._servers.transports.call import Responses
 from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
 from stratagem_proto.v1 import parameter_server_pb2 as pb

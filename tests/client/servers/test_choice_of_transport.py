@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stratagem._servers.barriers import barrier
-from stratagem._servers.connection import Connection
+from stratagem._servers.connections.connection import Connection
+from stratagem._servers.requests.barriers import barrier
 from stratagem._servers.transports.call import Attempt, Call
 from stratagem._servers.transports.socket_transport import SocketTransport
 from stratagem_proto.errors import (

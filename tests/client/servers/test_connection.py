@@ -7,14 +7,14 @@ import threading
 import pytest
 import torch
 
-from stratagem._servers.barriers import barrier
+from stratagem._servers.connections.session import Identity
 from stratagem._servers.group import ServerGroup
-from stratagem._servers.listings import list_variables
-from stratagem._servers.reading import Reading
-from stratagem._servers.reads import read
-from stratagem._servers.session import Identity
+from stratagem._servers.requests.barriers import barrier
+from stratagem._servers.requests.listings import list_variables
+from stratagem._servers.requests.reading import Reading
+from stratagem._servers.requests.reads import read
+from stratagem._servers.requests.writes import Writing, assign, create
 from stratagem._servers.step_count import StepCount
-from stratagem._servers.writes import Writing, assign, create
 from stratagem_deploy.watching.asking import ask
 from stratagem_deploy.watching.calls import calls_of
 from stratagem_deploy.watching.places import Place

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from stratagem._servers.connection import Connection
-from stratagem._servers.reading import Reading
-from stratagem._servers.reads import read
+from stratagem._servers.connections.connection import Connection
+from stratagem._servers.requests.reading import Reading
+from stratagem._servers.requests.reads import read
 from stratagem._servers.step_count import StepCount
 from stratagem_proto.errors import (
     ResourceExhaustedError,

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from stratagem._servers.connection import Connection
-from stratagem._servers.pending import Pending
+from stratagem._servers.connections.connection import Connection
+from stratagem._servers.connections.pending import Pending
+from stratagem._servers.requests.writes import Writing, assign
 from stratagem._servers.step_count import StepCount
-from stratagem._servers.writes import Writing, assign
 from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_ADD
 from stratagem_psserver.server import ParameterServer
 from tests.client.connections import add, connected, make, value_of

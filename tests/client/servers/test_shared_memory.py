@@ -14,11 +14,11 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from stratagem._servers import updates
-from stratagem._servers.connection import Connection
-from stratagem._servers.reading import Reading
-from stratagem._servers.reads import read
-from stratagem._servers.session import opening
+from stratagem._servers.connections.connection import Connection
+from stratagem._servers.connections.session import opening
+from stratagem._servers.requests import updates
+from stratagem._servers.requests.reading import Reading
+from stratagem._servers.requests.reads import read
 from stratagem._servers.transports.places import Place, places
 from stratagem._servers.transports.socket_link import SocketLink
 from stratagem_deploy.processes.process import import_path

@@ -17,8 +17,8 @@ from stratagem import (
     ParameterServerStrategy,
     config,
 )
-from stratagem._servers.connection import Connection
-from stratagem._servers.request import Request
+from stratagem._servers.connections.connection import Connection
+from stratagem._servers.requests.request import Request
 from stratagem._servers.transports.call import Style
 from tests.client.clusters import Cluster, running
 

@@ -12,10 +12,10 @@ import torch
 
 from stratagem import ParameterServerStrategy, Variable
 from stratagem._parameter_server.extended import ParameterServerExtended
+from stratagem._servers.connections.pending import Pending
 from stratagem._servers.group import ServerGroup
-from stratagem._servers.pending import Pending
+from stratagem._servers.requests.writes import delete
 from stratagem._servers.write_behind import Backlog, WritesBehind, writing_behind
-from stratagem._servers.writes import delete
 from stratagem._shipping.residents.results import load_result
 from stratagem._worker_servers.closure_failure import ClosureFailure
 from stratagem._worker_servers.link import WorkerLink

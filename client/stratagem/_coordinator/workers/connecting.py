@@ -11,7 +11,7 @@ from stratagem._coordinator.workers.gpu_counts import GpuCounts
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
-from stratagem._servers.session import Identity
+from stratagem._servers.connections.session import Identity
 from stratagem._servers.traffic import TrafficMeter
 from stratagem._variables.variable import Variable
 from stratagem._worker_servers.corks import Corks

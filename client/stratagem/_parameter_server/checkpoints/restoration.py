@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from stratagem._servers.checkpoints import restore_staged, stage_variables
 from stratagem._servers.group import ServerGroup
+from stratagem._servers.requests.checkpoints import restore_staged, stage_variables
 from stratagem_proto.errors import AbortedError, StratagemError
 from stratagem_proto.protocol import SESSION_ID_BYTES
 

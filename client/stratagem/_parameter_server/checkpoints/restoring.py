@@ -11,7 +11,7 @@ from stratagem._checkpoints.entry import Entry
 from stratagem._parameter_server.checkpoints.restoration import Restoration
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
-from stratagem._servers.checkpoints import (
+from stratagem._servers.requests.checkpoints import (
     announce_restored,
     list_restored,
 )

@@ -7,7 +7,7 @@ from stratagem._modules.hosting import HostedParameter
 from stratagem._modules.registry import ParameterRegistry
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.split_variable import parts_of
-from stratagem._servers.writes import Writing
+from stratagem._servers.requests.writes import Writing
 from stratagem_proto.errors import (
     ContextError,
     InvalidArgumentError,

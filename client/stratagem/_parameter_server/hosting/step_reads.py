@@ -8,9 +8,9 @@ from functools import partial
 from stratagem._parameter_server.pushing.global_norm import finish
 from stratagem._parameter_server.pushing.pace import Pace
 from stratagem._servers.group import ServerGroup
-from stratagem._servers.reading import Reading
-from stratagem._servers.reads import read
-from stratagem._servers.request import Request
+from stratagem._servers.requests.reading import Reading
+from stratagem._servers.requests.reads import read
+from stratagem._servers.requests.request import Request
 from stratagem_proto.errors import UnfinishedStepError
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import ReadHeader, StepMark

@@ -18,13 +18,13 @@ from stratagem._parameter_server.pushing.pushes import Fusing, Pushes
 from stratagem._parameter_server.pushing.routes import Routes
 from stratagem._parameter_server.variables.cached_reads import note_read, unread
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
-from stratagem._servers.consistency import begin
 from stratagem._servers.group import ServerGroup
-from stratagem._servers.keys import list_keys
-from stratagem._servers.listings import list_variables
-from stratagem._servers.reading import Reading
-from stratagem._servers.request import Request, Result
-from stratagem._servers.writes import Writing, assign, create
+from stratagem._servers.requests.consistency import begin
+from stratagem._servers.requests.keys import list_keys
+from stratagem._servers.requests.listings import list_variables
+from stratagem._servers.requests.reading import Reading
+from stratagem._servers.requests.request import Request, Result
+from stratagem._servers.requests.writes import Writing, assign, create
 from stratagem_proto.errors import (
     DeadlineExceededError,
     StratagemError,

@@ -9,9 +9,9 @@ import torch
 
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import remote_of
-from stratagem._servers import updates
-from stratagem._servers.request import Request
-from stratagem._servers.writes import Attachments
+from stratagem._servers.requests import updates
+from stratagem._servers.requests.request import Request
+from stratagem._servers.requests.writes import Attachments
 from stratagem._tracing.recording import Source
 from stratagem._tracing.trace import TracedUpdate, trace
 from stratagem._variables.variable import Variable

@@ -10,9 +10,9 @@ import torch
 
 from stratagem._optimizers.compressor import Compressor
 from stratagem._parameter_server.pushing.loads import Loads, add_gradient, no_loads
-from stratagem._servers import updates
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.interruption import uninterrupted
+from stratagem._servers.requests import updates
 from stratagem._variables.variable import Variable
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
 

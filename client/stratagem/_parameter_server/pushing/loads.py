@@ -12,8 +12,8 @@ from stratagem._parameter_server.variables.split_variable import (
     rows_or_dense,
 )
 from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
-from stratagem._servers.request import Request, Result
-from stratagem._servers.updates import Gradient, step
+from stratagem._servers.requests.request import Request, Result
+from stratagem._servers.requests.updates import Gradient, step
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InternalError

@@ -14,9 +14,9 @@ from stratagem._parameter_server.pushing.pace import Pace
 from stratagem._parameter_server.pushing.routes import DenseLoad
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._servers.group import ServerGroup
-from stratagem._servers.reading import NOTHING_FOLLOWS
-from stratagem._servers.request import Request
-from stratagem._servers.updates_and_reads import Answer, and_read
+from stratagem._servers.requests.reading import NOTHING_FOLLOWS
+from stratagem._servers.requests.request import Request
+from stratagem._servers.requests.updates_and_reads import Answer, and_read
 from stratagem_proto.v1.consistency_pb2 import (
     CONSISTENCY_MODE_ASYNC,
     StepBegin,

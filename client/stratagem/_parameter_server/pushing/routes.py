@@ -11,8 +11,8 @@ import torch
 
 from stratagem._optimizers.step import OptimizerStep
 from stratagem._parameter_server.variables.variable import remote_of
-from stratagem._servers.request import Request, Result
-from stratagem._servers.updates import Naming, dense_step
+from stratagem._servers.requests.request import Request, Result
+from stratagem._servers.requests.updates import Naming, dense_step
 from stratagem._variables.variable import Variable
 
 

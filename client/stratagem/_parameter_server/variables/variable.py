@@ -11,8 +11,8 @@ import torch
 from stratagem._contexts.context import current_replica_id
 from stratagem._parameter_server.variables.placement import Place, server_device
 from stratagem._parameter_server.variables.shards import Rows
-from stratagem._servers.reading import Reading
-from stratagem._servers.writes import Writing
+from stratagem._servers.requests.reading import Reading
+from stratagem._servers.requests.writes import Writing
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.assignable import Write
 from stratagem._variables.indexed_slices import IndexedSlices

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic
 
 import grpc
 
-from stratagem._servers.request import Request, Result
+from stratagem._servers.requests.request import Request, Result
 from stratagem._servers.transports.call import Attempt, Style
 from stratagem_proto.errors import (
     CancelledError,
@@ -22,7 +22,7 @@ from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.status import from_rpc_error, is_transient
 
 if TYPE_CHECKING:
-    from stratagem._servers.connection import Connection
+    from stratagem._servers.connections.connection import Connection
 
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0

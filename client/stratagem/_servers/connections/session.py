@@ -6,7 +6,7 @@ import secrets
 import threading
 from dataclasses import dataclass, field
 
-from stratagem._servers.request import Request, sole
+from stratagem._servers.requests.request import Request, sole
 from stratagem._servers.step_count import StepCount
 from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES

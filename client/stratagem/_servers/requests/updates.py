@@ -9,8 +9,8 @@ from typing import NamedTuple, cast
 
 import torch
 
-from stratagem._servers.request import Request, sole
-from stratagem._servers.writes import Attachments
+from stratagem._servers.requests.request import Request, sole
+from stratagem._servers.requests.writes import Attachments
 from stratagem_proto.programs.gradient_limits import GradientLimits
 from stratagem_proto.programs.update_programs import encode_limits
 from stratagem_proto.v1.closed_step_pb2 import (

@@ -10,9 +10,10 @@ from contextlib import suppress
 from functools import partial
 
 from stratagem._servers.closure_identity import next_closure_key
-from stratagem._servers.pending import Pending
-from stratagem._servers.request import Request, Result, sole
-from stratagem._servers.session import Identity, Session, opened, opening
+from stratagem._servers.connections.pending import Pending
+from stratagem._servers.connections.session import Identity, Session, opened, opening
+from stratagem._servers.connections.turns import Turns
+from stratagem._servers.requests.request import Request, Result, sole
 from stratagem._servers.step_count import StepCount
 from stratagem._servers.traffic import TrafficMeter
 from stratagem._servers.transports.call import (
@@ -21,7 +22,6 @@ from stratagem._servers.transports.call import (
     Style,
 )
 from stratagem._servers.transports.server_transport import ServerTransport
-from stratagem._servers.turns import Turns
 from stratagem_proto import tracing
 from stratagem_proto.errors import (
     CancelledError,

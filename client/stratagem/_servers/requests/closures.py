@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stratagem._servers.request import Request, sole
+from stratagem._servers.requests.request import Request, sole
 from stratagem_proto.v1.closure_pb2 import EndClosuresRequest, EndClosuresResponse
 
 

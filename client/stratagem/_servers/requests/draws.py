@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stratagem._servers.request import Request, sole
+from stratagem._servers.requests.request import Request, sole
 from stratagem_proto.v1.draws_pb2 import (
     DrawBatchRequest,
     DrawBatchResponse,

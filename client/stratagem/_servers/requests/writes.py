@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stratagem._servers.request import Request, sole
+from stratagem._servers.requests.request import Request, sole
 from stratagem_proto.v1.parameter_server_pb2 import (
     AssignHeader,
     Assignment,

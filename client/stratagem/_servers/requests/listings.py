@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from stratagem._servers.request import Request, sole
+from stratagem._servers.requests.request import Request, sole
 from stratagem_proto.v1.variable_pb2 import VariableInfo, VariableKind
 from stratagem_proto.v1.variable_requests_pb2 import (
     ListVariablesRequest,

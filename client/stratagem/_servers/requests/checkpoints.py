@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from stratagem._servers.request import Request, sole
+from stratagem._servers.requests.request import Request, sole
 from stratagem_proto.checkpoint.blocks import FileEntry
 from stratagem_proto.checkpoint.index import Part, TensorEntry
 from stratagem_proto.v1 import checkpoint_pb2 as pb

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stratagem._servers.request import Request, sole
+from stratagem._servers.requests.request import Request, sole
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.v1.keys_pb2 import ListKeysRequest, ListKeysResponse
 from stratagem_proto.wire.tensors import int64_vector

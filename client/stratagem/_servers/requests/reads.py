@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from google.protobuf.message import DecodeError
 
-from stratagem._servers.reading import Reading, asked
-from stratagem._servers.request import Request
+from stratagem._servers.requests.reading import Reading, asked
+from stratagem._servers.requests.request import Request
 from stratagem._servers.transports.call import Responses
 from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
 from stratagem_proto.v1.consistency_pb2 import StepBegin

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 
-from stratagem._servers.connection import Connection
+from stratagem._servers.connections.connection import Connection
 from stratagem._servers.step_count import StepCount
 from stratagem_proto.errors import CancelledError, StratagemError
 

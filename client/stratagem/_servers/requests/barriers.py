@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stratagem._servers.request import Request, sole
+from stratagem._servers.requests.request import Request, sole
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
 
 

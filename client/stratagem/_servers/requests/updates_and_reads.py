@@ -9,9 +9,9 @@ from typing import cast
 
 import torch
 
-from stratagem._servers.reading import Following, Reading
-from stratagem._servers.reads import filled
-from stratagem._servers.request import Request
+from stratagem._servers.requests.reading import Following, Reading
+from stratagem._servers.requests.reads import filled
+from stratagem._servers.requests.request import Request
 from stratagem._servers.transports.call import Responses
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import (

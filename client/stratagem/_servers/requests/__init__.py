@@ -1,0 +1,1 @@
+"""What servers are asked, as values that can be sent more than once."""
