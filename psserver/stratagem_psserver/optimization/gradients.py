@@ -49,10 +49,18 @@ class RowGradient:
 
     @classmethod
     def of(cls, rows: torch.Tensor, values: torch.Tensor) -> RowGradient:
-        if bool((rows[1:] > rows[:-1]).all()):
+        if _ascend(rows):
             return cls(rows, None, values)
         found, places = distinct(rows)
         return cls(found, places, values)
+
+    @classmethod
+    def added(cls, rows: torch.Tensor, values: torch.Tensor) -> RowGradient:
+        """As `of`, with what there is for repeated rows added in its order."""
+        if _ascend(rows):
+            return cls(rows, None, values)
+        found, sums = summed(rows, values)
+        return cls(found, None, sums)
 
     def only(self, wanted: torch.Tensor) -> RowGradient:
         """The gradient of some of the distinct rows, given by a mask."""
@@ -71,12 +79,9 @@ class RowGradient:
         places = torch.arange(len(self.rows)).unsqueeze(0)
         return as_sparse(places, self.values, shape, is_coalesced=True)
 
-    def as_dense(self) -> torch.Tensor:
-        """The gradient of the distinct rows, repeated ones added in their order."""
-        if self.places is None:
-            return self.values
-        _, sums = summed(self.places, self.values)
-        return sums
+
+def _ascend(rows: torch.Tensor) -> bool:
+    return bool((rows[1:] > rows[:-1]).all())
 
 
 def as_sparse(

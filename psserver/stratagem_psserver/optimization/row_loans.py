@@ -56,8 +56,11 @@ class _RowLoan:
         return True
 
     def _distinct(self) -> RowGradient:
-        assert self.gradient.rows is not None
-        return RowGradient.of(self.gradient.rows, self.gradient.value)
+        rows, values = self.gradient.rows, self.gradient.value
+        assert rows is not None
+        if self.needs.takes_sparse:
+            return RowGradient.of(rows, values)
+        return RowGradient.added(rows, values)
 
     def _lent(self, gradient: RowGradient, value: torch.Tensor, state: State) -> Lent:
         layout, sparse = self.needs.layout, self.needs.takes_sparse
@@ -68,7 +71,7 @@ class _RowLoan:
                 key: tensor if layout[key].is_scalar else _one_row(tensor)
                 for key, tensor in state.items()
             }
-        grad = gradient.as_sparse() if sparse else gradient.as_dense()
+        grad = gradient.as_sparse() if sparse else gradient.values
         lent = {key: layout[key].lent(tensor) for key, tensor in state.items()}
         return Lent(value, grad, lent)
 

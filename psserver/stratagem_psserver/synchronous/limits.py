@@ -127,5 +127,5 @@ def _with_values(
 def _with_distinct_rows(gradient: Gradient) -> Gradient:
     if gradient.rows is None:
         return gradient
-    rows = RowGradient.of(gradient.rows, gradient.value)
-    return replace(gradient, rows=rows.rows, value=rows.as_dense())
+    added = RowGradient.added(gradient.rows, gradient.value)
+    return replace(gradient, rows=added.rows, value=added.values)
