@@ -8,13 +8,13 @@ numbering, locks, budgets and limits are looked at each time.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.mutations import Staged
+from stratagem_psserver.limits.recent import Recent
 from stratagem_psserver.optimization.repeated_groups import Gradients
 from stratagem_psserver.optimization.repeated_steps import RepeatedStep
 from stratagem_psserver.plans.update_text import unchanging
@@ -26,8 +26,6 @@ MAX_PLANS = 256
 # Of the texts of all plans, which have some 50 a variable. With what is worked out for
 # it that is about 1 KiB.
 MAX_TEXT_BYTES = 1 << 20
-
-Entry = TypeVar("Entry")
 
 
 class StepPlan:
@@ -164,39 +162,12 @@ class StepPlans:
 
     def keep(self, plan: StepPlan) -> None:
         """Keeps the plan of an update that was carried out; of others nothing stays."""
-        self._plans.put(plan.text, plan)
+        if plan.text not in self._plans:
+            self._plans.put(plan.text, plan)
 
     def _clear(self) -> None:
-        self._plans, self._repeated = _Kept[StepPlan](), _Kept[Known]()
-
-
-class _Kept(Generic[Entry]):
-    """Some entries by texts, of which those stay that were asked for last."""
-
-    def __init__(self) -> None:
-        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
-        self._text_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, text: bytes) -> bool:
-        return text in self._entries
-
-    def get(self, text: bytes) -> Entry | None:
-        entry = self._entries.get(text)
-        if entry is not None:
-            self._entries.move_to_end(text)
-        return entry
-
-    def put(self, text: bytes, entry: Entry) -> None:
-        if text in self._entries:
-            return
-        self._entries[text] = entry
-        self._text_bytes += len(text)
-        while len(self._entries) > MAX_PLANS or self._text_bytes > MAX_TEXT_BYTES:
-            dropped, _ = self._entries.popitem(last=False)
-            self._text_bytes -= len(dropped)
+        self._plans = Recent[bytes, StepPlan](MAX_PLANS, MAX_TEXT_BYTES)
+        self._repeated = Recent[bytes, Known](MAX_PLANS, MAX_TEXT_BYTES)
 
 
 def _is_step(header: pb.UpdateHeader) -> bool:

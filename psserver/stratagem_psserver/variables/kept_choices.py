@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from stratagem_proto.v1.parameter_server_pb2 import Selection
+from stratagem_psserver.limits.recent import Recent
 from stratagem_psserver.variables.choices import Choice
 from stratagem_psserver.variables.store import VariableStore
 
@@ -24,9 +24,7 @@ class KeptChoices:
 
     def __init__(self, store: VariableStore) -> None:
         self._store = store
-        # By names; those that were asked for last are at the end.
-        self._kept: OrderedDict[tuple[str, ...], Choice] = OrderedDict()
-        self._names = 0
+        self._clear()
         store.watch(self._clear)
 
     def of(self, selections: Sequence[Selection]) -> Choice:
@@ -36,24 +34,14 @@ class KeptChoices:
         names = tuple([selection.variable for selection in selections])
         kept = self._kept.get(names)
         if kept is not None and kept.is_still(selections):
-            self._kept.move_to_end(names)
             return kept
         choice = Choice.of(self._store, selections)
-        if choice.is_whole and len(names) <= MOST_NAMES:
-            self._keep(names, choice)
+        if choice.is_whole:
+            self._kept.put(names, choice)
         return choice
 
-    def _keep(self, names: tuple[str, ...], choice: Choice) -> None:
-        if self._kept.pop(names, None) is None:
-            self._names += len(names)
-        self._kept[names] = choice
-        while self._names > MOST_NAMES:
-            dropped, _ = self._kept.popitem(last=False)
-            self._names -= len(dropped)
-
     def _clear(self) -> None:
-        self._kept.clear()
-        self._names = 0
+        self._kept = Recent[tuple[str, ...], Choice](MOST_NAMES, MOST_NAMES)
 
 
 def _is_of_all(selection: Selection) -> bool:
