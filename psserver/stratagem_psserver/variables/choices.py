@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress, starmap
 from typing import NamedTuple
 
 import torch
@@ -56,23 +57,18 @@ class Choice(NamedTuple):
         """
         found = [variables.get(selection.variable) for selection in selections]
         wanted = _wanted(found, selections)
-        selected = [
-            select(variable, selection)
-            for variable, selection, lacks in zip(
-                found, selections, wanted, strict=True
-            )
-            if lacks
-        ]
+        pairs = zip(found, selections, strict=True)
+        selected = list(starmap(select, compress(pairs, wanted)))
         layout = layout_of(tuple([one.kind for one in selected]))
         return cls(
-            found,
-            wanted,
-            selected,
-            _contents(wanted, selected, layout),
-            layout,
-            sum([one.nbytes for one in selected]),
-            frozenset([one.spec.slot_of or one.spec.name for one in found]),
-            all([one.rows is None for one in selected]),
+            variables=found,
+            wanted=wanted,
+            selected=selected,
+            contents=_contents(wanted, selected, layout),
+            layout=layout,
+            nbytes=sum([one.nbytes for one in selected]),
+            owners=frozenset([one.spec.slot_of or one.spec.name for one in found]),
+            is_whole=all([one.rows is None for one in selected]),
         )
 
     def is_still(self, selections: Sequence[Selection]) -> bool:
