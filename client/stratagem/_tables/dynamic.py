@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from stratagem._parameter_server.variables.shards import Layout, Routed
+from stratagem._tables.row_values import added_up
 from stratagem._tables.variable import TableVariable
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem_proto.keys import part_of_keys
@@ -105,6 +106,6 @@ class DynamicTable(TableVariable):
         """Any key will do."""
 
     def gradients(self, gradient: torch.Tensor) -> list[torch.Tensor | IndexedSlices]:
-        slices = IndexedSlices.from_sparse(gradient.coalesce())
+        slices = added_up(gradient)
         keys = self._vocabulary.keys(slices.indices)
         return list(self._shares(IndexedSlices(slices.values, keys)))

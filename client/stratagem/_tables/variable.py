@@ -14,6 +14,7 @@ from stratagem._parameter_server.variables.shards import Layout
 from stratagem._parameter_server.variables.split_variable import SplitVariable
 from stratagem._tables.pulled_rows import PulledRows
 from stratagem._tables.reading import pull_missing, read
+from stratagem._tables.row_values import added_up
 from stratagem._tables.shard import TableShard
 from stratagem._variables.assignable import Write
 from stratagem._variables.indexed_slices import IndexedSlices
@@ -180,7 +181,7 @@ class TableVariable(SplitVariable):
     def gradients(self, gradient: torch.Tensor) -> list[torch.Tensor | IndexedSlices]:
         """Return the gradient of each part; repeated rows are added up before."""
         if gradient.is_sparse:
-            return super().gradients(gradient.coalesce())
+            return list(self._shares(added_up(gradient)))
         if self.is_dense:
             return super().gradients(gradient)
         # Servers take no dense gradient of what they store by rows.

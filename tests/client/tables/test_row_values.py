@@ -1,0 +1,27 @@
+"""Gradients of rows, as tables send them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stratagem._tables.row_values import added_up, as_sparse
+
+
+@pytest.mark.parametrize("count", [0, 7, 4096])
+def test_rows_are_added_up_in_their_order(count: int) -> None:
+    rows, values = torch.randint(0, 50, (count,)), torch.randn(count, 16)
+    gradient = as_sparse(rows, values, torch.Size((50, 16)))
+
+    slices = added_up(gradient)
+
+    dense = torch.zeros(50, 16).index_add_(0, rows, values)
+    assert torch.equal(slices.indices, rows.unique())
+    assert torch.equal(slices.values, dense[slices.indices])
+
+
+def test_what_is_added_up_already_is_left_as_it_is() -> None:
+    gradient = torch.eye(3).to_sparse(1).coalesce()
+    slices = added_up(gradient)
+    assert slices.values.data_ptr() == gradient.values().data_ptr()
+    assert torch.equal(slices.values, torch.eye(3))
