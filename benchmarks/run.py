@@ -22,7 +22,7 @@ from benchmarks.harness.turns import Outcome, hold
 from benchmarks.measurements import MEASUREMENTS
 
 # A quick run has more rounds of short answers: they vary more.
-_QUICK_SECONDS, _QUICK_ROUNDS = 1.5, 5
+_QUICK_SECONDS, _QUICK_ROUNDS = 1.2, 3
 
 
 @dataclass(frozen=True)
