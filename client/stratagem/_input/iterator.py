@@ -146,7 +146,8 @@ class DistributedIterator(Iterator[Any]):
         """
         self._position = _position(state_dict, len(self._pipeline.datasets))
         self._order.repeat()
-        self._rounds = self._pipeline.open(self._position)
+        self._rounds = None
+        self._opened()
         self._ended = False
 
 

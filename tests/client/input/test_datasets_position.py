@@ -199,6 +199,19 @@ def test_going_back_in_a_later_pass_finds_the_order_of_that_pass(
     assert steps(iterator) == rest != first_pass[1:]
 
 
+def test_an_iterator_that_went_elsewhere_first_finds_its_order_again(
+    options: InputOptions,
+) -> None:
+    first = iterated(shuffled(), options)
+    next(first)
+    state = reloaded(first.state_dict())
+    second = iterated(shuffled(), options)
+    second.load_state_dict(state)
+    rest = steps(second)
+    second.load_state_dict(state)
+    assert steps(second) == rest == steps(first)
+
+
 def test_a_loader_that_knows_its_position_is_asked(options: InputOptions) -> None:
     torch.manual_seed(0)
     first = dealt(lambda context: Shuffled(20), options)
