@@ -38,6 +38,8 @@ class PushInFlight(Generic[Answer]):
         self._sent: _Sent[Answer] | None = None
         self._arrived: Callable[[Answer], None] = lambda _: None
         self._settling = threading.Lock()
+        # Of two that are begun at once, nobody would wait for the first.
+        self._beginning = threading.Lock()
 
     @property
     def is_out(self) -> bool:
@@ -60,7 +62,13 @@ class PushInFlight(Generic[Answer]):
         Raises:
             StratagemError: As of `settle`, or a small one could not be sent.
         """
-        self.settle()
+        with self._beginning:
+            self.settle()
+            self._begin(send, arrived, is_large)
+
+    def _begin(
+        self, send: Sending[Answer], arrived: Callable[[Answer], None], is_large: bool
+    ) -> None:
         self._arrived = arrived
         step = self._steps.set_apart()
         if is_large:
