@@ -274,7 +274,13 @@ class ServerGroup:
             return {
                 task: self._connections[task].call(requests[task]) for task in tasks
             }
-        return self._sent(requests)()
+        try:
+            return self._sent(requests)()
+        except BaseException:
+            for task in tasks:
+                if requests[task].mutates:
+                    self._connections[task].forgo()
+            raise
 
     def _sent(
         self, requests: Mapping[int, Request[Result]]

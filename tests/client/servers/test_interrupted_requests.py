@@ -8,18 +8,25 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from itertools import count
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
+import pytest
 import torch
 
 from stratagem._servers.connections.connection import Connection
 from stratagem._servers.connections.pending import Pending
-from stratagem._servers.requests.writes import Writing, assign
+from stratagem._servers.group import ServerGroup
+from stratagem._servers.requests.request import Request
+from stratagem._servers.requests.writes import Writing, assign, create
 from stratagem._servers.step_count import StepCount
 from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_ADD
+from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
+from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.server import ParameterServer
-from tests.client.connections import add, connected, make, value_of
+from stratagem_psserver.settings import ServerSettings
+from tests.client.connections import IDENTITY, add, connected, make, value_of
+from tests.conftest import TOKEN
 
 # Less than a server waits for a request whose number was left out.
 _SECONDS = 15.0
@@ -27,8 +34,17 @@ _SECONDS = 15.0
 _ONE = torch.ones(1)
 
 
+def _making() -> Request[Any]:
+    spec = VariableSpec(name="v", tensor=spec_of(_ONE), kind=VARIABLE_KIND_MODEL)
+    return create([spec], [_ONE])
+
+
+def _adding() -> Request[list[int]]:
+    return assign([Writing("v", ASSIGN_MODE_ADD, _ONE)])
+
+
 def _sent(connection: Connection) -> Pending[list[int]]:
-    return connection.start(assign([Writing("v", ASSIGN_MODE_ADD, _ONE)]))
+    return connection.start(_adding())
 
 
 def _in_time(work: Callable[[], object]) -> None:
@@ -60,10 +76,12 @@ class _InterruptedAt:
 
     Attributes:
         came: Whether there was such a place; what came of it is over.
+        exceptions: The interruption, with its traceback.
     """
 
     def __init__(self, number: int, *places: str) -> None:
         self._left, self._places = number, places
+        self.exceptions: list[BaseException | None] = []
         self._profiled = sys.getprofile()
 
     def _pass(self, frame: FrameType, event: str, _: Any) -> None:
@@ -81,8 +99,14 @@ class _InterruptedAt:
         sys.setprofile(self._pass)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exception: BaseException | None,
+        _: TracebackType | None,
+    ) -> bool:
         sys.setprofile(self._profiled)
+        self.exceptions.append(exception)
         return kind is KeyboardInterrupt
 
 
@@ -141,12 +165,39 @@ def test_a_request_may_be_interrupted_anywhere(
                 add(connection, "v", _ONE)
             if not interruption.came:
                 break
+            interruption.exceptions.clear()
             # Tracebacks may be in circles.
             gc.collect()
             _in_time(lambda: add(connection, "v", _ONE))
             # What was interrupted was applied once, or not at all.
             assert value_of(connection, "v", _ONE).item() - before in (1, 2)
         assert number > 20, "so often it was interrupted"
+
+
+# Python itself lets go of what comes while a generator is dropped.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("count_of_servers", [1, 2])
+def test_who_keeps_what_has_interrupted_them_keeps_nobody_else_waiting(
+    server: ParameterServer, count_of_servers: int
+) -> None:
+    """As IPython keeps the last traceback, and a program a list of its failures."""
+    places = ("/group.py", "/connection.py", "/turns.py", "/pending.py")
+    with ParameterServer(ServerSettings(task=1, token=TOKEN)) as other:
+        group = ServerGroup([server.address, other.address], IDENTITY)
+        tasks = range(count_of_servers)
+
+        def change() -> None:
+            group.together({task: _adding() for task in tasks})
+
+        group.together({task: _making() for task in tasks})
+        for number in count(1):
+            with _InterruptedAt(number, *places) as interruption:
+                change()
+            if not interruption.came:
+                break
+            _in_time(change)
+        group.close()
+        assert number > 20 * count_of_servers, "so often it was interrupted"
 
 
 def test_steps_may_be_interrupted_as_they_end() -> None:

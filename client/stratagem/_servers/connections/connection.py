@@ -136,7 +136,16 @@ class Connection:
 
     def call(self, request: Request[Result]) -> Result:
         """Sends a request and waits for its result; raises as `start` and `result`."""
-        return self.start(request, style=Style.AWAITED).result()
+        try:
+            return self.start(request, style=Style.AWAITED).result()
+        except BaseException:
+            if request.mutates:
+                self.forgo()
+            raise
+
+    def forgo(self) -> None:
+        """Lets others change the server after this thread was interrupted in that."""
+        self._turns.forgo()
 
     def start(
         self, request: Request[Result], style: Style = Style.SENT
@@ -180,9 +189,11 @@ class Connection:
             settle = partial(session.settle, key.sequence)
             pending = self._sent(request, key, Style.PIPELINED, settle)
             session.pipelined()
-            return pending
-        finally:
-            turn.end()
+        except BaseException:
+            turn.lose()
+            raise
+        turn.end()
+        return pending
 
     def _next_key(self, session: Session) -> RequestKey:
         return session.next_key(self._steps, next_closure_key(self.peer))

@@ -74,15 +74,20 @@ class Turns:
         try:
             turn = self.free.get_nowait()
         except Empty:
-            turn = self._awaited(thread)
+            turn = self._awaited()
         turn.thread = thread
         return turn
 
-    def _awaited(self, thread: int) -> Turn:
-        last = self.last()
-        # A thread that still has a turn was interrupted in it, and handles that: until
-        # it has, the traceback keeps the turn.
-        if last is not None and last.thread == thread:
-            last.lose()
-        del last
+    def _awaited(self) -> Turn:
+        self.forgo()
         return self.free.get()
+
+    def forgo(self) -> None:
+        """Has the caller lose the turn that they still have, if they have.
+
+        They were interrupted in it: for as long as they handle that, or keep the
+        exception, the traceback keeps the turn.
+        """
+        last = self.last()
+        if last is not None and last.thread == get_ident():
+            last.lose()
