@@ -12,6 +12,8 @@ import io
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import ExitStack, closing
+from threading import RLock
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -60,13 +62,27 @@ class SessionClasses(Classes):
         return True
 
 
+_MAKING = RLock()
+"""Held while a value is read that has classes of the program, or makes some."""
+
+
 class ProgramClasses(Classes):
-    """Those of the program, which stay as they are; for the reading of one value."""
+    """Those of the program, which stay as they are; for the reading of one value.
+
+    To be closed when that is read: until then, a class may not have its attributes yet,
+    and other threads wait for it.
+    """
 
     def __init__(self) -> None:
         self._made: set[type] = set()
+        self._held = ExitStack()
+
+    def close(self) -> None:
+        """Let other threads have what was made."""
+        self._held.close()
 
     def known(self, identity: str) -> type | None:
+        self._held.enter_context(_MAKING)
         found: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
         return found
 
@@ -119,4 +135,5 @@ def read_by_program(payload: bytes) -> Any:
     """Return a value from a worker; of classes that are the program's, its own."""
     if len(payload) < _SHORT and _SETTER.encode() not in payload:
         return pickle.loads(payload)
-    return ClassUnpickler(payload, ProgramClasses()).load()
+    with closing(ProgramClasses()) as classes:
+        return ClassUnpickler(payload, classes).load()
