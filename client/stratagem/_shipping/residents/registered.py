@@ -21,6 +21,9 @@ from stratagem._shipping.residents.strategies import (
 )
 from stratagem._shipping.residents.variables import ShardedVariableKind, VariableKind
 
+# A program may make classes without end, and drop them with all that they have.
+_MOST_KNOWN = 1 << 10
+
 
 class KindTable(dict[type, "Kind | type[Resident] | None"]):
     """By class, of which kind its instances may be; None for what travels by value.
@@ -36,9 +39,12 @@ class KindTable(dict[type, "Kind | type[Resident] | None"]):
         self.kinds = kinds
 
     def __missing__(self, cls: type) -> Kind | type[Resident] | None:
+        if len(self) >= _MOST_KNOWN:
+            self.clear()
         fitting = (kind for kind in self.kinds if issubclass(cls, kind.types))
-        self[cls] = Resident if issubclass(cls, Resident) else next(fitting, None)
-        return self[cls]
+        found = Resident if issubclass(cls, Resident) else next(fitting, None)
+        self[cls] = found
+        return found
 
 
 OF_COORDINATOR = KindTable(
