@@ -36,8 +36,8 @@ class DistributedIterator(Iterator[Any]):
         self._order = Order(pipeline.datasets)
         self._rewind()
 
-    def _rewind(self) -> None:
-        self._position = BEGINNING
+    def _rewind(self, position: Position = BEGINNING) -> None:
+        self._position = position
         self._rounds: Iterator[Round] | None = None
         self._ended = False
 
@@ -144,11 +144,10 @@ class DistributedIterator(Iterator[Any]):
             InvalidArgumentError: It is not the state of such an iterator, or a
                 dataset that knew its position no longer does.
         """
-        self._position = _position(state_dict, len(self._pipeline.datasets))
+        position = _position(state_dict, len(self._pipeline.datasets))
         self._order.repeat()
-        self._rounds = None
+        self._rewind(position)
         self._opened()
-        self._ended = False
 
 
 def _position(state: Mapping[str, Any], datasets: int) -> Position:

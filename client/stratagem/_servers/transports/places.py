@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.channel import STALL_SECONDS
+from stratagem_proto.wire.sockets.closing import closed_on_failure
 from stratagem_proto.wire.sockets.proofs import SECRET_BYTES
 from stratagem_proto.wire.sockets.tcp import tune
 from stratagem_proto.wire.transport import AUTO, TCP, UNIX
@@ -52,12 +53,9 @@ class UnixPlace:
 
     def connect(self, seconds: float) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
+        with closed_on_failure(connection):
             connection.settimeout(seconds)
             connection.connect(b"\0" + self.name)
-        except BaseException:
-            connection.close()
-            raise
         return connection
 
 
@@ -77,11 +75,8 @@ class TcpPlace:
 
     def connect(self, seconds: float) -> socket.socket:
         connection = socket.create_connection((self.host, self.port), seconds)
-        try:
+        with closed_on_failure(connection):
             tune(connection, self.stall_seconds)
-        except BaseException:
-            connection.close()
-            raise
         return connection
 
 

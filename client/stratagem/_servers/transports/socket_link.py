@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from stratagem._servers.transports.places import Place
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.segment import Segment, create
-from stratagem_proto.wire.sockets.closing import hang_up
+from stratagem_proto.wire.sockets.closing import closed_on_failure, hang_up
 from stratagem_proto.wire.sockets.frames import (
     SCRATCH_BYTES,
     Frame,
@@ -58,11 +58,8 @@ class SocketLink:
         seconds = min(seconds or place.seconds, place.seconds)
         deadline = time.monotonic() + seconds
         self._socket = place.connect(seconds)
-        try:
+        with closed_on_failure(self._socket):
             self._greet(place.secret, deadline)
-        except BaseException:
-            self._socket.close()
-            raise
 
     def _greet(self, secret: bytes, deadline: float) -> None:
         asked = drawn_nonce()

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from stratagem_proto.serving.addresses import cannot_listen
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.v1.session_pb2 import FrameSockets
+from stratagem_proto.wire.sockets.closing import closed_on_failure
 from stratagem_proto.wire.sockets.proofs import SECRET_BYTES
 from stratagem_proto.wire.transport import AUTO, TCP, UNIX
 
@@ -87,13 +88,10 @@ def unix_socket(name: bytes) -> socket.socket:
         OSError: There are no such sockets here, or it is taken.
     """
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with closed_on_failure(listening):
         listening.bind(b"\0" + name)
         listening.setblocking(False)
         listening.listen(_BACKLOG)
-    except BaseException:
-        listening.close()
-        raise
     return listening
 
 

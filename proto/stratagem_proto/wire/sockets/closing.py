@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+@contextmanager
+def closed_on_failure(sock: socket.socket) -> Iterator[socket.socket]:
+    """Closes a socket unless what is done with it meanwhile succeeds."""
+    try:
+        yield sock
+    except BaseException:
+        sock.close()
+        raise
 
 
 def hang_up(sock: socket.socket) -> None:
