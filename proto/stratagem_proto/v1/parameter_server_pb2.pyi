@@ -195,7 +195,9 @@ class Selection(google.protobuf.message.Message):
     variable: builtins.str
     """Name of the variable."""
     newer_than: builtins.int
-    """Send the value only if the version is higher; absent means always."""
+    """The version that the client has: send the value only if it is another one now;
+    absent means always.
+    """
     narrowed_to: stratagem_proto.v1.tensor_pb2.DataType.ValueType
     """FLOAT16 or BFLOAT16, to which the elements, of a wider floating-point type, are
     rounded on their way; absent means that they come as they are.

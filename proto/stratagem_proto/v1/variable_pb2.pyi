@@ -420,8 +420,9 @@ class VariableInfo(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     TABLE_FIELD_NUMBER: builtins.int
     version: builtins.int
-    """+1 with each applied change; 1 after creation. It jumps where a server begins with
-    a checkpoint, so that no version is ever given to two values.
+    """+1 with each applied change, so that no version is given to two values. Those of a
+    run of a server that began with a checkpoint have 24 random bits, which are not all
+    zero, above 40 that count; others have zeros there.
     """
     @property
     def spec(self) -> global___VariableSpec:

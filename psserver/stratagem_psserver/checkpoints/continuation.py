@@ -14,6 +14,7 @@ from stratagem_proto.checkpoint.whole import whole_name
 from stratagem_proto.errors import FailedPreconditionError, NotFoundError
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import Task
+from stratagem_proto.versions import first_of_another_run
 from stratagem_psserver.exactly_once.ledger import Numbering, Session
 from stratagem_psserver.exactly_once.recorded_closures import (
     dump_closures,
@@ -23,10 +24,6 @@ from stratagem_psserver.tables.reading import read_table
 
 if TYPE_CHECKING:
     from stratagem_psserver.state import ServerState
-
-# What was applied after the checkpoint had versions too, and clients may hold values of
-# them. No server applies as many changes as this between two checkpoints.
-_VERSION_JUMP = 1 << 40
 
 
 def dump(state: ServerState) -> str:
@@ -110,6 +107,7 @@ def resume(state: ServerState, path: str) -> bool:
 
 def _resume_variables(state: ServerState, checkpoint: Checkpoint, part: str) -> None:
     tensors, store = checkpoint.index.tensors, state.store
+    store.first_version = first_of_another_run()
     mine = [
         entry
         for name, entry in tensors.items()
@@ -124,6 +122,4 @@ def _resume_variables(state: ServerState, checkpoint: Checkpoint, part: str) -> 
             states = [one for one in wholes.values() if one.is_state_of(whole)]
             for arena in read_table(checkpoint, entry.spec, whole, states).arenas:
                 store.put_table(arena)
-    for entry in mine:
-        store.get(entry.name).version = entry.version + _VERSION_JUMP
     store.settle([entry.name for entry in mine])

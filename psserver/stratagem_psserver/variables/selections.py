@@ -97,8 +97,9 @@ class Selected(NamedTuple):
 
 def is_wanted(variable: Variable, selection: Selection) -> bool:
     """Whether the reader lacks the variable's present version."""
-    # Versions begin with 1: who says nothing lacks all of them.
-    return variable.version > selection.newer_than
+    # Versions begin with 1: who says nothing lacks all of them. One that is higher is
+    # of another run, or was read after a snapshot that is read now.
+    return variable.version != selection.newer_than
 
 
 def select(variable: Variable, selection: Selection) -> Selected:

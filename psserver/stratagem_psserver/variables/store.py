@@ -47,7 +47,7 @@ class Variable:
     Attributes:
         spec: What its creator said of it.
         value: CPU tensor of the spec's dtype and shape. Of a table it has no rows.
-        version: +1 with each applied change, 1 after creation.
+        version: +1 with each applied change.
         arena: The stored rows of a table, or of a slot of one; None for others.
         joint: What its value lies in with those of others; None if it has memory of
             its own.
@@ -117,11 +117,14 @@ class VariableStore:
         room: What variables may take.
         generation: How often variables came, went, or were replaced. While it stays
             the same, what was found out about them holds.
+        first_version: That of variables to come. It is above those of what was deleted,
+            whose names may come again.
     """
 
     def __init__(self, room: Room | None = None) -> None:
         self.room = room or Room()
         self.generation = 0
+        self.first_version = 1
         self._watching: list[Callable[[], object]] = []
         self._variables: dict[str, Variable] = {}
         # Slots by the names of their owners, and the other way round.
@@ -293,7 +296,8 @@ class VariableStore:
     ) -> Variable:
         if spec.HasField("table") and arena is None:
             arena = self._new_arena(spec)
-        variable = self._variables[spec.name] = Variable(spec, value, arena=arena)
+        variable = Variable(spec, value, self.first_version, arena)
+        self._variables[spec.name] = variable
         self.changed()
         if spec.slot_of:
             self._slots.setdefault(spec.slot_of, []).append(spec.name)
@@ -358,6 +362,7 @@ class VariableStore:
 
     def _remove(self, name: str) -> None:
         variable = self._variables.pop(name)
+        self.first_version = max(self.first_version, variable.version + 1)
         if variable.joint is not None:
             variable.joint.leave(variable.value.nbytes)
         self.changed()

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import torch
 
 import stratagem
 from stratagem import ClusterSpec, ParameterServerStrategy, Variable
@@ -123,3 +124,42 @@ def test_workers_of_a_coordinator_follow_it(
     coordinator.schedule(step)
     coordinator.join()
     assert counter.numpy() == 5.0
+
+
+def test_a_lone_worker_trains_on_after_each_return_to_one_checkpoint(
+    servers: MovingServers, stack: ExitStack
+) -> None:
+    strategy = stack.enter_context(ParameterServerStrategy(Resolver(servers)))
+    with strategy.scope():
+        module = torch.nn.ParameterList([torch.zeros(1), torch.zeros(1)])
+    sgd = torch.optim.SGD(module.parameters(), lr=1.0)
+    optimizer = stratagem.DistributedOptimizer(sgd)
+
+    def step() -> float:
+        begun_with = float(module[1].detach())
+        for parameter in module:
+            parameter.grad = -torch.ones(1)
+        optimizer.step()
+        return begun_with
+
+    strategy.run(step)
+    strategy.save(servers.root)
+    for steps in (7, 5):
+        servers.move(1)
+        strategy.run(step)  # finds out
+        began = [strategy.run(step) for _ in range(steps)]
+        assert began == [2.0 + number for number in range(steps)]
+
+
+def test_a_reader_lets_go_of_what_a_lost_run_had(
+    servers: MovingServers, stack: ExitStack
+) -> None:
+    strategy = stack.enter_context(ParameterServerStrategy(Resolver(servers)))
+    _, counter = counters(strategy)
+    strategy.save(servers.root)
+    for added in (2.0, 3.0):
+        servers.move(1)
+        counter.assign_add(added)
+        assert counter.numpy() == 1.0 + added
+        # As many changes as in the other run.
+        assert strategy.run(counter.value).item() == 1.0 + added

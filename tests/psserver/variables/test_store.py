@@ -51,6 +51,13 @@ def test_a_new_variable_has_version_1(store: VariableStore) -> None:
     assert [info.version for info in store.describe(["dense.bias"])] == [1]
 
 
+def test_a_name_that_comes_again_gets_no_version_again(store: VariableStore) -> None:
+    store.get("dense.bias").version += 3
+    store.delete(["dense.bias"])
+    (again,) = store.create([model_spec("dense.bias", VALUE)], [VALUE.clone()])
+    assert again.version == 5
+
+
 def test_an_unknown_variable_is_named_with_the_nearest_one(
     store: VariableStore,
 ) -> None:

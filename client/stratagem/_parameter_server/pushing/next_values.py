@@ -169,7 +169,7 @@ class NextValues:
             self._came |= {
                 variable: (version, reading)
                 for variable, reading, version in each
-                if reading.newer_than is None or version > reading.newer_than
+                if version != reading.newer_than
             }
         if asked.variables is self._wanted:
             self._taken += asked.landings.items()

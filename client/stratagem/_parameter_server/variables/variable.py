@@ -36,6 +36,7 @@ from stratagem_proto.v1.variable_pb2 import (
     Synchronization,
     VariableSpec,
 )
+from stratagem_proto.versions import is_newer
 from stratagem_proto.wire.tensors import decode_dtype, nbytes_of, spec_of
 
 if TYPE_CHECKING:
@@ -248,8 +249,8 @@ class RemoteVariable(Variable):
         return self._version is not None
 
     def is_older_than(self, version: int) -> bool:
-        """Whether the copy is, or may be, the value of a lower version."""
-        return self._version is None or self._version < version
+        """Whether the copy is, or may be, the value of an earlier version."""
+        return self._version is None or is_newer(version, self._version)
 
     def settle(self, version: int, is_rounded: bool = False) -> None:
         """Note that the copy is now the value of that version.
