@@ -150,22 +150,28 @@ class Backlog:
         Raises:
             StratagemError: It could not be sent.
         """
-        # A call without its place in the line would be answered with another's answer.
-        with uninterrupted(), self._changing:
+        # A call without its place in the line would be answered with another's answer,
+        # and a write that its function does not know of would land after its end.
+        with uninterrupted():
+            with self._changing:
+                write = self._sent(writes, send)
+            # The server has begun with it by now.
+            write.remember()
+            writes.add(write, self)
+
+    def _sent(self, writes: WritesBehind, send: Callable[[], Pending[Any]]) -> Write:
+        if not self._waiting:
+            self._taking = self._steps.enter()
+        try:
+            write, pending = Write(), send()
+            self._waiting.append((write, pending))
+        finally:
             if not self._waiting:
-                self._taking = self._steps.enter()
-            try:
-                write, pending = Write(), send()
-                self._waiting.append((write, pending))
-            finally:
-                if not self._waiting:
-                    self._leave(self._taken())
-            self._keep(pending)
-            if len(self._kept) >= _MOST_KEPT or not writes.keeps(self):
-                self._push()
-        # The server has begun with it by now.
-        write.remember()
-        writes.add(write, self)
+                self._leave(self._taken())
+        self._keep(pending)
+        if len(self._kept) >= _MOST_KEPT or not writes.keeps(self):
+            self._push()
+        return write
 
     def _taken(self) -> bool:
         """Whether a step was entered, which the caller is to leave."""

@@ -14,6 +14,7 @@ from stratagem import ParameterServerStrategy, Variable
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._servers.connections.pending import Pending
 from stratagem._servers.group import ServerGroup
+from stratagem._servers.interruption import Guard, guarded_by
 from stratagem._servers.requests.writes import delete
 from stratagem._servers.write_behind import Backlog, WritesBehind, writing_behind
 from stratagem._shipping.residents.results import load_result
@@ -21,6 +22,7 @@ from stratagem._worker_servers.closure_failure import ClosureFailure
 from stratagem._worker_servers.link import WorkerLink
 from stratagem_proto.errors import VariableNotFoundError
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, VARIABLE
+from stratagem_worker.functions.interruption import Interrupted
 from tests.client.clusters import running
 from tests.waiting import eventually
 from tests.worker.links import PATIENCE, payload_of
@@ -75,6 +77,17 @@ class Patient:
     """Lets every write wait for others."""
 
     def keeps(self, backlog: Backlog) -> bool:
+        return True
+
+
+class Interrupting:
+    """Interrupts a function while one of its writes is on its way."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def keeps(self, backlog: Backlog) -> bool:
+        self._guard.strike(lambda: pytest.fail("the write was not held off"))
         return True
 
 
@@ -174,6 +187,18 @@ def test_a_function_that_is_given_up_gives_up_no_writes_of_others(
     with pytest.raises(ClosureFailure, match="given up"):
         second.result(PATIENCE)
     assert values() == [2.0, 2.0]
+
+
+def test_a_write_whose_function_is_given_up_meanwhile_is_waited_for(
+    strategy: ParameterServerStrategy,
+) -> None:
+    guard = Guard(Interrupted)
+    writes = WritesBehind(Interrupting(guard))
+    with pytest.raises(Interrupted), guarded_by(guard), writing_behind(writes):
+        increment()
+    writes.settle()
+    assert servers_of(strategy).steps.current == 0
+    assert values() == [1.0, 0.0]
 
 
 def test_writes_that_are_cut_off_are_applied_once(
