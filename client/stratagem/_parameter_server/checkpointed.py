@@ -119,7 +119,8 @@ class CheckpointedStrategy(Strategy):
 
         The servers read it, each what it hosts; their number may be another than when
         it was saved. All workers make the call, and return when the chief has.
-        Variables that are made later start with their values.
+        Variables that are made later start with their values. So does the account of
+        data that a coordinator's workers share (`exactly_once`).
 
         Args:
             path: What `save` of this or another strategy was given; the latest

@@ -448,17 +448,28 @@ class StageVariablesRequest(google.protobuf.message.Message):
     RESTORATION_FIELD_NUMBER: builtins.int
     PATH_FIELD_NUMBER: builtins.int
     VARIABLES_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    CLOSURES_FIELD_NUMBER: builtins.int
     session_id: builtins.bytes
     """As in OpenSessionRequest."""
     restoration: builtins.bytes
     """What it is for, 16 random bytes; RestoreVariables has the same."""
     path: builtins.str
-    """Absolute path of a checkpoint or of a safetensors file."""
+    """Absolute path of a checkpoint or of a safetensors file; empty forgets what was staged
+    before.
+    """
+    data: builtins.bool
+    """Whether to read the account of data (DataService), too; for the server that keeps it."""
+    closures: builtins.bool
+    """Whether to read what was recorded of functions (ClosureService) that had not ended, if
+    the checkpoint was written by as many servers as there are: then what the server of
+    this index had is this one's. Without, what these functions have drawn counts as read.
+    They get another space, made of their own and of `restoration`, under which whoever
+    goes on with the data may run them again.
+    """
     @property
     def variables(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Variables of this server. Of a part of a larger variable, its rows are read. None
-        forgets what was staged before.
-        """
+        """Variables of this server. Of a part of a larger variable, its rows are read."""
 
     def __init__(
         self,
@@ -467,8 +478,10 @@ class StageVariablesRequest(google.protobuf.message.Message):
         restoration: builtins.bytes = ...,
         path: builtins.str = ...,
         variables: collections.abc.Iterable[builtins.str] | None = ...,
+        data: builtins.bool = ...,
+        closures: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["path", b"path", "restoration", b"restoration", "session_id", b"session_id", "variables", b"variables"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["closures", b"closures", "data", b"data", "path", b"path", "restoration", b"restoration", "session_id", b"session_id", "variables", b"variables"]) -> None: ...
 
 global___StageVariablesRequest = StageVariablesRequest
 

@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from stratagem_proto.errors import FailedPreconditionError
+from stratagem_psserver.checkpoints.accounts import Accounts
 from stratagem_psserver.checkpoints.restoring import Restored
+
+
+class Staged(NamedTuple):
+    """What was read.
+
+    Attributes:
+        variables: What variables get.
+        accounts: What is accounted for then.
+    """
+
+    variables: Sequence[Restored]
+    accounts: Accounts
 
 
 class Staging:
@@ -17,27 +31,25 @@ class Staging:
 
     def __init__(self, label: str) -> None:
         self._label = label
-        self._staged: dict[bytes, tuple[bytes, Sequence[Restored]]] = {}
+        self._staged: dict[bytes, tuple[bytes, Staged]] = {}
 
-    def keep(
-        self, session_id: bytes, restoration: bytes, restored: Sequence[Restored]
-    ) -> None:
+    def keep(self, session_id: bytes, restoration: bytes, staged: Staged) -> None:
         """Keeps what was read, in place of what the session had staged before."""
-        self._staged[session_id] = restoration, restored
+        self._staged[session_id] = restoration, staged
 
-    def take(self, session_id: bytes, restoration: bytes) -> Sequence[Restored]:
+    def take(self, session_id: bytes, restoration: bytes) -> Staged:
         """What a session has staged, which is then forgotten here.
 
         Raises:
             FailedPreconditionError: It is not that restoration.
         """
-        staged, restored = self._staged.pop(session_id, (b"", ()))
-        if staged != restoration:
+        known, staged = self._staged.pop(session_id, (b"", None))
+        if staged is None or known != restoration:
             raise FailedPreconditionError(
                 f"{self._label} has not read what it is to restore; it may have "
                 "restarted meanwhile"
             )
-        return restored
+        return staged
 
     def forget(self, session_id: bytes) -> None:
         """Gives up what a session has staged, if anything."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -45,6 +46,21 @@ class Pass:
     def spaces(self) -> set[bytes]:
         """The coordinators of which functions draw or have drawn."""
         return {self.owner, *(function.space for function in self.holders)}
+
+    def given_up(self, renamed: Callable[[bytes], bytes], again: bool) -> Pass:
+        """The pass as of coordinators that are gone, for the next one to go on with.
+
+        Args:
+            renamed: What to call them.
+            again: Whether functions that had not ended run again; otherwise what they
+                have drawn counts as read.
+        """
+        holders = {
+            Function(renamed(one.space), one.number): times
+            for one, times in self.holders.items()
+            if again
+        }
+        return Pass(renamed(self.owner), self.drawn, Counter(holders))
 
     def admits(self, function: Function) -> bool:
         """Whether a function may draw, or is one of a coordinator that is gone."""
@@ -100,9 +116,10 @@ class DataLedger:
             return None
         if not found.admits(function):
             raise FailedPreconditionError(
-                f"another coordinator goes on with pass {number} of {self.name!r}, in "
-                f"which function {function.number} of the earlier one has read nothing "
-                "yet; what it was to read goes to others"
+                f"another coordinator goes on with pass {number} of {self.name!r}, or "
+                "a checkpoint was restored meanwhile, and function "
+                f"{function.number} of the earlier one has read nothing of it yet; "
+                "what it was to read goes to others. Make a new iterator"
             )
         found.holders[function] += 1
         found.drawn += 1
@@ -136,6 +153,11 @@ class DataLedger:
                 f"{self.num_batches} when its first pass began; read the same data in "
                 "the same batches everywhere, or give other data another name"
             )
+
+    def give_up(self, renamed: Callable[[bytes], bytes], again: bool) -> None:
+        """Lets whoever comes next go on, as of `Pass.given_up`."""
+        passes = {n: one.given_up(renamed, again) for n, one in self.passes.items()}
+        self.passes = {n: one for n, one in passes.items() if not self._is_over(one)}
 
     def _is_over(self, one: Pass) -> bool:
         return one.drawn == self.num_batches and not one.holders

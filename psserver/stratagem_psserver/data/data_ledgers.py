@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from stratagem_proto.errors import NotFoundError, ResourceExhaustedError
@@ -15,6 +15,11 @@ from stratagem_psserver.data.data_ledger import (
 )
 
 MAX_LEDGERS = 10_000
+
+
+def ledgers_from_json(facts: Mapping[str, Any]) -> list[DataLedger]:
+    """The ledgers that were facts of `DataLedgers`."""
+    return [ledger_from_json(name, one) for name, one in facts.items()]
 
 
 class Opened(NamedTuple):
@@ -108,9 +113,11 @@ class DataLedgers:
 
     def restore(self, facts: dict[str, Any]) -> None:
         """Goes on from the facts of a checkpoint."""
-        self._ledgers = {
-            name: ledger_from_json(name, one) for name, one in facts.items()
-        }
+        self.replace(ledgers_from_json(facts))
+
+    def replace(self, ledgers: Iterable[DataLedger]) -> None:
+        """Goes on with these ledgers, and with no others."""
+        self._ledgers = {ledger.name: ledger for ledger in ledgers}
         self._held = {}
         for name, number, function in self._holdings():
             self._held.setdefault(function, set()).add((name, number))

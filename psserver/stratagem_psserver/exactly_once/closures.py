@@ -8,7 +8,7 @@ not matter.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -89,6 +89,7 @@ class ClosureLedger:
         self._applying: set[tuple[bytes, int, int]] = set()
         self._count = 0
         self._nbytes = 0
+        self._adopted: Collection[bytes] = ()
 
     @property
     def count(self) -> int:
@@ -156,6 +157,18 @@ class ClosureLedger:
         for number, records in space.unended.items():
             for record in records.values():
                 self._keep(mine, number, record)
+
+    def adopt(self, spaces: Mapping[bytes, Space]) -> None:
+        """Takes in functions of a checkpoint, in place of those taken in before.
+
+        Args:
+            spaces: They, by names that nobody has yet.
+        """
+        for name in self._adopted:
+            self.end(name, EndedClosures.all())
+        self._adopted = spaces.keys()
+        for name, space in spaces.items():
+            self.restore(name, space)
 
     def _space(self, name: bytes) -> Space:
         space = self._spaces.get(name)

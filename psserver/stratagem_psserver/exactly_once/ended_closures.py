@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# The largest number that there is.
+_ALL = 2**64 - 1
+
 
 @dataclass(frozen=True)
 class EndedClosures:
@@ -24,6 +27,11 @@ class EndedClosures:
 
     def __contains__(self, number: int) -> bool:
         return number <= self.through and number not in self.unended
+
+    @classmethod
+    def all(cls) -> EndedClosures:
+        """All that there may ever be."""
+        return cls(_ALL)
 
     def united(self, other: EndedClosures) -> EndedClosures:
         """What has ended as of one of both: what came late may be what is older."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
@@ -35,10 +35,16 @@ def dump_closures(ledger: ClosureLedger) -> list[dict[str, Any]]:
 
 def restore_closures(ledger: ClosureLedger, facts: Iterable[dict[str, Any]]) -> None:
     """Lets a ledger that has nothing yet go on from what `dump_closures` gave."""
+    for name, space in spaces_of(facts):
+        ledger.restore(name, space)
+
+
+def spaces_of(facts: Iterable[dict[str, Any]]) -> Iterator[tuple[bytes, Space]]:
+    """What `dump_closures` gave, by the names of coordinators."""
     for item in facts:
         ended = EndedClosures(item["through"], frozenset(item["unended"]))
         unended = {number: _records(items) for number, items in item["recorded"]}
-        ledger.restore(bytes.fromhex(item["space"]), Space(ended, unended))
+        yield bytes.fromhex(item["space"]), Space(ended, unended)
 
 
 def _record_to_json(record: Record) -> list[str]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from stratagem_proto.errors import AbortedError
 from stratagem_proto.v1 import checkpoint_pb2 as pb
+from stratagem_proto.v1.variable_pb2 import VariableSpec
+from stratagem_psserver.checkpoints.accounts import read_accounts
 from stratagem_psserver.checkpoints.cut import STEPS, Progress
 from stratagem_psserver.checkpoints.restoring import read_restored, replace
 from stratagem_psserver.checkpoints.saving import Saved, Saves
+from stratagem_psserver.checkpoints.staging import Staged
 from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.state import ServerState
 
@@ -100,17 +103,17 @@ class CheckpointRpcs:
     async def stage(
         self, request: pb.StageVariablesRequest
     ) -> pb.StageVariablesResponse:
-        state, names = self._state, list(request.variables)
+        state = self._state
         session = state.session(request.session_id)
         state.staging.forget(session.id)
-        if names:
-            specs = [state.store.get(name).spec for name in names]
+        if request.path:
+            specs = [state.store.get(name).spec for name in request.variables]
             # Reading takes as long as the disk does.
-            work = partial(read_restored, request.path, specs)
-            restored = await state.compute.run(work, 1 << 30)
+            work = partial(_read, request, specs, state.settings.task)
+            staged = await state.compute.run(work, 1 << 30)
             # It may have ended meanwhile, and nobody would forget what it stages now.
             state.session(session.id)
-            state.staging.keep(session.id, request.restoration, restored)
+            state.staging.keep(session.id, request.restoration, staged)
         return pb.StageVariablesResponse()
 
     async def restore(self, request: pb.RestoreVariablesRequest) -> bytes:
@@ -123,9 +126,10 @@ class CheckpointRpcs:
     ) -> pb.RestoreVariablesResponse:
         state = self._state
         if request.restoration:
-            restored = state.staging.take(session.id, request.restoration)
+            restored, accounts = state.staging.take(session.id, request.restoration)
             async with state.locked([each.name for each in restored]):
                 state.optimizers.forget(replace(state.store, restored))
+                accounts.replace(state.data, state.closures)
         if request.identity:
             state.restored.append(request.identity)
         return pb.RestoreVariablesResponse()
@@ -135,6 +139,13 @@ class CheckpointRpcs:
     ) -> pb.ListRestoredResponse:
         self._state.session(request.session_id)
         return pb.ListRestoredResponse(identities=self._state.restored)
+
+
+def _read(
+    request: pb.StageVariablesRequest, specs: Sequence[VariableSpec], task: int
+) -> Staged:
+    accounts = read_accounts(request, task)
+    return Staged(read_restored(request.path, specs), accounts)
 
 
 def _told(progress: Progress, client: bytes = b"") -> pb.ClientProgress:

@@ -68,7 +68,7 @@ class ClusterCheckpoints:
         """Give variables, optimizers and buffers what they have in a checkpoint."""
         restorer = ClusterRestorer(self._store, path, self._membership.creates)
         restorer.require_fit(self._variables, self._entries(), strict)
-        restorer.restore(self._variables)
+        restorer.restore(self._variables, accounts=True)
         restorer.restore_buffers(self._entries())
         restorer.meet()
         self._restorer = restorer

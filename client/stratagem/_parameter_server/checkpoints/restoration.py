@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 
 from stratagem._servers.group import ServerGroup
-from stratagem._servers.requests.checkpoints import restore_staged, stage_variables
+from stratagem._servers.requests.checkpoints import (
+    Wanted,
+    restore_staged,
+    stage_variables,
+)
 from stratagem_proto.errors import AbortedError, StratagemError
 from stratagem_proto.protocol import SESSION_ID_BYTES
 
@@ -18,15 +22,15 @@ class Restoration:
     Args:
         servers: The servers.
         path: Absolute path of the checkpoint.
-        variables: What to restore, by server.
+        wanted: What to restore, by server.
     """
 
     def __init__(
-        self, servers: ServerGroup, path: str, variables: Mapping[int, Sequence[str]]
+        self, servers: ServerGroup, path: str, wanted: Mapping[int, Wanted]
     ) -> None:
         self._servers = servers
         self._path = path
-        self._variables = variables
+        self._wanted = wanted
         self._name = secrets.token_bytes(SESSION_ID_BYTES)
 
     def stage(self, seconds: float) -> None:
@@ -39,20 +43,20 @@ class Restoration:
             StratagemError: A server cannot, and nothing has changed anywhere.
         """
         try:
-            self._ask_to_stage(self._path, self._variables, seconds)
+            self._ask_to_stage(self._path, self._wanted, seconds)
         except StratagemError:
             # Servers that cannot be told forget it with the session.
             with suppress(StratagemError):
-                self._ask_to_stage("", dict.fromkeys(self._variables, ()), seconds)
+                self._ask_to_stage("", dict.fromkeys(self._wanted, Wanted()), seconds)
             raise
 
     def _ask_to_stage(
-        self, path: str, variables: Mapping[int, Sequence[str]], seconds: float
+        self, path: str, wanted: Mapping[int, Wanted], seconds: float
     ) -> None:
         self._servers.together(
             {
-                server: stage_variables(self._name, path, names, seconds)
-                for server, names in variables.items()
+                server: stage_variables(self._name, path, each, seconds)
+                for server, each in wanted.items()
             }
         )
 
@@ -64,7 +68,7 @@ class Restoration:
         """
         try:
             self._servers.together(
-                {server: restore_staged(self._name) for server in self._variables}
+                {server: restore_staged(self._name) for server in self._wanted}
             )
         except StratagemError as error:
             raise AbortedError(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from stratagem._checkpoints.entry import Entry
 from stratagem._parameter_server.checkpoints.restoration import Restoration
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
 from stratagem._servers.requests.checkpoints import (
+    Wanted,
     announce_restored,
     list_restored,
 )
@@ -23,6 +27,8 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     NotFoundError,
 )
+
+_LOG = logging.getLogger("stratagem")
 
 _PAUSE_SECONDS = 0.05
 
@@ -101,10 +107,16 @@ class ClusterRestorer:
                 variable=name,
             )
 
-    def restore(self, variables: Iterable[RemoteVariable]) -> None:
+    def restore(
+        self, variables: Iterable[RemoteVariable], accounts: bool = False
+    ) -> None:
         """Have servers read the values of variables, and their optimizers' state.
 
         No server replaces any before all have read theirs.
+
+        Args:
+            variables: The variables.
+            accounts: Whether to go back to the account of data, too.
 
         Raises:
             AbortedError: A server went away after that, when others had replaced them.
@@ -112,16 +124,38 @@ class ClusterRestorer:
         """
         known = [one for one in variables if whole_name(one.spec) in self._wholes]
         if self._is_creator:
-            names = {
-                server: [variable.name for variable in group]
+            wanted = {
+                server: Wanted([variable.name for variable in group])
                 for server, group in by_server(known).items()
             }
-            restoration = Restoration(self._store.servers, str(self._path), names)
+            if accounts and self._checkpoint.index.servers:
+                wanted |= self._with_accounts(wanted)
+            restoration = Restoration(self._store.servers, str(self._path), wanted)
             restoration.stage(self._store.peer_seconds)
             restoration.replace()
         for variable in known:
             variable.outdate()
             self._use(self._wholes[whole_name(variable.spec)])
+
+    def _with_accounts(self, wanted: Mapping[int, Wanted]) -> dict[int, Wanted]:
+        servers, parts = self._store.servers, self._checkpoint.index.servers
+        fits = len(parts) == len(servers)
+        if not fits and any(map(_has_unended, parts.values())):
+            _LOG.warning(
+                "%d servers wrote %s, but there are %d: what scheduled functions had "
+                "drawn of data that is read exactly once counts as read, also where it "
+                "was not known yet whether they had ended",
+                len(parts),
+                self._path,
+                len(servers),
+            )
+        keeper = servers.used[0]
+        return {
+            server: replace(
+                wanted.get(server, Wanted()), data=server == keeper, closures=fits
+            )
+            for server in servers.called
+        }
 
     def _use(self, whole: Whole) -> None:
         self._unused.discard(whole.name)
@@ -162,3 +196,9 @@ class ClusterRestorer:
     def _identity(self) -> str:
         files: Mapping[str, object] = self._checkpoint.index.files
         return self._checkpoint.index.identity or f"{self._path}: {files}"
+
+
+def _has_unended(state: Mapping[str, Any]) -> bool:
+    """Whether a server knew of functions that had read data and not ended."""
+    ledgers = state.get("data", {}).values()
+    return any(one["holders"] for each in ledgers for one in each["passes"].values())

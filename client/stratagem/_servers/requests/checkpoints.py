@@ -88,19 +88,38 @@ def _saved(responses: Iterator[bytes]) -> SavedPart | None:
     return SavedPart(Part(part.name, file, tensors), part.state)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a server is to read of a checkpoint.
+
+    Attributes:
+        variables: Names of what it hosts.
+        data: Whether also the account of data, which it keeps.
+        closures: Whether also what it had recorded of functions that had not ended.
+    """
+
+    variables: Sequence[str] = ()
+    data: bool = False
+    closures: bool = False
+
+
 def stage_variables(
-    restoration: bytes, path: str, variables: Sequence[str], wait: float
+    restoration: bytes, path: str, wanted: Wanted, wait: float
 ) -> Request[pb.StageVariablesResponse]:
     """The request that reads what is on disk, and changes nothing yet.
 
     Args:
         restoration: What it is for.
-        path: Absolute path of the checkpoint.
-        variables: What to read of what the server hosts; none forgets what was read.
+        path: Absolute path of the checkpoint; empty to forget what was read.
+        wanted: What to read.
         wait: How long reading may take, in seconds.
     """
     message = pb.StageVariablesRequest(
-        restoration=restoration, path=path, variables=variables
+        restoration=restoration,
+        path=path,
+        variables=wanted.variables,
+        data=wanted.data,
+        closures=wanted.closures,
     )
     return Request(
         "StageVariables", message, sole(pb.StageVariablesResponse), wait=wait
