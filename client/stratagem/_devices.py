@@ -162,6 +162,11 @@ def depth() -> int:
     return len(_scopes.names)
 
 
+def clear() -> None:
+    """Leave all `device` scopes of this thread."""
+    _scopes.names.clear()
+
+
 @cache
 def torch_device(device: str | torch.device) -> torch.device:
     """Return the `torch.device` that carries out the work of `device`."""

@@ -60,6 +60,9 @@ class ThreadContext:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
         self.stack: list[ThreadContext] = []
         self.current: ThreadContext | None = None
         self.component: int | None = None
@@ -85,6 +88,11 @@ def cross_replica(strategy: Strategy) -> ThreadContext:
 def updating(strategy: Strategy, component: int = 0) -> ThreadContext:
     """Return the context of a function that updates a component. Spec: CTX-4."""
     return ThreadContext(strategy, None, component)
+
+
+def clear() -> None:
+    """Take this thread out of all contexts."""
+    _thread.clear()
 
 
 def current_context() -> ThreadContext | None:

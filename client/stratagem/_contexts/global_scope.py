@@ -50,6 +50,11 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         _global.scope = scope
 
 
+def clear() -> None:
+    """Forget the scope of this thread, which has been left."""
+    _global.scope = None
+
+
 def _leave_global_scope() -> None:
     if _global.scope is not None:
         _global.scope.__exit__(None, None, None)

@@ -161,6 +161,9 @@ class ClusterCoordinator:
         strategy's scope is the worker's own there; a `RemoteValue` becomes the value,
         for which the function waits; a per-worker value becomes the worker's.
 
+        The function runs in the strategy's scope on the worker, across replicas, and
+        `get_strategy()` is the strategy there. What makes a dataset runs in no scope.
+
         Waits only while the queue is full.
 
         Args:
@@ -178,7 +181,7 @@ class ClusterCoordinator:
 
         Spec: COO-4 to COO-8, ERR-4, ERR-5.
         """
-        call = Call(fn, *bound(fn, args, kwargs))
+        call = Call(fn, *bound(fn, args, kwargs), self.strategy)
         parcel = self._residents.dumper.dump(call)
         left = inherited_identity(parcel.residents.values())
         number, identity = self._acknowledging.begin(left)

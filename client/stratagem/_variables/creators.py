@@ -39,6 +39,11 @@ def creators() -> tuple[Creator, ...]:
     return _creators.stack
 
 
+def clear() -> None:
+    """Leave all scopes of creators of this thread."""
+    _creators.stack = ()
+
+
 def create(last: NextCreator, **kwargs: object) -> Variable:
     """Make a variable by way of the creators of this thread."""
     step: NextCreator = last

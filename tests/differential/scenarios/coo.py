@@ -31,6 +31,28 @@ def functions_add_to_a_variable(lib: Library) -> Any:
         return [*found, coordinator.strategy is cluster.strategy]
 
 
+def _standing(lib: Library, strategy: Any) -> list[Any]:
+    """Where a function stands, as tensors."""
+    distribute = lib.distribute
+    found = [
+        distribute.has_strategy(),
+        distribute.in_cross_replica_context(),
+        distribute.get_replica_context() is None,
+        distribute.get_strategy() is strategy,
+        distribute.get_strategy().num_replicas_in_sync,
+    ]
+    return [lib.tensor(float(each)) for each in found]
+
+
+@scenario("COO-4")
+def the_scope_of_a_function(lib: Library) -> Any:
+    with lib.coordinated() as cluster:
+        strategy = cluster.strategy
+        look = lib.function(lambda: _standing(lib, strategy))
+        run = lib.function(lambda: strategy.run(_standing, args=(lib, strategy)))
+        return [cluster.coordinator.schedule(each).fetch() for each in (look, run)]
+
+
 @scenario("COO-1")
 def there_is_one_coordinator_of_a_strategy(lib: Library) -> Any:
     with lib.coordinated() as cluster:

@@ -115,6 +115,55 @@ def test_wrong_arguments_are_told_at_once(coordinator: ClusterCoordinator) -> No
     assert coordinator.done()
 
 
+def standing() -> tuple[bool, bool, bool]:
+    """Where the thread stands: in a strategy, across replicas, in a replica."""
+    return (
+        stratagem.has_strategy(),
+        stratagem.in_cross_replica_context(),
+        stratagem.get_replica_context() is not None,
+    )
+
+
+@pytest.mark.spec("COO-4")
+def test_a_function_runs_in_the_scope_of_the_strategy(
+    coordination: Coordination, coordinator: ClusterCoordinator
+) -> None:
+    strategy = coordination.strategy
+
+    def look() -> tuple[object, ...]:
+        is_current = stratagem.get_strategy() is strategy
+        return is_current, standing(), strategy.run(standing)
+
+    across, replica = (True, True, False), (True, False, True)
+    value = coordinator.schedule(look)
+    assert value.fetch() == (True, across, replica)
+    assert coordinator.schedule(standing).fetch() == across
+    assert standing() == (False, False, True)
+
+
+@pytest.mark.spec("COO-4")
+def test_a_function_knows_how_many_replicas_its_worker_has(two_cpus: None) -> None:
+    with (
+        coordinating(num_workers=1) as coordination,
+        coordination.new_strategy(num_replicas_per_worker=2) as strategy,
+    ):
+        value = ClusterCoordinator(strategy).schedule(
+            lambda: stratagem.get_strategy().num_replicas_in_sync
+        )
+        assert value.fetch() == 2
+
+
+@pytest.mark.spec("COO-4")
+def test_a_variable_is_made_by_the_program_and_not_by_its_functions(
+    coordinator: ClusterCoordinator,
+) -> None:
+    value = coordinator.schedule(lambda: stratagem.Variable(torch.ones(2)).numpy())
+    with pytest.raises(ValueError, match="make it in the program that sends"):
+        value.fetch()
+    with pytest.raises(ValueError, match="make it in the program that sends"):
+        coordinator.join()
+
+
 @pytest.mark.spec("COO-5")
 def test_arguments_are_nests_of_anything(
     coordination: Coordination, coordinator: ClusterCoordinator

@@ -57,6 +57,15 @@ def test_functions_and_datasets_become_datasets_of_workers(
 
 
 @pytest.mark.spec("COO-12")
+def test_a_dataset_is_made_in_no_scope(coordinator: ClusterCoordinator) -> None:
+    def scopes() -> list[bool]:
+        return [stratagem.has_strategy(), stratagem.in_cross_replica_context()]
+
+    iterator = iter(coordinator.create_per_worker_dataset(scopes))
+    assert coordinator.schedule(list, args=(iterator,)).fetch() == [False, False]
+
+
+@pytest.mark.spec("COO-12")
 def test_loaders_become_datasets_of_workers(coordinator: ClusterCoordinator) -> None:
     iterator = iter(coordinator.create_per_worker_dataset(lambda: LOADER))
     (element,) = coordinator.schedule(next, args=(iterator,)).fetch()

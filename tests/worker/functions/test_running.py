@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import stratagem
 from stratagem._servers.closure_identity import next_closure_key
 from stratagem._shipping.residents.results import load_result
 from stratagem._worker_servers.closure_failure import ClosureFailure, FailureKind
@@ -51,6 +52,16 @@ def raising(error: BaseException) -> Callable[[], None]:
         raise error
 
     return fail
+
+
+def test_a_function_leaves_no_scope_behind(link: WorkerLink) -> None:
+    def stay_in_scope() -> bool:
+        stratagem.experimental_set_strategy(stratagem.OneDeviceStrategy("cpu"))
+        return stratagem.has_strategy()
+
+    assert result(link, 1, stay_in_scope)
+    assert not result(link, 2, stratagem.has_strategy)
+    assert result(link, 3, stay_in_scope)
 
 
 def test_a_function_runs_on_the_worker_and_its_result_comes_back(

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
+from stratagem._contexts.remains import clear_remains
 from stratagem._servers.closure_identity import running
 from stratagem._servers.write_behind import WritesBehind, writing_behind
 from stratagem._shipping.loader import Loader
@@ -195,6 +196,7 @@ class WorkSession:
                 partial(self._finished, order, payload),
                 partial(cancelled, closure, worker),
             )
+        clear_remains()
         self._given_up.discard(closure)
         ended = End(end, began, time.monotonic(), writes)
         self._ends.add(ended, self._executor.has_more)

@@ -6,9 +6,13 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from stratagem._contexts.scope import entered
 from stratagem_proto.errors import InvalidTypeError, OutOfRangeError
+
+if TYPE_CHECKING:
+    from stratagem._strategies.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -19,11 +23,13 @@ class Call:
         function: What to call.
         args: Its positional arguments.
         kwargs: The others.
+        strategy: In whose scope it runs; None for none.
     """
 
     function: Callable[..., Any]
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    strategy: Strategy | None = None
 
     def __call__(self) -> Any:
         """Calls the function and returns what it returns.
@@ -33,12 +39,18 @@ class Call:
             Exception: What the function raises.
         """
         try:
-            return self.function(*self.args, **self.kwargs)
+            return self._result()
         except StopIteration as end:
             raise OutOfRangeError(
                 "End of sequence: the dataset has no further elements; make a new "
                 "iterator to start again"
             ) from end
+
+    def _result(self) -> Any:
+        if self.strategy is None:
+            return self.function(*self.args, **self.kwargs)
+        with entered(self.strategy):
+            return self.function(*self.args, **self.kwargs)
 
 
 def bound(

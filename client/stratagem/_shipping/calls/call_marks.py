@@ -67,7 +67,8 @@ def mark_of_call(call: Call, name: Name) -> Mark | None:
         # Modules may then be contained in pickles.
         return None
     marking = _Marking(name)
-    parts = call.function, tuple(call.args), tuple(call.kwargs.items())
+    arguments = tuple(call.args), tuple(call.kwargs.items())
+    parts = call.function, *arguments, call.strategy
     try:
         # Which submodules a function needs depends on those that are loaded.
         return len(sys.modules), marking.all_of(parts, 0)
