@@ -11,8 +11,12 @@ import torch
 
 import stratagem
 from stratagem import ClusterSpec, ParameterServerStrategy, Variable
+from stratagem._parameter_server.extended import ParameterServerExtended
+from stratagem._servers.connections.pending import Pending
+from stratagem._servers.requests.writes import Writing, assign
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem.coordinator import ClusterCoordinator
+from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_ADD
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_worker.server import WorkerServer
@@ -163,3 +167,28 @@ def test_a_reader_lets_go_of_what_a_lost_run_had(
         assert counter.numpy() == 1.0 + added
         # As many changes as in the other run.
         assert strategy.run(counter.value).item() == 1.0 + added
+
+
+def test_a_write_behind_others_that_are_answered_goes_on_without_them(
+    servers: MovingServers, stack: ExitStack
+) -> None:
+    strategy = ParameterServerStrategy(Resolver(servers), connect_seconds=5.0)
+    stack.enter_context(strategy)
+    _, counter = counters(strategy)
+    strategy.save(servers.root)
+    assert isinstance(strategy.extended, ParameterServerExtended)
+    connection = strategy.extended._store.servers._connections[1]
+
+    def added() -> Pending[None]:
+        writing = Writing("on1", ASSIGN_MODE_ADD, torch.tensor(1.0))
+        return connection.pipeline(assign([writing]).behind())
+
+    earlier = [added(), added()]
+    earlier[0].push()
+    late = added()
+    for pending in earlier:
+        pending.result()
+    # It goes back to before the two of which nobody sends anything again.
+    servers.move(1)
+    late.result()
+    assert counter.numpy() == 2.0

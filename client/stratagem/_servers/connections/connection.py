@@ -263,6 +263,13 @@ class Connection:
         attempt.responses.received = self.meter.received
         return attempt
 
+    def attempt_again(self, request: Request[Result], deadlines: Deadlines) -> Attempt:
+        """As `attempt`, of a request that may have been sent before."""
+        if request.mutates and self._session is not None:
+            # A server that went back may not know of what was answered meanwhile.
+            request.acknowledge(self._session.acknowledged)
+        return self.attempt(request, deadlines, Style.AWAITED)
+
     def resume(self) -> None:
         """Opens the session again after the server has ended it.
 

@@ -114,7 +114,7 @@ class Pending(Generic[Result]):
             self.attempt = self._anew()
 
     def _anew(self) -> Attempt:
-        return self._connection.attempt(self._request, self._deadlines, Style.AWAITED)
+        return self._connection.attempt_again(self._request, self._deadlines)
 
     def _received(self) -> Result:
         try:

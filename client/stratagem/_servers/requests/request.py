@@ -169,6 +169,11 @@ class Request(Generic[Result]):
         if "trace_parent" in fields:
             cast(_Traced, self.message).trace_parent = key.trace_parent
 
+    def acknowledge(self, number: int) -> None:
+        """Tells with a stamped mutation that all up to a number are settled."""
+        key = cast(_Numbered, self.message).key
+        key.acknowledged = min(number, key.sequence - 1)
+
     @property
     def session_id(self) -> bytes:
         """The session that sends it, once it is stamped."""
