@@ -193,7 +193,13 @@ class PSUnavailableError(UnavailableError):
 
 
 class WorkerLostError(UnavailableError):
-    """A worker went away, with everything that it kept and was running."""
+    """A worker went away, with everything that it kept and was running.
+
+    Attributes:
+        took_leave: Whether it said before that it shuts down.
+    """
+
+    took_leave = False
 
 
 class DataLossError(StratagemError, RuntimeError):

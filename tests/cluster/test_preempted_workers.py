@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ import stratagem
 from stratagem import CancelledError, ParameterServerStrategy
 from stratagem.coordinator import ClusterCoordinator
 from stratagem_deploy import LocalCluster
-from stratagem_proto.errors import WorkerLostError
+from stratagem_proto.errors import AbortedError, WorkerLostError
 from tests.cluster.preemption import (
     Preemptions,
     Training,
@@ -40,6 +42,31 @@ def wait_without_end() -> None:
 
 def fail() -> None:
     raise ValueError("it is not positive")
+
+
+def end_the_worker() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.spec("FLT-2")
+def test_a_function_that_ends_one_worker_after_the_other_is_given_up(
+    training: Training, preemptions: Preemptions
+) -> None:
+    coordinator = training.coordinator
+    deadly = coordinator.schedule(end_the_worker)
+    harmless = training.schedule(4)
+    eventually(lambda: coordinator.workers == [])
+    preemptions.restart("worker", 0)
+    coordinator.fetch(harmless)
+    with pytest.raises(AbortedError, match="end_the_worker is not run again"):
+        deadly.fetch()
+    for worker in range(2):
+        preemptions.restart("worker", worker)
+    with pytest.raises(AbortedError, match="end_the_worker is not run again"):
+        coordinator.join()
+    training.schedule(2)
+    training.join()
+    assert training.ended == training.begun == 6
 
 
 def test_a_worker_is_lost_between_functions(

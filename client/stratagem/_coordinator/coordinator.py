@@ -91,6 +91,11 @@ class ClusterCoordinator:
             workers that it knows since then join, and those that it knows no more
             leave, as by `add_worker` and `remove_worker`. By default it is not looked
             at again. What it says of other jobs does not count.
+        max_worker_losses: After so many workers were lost without taking leave while
+            they had a function, it fails by an `AbortedError` instead of running again.
+            After the first one it runs alone on its worker, so that functions which
+            only waited behind another one are not taken for it. None lets functions run
+            again whatever becomes of workers.
 
     Raises:
         InvalidArgumentError: `strategy` is of another class, has no cluster or no
@@ -111,7 +116,7 @@ class ClusterCoordinator:
         assert isinstance(strategy._coordinator, ClusterCoordinator)
         return strategy._coordinator
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - independent settings, all by name
         self,
         strategy: ParameterServerStrategy,
         *,
@@ -120,6 +125,7 @@ class ClusterCoordinator:
         longest_start_delay: float = 0.0,
         watchdog_seconds: float | None = None,
         resolver_seconds: float | None = None,
+        max_worker_losses: int | None = 3,
     ) -> None:
         if hasattr(self, "strategy"):
             return
@@ -129,6 +135,7 @@ class ClusterCoordinator:
             longest_start_delay,
             watchdog_seconds,
             resolver_seconds,
+            max_worker_losses,
         )
         self.strategy = strategy
         numbers = count(1)
@@ -139,7 +146,7 @@ class ClusterCoordinator:
         self._corks = Corks()
         connect = Connector(strategy, numbers, self._meter, self._corks)
         ended = self._acknowledging.end
-        self._dispatch = Dispatch(connect, settings.queue_size, ended, self._corks)
+        self._dispatch = Dispatch(connect, settings, ended, self._corks)
         make = partial(PerWorkerVariable, self._residents, self._dispatch.ask_all)
         take_over(strategy, make, partial(_end, self._acknowledging, self._dispatch))
         weakref.finalize(self, self._dispatch.close)

@@ -10,6 +10,7 @@ from functools import partial
 from stratagem._coordinator.closures.closure import Closure
 from stratagem._coordinator.endings import (
     cancellation,
+    deadly,
     input_failure,
     result_of,
 )
@@ -19,12 +20,14 @@ from stratagem._coordinator.queue.orders import (
     Abandon,
     Cancel,
     Dismiss,
+    GiveUp,
     Order,
     Recall,
     Run,
     Starve,
 )
 from stratagem._coordinator.queue.pace import SHALLOWEST
+from stratagem._coordinator.settings import Settings
 from stratagem._coordinator.threads.monitor import Monitor
 from stratagem._coordinator.threads.rebalancing import Rebalancing
 from stratagem._coordinator.workers.attendant import Attendant, Events
@@ -35,6 +38,7 @@ from stratagem._worker_servers.corks import Corks
 from stratagem_proto.errors import (
     AlreadyExistsError,
     StratagemError,
+    WorkerLostError,
 )
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
 
@@ -47,7 +51,7 @@ class Dispatch:
 
     Args:
         connect: Connects to a worker.
-        capacity: How many closures may wait.
+        settings: How many closures may wait, and when one is given up.
         on_end: Called with the identity of each closure that ends.
         corks: Those of the connections; started and closed here.
     """
@@ -55,11 +59,13 @@ class Dispatch:
     def __init__(
         self,
         connect: Connect,
-        capacity: int,
+        settings: Settings,
         on_end: Callable[[ClosureIdentity], None],
         corks: Corks,
     ) -> None:
-        self._queue = ClosureQueue(capacity, SHALLOWEST)
+        self._queue = ClosureQueue(
+            settings.queue_size, SHALLOWEST, settings.max_worker_losses
+        )
         self._orders: deque[Order] = deque()
         self._obeying = False
         self._corks = corks
@@ -235,6 +241,11 @@ class Dispatch:
         elif isinstance(order, Starve):
             closure = self._outcomes.end(order.closure)
             closure.result.fail(input_failure(closure, order.error))
+        elif isinstance(order, GiveUp):
+            closure = self._outcomes.end(order.closure)
+            error = deadly(closure, order.workers)
+            closure.result.fail(error)
+            self._obey(self._queue.given_up(order.closure, error))
         elif isinstance(order, Dismiss):
             self._roster.dismiss(order.worker)
         # A connection that broke meanwhile has taken some closures back.
@@ -281,7 +292,8 @@ class Dispatch:
     def _lose(self, worker: RemoteWorker, why: StratagemError) -> None:
         with self._monitor:
             if self._roster.lose(worker, why):
-                self._obey(self._queue.worker_lost(worker.index))
+                crashed = isinstance(why, WorkerLostError) and not why.took_leave
+                self._obey(self._queue.worker_lost(worker.index, crashed))
 
     def _give_up(self) -> None:
         with self._monitor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from stratagem._worker_servers.answer import Answer
 from stratagem._worker_servers.closure_failure import ClosureFailure, FailureKind
 from stratagem._worker_servers.remote_traceback import RemoteTraceback
 from stratagem_proto.errors import (
+    AbortedError,
     CancelledError,
     ClosureInputError,
     PSUnavailableError,
@@ -113,6 +115,23 @@ def input_failure(closure: Closure, error: BaseException) -> ClosureInputError:
     )
     found.original_exception = error
     return found
+
+
+def deadly(closure: Closure, workers: Sequence[int]) -> AbortedError:
+    """Return the error of a closure that is not run again.
+
+    Args:
+        closure: The closure.
+        workers: Those that were lost with it.
+    """
+    names = ", ".join(f"/job:worker/task:{worker}" for worker in workers)
+    return AbortedError(
+        f"{closure.name} is not run again: workers that had it were lost, "
+        f"{len(workers)} one after the other ({names}). It may end their process, for "
+        "want of memory or by a fault outside of Python: see what they wrote last, and "
+        "run it in a process of its own. If workers are lost for other reasons, give "
+        "the ClusterCoordinator a larger max_worker_losses, or None"
+    )
 
 
 def cancellation() -> CancelledError:

@@ -17,6 +17,8 @@ class Settings:
         longest_start_delay: The most seconds that a worker starts after the first.
         watchdog_seconds: How long nothing may end until that is logged; None for ever.
         resolver_seconds: Time between looks at the resolver; None for one look.
+        max_worker_losses: How many workers may be lost with a function; None for any
+            number.
     """
 
     queue_size: int
@@ -24,6 +26,7 @@ class Settings:
     longest_start_delay: float
     watchdog_seconds: float | None
     resolver_seconds: float | None
+    max_worker_losses: int | None
 
     def __post_init__(self) -> None:
         """Checks them.
@@ -49,6 +52,11 @@ class Settings:
             raise InvalidArgumentError(
                 f"resolver_seconds is {self.resolver_seconds}; it must be positive, or "
                 "None for workers that join by add_worker alone"
+            )
+        if self.max_worker_losses is not None and self.max_worker_losses < 1:
+            raise InvalidArgumentError(
+                f"max_worker_losses is {self.max_worker_losses}; it must be at least "
+                "1, or None for functions that run again whatever becomes of workers"
             )
 
     def delay_of(self, worker: int) -> float:

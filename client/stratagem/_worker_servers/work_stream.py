@@ -161,17 +161,21 @@ class WorkStream:
     # What comes back.
 
     def _read(self) -> None:
-        loss = "it ended the session"
+        loss, took_leave = "it ended the session", False
         try:
             with translated(self.peer, "Work"):
                 for response in self._responses:
                     self._take(response)
         except StratagemError as error:
             loss = error.message
+            # Only a worker that is there says of which task an error is.
+            took_leave = isinstance(error, UnavailableError) and bool(error.task)
         except Exception:
             _LOG.exception("what %s sent cannot be read", self.peer)
             loss = "it sent what cannot be read"
-        self.end(lost(self.peer, loss))
+        ending = lost(self.peer, loss)
+        ending.took_leave = took_leave
+        self.end(ending)
 
     def _take(self, response: pb.WorkResponse) -> None:
         self._heard = time.monotonic()

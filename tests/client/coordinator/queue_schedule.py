@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -11,6 +12,7 @@ from stratagem._coordinator.queue.orders import (
     Abandon,
     Cancel,
     Dismiss,
+    GiveUp,
     Order,
     Recall,
     Run,
@@ -21,6 +23,10 @@ WORKERS = 3
 CAPACITY = 6
 DEPTH = 2
 DEEPEST = 4
+MOST_LOSSES = 3
+
+
+Tell = Callable[[int, BaseException], list[Order]]
 
 
 class Raised(Exception):
@@ -44,7 +50,7 @@ class QueueSchedule:
     expected: list[BaseException] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.queue = ClosureQueue(CAPACITY, DEPTH)
+        self.queue = ClosureQueue(CAPACITY, DEPTH, MOST_LOSSES)
         self._random = Random(self.seed)
         self._inputs: dict[int, set[int]] = {}
         self._on: dict[int, deque[int]] = {}
@@ -53,6 +59,7 @@ class QueueSchedule:
         self._staying: dict[int, int] = {}
         self._orders: deque[Order] = deque()
         self._first_error: BaseException | None = None
+        self._losses: Counter[int] = Counter()
 
     def run(self, events: int) -> None:
         choices = [self._put] * 6 + [self._end] * 6 + [self._come, self._go] * 2
@@ -91,6 +98,7 @@ class QueueSchedule:
         closure = self._pick_running()
         if closure is not None:
             self._staying[closure] = self._take_off(closure)
+            self._losses.pop(closure, None)
             self._obey(self.queue.stays(closure))
 
     def _spare(self) -> None:
@@ -105,11 +113,11 @@ class QueueSchedule:
         if closure is not None:
             self._fails(closure)
 
-    def _fails(self, closure: int) -> None:
+    def _fails(self, closure: int, tell: Tell | None = None) -> None:
         error = Raised(closure)
         self._first_error = self._first_error or error
         self._leaves(closure, "failed")
-        self._obey(self.queue.failed(closure, error))
+        self._obey((tell or self.queue.failed)(closure, error))
 
     def _come(self) -> None:
         worker = self._random.randrange(WORKERS)
@@ -127,12 +135,14 @@ class QueueSchedule:
 
     def _go(self) -> None:
         worker = self._random.randrange(WORKERS)
-        self._on.pop(worker, None)
+        crashed = self._random.random() < 0.5
+        had = self._on.pop(worker, deque())
+        self._losses.update(had if crashed else ())
         self._depths.pop(worker, None)
         lost = [one for one, at in self._staying.items() if at == worker]
         for closure in lost:
             del self._staying[closure]
-        self._obey(self.queue.worker_lost(worker))
+        self._obey(self.queue.worker_lost(worker, crashed))
 
     def _leave(self) -> None:
         worker = self._random.randrange(WORKERS)
@@ -199,6 +209,9 @@ class QueueSchedule:
             case Starve(closure, Raised() as error):
                 assert self.ended[error.args[0]] == "failed"
                 self._leaves(closure, "starved")
+            case GiveUp(closure, workers):
+                assert self._losses[closure] == len(workers) == MOST_LOSSES
+                self._fails(closure, self.queue.given_up)
             case Dismiss(worker):
                 assert not self._on.pop(worker, None), "it has something to run"
                 assert worker not in self._staying.values()
@@ -209,6 +222,8 @@ class QueueSchedule:
     def _runs(self, closure: int, worker: int) -> None:
         assert not any(closure in closures for closures in self._on.values())
         assert worker not in self._leaving
+        company = [closure, *self._on[worker]]
+        assert len(company) == 1 or not any(self._losses[one] for one in company)
         self._on[worker].append(closure)
         inputs = [one for one in self._inputs[closure] if not self._there(one)]
         if any(one in self.ended for one in inputs):
@@ -269,5 +284,8 @@ class QueueSchedule:
             and closure not in self._staying
             and all(map(self._there, inputs))
         ]
+        if any(self._losses[one] for one in {*ready, *running}):
+            # One of them is to be alone on its worker.
+            has_room = not all(self._on[one] for one in staying)
         if has_room and not self.queue.reporting:
             assert running.issuperset(ready), "a worker could run more"

@@ -11,6 +11,7 @@ from stratagem._coordinator.queue.orders import (
     Abandon,
     Cancel,
     Dismiss,
+    GiveUp,
     Recall,
     Run,
     Starve,
@@ -18,8 +19,10 @@ from stratagem._coordinator.queue.orders import (
 from tests.client.coordinator.queue_schedule import QueueSchedule
 
 
-def queue_with(*workers: int, capacity: int = 100, depth: int = 1) -> ClosureQueue:
-    queue = ClosureQueue(capacity, depth)
+def queue_with(
+    *workers: int, capacity: int = 100, depth: int = 1, most_losses: int | None = None
+) -> ClosureQueue:
+    queue = ClosureQueue(capacity, depth, most_losses)
     for worker in workers:
         assert not queue.worker_ready(worker)
     return queue
@@ -240,3 +243,41 @@ def test_a_queue_is_idle_when_all_closures_have_ended(depth: int) -> None:
     queue.finished(1)
     queue.finished(2)
     assert queue.idle
+
+
+def test_what_may_have_ended_a_worker_runs_alone() -> None:
+    queue = queue_with(0, 1, depth=2, most_losses=3)
+    for closure in 1, 2, 3, 4:
+        queue.put(closure)
+    assert not queue.worker_lost(0, crashed=True)
+    assert queue.finished(2) == []
+    assert queue.finished(4) == [Run(1, 1)]
+    assert queue.put(5) == []
+    assert queue.finished(1) == [Run(3, 1)]
+    assert queue.finished(3) == [Run(5, 1)]
+    assert queue.put(6) == [Run(6, 1)]
+
+
+def test_a_closure_that_ends_one_worker_after_the_other_is_given_up() -> None:
+    queue = queue_with(0, depth=2, most_losses=3)
+    for closure in 1, 2:
+        queue.put(closure)
+    queue.put(3, [1])
+    for _ in range(2):
+        queue.worker_lost(0, crashed=True)
+        assert queue.worker_ready(0)[0] in (Run(1, 0), Run(2, 0))
+        if queue.closures_of(0) == {2: None}.keys():
+            queue.finished(2)
+    assert queue.worker_lost(0, crashed=True) == [GiveUp(1, (0, 0, 0))]
+    error = RuntimeError()
+    assert queue.given_up(1, error) == [Starve(3, error)]
+    assert queue.error is error
+    assert queue.idle
+
+
+def test_a_worker_that_took_leave_was_not_ended_by_what_it_had() -> None:
+    queue = queue_with(0, depth=2, most_losses=1)
+    for closure in 1, 2:
+        queue.put(closure)
+    assert queue.worker_lost(0, crashed=False) == []
+    assert queue.worker_ready(0) == [Run(1, 0), Run(2, 0)]

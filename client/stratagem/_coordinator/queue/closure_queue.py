@@ -23,11 +23,13 @@ from stratagem._coordinator.queue.orders import (
     Abandon,
     Cancel,
     Dismiss,
+    GiveUp,
     Order,
     Recall,
     Run,
     Starve,
 )
+from stratagem._coordinator.queue.suspects import Suspects
 from stratagem._coordinator.queue.unmet_inputs import UnmetInputs
 
 
@@ -37,17 +39,22 @@ class ClosureQueue:
     Args:
         capacity: How many closures may be on no worker before it is full.
         depth: How many closures a worker may have, until `deepen` says otherwise.
+        most_losses: How many workers may be lost that had a closure until that is given
+            up; None for any number.
 
     Spec: COO-6 to COO-10, ERR-1 to ERR-7, FLT-2 to FLT-4, FLT-14.
     """
 
-    def __init__(self, capacity: int, depth: int) -> None:
+    def __init__(
+        self, capacity: int, depth: int, most_losses: int | None = None
+    ) -> None:
         self.error: BaseException | None = None
         """The first error since the last report."""
         self.reporting = False
         """Whether the closures in flight have been told to end."""
         self._capacity = capacity
         self._depth = depth
+        self._suspects = Suspects(most_losses)
         self._waiting = UnmetInputs()
         self._queued: deque[int] = deque()
         self._on_worker: dict[int, dict[int, None]] = {}
@@ -117,6 +124,7 @@ class ClosureQueue:
         """Takes note that a closure has a value, which is on its worker alone."""
         self._staying[closure] = self._worker_of[closure]
         self._take_from_worker(closure)
+        self._suspects.clear(closure)
         self._queued.extend(self._waiting.meet(closure))
         return [*self._assign()]
 
@@ -124,6 +132,7 @@ class ClosureQueue:
         """Takes note that a closure has a value, or had one while it was needed."""
         if self._staying.pop(closure, None) is None:
             self._take_from_worker(closure)
+            self._suspects.clear(closure)
         self._queued.extend(self._waiting.meet(closure))
         return [*self._assign()]
 
@@ -133,6 +142,11 @@ class ClosureQueue:
         Spec: ERR-1 to ERR-3.
         """
         self._take_from_worker(closure)
+        return self.given_up(closure, error)
+
+    def given_up(self, closure: int, error: BaseException) -> list[Order]:
+        """As `failed`, for a closure that an order said is given up."""
+        self._suspects.clear(closure)
         self.fault(error)
         starved = [Starve(one, error) for one in self._waiting.fail(closure)]
         return [*starved, *self._assign()]
@@ -167,19 +181,26 @@ class ClosureQueue:
         self._on_worker.setdefault(worker, {})
         return [*self._assign()]
 
-    def worker_lost(self, worker: int) -> list[Order]:
-        """Takes back what a worker had; others run it. Spec: FLT-2."""
+    def worker_lost(self, worker: int, crashed: bool = False) -> list[Order]:
+        """Takes back what a worker had; others run it. Spec: FLT-2.
+
+        Args:
+            worker: The worker.
+            crashed: Whether one of its closures may have ended it.
+        """
         closures = [*self._load(worker)]
         for closure in closures:
             self._take_from_worker(closure)
+        doomed = self._suspects.blame(closures, worker) if crashed else {}
         closures += self._pop_staying(worker)
         self._on_worker.pop(worker, None)
         self._depths.pop(worker, None)
         if self.error:
             abandoned = [order for lost in closures for order in self._abandon(lost)]
             return [*abandoned, *self._assign()]
-        self._queued.extend(closures)
-        return [*self._assign()]
+        self._queued.extend(one for one in closures if one not in doomed)
+        given_up = [GiveUp(closure, workers) for closure, workers in doomed.items()]
+        return [*given_up, *self._assign()]
 
     def deepen(self, worker: int, depth: int) -> None:
         """Changes how many closures a worker may have, from the next event on."""
@@ -246,13 +267,14 @@ class ClosureQueue:
         assert error is not None, "a report without an error"
         closures = [*self._queued, *self._waiting.clear()]
         self._queued.clear()
+        self._suspects.clear(*closures)
         return error, [Abandon(closure) for closure in closures]
 
     def _assign(self) -> Iterator[Order]:
         if self._leaving:
             yield from self._dismiss()
         while self._queued and not self.reporting:
-            worker = self._least_loaded()
+            worker = self._least_loaded(self._queued[0])
             if worker is None:
                 return
             closure = self._queued.popleft()
@@ -260,11 +282,14 @@ class ClosureQueue:
             self._worker_of[closure] = worker
             yield Run(closure, worker)
 
-    def _least_loaded(self) -> int | None:
+    def _least_loaded(self, closure: int) -> int | None:
         """The worker that gets the next closure; None if no worker may have more."""
         found, least = None, inf
+        suspects = self._suspects if self._suspects else None
         for worker, closures in self._on_worker.items():
             count = len(closures)
+            if suspects and count and not suspects.may_join(closure, closures):
+                continue
             if count < least and count < self._depths.get(worker, self._depth):
                 found, least = worker, count
         return found
@@ -290,6 +315,7 @@ class ClosureQueue:
         return closures
 
     def _abandon(self, closure: int) -> Iterable[Order]:
+        self._suspects.clear(closure)
         yield Abandon(closure)
         for dependent in self._waiting.fail(closure):
             yield Abandon(dependent)

@@ -46,10 +46,19 @@ class Starve:
 
 
 @dataclass(frozen=True)
+class GiveUp:
+    """Tell who waits for a closure's value that it is not run again."""
+
+    closure: int
+    workers: tuple[int, ...]
+    """Those that were lost with it."""
+
+
+@dataclass(frozen=True)
 class Dismiss:
     """Let a worker go that was to leave: it has nothing any more."""
 
     worker: int
 
 
-Order: TypeAlias = Run | Recall | Cancel | Abandon | Starve | Dismiss
+Order: TypeAlias = Run | Recall | Cancel | Abandon | Starve | GiveUp | Dismiss
