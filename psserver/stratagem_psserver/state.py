@@ -114,6 +114,7 @@ class ServerState:
         """Begins or resumes a session."""
         session = self.ledger.open(session_id, role, task, time.monotonic())
         session.client = client or session_id
+        self.barriers.session_opened(session.id)
         self.groups_changed(self.rounds.session_opened(session.id, session.label))
         return session
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,14 +24,14 @@ pytestmark = pytest.mark.cluster
 class Servers:
     """Two processes that begin with the latest checkpoint of a folder."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, num_workers: int = 1) -> None:
         self.root = folder / "run"
         self._folder, self._stack = folder, stack
         self._token = folder / "token"
         self._token.write_text(TOKEN)
         self._token.chmod(0o600)
         self._running = [self._start(task, "127.0.0.1:0") for task in range(2)]
-        self.cluster = Cluster([each.address for each in self._running], 1)
+        self.cluster = Cluster([each.address for each in self._running], num_workers)
 
     def _start(self, task: int, address: str) -> ServerProcess:
         folder = self._folder / f"{task} {len(list(self._folder.iterdir()))}"
@@ -196,3 +197,40 @@ def test_a_crash_while_saving_leaves_the_last_checkpoint(tmp_path: Path) -> None
         names = [path.name for path in servers.root.iterdir()]
         assert len(names) == 2
         assert "latest" in names
+
+
+def test_a_worker_that_comes_late_passes_what_others_passed_before_the_checkpoint(
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as stack:
+        servers = Servers(tmp_path, stack, num_workers=2)
+        chief, other = (servers.cluster.strategy(worker) for worker in range(2))
+        stack.enter_context(chief)
+        mine = counters(chief)
+        with other, ThreadPoolExecutor(2) as threads:
+            counters(other)
+            passing = [threads.submit(each.barrier) for each in (chief, other)]
+            assert [one.result(60) for one in passing] == [None, None]
+        chief.save(servers.root)
+        servers.restart(0)
+        assert values(mine) == [0.0, 0.0]  # the chief is back there
+        with servers.cluster.strategy(1) as again:
+            counters(again)
+            again.barrier(timeout=20)
+
+
+def test_a_worker_that_comes_late_learns_that_a_checkpoint_was_restored(
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as stack:
+        servers = Servers(tmp_path, stack, num_workers=2)
+        chief = stack.enter_context(servers.cluster.strategy())
+        counters(chief)
+        first = tmp_path / "first"
+        chief.save(first)
+        chief.restore(first)
+        chief.save(servers.root)
+        servers.restart(0)
+        with servers.cluster.strategy(1, peer_seconds=20) as other:
+            counters(other)
+            other.restore(first)

@@ -35,6 +35,8 @@ def dump(state: ServerState) -> str:
         "clocks": state.clocks.facts(),
         "closures": dump_closures(state.closures),
         "data": state.data.facts(),
+        "barriers": state.barriers.facts(one.id for one in state.ledger.sessions()),
+        "restored": state.restored,
     }
     return json.dumps(facts)
 
@@ -102,6 +104,8 @@ def resume(state: ServerState, path: str) -> bool:
     state.clocks.restore(facts.get("clocks", {}))
     restore_closures(state.closures, facts.get("closures", []))
     state.data.restore(facts.get("data", {}))
+    state.barriers.restore(facts.get("barriers", {}))
+    state.restored.extend(facts.get("restored", ()))
     return True
 
 

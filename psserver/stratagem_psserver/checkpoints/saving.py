@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,8 +21,11 @@ from stratagem_psserver.checkpoints.continuation import dump
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.snapshot import Snapshot
 
-# Of saves that ended; a client asks for its own soon.
-_REMEMBERED = 8
+# Of saves that ended: clients have a handful of which they have not asked yet.
+_REMEMBERED = 32
+
+# Saves under way: each may come to take the memory of all variables.
+MAX_SAVES = 8
 
 Saved = tuple[Part, str]
 """A part, and what the server needs to go on besides variables, as JSON."""
@@ -46,16 +48,18 @@ class Saves:
         self._state = state
         self._saves, self._failures = 0, 0
         self._last: _Written | None = None
-        self._tasks: OrderedDict[bytes, asyncio.Task[Saved]] = OrderedDict()
+        self._tasks: dict[bytes, asyncio.Task[Saved]] = {}
 
     def begin(self, cut: bytes, folder: str) -> None:
         """Marks all variables, and begins to write them; again does nothing.
 
         Raises:
             NotFoundError: The folder does not exist on this machine.
+            FailedPreconditionError: Too many saves are under way.
         """
         if cut in self._tasks:
             return
+        self._require_few()
         path = Path(folder)
         if not path.is_absolute():
             raise InvalidArgumentError(f"{folder!r} is not an absolute path")
@@ -68,8 +72,18 @@ class Saves:
         facts = dump(self._state)
         target = path / part_name(self._state.settings.task)
         self._tasks[cut] = asyncio.ensure_future(self._write(target, snapshot, facts))
-        while len(self._tasks) > _REMEMBERED:
-            self._tasks.popitem(last=False)
+
+    def _require_few(self) -> None:
+        ended = [cut for cut, task in self._tasks.items() if task.done()]
+        under_way = len(self._tasks) - len(ended)
+        for cut in ended[:-_REMEMBERED]:
+            del self._tasks[cut]
+        if under_way >= MAX_SAVES:
+            raise FailedPreconditionError(
+                f"{self._state.settings.label} writes {MAX_SAVES} checkpoints, which "
+                "is the most at a time, since each may need the memory of all "
+                "variables; save again when one is written"
+            )
 
     async def _write(self, path: Path, snapshot: Snapshot, facts: str) -> Saved:
         write = partial(write_part, path, snapshot.contents, snapshot.values())

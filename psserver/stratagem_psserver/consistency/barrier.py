@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.protocol import check_name
@@ -57,6 +59,8 @@ class Barriers:
         self._passed: OrderedDict[tuple[str, bytes], _Passage] = OrderedDict()
         # The sessions in which tasks came last, while they are open.
         self._sessions: dict[str, bytes] = {}
+        # The same as of a checkpoint: they count once they are opened again.
+        self._awaited: dict[bytes, str] = {}
 
     def arrive(
         self, name: str, generation: int, num_tasks: int, task: str, session_id: bytes
@@ -131,6 +135,32 @@ class Barriers:
         """True once the passage of that session is complete, else None."""
         last = self._passed.get((name, session_id))
         return (last is not None and last.generation >= generation) or None
+
+    def session_opened(self, session_id: bytes) -> None:
+        """Takes note of a session, which may be one that was known before."""
+        task = self._awaited.pop(session_id, None)
+        if task is not None:
+            self._sessions.setdefault(task, session_id)
+
+    def facts(self, sessions: Iterable[bytes]) -> dict[str, Any]:
+        """What some sessions have passed, for JSON."""
+        known = {*sessions}
+        return {
+            "passed": [
+                [name, session_id.hex(), one.generation, one.number]
+                for (name, session_id), one in self._passed.items()
+                if session_id in known
+            ],
+            "tasks": {task: one.hex() for task, one in self._sessions.items()},
+        }
+
+    def restore(self, facts: Mapping[str, Any]) -> None:
+        """Goes on from the facts of a checkpoint."""
+        for name, session, generation, number in facts.get("passed", ()):
+            key = name, bytes.fromhex(session)
+            self._passed[key] = _Passage(generation, number)
+        tasks = facts.get("tasks", {})
+        self._awaited = {bytes.fromhex(one): task for task, one in tasks.items()}
 
     def arrived(self, name: str) -> list[str]:
         """The tasks that wait."""

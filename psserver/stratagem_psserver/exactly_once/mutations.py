@@ -154,6 +154,7 @@ class Mutations:
     async def _in_step(self, session: Session, request: Mutation, work: Work) -> bytes:
         """Lets no step begin while a checkpoint is marked, which takes a moment."""
         gate, key = self._gate, request.key
+        self._require_open(session)
         gate.finish(session.client, session.label, key.finished, key.report)
         admitted = partial(self._admitted, session, key.step)
         while not admitted():
@@ -170,13 +171,19 @@ class Mutations:
             self._waits.changed(STEPS)
 
     def _admitted(self, session: Session, step: int) -> bool | None:
+        # Nobody would ever end a step of a client that is gone.
+        self._require_open(session)
         now = time.monotonic()
         return self._gate.admits(session.client, session.label, step, now) or None
 
+    def _require_open(self, session: Session) -> None:
+        """Checks that a session has not ended, as while data came, or by waiting."""
+        self._ledger.session(session.id, time.monotonic())
+
     async def _in_turn(self, session: Session, key: RequestKey, work: Work) -> bytes:
         def admission() -> Admission | None:
-            # It may have ended while its data came; what it stages now would stay.
-            self._ledger.session(session.id, time.monotonic())
+            # What it stages after its end would stay.
+            self._require_open(session)
             decided = session.numbering.admit(key)
             return None if isinstance(decided, WaitForEarlier) else decided
 

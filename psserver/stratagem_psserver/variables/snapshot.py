@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -88,7 +89,8 @@ class Snapshot:
     def part_from(self, variables: Iterable[Variable]) -> None:
         """Takes note that variables have got memory of their own."""
         for variable in variables:
-            if variable.name in self._shared:
+            # Who writes the values may have taken it just now, in another thread.
+            with suppress(KeyError):
                 self._shared.remove(variable.name)
                 self._kept_nbytes += variable.value.nbytes
 
@@ -157,5 +159,6 @@ class Snapshots:
         variables = list(variables)
         for variable in variables:
             variable.give(variable.value.clone())
-        for snapshot in self._open:
+        # Others may be closed meanwhile.
+        for snapshot in list(self._open):
             snapshot.part_from(variables)

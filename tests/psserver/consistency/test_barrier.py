@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from stratagem_proto.errors import (
@@ -138,3 +140,42 @@ def test_the_oldest_passages_are_forgotten() -> None:
     assert barriers.is_passed("b0", 0, FIRST) is None
     assert barriers.is_passed("b1", 0, FIRST)
     assert barriers.is_passed(f"b{MAX_PASSED}", 0, FIRST)
+
+
+def again(barriers: Barriers, *sessions: bytes) -> Barriers:
+    """What a server that begins with a checkpoint has, and who is back there."""
+    facts = json.loads(json.dumps(barriers.facts([FIRST, SECOND])))
+    resumed = Barriers()
+    resumed.restore(facts)
+    for session in sessions:
+        resumed.session_opened(session)
+    return resumed
+
+
+def passed_twice() -> Barriers:
+    barriers = Barriers()
+    for generation in range(2):
+        arrive(barriers, FIRST, generation)
+        arrive(barriers, SECOND, generation)
+    return barriers
+
+
+def test_a_server_that_went_back_knows_who_has_passed() -> None:
+    barriers = again(passed_twice(), FIRST, SECOND)
+    arrive(barriers, FIRST, 1)
+    assert barriers.is_passed("b", 1, FIRST)
+    assert barriers.is_passed("b", 2, FIRST) is None
+
+
+def test_who_is_started_again_alone_goes_through_what_others_passed_before_that() -> (
+    None
+):
+    barriers = again(passed_twice(), SECOND)
+    arrive(barriers, LATER)
+    assert barriers.is_passed("b", 0, LATER)
+
+
+def test_programs_that_begin_with_a_checkpoint_wait_for_each_other() -> None:
+    barriers = again(passed_twice())
+    arrive(barriers, LATER)
+    assert barriers.is_passed("b", 0, LATER) is None

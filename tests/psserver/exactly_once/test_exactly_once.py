@@ -17,6 +17,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
+from stratagem_proto.v1.checkpoint_pb2 import HoldStepsRequest, HoldStepsResponse
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -27,6 +28,7 @@ from tests.waiting import eventually
 COUNT = 30_000  # int64s; enough to be applied beside the event loop
 BUDGET = 1 << 20
 PATIENCE = 20.0
+CHECKPOINTS = "stratagem_proto.v1.CheckpointService"
 
 
 @pytest.fixture
@@ -142,6 +144,11 @@ class Upload:
         self._call.cancel()
         self._rest.set()
 
+    def go_on(self) -> grpc.StatusCode:
+        """Sends the rest; returns how the request ended."""
+        self._rest.set()
+        return self._call.code()
+
 
 def test_a_client_that_vanishes_frees_its_staging_and_changes_nothing() -> None:
     value = torch.ones(BUDGET // 4 - 1000)
@@ -182,3 +189,22 @@ def refused(
     except ResourceExhaustedError:
         return True
     return False
+
+
+def test_a_step_of_a_session_that_ended_while_its_data_came_is_not_begun(
+    client: RawClient, server: ParameterServer
+) -> None:
+    value, item = torch.ones(COUNT, dtype=torch.int64), pb.Assignment(variable="n")
+    key = client.key()
+    key.step = 1
+    header = pb.AssignHeader(key=key, assignments=[item], tensors=[spec_of(value)])
+    upload = Upload(client, encoded(header, [value], chunk_bytes=1 << 16))
+    with RawClient(server.address, TOKEN) as other:
+        other.open()
+        eventually(lambda: status_of(other, TOKEN).parameter_server.staged.used > 0)
+        closing = session_pb2.CloseSessionRequest(session_id=client.session_id)
+        other.unary("CloseSession", closing, session_pb2.CloseSessionResponse)
+        assert upload.go_on() == grpc.StatusCode.FAILED_PRECONDITION
+        hold = HoldStepsRequest(session_id=other.session_id, cut=b"c" * 16)
+        held = other.unary("HoldSteps", hold, HoldStepsResponse, service=CHECKPOINTS)
+        assert [one.label for one in held.clients if one.begun > one.finished] == []

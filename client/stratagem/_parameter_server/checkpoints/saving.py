@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -24,6 +25,10 @@ from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import spec_of
+
+# Checkpoints whose moment has passed, and which are not written: servers, too, may
+# have to keep a copy of all variables for each.
+_MOST_UNDER_WAY = 4
 
 # A server answers at the latest after so long that it still writes.
 _LOOK_SECONDS = 10.0
@@ -63,12 +68,14 @@ class ClusterSaver:
     def __init__(self, servers: ServerGroup, seconds: float) -> None:
         self._servers = servers
         self._seconds = seconds
-        self._last: threading.Thread | None = None
+        self._under_way: deque[threading.Thread] = deque()
 
     def save(
         self, root: str | os.PathLike[str], contents: Contents, keep: int
     ) -> Future[None]:
         """Save what is there at one moment during the call.
+
+        Waits where several are not written yet.
 
         Args:
             root: The folder of checkpoints.
@@ -83,6 +90,8 @@ class ClusterSaver:
             InvalidArgumentError: `root` is a file.
             DeadlineExceededError: Workers were in the midst of a step all the time.
         """
+        while len(self._under_way) >= _MOST_UNDER_WAY:
+            self._under_way.popleft().join()
         new = NewCheckpoint(root)
         try:
             begin = partial(begin_save, folder=str(new.folder))
@@ -92,14 +101,16 @@ class ClusterSaver:
             raise
         written: Future[None] = Future()
         work = _Work(self._servers, new, cut, contents, keep)
-        self._last = threading.Thread(target=work.run, args=(self._last, written))
-        self._last.start()
+        earlier = self._under_way[-1] if self._under_way else None
+        thread = threading.Thread(target=work.run, args=(earlier, written))
+        thread.start()
+        self._under_way.append(thread)
         return written
 
     def wait(self) -> None:
         """Wait for what is being written."""
-        if self._last is not None:
-            self._last.join()
+        if self._under_way:
+            self._under_way[-1].join()
 
 
 @dataclass(frozen=True)
