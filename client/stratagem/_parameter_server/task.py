@@ -50,8 +50,6 @@ def servers_of(
 
 def _identity_of(member: Membership, token: str | None, synchronous: bool) -> Identity:
     secret = token_from_environment() if token is None else token
-    # Of a synchronous step, a server that goes back may lack a part that other workers
-    # will not send again.
     return Identity(
         member.role,
         member.task_type,
@@ -96,6 +94,8 @@ def store_of(
             f"{pull_dtype!r}"
         )
     pace = _pace_of(member, servers, settings.consistency)
+    # A server that goes back may lack a part of a step that others do not send again.
+    servers.need_all(pace.is_synchronous)
     fusing = _fusing(pace, settings)
     return RemoteStore(servers, settings.peer_seconds, pace, pull_dtype, fusing)
 

@@ -115,6 +115,15 @@ class ServerGroup:
         """What changes whenever `runs` or `addresses` do."""
         return [(each.run, each.address) for each in self._connections]
 
+    def need_all(self, condition: Callable[[], bool]) -> None:
+        """Takes servers for lost that go back to a checkpoint while a condition holds.
+
+        Args:
+            condition: Whether this process needs all that servers have applied.
+        """
+        for connection in self._connections:
+            connection.needs_all = condition
+
     def expect(self, runs: Mapping[int, bytes]) -> None:
         """Takes servers for lost that were restarted since another task's sessions.
 

@@ -192,3 +192,30 @@ def test_a_write_behind_others_that_are_answered_goes_on_without_them(
     servers.move(1)
     late.result()
     assert counter.numpy() == 2.0
+
+
+@pytest.mark.parametrize("by", ["the optimizer", "a change"])
+def test_who_steps_together_with_others_is_told_that_a_server_went_back(
+    servers: MovingServers, stack: ExitStack, by: str
+) -> None:
+    strategy = ParameterServerStrategy(Resolver(servers), peer_seconds=10)
+    stack.enter_context(strategy)
+    with strategy.scope():
+        module = torch.nn.ParameterList([torch.zeros(1), torch.zeros(1)])
+    sgd = torch.optim.SGD(module.parameters(), lr=1.0)
+    own = "sync" if by == "the optimizer" else None
+    optimizer = stratagem.DistributedOptimizer(sgd, consistency=own)
+
+    def step() -> None:
+        for parameter in module:
+            parameter.grad = torch.ones(1)
+        optimizer.step()
+
+    strategy.run(step)
+    strategy.save(servers.root)
+    strategy.set_consistency("sync", optimizer)
+    for _ in range(2):
+        strategy.run(step)
+    servers.move(1)
+    with pytest.raises(stratagem.SessionLostError, match="was restarted"):
+        strategy.run(step)

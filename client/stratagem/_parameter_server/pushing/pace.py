@@ -10,6 +10,7 @@ from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.consistency_pb2 import (
     CONSISTENCY_MODE_ASYNC,
     CONSISTENCY_MODE_BOUNDED,
+    CONSISTENCY_MODE_SYNC,
     Consistency,
     StepBegin,
     StepGrant,
@@ -101,6 +102,10 @@ class Pace:
             for grant in grants
         )
 
+    def is_synchronous(self) -> bool:
+        """Return whether an optimizer takes synchronous steps, or has taken any."""
+        return any(map(_is_synchronous, self._steps.values()))
+
     def grant(self, optimizer: str) -> StepGrant | None:
         """Return the leave for the next step, None if it is yet to be asked for."""
         steps = self._steps[optimizer]
@@ -147,3 +152,11 @@ class Pace:
     def all_after(self) -> Iterator[StepMark]:
         """Return these steps of all optimizers."""
         return filter(None, map(self.after, self._steps))
+
+
+def _is_synchronous(steps: _Steps) -> bool:
+    grant = steps.grant
+    present = steps.declared if grant is None else grant.consistency
+    # What is read comes after all synchronous steps, however long ago they were.
+    closed = steps.counted or (grant is not None and grant.closed)
+    return bool(closed) or present.mode == CONSISTENCY_MODE_SYNC

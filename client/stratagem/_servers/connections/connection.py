@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from stratagem._servers.closure_identity import next_closure_key
@@ -51,6 +52,10 @@ class Connection:
 
     Nothing is sent before the first request. Mutations are numbered and go one at a
     time, except for those that are pipelined; other requests may overlap them.
+
+    Attributes:
+        needs_all: Whether this process cannot go on without what the server had
+            applied, whatever its identity says.
     """
 
     def __init__(
@@ -77,7 +82,8 @@ class Connection:
         self.deadlines = deadlines
         self.closed = threading.Event()
         self.meter = TrafficMeter()
-        self._identity = identity
+        self.needs_all: Callable[[], bool] = bool
+        self._given = identity
         self._steps = steps or StepCount()
         self._process = os.getpid()
         self._transport = ServerTransport(address)
@@ -89,6 +95,12 @@ class Connection:
         self._moving = threading.Lock()
         self._opening = threading.Lock()
         self._turns = Turns()
+
+    @property
+    def _identity(self) -> Identity:
+        """What to tell the server about this process now."""
+        outlives = self._given.outlives_servers and not self.needs_all()
+        return replace(self._given, outlives_servers=outlives)
 
     @property
     def lease_seconds(self) -> float | None:
