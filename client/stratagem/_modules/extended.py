@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from stratagem._contexts.context import cross_replica
+from stratagem._contexts.scope import entered
 from stratagem._devices import torch_device
 from stratagem._modules.adoption import Adoption, ModuleAdopter
 from stratagem._modules.registry import ParameterRegistry
@@ -100,6 +101,23 @@ class HostingExtended(StrategyExtended):
         living_extended.add(self)
         self._adopter.adopt()
         self._buffers.follow_first()
+
+    def _step_outside_of_runs(self, step: Callable[[], None]) -> None:
+        """Take an optimizer's step for the loop of a program that does without `run`.
+
+        Args:
+            step: What the only replica of this process does.
+        """
+        with entered(self._container_strategy()):
+            self._before_lone_step()
+            self._call_for_each_replica(step, (), {})
+
+    def _before_lone_step(self) -> None:
+        """Carry the user's writes to the variables, and leave the parameters alone.
+
+        A graph that is still to be differentiated may need them as they are.
+        """
+        self._before_replicas()
 
     def _host_buffers(self, roots: Sequence[nn.Module]) -> None:
         """Take care of the buffers of modules and their parts."""

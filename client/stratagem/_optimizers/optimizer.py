@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from stratagem._contexts.context import (
+    current_context,
     current_replica_id,
     get_replica_context,
     get_strategy,
@@ -203,8 +204,9 @@ class DistributedOptimizer(OptimizerWithSlots):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Bring the replicas' gradients together and have them applied.
 
-        Every replica has to make the call. Parameters that have no gradient on any
-        replica stay as they are.
+        Every replica has to make the call; where this process has but one, it may also
+        be made outside of `run`. Parameters that have no gradient on any replica stay
+        as they are. The others have their new values when this returns.
 
         Args:
             closure: Computes the loss and the gradients of this replica, first.
@@ -213,7 +215,8 @@ class DistributedOptimizer(OptimizerWithSlots):
             What `closure` returned.
 
         Raises:
-            ContextError: No replica of the parameters' strategy is running.
+            ContextError: No replica of the parameters' strategy is running, and it has
+                several in this process, or another strategy is in charge.
             FailedPreconditionError: With `overlap`, a gradient was changed since
                 backward; nothing is applied.
         """
@@ -221,17 +224,32 @@ class DistributedOptimizer(OptimizerWithSlots):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._is_outside_of_runs():
+            self._extended._step_outside_of_runs(self._contribute)
+        else:
+            self._contribute()
+        return loss
+
+    def _is_outside_of_runs(self) -> bool:
+        """Whether this is the loop of a program with one replica and no `run`."""
+        if self._plain or self._extended._num_local_replicas != 1:
+            return False
+        context = current_context()
+        if context is None:
+            return True
+        return context.replica_context is None and context.strategy is self._strategy
+
+    def _contribute(self) -> None:
         replica = self._replica()
         if self._plain:
             self._limiter.step_alone(self._inner)
-            return loss
+            return
         if self._overlap is not None:
             self._overlap.refuse_scaling(self)
         contribution = Contribution.of_this_replica(self._inner.param_groups)
         with self._overlap or _NOTHING:
             replica.merge_call(self._meet, args=(contribution,))
         self._show_schedulers_a_step()
-        return loss
 
     def _replica(self) -> ReplicaContext:
         context = get_replica_context()

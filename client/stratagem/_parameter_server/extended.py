@@ -233,6 +233,11 @@ class ParameterServerExtended(RemoteOptimizers):
         carry_local_writes(self._store, self._parameters, self._membership)
         self._store.refresh(self._variables, training)
 
+    def _before_lone_step(self) -> None:
+        super()._before_replicas()
+        carry_local_writes(self._store, self._parameters, self._membership)
+        self._store.pushes.begin_outside_of_runs()
+
     def _before_run(self) -> None:
         # Who wants no gradients evaluates.
         self._before_replicas(training=torch.is_grad_enabled())

@@ -62,6 +62,7 @@ class RemoteOptimizers(RemoteValues):
     def _apply_gradients(self, step: OptimizerStep) -> None:
         self._membership.require_trainer()
         _remote_steps.take(self._store, step, self._early.get(step.optimizer))
+        self._forget_rows(step)
 
     def _early_push(self, optimizer: str, compressor: Compressor) -> Early:
         self._require_one_replica("overlap=True")

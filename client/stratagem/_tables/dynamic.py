@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+from weakref import ref
 
 import torch
 
@@ -63,13 +65,21 @@ class Vocabulary:
 
     def __init__(self) -> None:
         self._keys = torch.empty(0, dtype=torch.int64)
+        self._given: list[ref[torch.Tensor]] = []
 
     def numbers(self, keys: torch.Tensor) -> torch.Tensor:
         """Return the numbers of distinct keys; new ones get the next numbers."""
         known = torch.isin(keys, self._keys, assume_unique=True)
         self._keys = torch.cat([self._keys, keys[~known]])
         ordered, numbers = self._keys.sort()
-        return numbers[torch.searchsorted(ordered, keys)]
+        found = numbers[torch.searchsorted(ordered, keys)]
+        self._given = [one for one in self._given if one() is not None] + [ref(found)]
+        return found
+
+    @property
+    def is_in_graphs(self) -> bool:
+        """Whether there are graphs whose gradients will go by its numbers."""
+        return any(one() is not None for one in self._given)
 
     def keys(self, numbers: torch.Tensor) -> torch.Tensor:
         """Return the keys that have these numbers."""
@@ -87,11 +97,18 @@ class DynamicTable(TableVariable):
     def is_readable(self) -> bool:
         return False
 
-    def forget(self) -> None:
-        super().forget()
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._vocabulary = Vocabulary()
+
+    @property
+    def _is_numbered(self) -> bool:
+        """Whether there are gradients by the numbers of keys, or may be yet."""
         leaves = () if self._hosted is None else self._hosted.leaves
-        if all(leaf.grad is None or not leaf.grad._nnz() for leaf in leaves):
-            self._vocabulary = Vocabulary()
+        has_gradients = any(
+            [leaf.grad is not None and leaf.grad._nnz() for leaf in leaves]
+        )
+        return has_gradients or self._vocabulary.is_in_graphs
 
     def keys(self, limit: int) -> Iterator[torch.Tensor]:
         """Yield the keys that have rows, at most so many at a time."""
@@ -100,6 +117,8 @@ class DynamicTable(TableVariable):
 
     def gradient_rows(self, rows: torch.Tensor) -> torch.Tensor:
         with self.pulling:
+            if not self._is_numbered:
+                self._vocabulary = Vocabulary()
             return self._vocabulary.numbers(rows)
 
     def require_rows(self, rows: torch.Tensor) -> None:

@@ -15,6 +15,7 @@ from torch.utils import swap_tensors
 
 from stratagem._modules.adoption import Adoption
 from stratagem._modules.hosting import HostedParameter
+from stratagem._optimizers.step import OptimizerStep
 from stratagem._parameter_server.hosting.creation import RemoteCreation
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.partitioned_extended import PartitionedExtended
@@ -139,6 +140,14 @@ class TablesExtended(PartitionedExtended):
         finally:
             for table in self._tables:
                 table.forget()
+
+    def _forget_rows(self, step: OptimizerStep) -> None:
+        """Have rows pulled anew of the tables that a step has changed."""
+        if self._tables:
+            stepped = {one.name for group in step.groups for one in group.variables}
+            for table in self._tables:
+                if table.name in stepped:
+                    table.forget()
 
 
 def _is_sparse_weight(adoption: Adoption) -> bool:

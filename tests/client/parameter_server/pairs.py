@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from torch import nn
 
 from stratagem import DistributedOptimizer, ParameterServerStrategy
+from stratagem._parameter_server.extended import ParameterServerExtended
 from tests.client.clusters import Cluster, running
+from tests.waiting import eventually
 
 
 class Pair:
@@ -29,6 +32,8 @@ class Pair:
         sgd = torch.optim.SGD(self.model.parameters(), lr=1.0)
         settings = {"clip_norm": 1.0, **settings}
         self.optimizer = DistributedOptimizer(sgd, **settings)
+        self.thread = ThreadPoolExecutor(1)
+        self._run: Future[None] | None = None
 
     def step(self, weight: float | None = None, bias: float = 4.0) -> None:
         weight = 3.0 * (self.number + 1) if weight is None else weight
@@ -37,9 +42,29 @@ class Pair:
         self.optimizer.step()
 
     def run(self, *gradients: float) -> None:
-        self.strategy.run(self.step, args=gradients)
+        """Takes a step, as far as that goes without the other worker."""
+        self.finish()
+        before = self._counted
+        run = self.thread.submit(self.strategy.run, self.step, gradients)
+        self._run = run
+        eventually(lambda: run.done() or self._counted != before)
+        if run.done():
+            self.finish()
+
+    def finish(self) -> None:
+        """Waits for the end of the run that was begun last; raises what it raised."""
+        if self._run is not None:
+            run, self._run = self._run, None
+            run.result(60.0)
+
+    @property
+    def _counted(self) -> dict[str, int]:
+        extended = self.strategy.extended
+        assert isinstance(extended, ParameterServerExtended)
+        return extended._store.pace.contributed()
 
     def values(self) -> list[float]:
+        self.finish()
         self.strategy.refresh()
         return [self.model.weight.item(), self.model.bias.item()]
 

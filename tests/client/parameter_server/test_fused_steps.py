@@ -54,6 +54,7 @@ class Training:
         adam = torch.optim.Adam(self.module.parameters(), lr=0.02)
         self.optimizer = DistributedOptimizer(adam)
         self.pushes = 1
+        self.is_stale = False
 
     def step(self, inputs: torch.Tensor) -> list[bytes]:
         begun_with = bytes_of(self.module)
@@ -61,7 +62,8 @@ class Training:
             self.optimizer.zero_grad()
             loss_of(self.module, inputs).backward()
             self.optimizer.step()
-        assert bytes_of(self.module) == begun_with
+            is_fresh = bytes_of(self.module) != begun_with
+            assert is_fresh or self.is_stale
         return begun_with
 
     def run(self, *numbers: int) -> list[list[bytes]]:
@@ -189,6 +191,7 @@ def test_what_changes_between_steps_is_part_of_the_next_one(
     def values(**chosen: Any) -> list[list[bytes]]:
         with running(1, num_workers=1) as cluster, cluster.strategy(**chosen) as own:
             training = Training(own)
+            training.is_stale = "pushes_in_flight" in chosen
             found = []
             for number, change in enumerate([lambda _: None, *_CHANGES]):
                 change(training)
@@ -286,7 +289,7 @@ def test_a_large_push_and_its_answer_go_by_grpc_as_streams(
             optimizer.step()
             return module.weight.sum().item()
 
-        assert [strategy.run(step) for _ in range(3)] == [0, 600_000, 1_200_000]
+        assert [strategy.run(step) for _ in range(3)] == [6e5, 12e5, 18e5]
 
 
 def test_what_is_only_kept_is_refused(alone: Cluster) -> None:

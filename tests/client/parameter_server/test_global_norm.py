@@ -126,8 +126,13 @@ def test_steps_of_one_run_are_finished_in_their_order(two_servers: Cluster) -> N
             for _ in range(3):
                 worker.step()
 
-        for worker in workers:
-            worker.strategy.run(steps, args=(worker,))
+        with ThreadPoolExecutor(2) as threads:
+            runs = [
+                threads.submit(worker.strategy.run, steps, (worker,))
+                for worker in workers
+            ]
+            for run in runs:
+                run.result()
         assert workers[0].values() == pytest.approx([-1.8, -2.4], rel=1e-5)
 
 

@@ -13,7 +13,7 @@ import pytest
 from stratagem._servers.transports.socket_link import SocketLink
 from stratagem.consistency import Sync
 from tests.client.clusters import running
-from tests.client.parameter_server.pairs import pairs
+from tests.client.parameter_server.pairs import Pair, pairs
 from tests.client.parameter_server.test_consistency import Counter
 
 pytestmark = pytest.mark.cluster
@@ -22,16 +22,17 @@ _CALLS = ("send", "send_at_once", "send_all", "_receive")
 
 
 class Interruption:
-    """Interrupts this thread at its socket call of some number, counted from 0.
+    """Interrupts a thread at its socket call of some number, counted from 0.
 
     Args:
         number: Which call; half of them are interrupted before, half after what is
             done, so that a request or its answer may be lost.
+        thread: Which thread.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, thread: int) -> None:
         self._left, self._is_after = divmod(number, 2)
-        self._thread = threading.get_ident()
+        self._thread = thread
 
     @property
     def came(self) -> bool:
@@ -59,10 +60,12 @@ class Interruption:
         return call
 
 
-def interrupted(step: Callable[[], object]) -> Iterator[None]:
+def interrupted(
+    step: Callable[[], object], thread: int | None = None
+) -> Iterator[None]:
     """Takes steps that are interrupted, each at its next point, up to a whole one."""
     for number in count():
-        interruption = Interruption(number)
+        interruption = Interruption(number, thread or threading.get_ident())
         with interruption.pending():
             step()
         if not interruption.came:
@@ -99,9 +102,12 @@ def test_a_worker_of_two_is_part_of_each_step_once(
         each = first.values()
         if is_last:
             first.run()
-        for taken, _ in enumerate(interrupted(second.run), 1):
+        for taken, _ in enumerate(interrupted(second.run, thread_of(second)), 1):
             if not is_last:
                 first.run()
+                with suppress(KeyboardInterrupt):
+                    # It may have come when the step counted already.
+                    second.finish()
             if second.values() == multiple(each, taken):
                 second.run()
             assert second.values() == multiple(each, taken + 1)
@@ -115,7 +121,7 @@ def test_with_spare_workers_an_interrupted_step_is_taken_wholly_or_not_at_all() 
         first, second = pairs(stack, cluster, consistency=Sync(1))
         first.run()
         each, taken = first.values(), 1
-        for _ in interrupted(second.run):
+        for _ in interrupted(second.run, thread_of(second)):
             seen = second.values()
             is_counted = seen == multiple(each, taken + 1)
             taken += is_counted
@@ -124,6 +130,11 @@ def test_with_spare_workers_an_interrupted_step_is_taken_wholly_or_not_at_all() 
             second.run()
             taken += 2
             assert first.values() == second.values() == multiple(each, taken)
+
+
+def thread_of(worker: Pair) -> int:
+    """The thread that takes a worker's steps."""
+    return worker.thread.submit(threading.get_ident).result()
 
 
 def multiple(each: Sequence[float], steps: int) -> object:

@@ -228,8 +228,7 @@ def test_a_lazy_module_is_hosted_once_it_knows_its_shape(
     strategy.run(step)
     before = lazy.weight.detach().clone()
     strategy.run(step)
-    strategy.refresh()
-    torch.testing.assert_close(lazy.weight.detach(), before - 1.0)
+    torch.testing.assert_close(lazy.weight.detach(), before - 0.5)
 
 
 def test_tied_weights_are_one_variable(strategy: ParameterServerStrategy) -> None:

@@ -64,6 +64,7 @@ def vanish(worker: Pair, number: int) -> tuple[list[str], bool]:
     fate = Fate(worker, number)
     try:
         worker.run()
+        worker.finish()
     except Vanished:
         return fate.sent, False
     finally:

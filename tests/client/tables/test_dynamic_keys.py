@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stratagem import (
+    DistributedOptimizer,
     InvalidArgumentError,
     ParameterServerStrategy,
 )
@@ -110,3 +111,47 @@ def test_there_are_none_before_the_scope_closes(cluster: Cluster) -> None:
 def cluster() -> Iterator[Cluster]:
     with running(num_servers=1) as cluster:
         yield cluster
+
+
+@pytest.mark.parametrize("in_run", [True, False])
+def test_gradients_go_to_their_keys_whenever_they_are_differentiated(
+    strategy: ParameterServerStrategy, in_run: bool
+) -> None:
+    table = built(strategy)
+    sgd = DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0))
+    start = table(KEYS).detach()
+
+    def loop() -> None:
+        early = table(KEYS[4:]).sum()
+        for key in KEYS[:4]:
+            sgd.zero_grad()
+            table(key).sum().backward()
+            sgd.step()
+        # Numbered before all of the others, and differentiated behind them.
+        sgd.zero_grad()
+        early.backward()
+        sgd.step()
+
+    strategy.run(loop) if in_run else loop()
+    assert torch.equal(table(KEYS), start - 1.0)
+
+
+@pytest.mark.parametrize("in_run", [True, False])
+def test_keys_are_not_numbered_for_longer_than_their_gradients_are_there(
+    strategy: ParameterServerStrategy, in_run: bool
+) -> None:
+    table = built(strategy)
+    sgd = DistributedOptimizer(torch.optim.SGD(table.parameters(), lr=1.0))
+
+    def largest() -> int:
+        number = 0
+        for key in range(50):
+            sgd.zero_grad()
+            loss = table(torch.tensor([key])).sum()
+            loss.backward()
+            assert table.weight.grad is not None
+            number = max(number, int(table.weight.grad._indices().max()))
+            sgd.step()
+        return number
+
+    assert (strategy.run(largest) if in_run else largest()) <= 1

@@ -40,6 +40,7 @@ def take(
     # Its answer has the leave for this one.
     store.servers.flight.settle()
     store.contributions.settle()
+    store.require_fresh()
     grant = store.leave(step.optimizer)
     if grant.consistency.mode == CONSISTENCY_MODE_SYNC:
         _contribute(store, step, grant, early)
@@ -54,10 +55,11 @@ def _push(
     gradients = step.limiter.limited(step.reduced_gradients())
     if gradients is None:
         return
-    program = store.programs.encoded(step)
-    dense = store.routes.loads(step, gradients) if early is None else None
+    program, route = store.programs.encoded(step), store.routes.of(step)
+    is_plain = early is None and step.compressor.compression is None
+    dense = route.loads(gradients) if is_plain else None
     loads = _loads(step, gradients, early) if dense is None else dense
-    push = Push(step.optimizer, grant, program, loads)
+    push = Push(step.optimizer, grant, program, loads, route.copies)
     store.pushes.send(push, awaited=early is not None)
 
 
@@ -88,6 +90,7 @@ def _contribute(
         }
     )
     store.contributions.commit(Staged(contribution, [*loads.values()]))
+    store.freshen(store.routes.of(step).copies)
 
 
 def _contribution(

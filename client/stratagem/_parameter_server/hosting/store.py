@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
+from typing import TypeAlias
 
 import torch
 
@@ -32,6 +33,9 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.variable_pb2 import VariableInfo
 from stratagem_proto.wire.encodings import can_narrow
+
+Copies: TypeAlias = Mapping[int, Sequence[RemoteVariable]]
+"""Variables of which there are copies in this process, by server."""
 
 
 class RemoteStore:
@@ -73,6 +77,7 @@ class RemoteStore:
         self.programs = Programs()
         self.routes = Routes()
         self.reads = StepReads(servers, pace, peer_seconds)
+        self._behind: tuple[Copies, StratagemError] | None = None
 
     @property
     def first(self) -> int:
@@ -125,6 +130,46 @@ class RemoteStore:
             leave = self.ask_first(begin(begins, self.peer_seconds))
             self.pace.granted(begins, leave)
             bring(groups)
+        self._note_fresh(copies)
+
+    def _note_fresh(self, copies: Sequence[RemoteVariable]) -> None:
+        if self._behind is not None:
+            stepped = chain.from_iterable(self._behind[0].values())
+            if set(stepped) <= set(copies):
+                self._behind = None
+
+    def freshen(self, copies: Copies) -> None:
+        """Bring what a synchronous step has stepped up to date, when it is complete.
+
+        This worker's part counts already. So if others do not come, that is not raised
+        here, but by what would be computed on old values: the next step, or refresh.
+
+        Args:
+            copies: What was stepped, by server.
+        """
+        # Others may change consistencies between two steps.
+        begins = self.pace.begins() if self.pace.is_alone else []
+        groups = {server: [*unread(some)] for server, some in copies.items()}
+        try:
+            grants = self._bring(groups, begins, training=True)
+        except StratagemError as error:
+            self._behind = copies, error
+            return
+        if grants:
+            self.pace.granted(begins, grants)
+            self.pushes.cover(chain.from_iterable(groups.values()))
+
+    def require_fresh(self) -> None:
+        """Check that a step was computed on values of all steps before.
+
+        Raises:
+            StratagemError: It was not, for this reason. Nothing of it was sent.
+        """
+        if self._behind is not None:
+            copies, error = self._behind
+            self._bring(copies, training=True)
+            self._behind = None
+            raise error
 
     def _has_leave(
         self, begins: Sequence[StepBegin], grants: Sequence[StepGrant]
@@ -147,7 +192,7 @@ class RemoteStore:
         }
         try:
             versions, grants = self.reads.begin(readings, begins)
-        except StratagemError:
+        except BaseException:
             # What has come of other servers is not to count as the user's writing.
             for variable in chain.from_iterable(groups.values()):
                 variable.distrust()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from operator import is_
 from typing import NamedTuple, TypeAlias
@@ -184,6 +184,12 @@ class NextValues:
         if not self._are_complete(variables, beside):
             self.drop()
             return False
+        self.take(variables)
+        self.drop()
+        return True
+
+    def take(self, variables: Iterable[RemoteVariable]) -> None:
+        """Bring copies up to date as far as something has come for them."""
         came = self._came
         newer = [
             (one, *came[one])
@@ -196,8 +202,12 @@ class NextValues:
                 torch._foreach_copy_(leaves, [reading.into for _, _, reading in newer])
         for variable, version, reading in newer:
             variable.settle(version, reading.narrowed_to is not None)
+
+    def cover(self, variables: Iterable[RemoteVariable]) -> None:
+        """Take note that copies are all that the next step needs of them."""
         self.drop()
-        return True
+        self._covered.update(variables)
+        self._changes = self._servers.changes
 
     def _are_complete(self, variables: Sequence[RemoteVariable], beside: bool) -> bool:
         if self._changes != self._servers.changes or self._servers.snapshot:

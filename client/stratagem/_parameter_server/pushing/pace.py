@@ -94,13 +94,14 @@ class Pace:
         for begin, grant in zip(begins, grants, strict=True):
             self._steps[begin.group].grant = grant
 
-    def is_async(self) -> bool:
-        """Return whether all optimizers have leave for an asynchronous next step."""
-        grants = map(self.grant, self._steps)
-        return all(
-            grant is not None and grant.consistency.mode == CONSISTENCY_MODE_ASYNC
-            for grant in grants
-        )
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other worker."""
+        return self.worker is not None and self.num_workers == 1
+
+    def has_leave(self) -> bool:
+        """Return whether all optimizers have leave for their next steps."""
+        return all([self.grant(name) is not None for name in self._steps])
 
     def is_synchronous(self) -> bool:
         """Return whether an optimizer takes synchronous steps, or has taken any."""

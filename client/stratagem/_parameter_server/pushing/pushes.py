@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
+from itertools import chain
 
 from stratagem._parameter_server.pushing.loads import Load
 from stratagem._parameter_server.pushing.next_values import Asked, NextValues, PulledAs
 from stratagem._parameter_server.pushing.own_copies import OwnCopies
 from stratagem._parameter_server.pushing.pace import Pace
 from stratagem._parameter_server.pushing.routes import DenseLoad
+from stratagem._parameter_server.variables.cached_reads import unread
 from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._servers.group import ServerGroup
-from stratagem._servers.requests.reading import NOTHING_FOLLOWS
+from stratagem._servers.requests.reading import (
+    NOTHING_FOLLOWS,
+    Following,
+    Reading,
+    following,
+)
 from stratagem._servers.requests.request import Request
 from stratagem._servers.requests.updates_and_reads import Answer, and_read
 from stratagem_proto.v1.consistency_pb2 import (
@@ -36,16 +43,21 @@ class Push:
         grant: Leave for the step.
         program: The part of an `UpdateHeader` that has the optimizer's program.
         loads: What each server gets.
+        copies: What is stepped and has a copy here, by server.
     """
 
     optimizer: str
     grant: StepGrant
     program: bytes
     loads: Mapping[int, Load] | Mapping[int, DenseLoad]
+    copies: Mapping[int, Sequence[RemoteVariable]]
 
 
 class Fusing(Enum):
-    """Whether answers to pushes bring what the next step starts with."""
+    """Whether answers to pushes bring all that the next run starts with.
+
+    What a push has stepped, its answer brings in any case.
+    """
 
     NEVER = auto()
     ALWAYS = auto()
@@ -54,10 +66,14 @@ class Fusing(Enum):
 
 
 class Pushes:
-    """Has the answer to a push bring what a later step starts with.
+    """Has the answer to a push bring the values of what it has stepped.
 
-    That spares the step a request. Runs that push several times are not worth it: only
-    what came last would be of use.
+    Those go into the copies before the push returns, as an optimizer of torch leaves
+    its parameters. Nothing else does: graphs that are still to be differentiated may
+    need the other copies as they are.
+
+    The answer may bring the rest of what the next run starts with as well, which waits
+    until then and spares that a request. Runs that push several times are not worth it.
 
     Args:
         servers: The servers.
@@ -70,10 +86,11 @@ class Pushes:
         self, servers: ServerGroup, pace: Pace, pulled_as: PulledAs, fusing: Fusing
     ) -> None:
         self._servers, self._pace, self._fusing = servers, pace, fusing
+        self._pulled_as = pulled_as
         self._values = NextValues(servers, pulled_as)
         self._copies = OwnCopies()
         self._count = 0
-        self._is_lone = True
+        self._is_lone = self._is_in_run = True
 
     def land(self, variables: Sequence[RemoteVariable]) -> bool:
         """Begin a run; return whether copies are as fresh as they have to be.
@@ -81,14 +98,18 @@ class Pushes:
         Args:
             variables: Whose copies.
         """
-        self._is_lone, self._count = self._count <= 1, 0
+        self._is_lone, self._count, self._is_in_run = self._count <= 1, 0, True
         if self._fusing is not Fusing.NEVER:
             self._values.expect(variables)
         if self._servers.flight.is_out:
             return self._land_beside(variables)
-        if not self._pace.is_async():
+        if not self._pace.has_leave():
             self._values.drop()
         return self._values.land(variables)
+
+    def begin_outside_of_runs(self) -> None:
+        """Begin a step whose push is to bring nothing but what it steps."""
+        self._is_lone, self._count, self._is_in_run = True, 0, False
 
     def _land_beside(self, variables: Sequence[RemoteVariable]) -> bool:
         if self._values.land(variables, beside=True):
@@ -105,21 +126,39 @@ class Pushes:
             awaited: Whether to wait until they are applied in any case.
         """
         self._count += 1
+        if self._fusing is Fusing.IN_FLIGHT and not self._is_in_run:
+            self._values.expect([*chain.from_iterable(push.copies.values())])
         if self._is_fused(push):
             self._exchange(push, self._fusing is Fusing.IN_FLIGHT and not awaited)
+            self._values.take(chain.from_iterable(push.copies.values()))
         else:
             self._values.drop()
-            self._servers.push(
-                {
-                    server: load.sent_by(load.update(push.program))
-                    for server, load in push.loads.items()
-                }
-            )
+            self._update(push)
+
+    def _update(self, push: Push) -> None:
+        """Send gradients, and read what they step into the copies."""
+        copies = {server: [*unread(some)] for server, some in push.copies.items()}
+        begins = self._begins_after(push) if self._fusing is Fusing.ALWAYS else []
+        followed = {
+            server: following([_newest(one, self._pulled_as) for one in some])
+            for server, some in copies.items()
+        }
+        try:
+            answers = self._servers.push(self._requests(push, followed, begins))
+        except BaseException:
+            # What has come is not to count as the user's writing.
+            for variable in chain.from_iterable(copies.values()):
+                variable.distrust()
+            raise
+        self._granted(begins, answers)
+        for server, some in copies.items():
+            _settle(some, followed[server], answers[server])
 
     def _is_fused(self, push: Push) -> bool:
         wanted = self._values.wanted
         return (
             push.grant.consistency.mode == CONSISTENCY_MODE_ASYNC
+            and (self._is_in_run or self._fusing is Fusing.IN_FLIGHT)
             and self._is_lone
             and self._count == 1
             and bool(wanted)
@@ -131,18 +170,8 @@ class Pushes:
     def _exchange(self, push: Push, in_flight: bool) -> None:
         loads = push.loads.items()
         asked = self._values.ask({server: load.variables for server, load in loads})
-        begins = self._pace.begins([push.optimizer])
-        for begin in begins:
-            # Once this is answered, and nobody looks before at asynchronous steps.
-            begin.finished = push.grant.step
-        first = self._servers.used[0]
-        requests: dict[int, Request[Answer]] = {}
-        for server, load in loads:
-            update = load.update(push.program)
-            then = asked.following.get(server, NOTHING_FOLLOWS)
-            own = self._copies.of(server, update) if in_flight else None
-            request = and_read(update, then, begins if server == first else (), own)
-            requests[server] = load.sent_by(request)
+        begins = self._begins_after(push)
+        requests = self._requests(push, asked.following, begins, in_flight)
         arrived = partial(self._arrived, asked, begins)
         if in_flight:
             nbytes = sum(request.request_nbytes for request in requests.values())
@@ -151,13 +180,63 @@ class Pushes:
         else:
             arrived(self._servers.push(requests))
 
+    def _begins_after(self, push: Push) -> Sequence[StepBegin]:
+        """Return how to ask for leave for the step behind a push."""
+        if push.grant.consistency.mode != CONSISTENCY_MODE_ASYNC:
+            return []
+        begins = self._pace.begins([push.optimizer])
+        for begin in begins:
+            # Once this is answered, and nobody looks before at asynchronous steps.
+            begin.finished = push.grant.step
+        return begins
+
+    def _requests(
+        self,
+        push: Push,
+        followed: Mapping[int, Following],
+        begins: Sequence[StepBegin],
+        in_flight: bool = False,
+    ) -> dict[int, Request[Answer]]:
+        first = self._servers.used[0]
+        requests: dict[int, Request[Answer]] = {}
+        for server, load in push.loads.items():
+            update = load.update(push.program)
+            then = followed.get(server, NOTHING_FOLLOWS)
+            own = self._copies.of(server, update) if in_flight else None
+            request = and_read(update, then, begins if server == first else (), own)
+            requests[server] = load.sent_by(request)
+        return requests
+
+    def cover(self, variables: Iterable[RemoteVariable]) -> None:
+        """Take note that copies are all that the next run needs of them."""
+        self._values.cover(variables)
+
     def _arrived(
         self,
         asked: Asked,
         begins: Sequence[StepBegin],
         answers: Mapping[int, Answer],
     ) -> None:
-        if grants := answers[self._servers.used[0]].grants:
-            self._pace.granted(begins, grants)
+        self._granted(begins, answers)
         versions = {server: answer.versions for server, answer in answers.items()}
         self._values.came(asked, versions)
+
+    def _granted(
+        self, begins: Sequence[StepBegin], answers: Mapping[int, Answer]
+    ) -> None:
+        first = answers.get(self._servers.used[0])
+        if first is not None and first.grants:
+            self._pace.granted(begins, first.grants)
+
+
+def _newest(variable: RemoteVariable, pulled_as: PulledAs) -> Reading:
+    """What is stepped is newer then, and is asked for by the same words each time."""
+    return Reading(variable.name, variable.leaf, narrowed_to=pulled_as(variable, True))
+
+
+def _settle(
+    variables: Sequence[RemoteVariable], followed: Following, answer: Answer
+) -> None:
+    each = zip(variables, followed.readings, answer.versions, strict=True)
+    for variable, reading, version in each:
+        variable.settle(version, reading.narrowed_to is not None)

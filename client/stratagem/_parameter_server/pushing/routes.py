@@ -10,7 +10,12 @@ from operator import is_
 import torch
 
 from stratagem._optimizers.step import OptimizerStep
-from stratagem._parameter_server.variables.variable import remote_of
+from stratagem._parameter_server.variables.split_variable import parts_of
+from stratagem._parameter_server.variables.variable import (
+    RemoteVariable,
+    by_server,
+    remote_of,
+)
 from stratagem._servers.requests.request import Request, Result
 from stratagem._servers.requests.updates import Naming, dense_step
 from stratagem._variables.variable import Variable
@@ -50,36 +55,31 @@ class Routes:
     """
 
     def __init__(self) -> None:
-        self._last: dict[str, _Route] = {}
+        self._last: dict[str, Route] = {}
 
-    def loads(
-        self, step: OptimizerStep, gradients: Mapping[str, torch.Tensor]
-    ) -> Mapping[int, DenseLoad] | None:
-        """Return what each server gets; None where that is not so simple.
-
-        Args:
-            step: The step.
-            gradients: Those of all its variables, by name.
-        """
-        if step.compressor.compression is not None:
-            return None
+    def of(self, step: OptimizerStep) -> Route:
+        """Return the route of a step; that of the last one, if it has the same."""
         variables = [group.variables for group in step.groups]
         route = self._last.get(step.optimizer)
         if route is None or not route.fits(variables):
-            route = self._last[step.optimizer] = _Route(variables)
-        return route.loads(gradients)
+            route = self._last[step.optimizer] = Route(variables)
+        return route
 
 
-class _Route:
-    """Where the gradients of certain variables go.
+class Route:
+    """Where the gradients of certain variables go, and what is then to be fresh.
 
     Args:
         variables: Those of each param group.
+
+    Attributes:
+        copies: Those variables of which there are copies here, by server.
     """
 
     def __init__(self, variables: Sequence[Sequence[Variable]]) -> None:
         self._variables = variables
         self._namings: Mapping[int, Naming] | None = _namings(variables)
+        self.copies: Mapping[int, Sequence[RemoteVariable]] = _copies(variables)
 
     def fits(self, variables: Sequence[Sequence[Variable]]) -> bool:
         """Whether it is for these."""
@@ -90,7 +90,11 @@ class _Route:
     def loads(
         self, gradients: Mapping[str, torch.Tensor]
     ) -> Mapping[int, DenseLoad] | None:
-        """Return what each server gets; None if one is sparse, or goes to several."""
+        """Return what each server gets; None where that is not so simple.
+
+        Args:
+            gradients: Those of all its variables, by name.
+        """
         if self._namings is None:
             return None
         loads = {}
@@ -106,6 +110,13 @@ def _are_same(some: Sequence[Variable], others: Sequence[Variable]) -> bool:
     if some is others:
         return True
     return len(some) == len(others) and all(map(is_, some, others))
+
+
+def _copies(
+    variables: Sequence[Sequence[Variable]],
+) -> Mapping[int, Sequence[RemoteVariable]]:
+    parts = [part for group in variables for one in group for part in parts_of(one)]
+    return by_server([part for part in parts if part.has_copy])
 
 
 def _namings(

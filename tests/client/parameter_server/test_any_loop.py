@@ -1,0 +1,345 @@
+"""Loops as others write them, which end with the bytes of plain torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+import stratagem
+from stratagem import ContextError, DistributedOptimizer, ParameterServerStrategy
+from stratagem.consistency import Bounded
+from tests.client.clusters import Cluster, running
+
+Parameters: TypeAlias = Sequence[nn.Parameter]
+Make: TypeAlias = Callable[[Parameters], Optimizer]
+Optimizing: TypeAlias = Callable[[nn.Module], Optimizer]
+Loop: TypeAlias = Callable[[Sequence[nn.Module], Optimizing], None]
+
+STEPS = 6
+
+OPTIMIZERS: dict[str, Make] = {
+    "SGD": lambda some: torch.optim.SGD(some, lr=0.05, momentum=0.9),
+    "Adam": lambda some: torch.optim.Adam(some, lr=0.02),
+    "AdamW": lambda some: torch.optim.AdamW(some, lr=0.02, weight_decay=0.1),
+    "Adagrad": lambda some: torch.optim.Adagrad(some, lr=0.1),
+    "RMSprop": lambda some: torch.optim.RMSprop(some, lr=0.01, momentum=0.5),
+    "Adamax": lambda some: torch.optim.Adamax(some, lr=0.02),
+    "NAdam": lambda some: torch.optim.NAdam(some, lr=0.02),
+    "Adadelta": lambda some: torch.optim.Adadelta(some, lr=1.0),
+}
+
+
+def noise(number: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(number))
+
+
+def networks() -> list[nn.Module]:
+    torch.manual_seed(1)
+    first = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    return [first, nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))]
+
+
+def plain(modules: Sequence[nn.Module], optimizing: Optimizing) -> None:
+    """One network, one optimizer."""
+    network, _ = modules
+    optimizer = optimizing(network)
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        network(noise(number, 8, 4)).square().mean().backward()
+        optimizer.step()
+
+
+def by_reference(modules: Sequence[nn.Module], optimizing: Optimizing) -> None:
+    """The parameters are looked up once, before the loop."""
+    network, _ = modules
+    optimizer = optimizing(network)
+    named = dict(network.named_parameters())
+    for number in range(STEPS):
+        hidden = (noise(number, 8, 4) @ named["0.weight"].t() + named["0.bias"]).tanh()
+        (hidden @ named["2.weight"].t() + named["2.bias"]).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def adversaries(modules: Sequence[nn.Module], optimizing: Optimizing) -> None:
+    """A GAN: what the generator made is differentiated after the critic's step."""
+    generator, critic = modules
+    generating, judging = optimizing(generator), optimizing(critic)
+    for number in range(STEPS):
+        made, real = generator(noise(number, 8, 4)), noise(-1 - number, 8, 3)
+        judging.zero_grad()
+        (critic(made.detach()).mean() - critic(real).mean()).backward()
+        judging.step()
+        generating.zero_grad()
+        critic(made).mean().neg().backward()
+        generating.step()
+
+
+def actor_and_critic(modules: Sequence[nn.Module], optimizing: Optimizing) -> None:
+    """Both graphs are there before either step."""
+    actor, critic = modules
+    acting, judging = optimizing(actor), optimizing(critic)
+    for number in range(STEPS):
+        scores = actor(noise(number, 8, 4)).log_softmax(dim=1)
+        advantage = noise(-1 - number, 8, 1) - critic(scores.detach())
+        for optimizer in (acting, judging):
+            optimizer.zero_grad()
+        judged, acted = advantage.square().mean(), scores[:, :1] * advantage.detach()
+        judged.backward()
+        judging.step()
+        acted.mean().neg().backward()
+        acting.step()
+
+
+LOOPS: Sequence[Loop] = (plain, by_reference, adversaries, actor_and_critic)
+
+
+def in_bytes(modules: Sequence[nn.Module]) -> list[bytes]:
+    parameters = [p for module in modules for p in module.parameters()]
+    return [p.detach().numpy().tobytes() for p in parameters]
+
+
+def expected(loop: Loop, make: Make) -> list[bytes]:
+    modules = networks()
+    loop(modules, lambda module: make([*module.parameters()]))
+    return in_bytes(modules)
+
+
+def found(
+    strategy: stratagem.Strategy, loop: Loop, make: Make, in_run: bool
+) -> list[bytes]:
+    with strategy.scope():
+        modules = networks()
+
+    def optimizing(module: nn.Module) -> Optimizer:
+        return DistributedOptimizer(make([*module.parameters()]))
+
+    if in_run:
+        strategy.run(loop, args=(modules, optimizing))
+    else:
+        loop(modules, optimizing)
+    return in_bytes(modules)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with running(2, num_workers=1) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("in_run", [True, False])
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_loop_ends_with_the_bytes_of_plain_torch(
+    cluster: Cluster, name: str, loop: Loop, in_run: bool
+) -> None:
+    with cluster.strategy() as strategy:
+        ours = found(strategy, loop, OPTIMIZERS[name], in_run)
+    assert ours == expected(loop, OPTIMIZERS[name])
+
+
+_SETTINGS: Sequence[dict[str, Any]] = (
+    {"fused_steps": False},
+    {"consistency": "sync"},
+    {"consistency": Bounded(1)},
+    {"consistency": "sync", "fused_steps": False},
+    {"variable_partitioner": stratagem.partitioners.FixedShardsPartitioner(2)},
+)
+
+
+@pytest.mark.parametrize("in_run", [True, False])
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("settings", _SETTINGS)
+def test_a_loop_is_that_of_plain_torch_whatever_holds_workers_together(
+    cluster: Cluster, settings: dict[str, Any], loop: Loop, in_run: bool
+) -> None:
+    with cluster.strategy(**settings) as strategy:
+        ours = found(strategy, loop, OPTIMIZERS["Adam"], in_run)
+    assert ours == expected(loop, OPTIMIZERS["Adam"])
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: stratagem.OneDeviceStrategy("CPU:0"),
+        lambda: stratagem.MirroredStrategy(["CPU:0"]),
+        ParameterServerStrategy,
+    ],
+)
+def test_strategies_with_one_device_need_no_run(
+    make: Callable[[], stratagem.Strategy], loop: Loop
+) -> None:
+    ours = found(make(), loop, OPTIMIZERS["Adam"], in_run=False)
+    assert ours == expected(loop, OPTIMIZERS["Adam"])
+
+
+@pytest.mark.parametrize("in_scope", [True, False])
+def test_a_step_outside_of_runs_takes_writes_and_closures(
+    cluster: Cluster, in_scope: bool
+) -> None:
+    def train(network: nn.Module, optimizer: Optimizer) -> list[bytes]:
+        def closure() -> float:
+            optimizer.zero_grad()
+            loss = network(noise(0, 8, 4)).square().mean()
+            loss.backward()
+            return float(loss)
+
+        for _ in range(STEPS):
+            optimizer.step(closure)
+            with torch.no_grad():
+                for parameter in network.parameters():
+                    parameter.clamp_(-0.3, 0.3)
+        return in_bytes([network])
+
+    local = networks()[0]
+    wanted = train(local, OPTIMIZERS["Adam"]([*local.parameters()]))
+    with cluster.strategy() as strategy:
+        with strategy.scope():
+            network = networks()[0]
+            ours = DistributedOptimizer(OPTIMIZERS["Adam"]([*network.parameters()]))
+            if in_scope:
+                assert train(network, ours) == wanted
+        if not in_scope:
+            assert train(network, ours) == wanted
+
+
+def test_several_replicas_need_run() -> None:
+    stratagem.config.set_logical_cpus(2)
+    strategy = stratagem.MirroredStrategy(["CPU:0", "CPU:1"])
+    with pytest.raises(ContextError, match=r"strategy\.run\(\)"):
+        found(strategy, plain, OPTIMIZERS["SGD"], in_run=False)
+
+
+@pytest.mark.parametrize("in_run", [True, False])
+@pytest.mark.parametrize("prefetched", [True, False])
+def test_rows_of_tables_are_those_of_the_step_before(
+    cluster: Cluster, prefetched: bool, in_run: bool
+) -> None:
+    rows = [torch.tensor([0, 1, 2]), torch.tensor([3, 1])]
+
+    def train(table: nn.Embedding, optimizer: Optimizer) -> None:
+        for number in range(STEPS):
+            some = rows[number % 2]
+            optimizer.zero_grad()
+            if prefetched:
+                stratagem.nn.prefetch([(table, some)])
+            table(some).square().sum().backward()
+            optimizer.step()
+
+    def table() -> nn.Embedding:
+        torch.manual_seed(2)
+        return nn.Embedding(4, 2, sparse=True)
+
+    local = table()
+    train(local, torch.optim.SGD(local.parameters(), lr=0.1))
+    with cluster.strategy() as strategy:
+        with strategy.scope():
+            ours = table()
+        sgd = DistributedOptimizer(torch.optim.SGD(ours.parameters(), lr=0.1))
+        if in_run:
+            strategy.run(train, args=(ours, sgd))
+        else:
+            train(ours, sgd)
+        assert torch.equal(ours(torch.arange(4)), local(torch.arange(4)))
+
+
+def test_a_compiled_model_has_what_its_steps_made(cluster: Cluster) -> None:
+    def train(network: nn.Module, optimizer: Optimizer) -> None:
+        compiled = torch.compile(network, backend="eager")
+        for number in range(STEPS):
+            optimizer.zero_grad()
+            compiled(noise(number, 8, 4)).square().mean().backward()
+            optimizer.step()
+
+    local = networks()[0]
+    train(local, torch.optim.Adam(local.parameters()))
+    with cluster.strategy() as strategy:
+        with strategy.scope():
+            network = networks()[0]
+        adam = DistributedOptimizer(torch.optim.Adam(network.parameters()))
+        strategy.run(train, args=(network, adam))
+    assert in_bytes([network]) == in_bytes([local])
+
+
+@pytest.mark.parametrize("in_run", [True, False])
+def test_with_a_push_in_flight_a_loop_lacks_its_last_push_at_most(
+    cluster: Cluster, in_run: bool
+) -> None:
+    def count(module: nn.Linear, optimizer: Optimizer) -> list[float]:
+        seen = []
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            seen.append(module.weight.item())
+            module(torch.full((1, 1), -1.0)).sum().backward()
+            optimizer.step()
+        return seen
+
+    with cluster.strategy(pushes_in_flight=1) as strategy:
+        with strategy.scope():
+            module = nn.Linear(1, 1, bias=False)
+            nn.init.zeros_(module.weight)
+        sgd = DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=1.0))
+        taken = partial(count, module, sgd)
+        seen = strategy.run(taken) if in_run else taken()
+    # Within a run the program waits for all pushes but the first.
+    assert seen == ([0, 0, 2, 3, 4, 5] if in_run else [0, 0, 1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("in_run", [True, False])
+@pytest.mark.parametrize("consistency", ["async", "sync", Bounded(1)])
+def test_the_loops_of_two_workers_lose_nothing(in_run: bool, consistency: Any) -> None:
+    def program(strategy: ParameterServerStrategy, worker: int) -> list[float]:
+        with strategy.scope():
+            module = nn.Linear(1, 1, bias=False)
+            nn.init.zeros_(module.weight)
+        sgd = torch.optim.SGD(module.parameters(), lr=1.0)
+        optimizer = DistributedOptimizer(sgd, "sum")
+
+        def loop() -> list[float]:
+            seen = []
+            for _ in range(STEPS):
+                module.weight.grad = torch.full((1, 1), -1.0)
+                optimizer.step()
+                seen.append(module.weight.item())
+            return seen
+
+        seen: list[float] = strategy.run(loop) if in_run else loop()
+        strategy.barrier()
+        return [*seen, module.weight.item()]
+
+    with running(2, num_workers=2) as cluster:
+        results = cluster.run(program, consistency=consistency)
+    for seen in results:
+        assert seen[-1] == 2 * STEPS
+        # Each step returns with its own update, and all that it had seen before.
+        assert all(value >= number for number, value in enumerate(seen, 1))
+        assert seen == sorted(seen)
+    if consistency == "sync":
+        assert results[0] == results[1] == [*range(2, 2 * STEPS + 1, 2), 2 * STEPS]
+
+
+def test_a_step_is_not_computed_on_what_a_missing_worker_keeps_old() -> None:
+    with (
+        running(1, num_workers=2) as cluster,
+        cluster.strategy(consistency="sync", peer_seconds=0.2) as strategy,
+    ):
+        with strategy.scope():
+            module = nn.Linear(1, 1, bias=False)
+            nn.init.zeros_(module.weight)
+        sgd = DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=1.0))
+
+        def step() -> None:
+            module.weight.grad = torch.ones(1, 1)
+            sgd.step()
+
+        step()
+        # The first counts, whoever is late; a second one would begin with old values.
+        with pytest.raises(stratagem.DeadlineExceededError, match="worker 1"):
+            step()
