@@ -246,6 +246,7 @@ class ParameterServerExtended(RemoteOptimizers):
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         # A checkpoint has all that this sends, or nothing of it.
+        self._stepped.clear()
         with self._store.servers.steps.taking():
             result = super()._call_for_each_replica(fn, args, kwargs)
             self._checkpoints.states.ran()

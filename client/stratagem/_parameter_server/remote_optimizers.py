@@ -10,6 +10,7 @@ import torch
 from stratagem._optimizers.compressor import Compressor
 from stratagem._optimizers.early import Early
 from stratagem._optimizers.step import OptimizerStep
+from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.consistencies import decoded, encoded
 from stratagem._parameter_server.hosting import slots as _remote_slots
 from stratagem._parameter_server.hosting import steps as _remote_steps
@@ -27,11 +28,19 @@ from stratagem.consistency import Consistency, ConsistencyReport
 
 
 class RemoteOptimizers(RemoteValues):
-    """Steps of optimizers, their state, and what holds workers together in them."""
+    """Steps of optimizers, their state, and what holds workers together in them.
+
+    Attributes:
+        _checkpoints: What is told of this worker where it has taken a step.
+        _stepped: The optimizers that have taken one in the present part of a run.
+    """
+
+    _checkpoints: ClusterCheckpoints
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._early: dict[str, EarlyPush] = {}
+        self._stepped: set[str] = set()
 
     def _name_optimizer(
         self, class_name: str, consistency: Consistency | None = None
@@ -61,8 +70,25 @@ class RemoteOptimizers(RemoteValues):
 
     def _apply_gradients(self, step: OptimizerStep) -> None:
         self._membership.require_trainer()
-        _remote_steps.take(self._store, step, self._early.get(step.optimizer))
+        self._divide_run(step.optimizer)
+        is_fresh = _remote_steps.take(
+            self._store, step, self._early.get(step.optimizer)
+        )
         self._forget_rows(step)
+        self._checkpoints.states.ran()
+        if not is_fresh:
+            self._store.freshen(self._store.routes.of(step).copies)
+
+    def _divide_run(self, optimizer: str) -> None:
+        """Have another step begin for checkpoints, where the loop of a run begins anew.
+
+        A run that steps each optimizer once at most is one step with all that it does.
+        """
+        if optimizer in self._stepped:
+            self._stepped.clear()
+            with self._store.servers.steps.pausing():
+                pass
+        self._stepped.add(optimizer)
 
     def _early_push(self, optimizer: str, compressor: Compressor) -> Early:
         self._require_one_replica("overlap=True")

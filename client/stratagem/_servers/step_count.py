@@ -66,6 +66,13 @@ class StepCount:
             if not self._inside:
                 self._end(self._kept)
 
+    def pausing(self) -> AbstractContextManager[None]:
+        """Ends the step that this thread takes, and begins another one afterwards.
+
+        It waits for others meanwhile, who may wait in turn for the end of its step.
+        """
+        return _Pausing(self)
+
     def set_apart(self) -> int:
         """Begins a part of the present step that may outlast it; one at a time.
 
@@ -177,6 +184,21 @@ class _Taking(AbstractContextManager[None]):
     def __exit__(self, *_: object) -> None:
         if self._entered:
             self._steps.leave()
+
+
+class _Pausing(AbstractContextManager[None]):
+    """A wait between two steps; see `StepCount.pausing`."""
+
+    __slots__ = ("_steps",)
+
+    def __init__(self, steps: StepCount) -> None:
+        self._steps = steps
+
+    def __enter__(self) -> None:
+        self._steps.leave()
+
+    def __exit__(self, *_: object) -> None:
+        self._steps.enter()
 
 
 class _TakingApart(AbstractContextManager[None]):

@@ -58,8 +58,9 @@ def test_it_is_left_alone_inside_a_replica(cluster: Cluster) -> None:
         model.load_state_dict({"0.weight": torch.ones(1, 2)})
 
         def replica() -> Any:
+            before = model.state_dict()["0.weight"].tolist()
             optimizer.step()
-            return model.state_dict()["0.weight"].tolist()
+            return before
 
         assert strategy.run(replica) == [[1.0, 1.0]]
         assert model.state_dict()["0.weight"].tolist() == [[0.0, 0.0]]

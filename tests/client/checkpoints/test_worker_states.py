@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from stratagem import (
     ParameterServerStrategy,
     Variable,
 )
+from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_deploy.checkpoints.resharding import reshard
 from stratagem_proto.checkpoint.folder import open_checkpoint
@@ -98,6 +100,14 @@ def test_positions_fit_to_the_steps_of_workers_that_step_alone(tmp_path: Path) -
     assert len(seen) > CHECKPOINTS / 2
 
 
+def wait_for_contribution(strategy: ParameterServerStrategy, step: int) -> None:
+    """Until a worker's part of a synchronous step counts."""
+    extended = strategy.extended
+    assert isinstance(extended, ParameterServerExtended)
+    pace = extended._store.pace
+    eventually(lambda: pace.contributed() == {"SGD": step})
+
+
 class Descent:
     """Two parameters on two servers that go down by 1 with each step."""
 
@@ -118,18 +128,21 @@ def test_positions_fit_to_the_steps_of_workers_that_step_together(
     tmp_path: Path,
 ) -> None:
     """Although one has contributed to a step that is not complete yet."""
-    finished = [0, 0]
+    ahead = Queue[ParameterServerStrategy]()
 
     def program(strategy: ParameterServerStrategy, worker: int) -> None:
+        if worker:
+            ahead.put(strategy)
+        else:
+            other = ahead.get(timeout=60)
         descent = Descent(strategy)
         data = Counter()
         strategy.register_for_checkpointing("data", data)
         for number in range(1, 6):
             data.count += 1
             strategy.run(descent.step)
-            finished[worker] = number
             if not worker and number < 5:
-                eventually(lambda: finished[1] == finished[0] + 1)
+                wait_for_contribution(other, number + 1)
             strategy.save(tmp_path, keep=5)
 
     with running(2, num_workers=2) as cluster:
@@ -261,3 +274,47 @@ def test_what_cannot_be_kept_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with pytest.raises(refused, match="without a cluster"):
         ParameterServerStrategy().register_for_checkpointing("data", Counter())
+
+
+@pytest.mark.parametrize("consistency", ["async", "sync"])
+@pytest.mark.parametrize("in_run", [True, False])
+def test_a_checkpoint_in_the_midst_of_a_loop_has_whole_steps(
+    in_run: bool, consistency: str, tmp_path: Path
+) -> None:
+    """The loop of the other worker ends when the chief has saved, not before."""
+    saved, others = threading.Event(), Queue[ParameterServerStrategy]()
+
+    def program(strategy: ParameterServerStrategy, worker: int) -> None:
+        descent, data = Descent(strategy), Counter()
+        strategy.register_for_checkpointing("data", data)
+
+        def loop() -> None:
+            while data.count < 3 or (worker and not saved.is_set()):
+                data.count += 1
+                descent.step()
+
+        if worker:
+            others.put(strategy)
+            strategy.run(loop) if in_run else loop()
+            return
+        other = others.get(timeout=60)
+        if consistency == "async":
+            strategy.save(tmp_path)
+        else:
+            # The other one waits within its fourth step meanwhile.
+            loop()
+            wait_for_contribution(other, 4)
+            strategy.save(tmp_path)
+        saved.set()
+        if consistency == "sync":
+            descent.step()
+
+    with running(2, num_workers=2) as cluster:
+        cluster.run(program, consistency=consistency)
+    checkpoint = tmp_path / "checkpoint-1"
+    values, found = load_from(checkpoint), positions(checkpoint)
+    assert values["0"] == values["1"]
+    if consistency == "sync":
+        assert (float(values["0"]), found) == (-3.0, {0: 3, 1: 3})
+    else:
+        assert float(values["0"]) == -found.get(1, 0)

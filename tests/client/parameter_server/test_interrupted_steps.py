@@ -102,7 +102,8 @@ def test_a_worker_of_two_is_part_of_each_step_once(
         each = first.values()
         if is_last:
             first.run()
-        for taken, _ in enumerate(interrupted(second.run, thread_of(second)), 1):
+        step = second.complete if is_last else second.run
+        for taken, _ in enumerate(interrupted(step, thread_of(second)), 1):
             if not is_last:
                 first.run()
                 with suppress(KeyboardInterrupt):
@@ -121,7 +122,7 @@ def test_with_spare_workers_an_interrupted_step_is_taken_wholly_or_not_at_all() 
         first, second = pairs(stack, cluster, consistency=Sync(1))
         first.run()
         each, taken = first.values(), 1
-        for _ in interrupted(second.run, thread_of(second)):
+        for _ in interrupted(second.complete, thread_of(second)):
             seen = second.values()
             is_counted = seen == multiple(each, taken + 1)
             taken += is_counted

@@ -63,8 +63,7 @@ def vanish(worker: Pair, number: int) -> tuple[list[str], bool]:
     """Has a worker end in its step; returns what it had sent, and if that was all."""
     fate = Fate(worker, number)
     try:
-        worker.run()
-        worker.finish()
+        worker.complete()
     except Vanished:
         return fate.sent, False
     finally:

@@ -30,7 +30,7 @@ class Stateful(Protocol):
 
 
 class WorkerStates:
-    """The states that this worker reports, after each of its runs.
+    """The states that this worker reports, after each of its steps and runs.
 
     Args:
         membership: Which task of the cluster this process is.
@@ -42,7 +42,7 @@ class WorkerStates:
         self._store = store
         self._registered: dict[str, Stateful] = {}
         self._deferred: dict[str, Any] = {}
-        # After the last two runs.
+        # As of the last two synchronous steps, or the last two runs.
         self._states: Sequence[WorkerState] = ()
 
     def register(self, name: str, stateful: Any) -> None:
@@ -85,9 +85,13 @@ class WorkerStates:
             self._report([self._now(self._registered)])
 
     def ran(self) -> None:
-        """Report the states after a run, which is still a part of its step."""
-        if self._registered:
-            self._report([*self._states[-1:], self._now(self._registered)])
+        """Report the states after a step or a run, which is still a part of it."""
+        if not self._registered:
+            return
+        now, before = self._now(self._registered), self._states
+        is_same_step = bool(before) and before[-1].contributed == now.contributed
+        # One of an earlier step is needed while that of the last is not complete.
+        self._report([*(before[:-1] if is_same_step else before[-1:]), now])
 
     def _now(self, wanted: Mapping[str, Stateful]) -> WorkerState:
         states = {name: one.state_dict() for name, one in wanted.items()}

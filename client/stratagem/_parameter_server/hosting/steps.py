@@ -27,7 +27,7 @@ from stratagem_proto.v1.parameter_server_pb2 import (
 
 def take(
     store: RemoteStore, step: OptimizerStep, early: EarlyPush | None = None
-) -> None:
+) -> bool:
     """Have the servers apply a step as its consistency says.
 
     On this worker's gradients now; or on those of all workers, when they have come.
@@ -36,6 +36,10 @@ def take(
         store: The variables on the servers.
         step: The step.
         early: What has been sent of it.
+
+    Returns:
+        Whether the copies of what is stepped are fresh; otherwise they will be when the
+        others have come.
     """
     # Its answer has the leave for this one.
     store.servers.flight.settle()
@@ -44,9 +48,10 @@ def take(
     grant = store.leave(step.optimizer)
     if grant.consistency.mode == CONSISTENCY_MODE_SYNC:
         _contribute(store, step, grant, early)
-    else:
-        _push(store, step, grant, early)
-        store.pace.finish(step.optimizer, grant.step)
+        return False
+    _push(store, step, grant, early)
+    store.pace.finish(step.optimizer, grant.step)
+    return True
 
 
 def _push(
@@ -90,7 +95,6 @@ def _contribute(
         }
     )
     store.contributions.commit(Staged(contribution, [*loads.values()]))
-    store.freshen(store.routes.of(step).copies)
 
 
 def _contribution(

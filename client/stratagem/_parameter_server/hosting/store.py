@@ -151,7 +151,8 @@ class RemoteStore:
         begins = self.pace.begins() if self.pace.is_alone else []
         groups = {server: [*unread(some)] for server, some in copies.items()}
         try:
-            grants = self._bring(groups, begins, training=True)
+            with self.servers.steps.pausing():
+                grants = self._bring(groups, begins, training=True)
         except StratagemError as error:
             self._behind = copies, error
             return

@@ -239,4 +239,4 @@ def _settle(
 ) -> None:
     each = zip(variables, followed.readings, answer.versions, strict=True)
     for variable, reading, version in each:
-        variable.settle(version, reading.narrowed_to is not None)
+        variable.replaced(version, reading.narrowed_to is not None)

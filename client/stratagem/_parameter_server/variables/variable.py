@@ -260,9 +260,14 @@ class RemoteVariable(Variable):
             is_rounded: Whether what has come for it was rounded.
         """
         if version != self._version or (self._is_rounded and not is_rounded):
-            self._is_rounded = is_rounded
-            if self._hosted is not None:
-                self._hosted.settle()
+            self.replaced(version, is_rounded)
+        self._outdated = False
+
+    def replaced(self, version: int, is_rounded: bool = False) -> None:
+        """As `settle`, where the copy was written even if it had that version."""
+        self._is_rounded = is_rounded
+        if self._hosted is not None:
+            self._hosted.settle()
         self._version = version
         self._outdated = False
 
