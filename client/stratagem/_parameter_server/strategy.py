@@ -46,7 +46,8 @@ class ParameterServerStrategy(CheckpointedStrategy):
     Every worker runs the same program. The chief (else worker 0) creates the
     variables, on one server after the other, and the other workers attach to them
     in the same order. A worker reduces the gradients of its own replicas and pushes
-    them; the servers apply them. Each `run` starts with fresh parameters::
+    them; the servers apply them. Each `run` starts with fresh parameters, and an
+    optimizer's `step` leaves those that it has stepped fresh::
 
         strategy = ParameterServerStrategy(consistency="async")
         with strategy.scope():
@@ -61,7 +62,9 @@ class ParameterServerStrategy(CheckpointedStrategy):
         for batch in batches:
             strategy.run(replica_step, args=(batch,))
 
-    Parameters are fresh only within `run`: call `refresh` before using them outside.
+    With one replica in this process, forward, backward and `step` need no `run`: a loop
+    that was written for plain PyTorch trains as it is. What others have changed since
+    the last `step` is here after the next one, or after `refresh`.
     A program that is started again while its servers run goes on with the variables
     and the optimizers' state that they hold, and logs a warning that says so; a
     program whose variables differ in names, shapes, dtypes or modules is refused by

@@ -189,7 +189,7 @@ def test_a_step_outside_of_runs_takes_writes_and_closures(
             optimizer.zero_grad()
             loss = network(noise(0, 8, 4)).square().mean()
             loss.backward()
-            return loss.item()
+            return float(loss.detach())
 
         for _ in range(STEPS):
             optimizer.step(closure)
