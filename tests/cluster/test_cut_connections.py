@@ -1,0 +1,210 @@
+"""Training whose connections are cut at any byte, again and again."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from stratagem import DistributedOptimizer, ParameterServerStrategy
+from stratagem.consistency import Async, Bounded, Consistency, Sync
+from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX, VARIABLE
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from tests.client.clusters import Cluster
+from tests.conftest import TOKEN
+from tests.relays import Relay, UnixRelay
+
+pytestmark = pytest.mark.cluster
+
+CONSISTENCIES = [Async(), Bounded(1), Sync(), Sync(3)]
+LEAST_CUTS = 2_000  # of all cases together
+
+# Cuts of each case. What goes by gRPC takes longest to go on.
+CUTS = {GRPC: 80, TCP: 140, UNIX: 140, AUTO: 140}
+WORKERS, SERVERS, STEPS = 4, 2, 25
+PATIENCE = 120.0
+
+# Elements of a variable: what is worth it goes through shared memory.
+SIZES = {AUTO: 1 << 15}
+
+# About what a step of one worker sends to a server, or is answered.
+MOST_BYTES = {GRPC: 2_500, AUTO: 700}
+
+
+@dataclass
+class Network:
+    """Servers whose connections are cut.
+
+    Attributes:
+        cluster: What clients know of them.
+        relays: What stands in between.
+        most: Bytes that pass between two cuts.
+        enough: How many cuts there are to be.
+    """
+
+    cluster: Cluster
+    relays: Sequence[Relay]
+
+    most: int
+    enough: int
+
+    @property
+    def cuts(self) -> int:
+        return sum(relay.cuts for relay in self.relays)
+
+    def cut_at_random(self) -> None:
+        for number, relay in enumerate(self.relays):
+            relay.cut_at_random(random.Random(number), self.most)
+
+    def let_pass(self) -> None:
+        for relay in self.relays:
+            relay.let_pass()
+
+
+@pytest.fixture(params=CUTS)
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv(VARIABLE, request.param)
+    return str(request.param)
+
+
+@pytest.fixture
+def network(transport: str) -> Iterator[Network]:
+    with ExitStack() as stack:
+        servers = [
+            stack.enter_context(ParameterServer(ServerSettings(task=task, token=TOKEN)))
+            for task in range(SERVERS)
+        ]
+        relays = [stack.enter_context(relay(server, transport)) for server in servers]
+        addresses = [server.address for server in servers]
+        if transport == GRPC:
+            addresses = [f"127.0.0.1:{relay.port}" for relay in relays]
+        most = MOST_BYTES.get(transport, 1_500)
+        yield Network(Cluster(addresses, WORKERS), relays, most, CUTS[transport])
+
+
+def relay(server: ParameterServer, transport: str) -> Relay:
+    """What stands between a server and all of its clients that come later."""
+    if transport == GRPC:
+        return Relay(int(server.address.rpartition(":")[2]))
+    told = server._state.frame_sockets
+    assert told is not None
+    if transport == TCP:
+        between = Relay(told.data_port)
+        told.data_port = between.port
+        return between
+    named = UnixRelay(told.name)
+    told.name = named.name
+    return named
+
+
+class Worker:
+    """One that counts its pushes, in an element of its own on each server.
+
+    Args:
+        strategy: Its strategy.
+        number: Which it is.
+        size: Elements of a variable.
+    """
+
+    def __init__(
+        self, strategy: ParameterServerStrategy, number: int, size: int
+    ) -> None:
+        with strategy.scope():
+            self._module = nn.ParameterList([torch.zeros(size) for _ in range(SERVERS)])
+        sgd = torch.optim.SGD(self._module.parameters(), lr=1.0, maximize=True)
+        self._optimizer = DistributedOptimizer(sgd, "sum")
+        self._strategy, self._number = strategy, number
+        self._pushes = 0
+
+    def train(self, most: float) -> None:
+        """Takes some steps, or as many as it takes until all have pushed so often."""
+        if most == math.inf:
+            for _ in range(STEPS):
+                self._strategy.run(self._step, args=(most,))
+        else:
+            while self._strategy.run(self._step, args=(most,)):
+                pass
+
+    def _step(self, most: float) -> bool:
+        if self.counted()[0].sum() >= most:
+            return False
+        for parameter in self._module:
+            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad[self._number] = 1.0
+        self._optimizer.step()
+        self._pushes += 1
+        return True
+
+    def counted(self) -> torch.Tensor:
+        """What each server has counted of each worker."""
+        return torch.stack([one.detach()[:WORKERS] for one in self._module])
+
+    def expected(self) -> int:
+        """How many of its pushes count."""
+        report = self._strategy.consistency_report()[self._optimizer.name]
+        task = report.workers[f"/job:worker/task:{self._number}"]
+        return self._pushes - task.dropped
+
+
+class Training:
+    """Rounds of steps, until there were enough cuts.
+
+    Args:
+        network: Where they are taken.
+        size: Elements of a variable.
+        together: How many pushes make a step; None where each does.
+    """
+
+    def __init__(self, network: Network, size: int, together: int | None) -> None:
+        self._network, self._size, self._together = network, size, together
+        self._rounds, self._is_over = 0, False
+        self._meeting = threading.Barrier(WORKERS, self._decide, PATIENCE)
+
+    def _decide(self) -> None:
+        self._rounds += 1
+        self._is_over = self._network.cuts >= self._network.enough
+        if self._rounds == 1:
+            self._network.cut_at_random()
+        if self._is_over:
+            self._network.let_pass()
+
+    def __call__(
+        self, strategy: ParameterServerStrategy, number: int
+    ) -> tuple[torch.Tensor, int]:
+        """What was counted of each worker in the end, and how often this one pushed."""
+        worker = Worker(strategy, number, self._size)
+        strategy.barrier("built")
+        while not self._meet():
+            worker.train((self._together or math.inf) * STEPS * self._rounds)
+        strategy.barrier("over")
+        return worker.counted(), worker.expected()
+
+    def _meet(self) -> bool:
+        self._meeting.wait()
+        return self._is_over
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("consistency", CONSISTENCIES, ids=str)
+def test_each_update_counts_once_however_often_connections_are_cut(
+    network: Network, transport: str, consistency: Consistency
+) -> None:
+    together = None
+    if isinstance(consistency, Sync):
+        together = consistency.replicas_to_aggregate or WORKERS
+    training = Training(network, SIZES.get(transport, WORKERS), together)
+    results = network.cluster.run(training, consistency=consistency)
+    expected = [float(pushes) for _, pushes in results]
+    for counted, _ in results:
+        assert counted.tolist() == [expected] * SERVERS
+    assert network.cuts >= network.enough
+    assert sum(CUTS.values()) * len(CONSISTENCIES) >= LEAST_CUTS
+    assert together is None or sum(expected) % (together * STEPS) == 0
