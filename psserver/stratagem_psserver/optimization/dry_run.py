@@ -79,8 +79,8 @@ def dry_run(
 ) -> StepNeeds:
     """What a step with these hyperparameters needs, after trying it on a scratch.
 
-    A step that fails half-way would leave variables changed, so whatever
-    `torch.optim` has to say about it is found out here.
+    What `torch.optim` has to say about hyperparameters is found out here, but for what
+    depends on the learning rate and on state: see `certainty`.
 
     Args:
         rule: The optimizer.
@@ -124,7 +124,7 @@ def _layout(
         advice = f"; row-sparse gradients work with {', '.join(sorted(ROW_WISE))}"
     try:
         before, after = _step_once(rule, {"lr": 0.5, **dict(rest)}, dtype, sparse)
-    except (RuntimeError, TypeError, ValueError, LookupError) as error:
+    except Exception as error:
         kind = "row-sparse" if sparse else "dense"
         raise InvalidArgumentError(
             f"torch.optim.{name} cannot step a {dtype} parameter with a {kind} "

@@ -11,6 +11,7 @@ from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.programs.optimizers import OptimizerRule, Value, rule_named
 from stratagem_proto.programs.update_programs import decode_group
 from stratagem_proto.v1.update_program_pb2 import HyperparameterGroup
+from stratagem_psserver.optimization.certainty import are_ordinary
 from stratagem_psserver.optimization.dry_run import (
     StepNeeds,
     dry_run,
@@ -31,6 +32,7 @@ class Settings:
         self.values = values
         self._rule = rule
         self._needs: dict[tuple[torch.dtype, bool], StepNeeds] = {}
+        self._ordinary: dict[torch.dtype, bool] = {}
         self._elementwise: dict[torch.dtype, bool] = {}
         self._sparse_rules: dict[torch.dtype, SparseRule | None] = {}
 
@@ -40,17 +42,25 @@ class Settings:
             self._needs[key] = dry_run(self._rule, self.values, dtype, sparse)
         return self._needs[key]
 
+    def is_ordinary(self, dtype: torch.dtype) -> bool:
+        """Whether no step of such a parameter fails for these numbers."""
+        if dtype not in self._ordinary:
+            self._ordinary[dtype] = are_ordinary(self._rule, self.values, dtype)
+        return self._ordinary[dtype]
+
     def is_elementwise(self, dtype: torch.dtype) -> bool:
         """Whether it is all the same in which tensor an element of that type is."""
         if dtype not in self._elementwise:
-            found = is_elementwise(self._rule, self.values, dtype)
+            is_ordinary = self.is_ordinary(dtype)
+            found = is_ordinary and is_elementwise(self._rule, self.values, dtype)
             self._elementwise[dtype] = found
         return self._elementwise[dtype]
 
     def sparse_rule(self, dtype: torch.dtype) -> SparseRule | None:
         """What steps sparse gradients in place of torch; ask if it needs them."""
         if dtype not in self._sparse_rules:
-            found = sparse_rule(self._rule, self.values, dtype)
+            is_ordinary = self.is_ordinary(dtype)
+            found = sparse_rule(self._rule, self.values, dtype) if is_ordinary else None
             self._sparse_rules[dtype] = found
         return self._sparse_rules[dtype]
 

@@ -8,12 +8,13 @@ with as many 63.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.optim import Optimizer
 
+from stratagem_psserver.optimization.certainty import is_ordinary_state
 from stratagem_psserver.optimization.hyperparameters import Settings
 from stratagem_psserver.optimization.loans import Loan, WholeLoan
 from stratagem_psserver.optimization.repeated_groups import Gradients, Group
@@ -83,14 +84,11 @@ class Joint:
             return all_groups
         return all_groups.narrow(0, self.begin, size)
 
-    @property
-    def agrees(self) -> bool:
-        """Whether all variables have the same numbers."""
-        for numbers in self.numbers.values():
-            first, *others = numbers.tolist()
-            if others.count(first) < len(others):
-                return False
-        return True
+    def distinct_numbers(self) -> Iterator[tuple[str, Sequence[float]]]:
+        """Numbers of the variables: one of them, if all have the same."""
+        for key, numbers in self.numbers.items():
+            first, *others = each = numbers.tolist()
+            yield key, each if others.count(first) < len(others) else [first]
 
     def take(self, made: Mapping[str, torch.Tensor]) -> None:
         """Takes over the state that an optimizer has made of that of all."""
@@ -124,23 +122,34 @@ class JointGroup:
         joint: Its variables.
     """
 
+    is_by_rows = False
+
     def __init__(
         self, number: int, settings: Settings, apart: Group, joint: Joint
     ) -> None:
         self._number, self._settings = number, settings
         self._apart, self._joint = apart, joint
         self._optimizer: Optimizer | None = None
+        # Whether all variables have the same numbers.
+        self._agree = False
+
+    def put(self) -> None:
+        pass
 
     def accepts(self, groups: Sequence[Settings], gradients: Gradients) -> bool:
-        if not self._apart.accepts(groups, gradients):
+        if not self._apart.takes(groups):
             return False
         if (settings := groups[self._number]) is not self._settings:
             self._settings, self._optimizer = settings, None
-        return True
+        numbers = list(self._joint.distinct_numbers())
+        self._agree = all([len(each) == 1 for _, each in numbers])
+        return all(
+            [is_ordinary_state(key, one) for key, each in numbers for one in each]
+        )
 
     def step(self, gradients: Gradients) -> None:
         joint = self._joint
-        if gradients.joint is None or not joint.agrees or not self._is_elementwise():
+        if gradients.joint is None or not self._agree or not self._is_elementwise():
             return self._apart.step(gradients)
         optimizer = self._optimizer = self._optimizer or self._made()
         try:

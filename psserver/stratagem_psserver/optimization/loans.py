@@ -85,10 +85,13 @@ class WholeLoan:
     def is_by_rows(self) -> bool:
         return False
 
+    @property
+    def missing(self) -> int:
+        """Bytes of the state that the optimizer has yet to make."""
+        return missing_nbytes(self.variable, self.layout, self.slots)
+
     def open(self, room: Room) -> Lent:
-        room.take(
-            self.variable.name, missing_nbytes(self.variable, self.layout, self.slots)
-        )
+        room.take(self.variable.name, self.missing)
         state = {
             key: self.layout[key].lent(slot.value) for key, slot in self.slots.items()
         }

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.optim import Optimizer
 
+from stratagem_psserver.optimization.certainty import NUMBERS, is_ordinary_state
 from stratagem_psserver.optimization.dry_run import StateLayout
 from stratagem_psserver.optimization.hyperparameters import Settings
 from stratagem_psserver.optimization.loans import Loan, WholeLoan, as_tensor
@@ -34,18 +35,28 @@ class Gradients(NamedTuple):
 
 
 class RepeatedGroup(Protocol):
-    """Variables of one param group, and an optimizer that stays with them."""
+    """Variables of one param group, and an optimizer that stays with them.
+
+    Attributes:
+        is_by_rows: Whether `step` changes copies of rows, which `put` writes.
+    """
+
+    is_by_rows: bool
 
     def accepts(self, groups: Sequence[Settings], gradients: Gradients) -> bool:
         """Takes other hyperparameters, unless the state is another one with them.
 
         Args:
             groups: Those of all groups.
-            gradients: With which the step is to be taken. It is not if they do not fit.
+            gradients: With which the step is to be taken. It is not if they do not fit,
+                or if it may fail for its numbers.
         """
 
     def step(self, gradients: Gradients) -> None:
         """Changes variables and state, for given gradients of all of the step."""
+
+    def put(self) -> None:
+        """Writes what was stepped apart; call it when all groups are stepped."""
 
     def commit(self, store: VariableStore) -> None:
         """Lets the store know what has come of the state."""
@@ -80,6 +91,17 @@ class Parameter:
             return None
         return cls(loan.variable.value, place, layout, slots, state)
 
+    def __post_init__(self) -> None:
+        self._numbers = [key for key in NUMBERS if key in self.state]
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether the state lets no step fail."""
+        for key in self._numbers:
+            if not is_ordinary_state(key, self.state[key].item()):
+                return False
+        return True
+
     def commit(self, store: VariableStore) -> None:
         for key, value in self.state.items():
             slot = self.slots[key]
@@ -90,7 +112,7 @@ class Parameter:
 
 
 class Group:
-    """Variables that are stepped one after the other.
+    """Variables that are stepped one after the other, in place.
 
     Args:
         number: Of the param group.
@@ -98,40 +120,52 @@ class Group:
         parameters: The variables.
     """
 
+    is_by_rows = False
+
     def __init__(
         self, number: int, settings: Settings, parameters: Sequence[Parameter]
     ) -> None:
-        self._number, self._parameters = number, parameters
+        self._number, self.parameters = number, parameters
+        self._dtypes = {each.value.dtype for each in parameters}
         self._settings = settings
         self._optimizer: Optimizer | None = None
 
     def accepts(self, groups: Sequence[Settings], gradients: Gradients) -> bool:
+        return self.takes(groups) and all(
+            [each.is_ordinary for each in self.parameters]
+        )
+
+    def takes(self, groups: Sequence[Settings]) -> bool:
+        """As `accepts`, whatever the state."""
         settings = groups[self._number]
-        if settings is self._settings:
-            return True
-        for each in self._parameters:
-            if settings.needs(each.value.dtype, sparse=False).layout is not each.layout:
-                return False
-        self._settings, self._optimizer = settings, None
-        return True
+        if settings is not self._settings:
+            for each in self.parameters:
+                needs = settings.needs(each.value.dtype, sparse=False)
+                if needs.layout is not each.layout:
+                    return False
+            self._settings, self._optimizer = settings, None
+        return all([settings.is_ordinary(dtype) for dtype in self._dtypes])
+
+    def put(self) -> None:
+        pass
 
     def step(self, gradients: Gradients) -> None:
         optimizer = self._optimizer = self._optimizer or self._made()
         try:
-            for each in self._parameters:
+            for each in self.parameters:
                 each.value.grad = gradients.each[each.place]
             take_step(optimizer, sparse=False)
         finally:
-            for each in self._parameters:
+            for each in self.parameters:
                 each.value.grad = None
 
     def _made(self) -> Optimizer:
-        values = [each.value for each in self._parameters]
+        values = [each.value for each in self.parameters]
         optimizer = self._settings.prototype.optimizer(values, fresh=[])
-        states = ((each.value, each.state) for each in self._parameters)
+        states = ((each.value, each.state) for each in self.parameters)
         optimizer.state = defaultdict(dict, states)
         return optimizer
 
     def commit(self, store: VariableStore) -> None:
-        for each in self._parameters:
+        for each in self.parameters:
             each.commit(store)

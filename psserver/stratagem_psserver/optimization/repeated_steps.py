@@ -23,6 +23,7 @@ from stratagem_psserver.optimization.repeated_groups import (
 from stratagem_psserver.optimization.row_groups import RowGroup, RowParameter
 from stratagem_psserver.optimization.steps import Group as CheckedGroup
 from stratagem_psserver.optimization.steps import OptimizerStep
+from stratagem_psserver.optimization.undo import LARGE, Undo
 from stratagem_psserver.variables.store import VariableStore
 
 _NONE = Gradients(())
@@ -54,7 +55,9 @@ class RepeatedStep:
         )
         self.variables = checked.variables
         self.nbytes = checked.nbytes
-        self._groups, self._number_of_groups = groups, len(checked.groups)
+        # Rows first: their step fails before anything is changed.
+        self._groups = sorted(groups, key=lambda group: not group.is_by_rows)
+        self._number_of_groups = len(checked.groups)
         self.is_joint = any(isinstance(group, JointGroup) for group in groups)
         self._gradients = _NONE
 
@@ -88,11 +91,21 @@ class RepeatedStep:
         return taken
 
     def run(self) -> None:
-        """Changes the values of the variables and their slots."""
+        """Changes the values of the variables and their slots.
+
+        Raises:
+            ResourceExhaustedError: There is no memory for it; nothing is changed.
+        """
         # They are in the memory of a request that is answered when this is over.
         gradients, self._gradients = self._gradients, _NONE
+        with Undo(self.program.class_name) as undo:
+            if self.nbytes > LARGE:
+                undo.require_memory(gradients.each)
+            for group in self._groups:
+                undo.begun = not group.is_by_rows
+                group.step(gradients)
         for group in self._groups:
-            group.step(gradients)
+            group.put()
 
     def commit(self, store: VariableStore) -> None:
         """Lets the store know what has come of the state."""

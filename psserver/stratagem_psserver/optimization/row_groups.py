@@ -112,11 +112,14 @@ class RowGroup:
         parameters: The variables.
     """
 
+    is_by_rows = True
+
     def __init__(
         self, number: int, settings: Settings, parameters: Sequence[RowParameter]
     ) -> None:
         self._number, self._parameters = number, parameters
         self._settings, self._rules = settings, self._rules_of(settings)
+        self._stepped: list[Stepped] = []
 
     @property
     def has_rules(self) -> bool:
@@ -134,7 +137,11 @@ class RowGroup:
 
     def step(self, gradients: Gradients) -> None:
         settings, each = self._settings, zip(self._parameters, self._rules, strict=True)
-        stepped = [one.stepped(rule, settings, gradients) for one, rule in each]
+        self._stepped = [one.stepped(rule, settings, gradients) for one, rule in each]
+
+    def put(self) -> None:
+        # They are as large as a request, and not to stay.
+        stepped, self._stepped = self._stepped, []
         for parameter, rows in zip(self._parameters, stepped, strict=True):
             parameter.put(rows)
 

@@ -78,7 +78,8 @@ class _RowLoan:
     def _scalar(self, key: str) -> torch.Tensor:
         layout = self.needs.layout[key]
         if key in self.slots:
-            return self.slots[key].value
+            # Optimizers count in place.
+            return self.slots[key].value.clone()
         return torch.full((), layout.initial, dtype=layout.dtype)
 
     def _returned(self, state: Mapping[str, Any]) -> State:

@@ -1,0 +1,31 @@
+"""Processes whose machine has no more memory, as far as they can see."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import TypeVar
+
+Argument = TypeVar("Argument")
+
+
+def in_a_child(work: Callable[[Argument], str], argument: Argument) -> str:
+    """What a function of a module returns in a process of its own."""
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply_async(work, (argument,)).get(120)
+
+
+@contextmanager
+def limited_memory(nbytes: int) -> Iterator[None]:
+    """Lets this process take so many bytes more; call it in a child."""
+    with open("/proc/self/statm") as file:
+        pages = int(file.read().split()[0])
+    limit = pages * resource.getpagesize() + nbytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    try:
+        yield
+    finally:
+        unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        resource.setrlimit(resource.RLIMIT_AS, unlimited)
