@@ -63,6 +63,14 @@ class Relay:
             chance, most = self._chance
             self._cutting = chance.choice([*Direction]), chance.randrange(most)
 
+    def break_off(self) -> None:
+        """Cuts all connections; later ones pass."""
+        with self._lock:
+            ends, self._ends = self._ends, []
+        self.cuts += len(ends) // 2
+        for end in ends:
+            _close(end)
+
     def __enter__(self) -> Self:
         return self
 

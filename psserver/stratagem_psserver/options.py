@@ -18,6 +18,11 @@ class ServerOptions(ServingOptions):
     kind: ClassVar[str] = "ps"
 
     job: Job = Field("ps", description="Job name of this task.")
+    reconnect_seconds: float = Field(
+        5.0,
+        ge=0.1,
+        description="Time that a client has to come back whose connection was closed.",
+    )
     staged_bytes: int | None = Field(
         None,
         ge=1,

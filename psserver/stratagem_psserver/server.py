@@ -25,7 +25,7 @@ from stratagem_psserver.servicer import (
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 
-# Leases are looked at this often within one lease.
+# Sessions are looked at this often within the shortest time in which they end.
 _LEASE_CHECKS = 4
 
 
@@ -74,12 +74,15 @@ class ParameterServer(Server):
         self._leases = asyncio.create_task(self._end_leases())
 
     async def _end_leases(self) -> None:
+        settings = self.settings
+        shortest = min(settings.lease_seconds, settings.reconnect_seconds)
         while True:
-            await asyncio.sleep(self.settings.lease_seconds / _LEASE_CHECKS)
+            await asyncio.sleep(shortest / _LEASE_CHECKS)
             for session in self._state.end_leases():
                 self._log.warning("lease ended", peer=session.label)
 
     async def _refuse(self, seconds: float) -> None:
+        self._state.attendance.close()
         self._state.waits.close(
             UnavailableError(f"{self.settings.label} is shutting down; repeat the call")
         )

@@ -115,6 +115,7 @@ def _session_methods(methods: Methods, rpcs: SessionRpcs) -> Handlers:
     return {
         "OpenSession": methods.unary(session_pb2.OpenSessionRequest, rpcs.open),
         "Heartbeat": methods.unary(session_pb2.HeartbeatRequest, rpcs.heartbeat),
+        "AttendSession": methods.unary(session_pb2.AttendSessionRequest, rpcs.attend),
         "CloseSession": methods.unary(session_pb2.CloseSessionRequest, rpcs.close),
     }
 

@@ -13,6 +13,9 @@ class ServerSettings(ServingSettings):
     """Settings of a parameter server.
 
     Attributes:
+        reconnect_seconds: Time after which the session of a client ends whose
+            connection was closed, as the system does when a process ends, unless it is
+            heard of again before. Not longer than the lease.
         staged_bytes: Most bytes that requests may occupy before they are applied or
             while they are sent; memory of large ones that is kept for the next counts
             until others need its bytes. Memory that clients of the same host share with
@@ -25,6 +28,7 @@ class ServerSettings(ServingSettings):
     """
 
     job: str = "ps"
+    reconnect_seconds: float = 5.0
     staged_bytes: int = field(default_factory=half_of_memory)
     variable_bytes: int | None = None
     restore: str = ""

@@ -35,6 +35,7 @@ from stratagem_psserver.variables.kept_choices import KeptChoices
 from stratagem_psserver.variables.locks import Holding, VariableLocks
 from stratagem_psserver.variables.snapshot import Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore
+from stratagem_psserver.waiting.attendance import Attendance
 from stratagem_psserver.waiting.waits import Waits
 
 # What clients share may take this part of what requests may, besides.
@@ -53,7 +54,8 @@ class ServerState:
         self.figures = Figures()
         self.incarnation = os.urandom(SESSION_ID_BYTES)
         self.store = VariableStore(Room(settings.variable_bytes))
-        self.ledger = SessionLedger(settings.lease_seconds)
+        self.ledger = SessionLedger(settings.lease_seconds, settings.reconnect_seconds)
+        self.attendance = Attendance()
         self.rounds = Rounds()
         self.budget = Budget(settings.staged_bytes, self._reclaim)
         shares = settings.transport == AUTO
@@ -133,6 +135,7 @@ class ServerState:
         return ended
 
     def _ended(self, session: Session, why: str, left: bool = False) -> None:
+        self.attendance.session_ended(session.id)
         self.barriers.session_ended(session.id)
         self.gate.forget(session.client)
         self.held.release(session.id)

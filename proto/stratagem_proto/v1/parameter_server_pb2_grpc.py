@@ -61,6 +61,11 @@ class ParameterServerServiceStub(object):
                 request_serializer=stratagem__proto_dot_v1_dot_session__pb2.HeartbeatRequest.SerializeToString,
                 response_deserializer=stratagem__proto_dot_v1_dot_session__pb2.HeartbeatResponse.FromString,
                 _registered_method=True)
+        self.AttendSession = channel.unary_unary(
+                '/stratagem_proto.v1.ParameterServerService/AttendSession',
+                request_serializer=stratagem__proto_dot_v1_dot_session__pb2.AttendSessionRequest.SerializeToString,
+                response_deserializer=stratagem__proto_dot_v1_dot_session__pb2.AttendSessionResponse.FromString,
+                _registered_method=True)
         self.CloseSession = channel.unary_unary(
                 '/stratagem_proto.v1.ParameterServerService/CloseSession',
                 request_serializer=stratagem__proto_dot_v1_dot_session__pb2.CloseSessionRequest.SerializeToString,
@@ -176,6 +181,14 @@ class ParameterServerServiceServicer(object):
 
     def Heartbeat(self, request, context):
         """Renews the lease of a session. Every other call renews it too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AttendSession(self, request, context):
+        """Lasts for as long as the session does. If it breaks off and nothing is heard of the
+        client, the session ends after `reconnect_seconds` instead of the lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -321,6 +334,11 @@ def add_ParameterServerServiceServicer_to_server(servicer, server):
                     servicer.Heartbeat,
                     request_deserializer=stratagem__proto_dot_v1_dot_session__pb2.HeartbeatRequest.FromString,
                     response_serializer=stratagem__proto_dot_v1_dot_session__pb2.HeartbeatResponse.SerializeToString,
+            ),
+            'AttendSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.AttendSession,
+                    request_deserializer=stratagem__proto_dot_v1_dot_session__pb2.AttendSessionRequest.FromString,
+                    response_serializer=stratagem__proto_dot_v1_dot_session__pb2.AttendSessionResponse.SerializeToString,
             ),
             'CloseSession': grpc.unary_unary_rpc_method_handler(
                     servicer.CloseSession,
@@ -478,6 +496,33 @@ class ParameterServerService(object):
             '/stratagem_proto.v1.ParameterServerService/Heartbeat',
             stratagem__proto_dot_v1_dot_session__pb2.HeartbeatRequest.SerializeToString,
             stratagem__proto_dot_v1_dot_session__pb2.HeartbeatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AttendSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/stratagem_proto.v1.ParameterServerService/AttendSession',
+            stratagem__proto_dot_v1_dot_session__pb2.AttendSessionRequest.SerializeToString,
+            stratagem__proto_dot_v1_dot_session__pb2.AttendSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -50,6 +50,14 @@ class ParameterServerServiceStub:
     ]
     """Renews the lease of a session. Every other call renews it too."""
 
+    AttendSession: grpc.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.session_pb2.AttendSessionRequest,
+        stratagem_proto.v1.session_pb2.AttendSessionResponse,
+    ]
+    """Lasts for as long as the session does. If it breaks off and nothing is heard of the
+    client, the session ends after `reconnect_seconds` instead of the lease.
+    """
+
     CloseSession: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.session_pb2.CloseSessionRequest,
         stratagem_proto.v1.session_pb2.CloseSessionResponse,
@@ -187,6 +195,14 @@ class ParameterServerServiceAsyncStub:
         stratagem_proto.v1.session_pb2.HeartbeatResponse,
     ]
     """Renews the lease of a session. Every other call renews it too."""
+
+    AttendSession: grpc.aio.UnaryUnaryMultiCallable[
+        stratagem_proto.v1.session_pb2.AttendSessionRequest,
+        stratagem_proto.v1.session_pb2.AttendSessionResponse,
+    ]
+    """Lasts for as long as the session does. If it breaks off and nothing is heard of the
+    client, the session ends after `reconnect_seconds` instead of the lease.
+    """
 
     CloseSession: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.session_pb2.CloseSessionRequest,
@@ -329,6 +345,16 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.session_pb2.HeartbeatResponse, collections.abc.Awaitable[stratagem_proto.v1.session_pb2.HeartbeatResponse]]:
         """Renews the lease of a session. Every other call renews it too."""
+
+    @abc.abstractmethod
+    def AttendSession(
+        self,
+        request: stratagem_proto.v1.session_pb2.AttendSessionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[stratagem_proto.v1.session_pb2.AttendSessionResponse, collections.abc.Awaitable[stratagem_proto.v1.session_pb2.AttendSessionResponse]]:
+        """Lasts for as long as the session does. If it breaks off and nothing is heard of the
+        client, the session ends after `reconnect_seconds` instead of the lease.
+        """
 
     @abc.abstractmethod
     def CloseSession(

@@ -146,6 +146,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
     LAST_SEQUENCE_FIELD_NUMBER: builtins.int
     RESTORED_FIELD_NUMBER: builtins.int
     FRAME_SOCKETS_FIELD_NUMBER: builtins.int
+    RECONNECT_SECONDS_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
     """Version of the contract that the server speaks."""
     incarnation: builtins.bytes
@@ -168,6 +169,11 @@ class OpenSessionResponse(google.protobuf.message.Message):
     """Whether this run of the server began with a checkpoint, so that clients of an
     earlier run may go on. What was applied after the checkpoint is lost.
     """
+    reconnect_seconds: builtins.float
+    """Time that a client gets to be heard of again after the calls by which it attended
+    its session have broken off, in seconds. Absent of servers of workers, whose
+    sessions are calls.
+    """
     @property
     def task(self) -> global___Task:
         """Task of the server."""
@@ -188,9 +194,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
         last_sequence: builtins.int = ...,
         restored: builtins.bool = ...,
         frame_sockets: global___FrameSockets | None = ...,
+        reconnect_seconds: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["frame_sockets", b"frame_sockets", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["frame_sockets", b"frame_sockets", "incarnation", b"incarnation", "last_sequence", b"last_sequence", "lease_seconds", b"lease_seconds", "max_chunk_bytes", b"max_chunk_bytes", "max_request_bytes", b"max_request_bytes", "protocol_version", b"protocol_version", "restored", b"restored", "task", b"task"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["frame_sockets", b"frame_sockets", "incarnation", b"incarnation", "last_sequence", b"last_sequence", "lease_seconds", b"lease_seconds", "max_chunk_bytes", b"max_chunk_bytes", "max_request_bytes", b"max_request_bytes", "protocol_version", b"protocol_version", "reconnect_seconds", b"reconnect_seconds", "restored", b"restored", "task", b"task"]) -> None: ...
 
 global___OpenSessionResponse = OpenSessionResponse
 
@@ -273,6 +280,32 @@ class HeartbeatResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation"]) -> None: ...
 
 global___HeartbeatResponse = HeartbeatResponse
+
+@typing.final
+class AttendSessionRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    session_id: builtins.bytes
+    """As in OpenSessionRequest."""
+    def __init__(
+        self,
+        *,
+        session_id: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["session_id", b"session_id"]) -> None: ...
+
+global___AttendSessionRequest = AttendSessionRequest
+
+@typing.final
+class AttendSessionResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___AttendSessionResponse = AttendSessionResponse
 
 @typing.final
 class CloseSessionRequest(google.protobuf.message.Message):

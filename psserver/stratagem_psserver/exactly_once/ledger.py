@@ -5,7 +5,8 @@ Pure: the time of the lease comes in as an argument, in seconds of a monotonic c
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import math
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -172,6 +173,7 @@ class Session:
     role: Role.ValueType
     task: Task
     expires: float
+    heard: float = 0.0
     numbering: Numbering = field(default_factory=Numbering)
     client: bytes = b""
 
@@ -184,10 +186,21 @@ class Session:
 
 
 class SessionLedger:
-    """All sessions of a server."""
+    """All sessions of a server.
 
-    def __init__(self, lease_seconds: float) -> None:
+    Args:
+        lease_seconds: Silence after which a session ends.
+        reconnect_seconds: The same after what attended it has broken off, and nothing
+            does any more.
+    """
+
+    def __init__(
+        self, lease_seconds: float, reconnect_seconds: float = math.inf
+    ) -> None:
         self._lease = lease_seconds
+        self._reconnect = min(reconnect_seconds, lease_seconds)
+        self._attended: Counter[bytes] = Counter()
+        self._cut_off: set[bytes] = set()
         self._open: dict[bytes, Session] = {}
         self._ended: OrderedDict[bytes, Session] = OrderedDict()
 
@@ -214,7 +227,8 @@ class SessionLedger:
                 "close those that are not needed"
             )
         known = self._open.get(session_id) or self._ended.pop(session_id, None)
-        session = Session(session_id, role, task, now + self._lease)
+        session = Session(session_id, role, task, now + self._lease, now)
+        self._cut_off.discard(session_id)
         if known is not None:
             session.numbering = known.numbering
         self._open[session_id] = session
@@ -229,13 +243,41 @@ class SessionLedger:
         session = self._open.get(session_id)
         if session is None:
             raise SessionLostError(_lost(session_id, session_id in self._ended))
-        session.expires = now + self._lease
+        cut_off = session_id in self._cut_off
+        session.heard = now
+        session.expires = now + (self._reconnect if cut_off else self._lease)
         return session
+
+    def attend(self, session_id: bytes) -> None:
+        """Takes note of a call that lasts as long as an open session; `leave` follows.
+
+        Raises:
+            SessionLostError: The session is not open.
+        """
+        if session_id not in self._open:
+            raise SessionLostError(_lost(session_id, session_id in self._ended))
+        self._attended[session_id] += 1
+        self._cut_off.discard(session_id)
+
+    def leave(self, session_id: bytes, now: float) -> None:
+        """Takes note that such a call has ended before its session, or with it.
+
+        The system closes the connections of a process that ends. One that is stopped
+        sends nothing for long before its connections are given up, and keeps its lease.
+        """
+        self._attended[session_id] -= 1
+        if self._attended[session_id]:
+            return
+        del self._attended[session_id]
+        session = self._open.get(session_id)
+        if session is not None and now - session.heard <= self._lease / 2:
+            self._cut_off.add(session_id)
+            session.expires = min(session.expires, now + self._reconnect)
 
     def silences(self, now: float) -> Iterator[tuple[Session, float]]:
         """The open sessions, and how long ago each was heard of, in seconds."""
         for session in self._open.values():
-            yield session, now - session.expires + self._lease
+            yield session, now - session.heard
 
     def sessions(self) -> Iterator[Session]:
         """All sessions that may go on, also those that ended."""
@@ -250,12 +292,13 @@ class SessionLedger:
     def close(self, session_id: bytes) -> Session | None:
         """Ends a session; None if it was not open."""
         session = self._open.pop(session_id, None)
+        self._cut_off.discard(session_id)
         if session is not None:
             self._remember(session)
         return session
 
     def expire(self, now: float) -> list[Session]:
-        """Ends the sessions whose lease has run out and returns them."""
+        """Ends the sessions of which nothing was heard in time, and returns them."""
         ended = [session for session in self._open.values() if session.expires <= now]
         for session in ended:
             self.close(session.id)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from stratagem_proto.protocol import MAX_CHUNK_BYTES, PROTOCOL_VERSION
 from stratagem_proto.serving.handshake import check_handshake
 from stratagem_proto.v1 import session_pb2 as pb
@@ -9,7 +11,7 @@ from stratagem_psserver.state import ServerState
 
 
 class SessionRpcs:
-    """OpenSession, Heartbeat and CloseSession."""
+    """OpenSession, Heartbeat, AttendSession and CloseSession."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
@@ -35,6 +37,7 @@ class SessionRpcs:
             incarnation=self._state.incarnation,
             task=pb.Task(job=settings.job, index=settings.task),
             lease_seconds=settings.lease_seconds,
+            reconnect_seconds=settings.reconnect_seconds,
             max_chunk_bytes=MAX_CHUNK_BYTES,
             max_request_bytes=settings.staged_bytes,
             last_sequence=last_sequence,
@@ -46,6 +49,18 @@ class SessionRpcs:
         state = self._state
         state.finished(request.session_id, request.finished, request.report)
         return pb.HeartbeatResponse(incarnation=self._state.incarnation)
+
+    async def attend(
+        self, request: pb.AttendSessionRequest
+    ) -> pb.AttendSessionResponse:
+        state, session_id = self._state, request.session_id
+        state.session(session_id)
+        state.ledger.attend(session_id)
+        try:
+            await state.attendance.until_end(session_id)
+        finally:
+            state.ledger.leave(session_id, time.monotonic())
+        return pb.AttendSessionResponse()
 
     async def close(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:
         self._state.close_session(request.session_id)

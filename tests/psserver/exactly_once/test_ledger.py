@@ -146,6 +146,53 @@ def test_every_call_renews_the_lease() -> None:
     assert ledger.expire(now=50.0) == [session]
 
 
+def test_a_session_whose_connection_was_closed_ends_unless_it_is_heard_of() -> None:
+    ledger = SessionLedger(LEASE, reconnect_seconds=5.0)
+    gone, back = opened(ledger, 1), opened(ledger, 2)
+    for session in gone, back:
+        ledger.attend(session.id)
+        ledger.leave(session.id, now=10.0)
+    ledger.session(back.id, now=12.0)
+    assert ledger.expire(now=14.9) == []
+    assert ledger.expire(now=15.0) == [gone]
+    ledger.attend(back.id)
+    ledger.session(back.id, now=16.0)
+    assert ledger.expire(now=45.9) == []
+    assert ledger.expire(now=46.0) == [back]
+
+
+def test_what_was_sent_by_a_client_that_is_gone_keeps_its_session_no_longer() -> None:
+    ledger = SessionLedger(LEASE, reconnect_seconds=5.0)
+    session = opened(ledger)
+    ledger.attend(session.id)
+    ledger.leave(session.id, now=1.0)
+    ledger.session(session.id, now=1.1)
+    assert ledger.expire(now=6.1) == [session]
+
+
+def test_a_session_is_attended_until_the_last_call_breaks_off() -> None:
+    ledger = SessionLedger(LEASE, reconnect_seconds=5.0)
+    session = opened(ledger)
+    for _ in range(2):
+        ledger.attend(session.id)
+    ledger.leave(session.id, now=1.0)
+    assert ledger.expire(now=29.9) == []
+
+
+def test_a_silent_client_whose_connection_is_given_up_keeps_its_lease() -> None:
+    ledger = SessionLedger(LEASE, reconnect_seconds=5.0)
+    session = opened(ledger)
+    ledger.attend(session.id)
+    ledger.leave(session.id, now=16.0)
+    assert ledger.expire(now=29.9) == []
+    assert ledger.expire(now=30.0) == [session]
+
+
+def test_only_an_open_session_is_attended() -> None:
+    with pytest.raises(SessionLostError, match="restarted"):
+        SessionLedger(LEASE).attend(b"x" * 16)
+
+
 def test_an_ended_session_is_lost_until_it_is_resumed_with_its_numbering() -> None:
     ledger = SessionLedger(LEASE)
     session = opened(ledger)

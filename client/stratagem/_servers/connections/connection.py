@@ -11,17 +11,21 @@ from dataclasses import replace
 from functools import partial
 
 from stratagem._servers.closure_identity import next_closure_key
+from stratagem._servers.connections.attendance import Attendance
 from stratagem._servers.connections.pending import Pending
-from stratagem._servers.connections.session import Identity, Session, opened, opening
+from stratagem._servers.connections.session import (
+    Identity,
+    Session,
+    farewell,
+    heartbeat,
+    opened,
+    opening,
+)
 from stratagem._servers.connections.turns import Turns
-from stratagem._servers.requests.request import Request, Result, sole
+from stratagem._servers.requests.request import Request, Result
 from stratagem._servers.step_count import StepCount
 from stratagem._servers.traffic import TrafficMeter
-from stratagem._servers.transports.call import (
-    Attempt,
-    Call,
-    Style,
-)
+from stratagem._servers.transports.call import Attempt, Call, Style
 from stratagem._servers.transports.server_transport import ServerTransport
 from stratagem_proto import tracing
 from stratagem_proto.errors import (
@@ -32,9 +36,6 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.v1.session_pb2 import (
-    CloseSessionRequest,
-    CloseSessionResponse,
-    HeartbeatRequest,
     HeartbeatResponse,
     OpenSessionResponse,
     RequestKey,
@@ -95,6 +96,7 @@ class Connection:
         self._moving = threading.Lock()
         self._opening = threading.Lock()
         self._turns = Turns()
+        self._attendance = Attendance()
 
     @property
     def _identity(self) -> Identity:
@@ -103,9 +105,9 @@ class Connection:
         return replace(self._given, outlives_servers=outlives)
 
     @property
-    def lease_seconds(self) -> float | None:
-        """The lease of the session; None while there is none."""
-        return self._session.lease_seconds if self._session else None
+    def session(self) -> Session | None:
+        """The session; None while there is none."""
+        return self._session
 
     @property
     def run(self) -> bytes:
@@ -297,6 +299,7 @@ class Connection:
                 self._require_restored(answer)
                 session.continues(answer)
             self._transport.learn(answer.frame_sockets)
+            self.attend()
         self._require_usable()
 
     def _require_restored(self, answer: OpenSessionResponse) -> None:
@@ -319,6 +322,13 @@ class Connection:
         """Gives up shared memory that was not used since the last call."""
         self._transport.trim()
 
+    def attend(self) -> bool:
+        """Has the server see that this process lives; whether it could until now."""
+        session = self._session
+        if session is None or self._restarted:
+            return True
+        return self._attendance.begin(self.address, session.identifier)
+
     def renew_lease(self) -> Pending[HeartbeatResponse] | None:
         """Tells the server that this process lives, if there is a session.
 
@@ -328,13 +338,10 @@ class Connection:
         session = self._session
         if session is None or self._restarted:
             return None
-        finished, report = self._steps.tell()
-        message = HeartbeatRequest(
-            session_id=session.identifier, finished=finished, report=report
-        )
-        heartbeat = Request("Heartbeat", message, sole(HeartbeatResponse))
-        deadlines = Deadlines(call=session.lease_seconds / 3, connect=0)
-        return Pending(self, heartbeat, deadlines)
+        # Who waits for one server renews no other's lease meanwhile.
+        patience = min(session.lease_seconds, 2 * session.reconnect_seconds) / 3
+        beat = heartbeat(session, self._steps)
+        return Pending(self, beat, Deadlines(call=patience, connect=0))
 
     def close(self) -> None:
         """Ends the session; requests under way fail. May be called again."""
@@ -343,19 +350,15 @@ class Connection:
         with suppress(StratagemError):
             self._say_goodbye()
         self.closed.set()
+        self._attendance.close()
         with self._moving:
             for transport in (*self._left, self._transport):
                 transport.close()
 
     def _say_goodbye(self) -> None:
-        if self._session is None or self._restarted:
-            return
-        farewell = Request(
-            "CloseSession",
-            CloseSessionRequest(session_id=self._session.identifier),
-            sole(CloseSessionResponse),
-        )
-        Pending(self, farewell, Deadlines(_FAREWELL_SECONDS, connect=0)).result()
+        if self._session is not None and not self._restarted:
+            goodbye = farewell(self._session)
+            Pending(self, goodbye, Deadlines(_FAREWELL_SECONDS, connect=0)).result()
 
     def _first_opened(self) -> Session:
         with self._opening:
@@ -367,6 +370,7 @@ class Connection:
                 session = opened(request, answer, self.peer)
                 self._transport.learn(answer.frame_sockets)
                 self._session = session
+                self.attend()
             return self._session
 
     def require_open(self) -> None:

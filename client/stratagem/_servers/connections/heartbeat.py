@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 
 from stratagem._servers.connections.connection import Connection
+from stratagem._servers.connections.session import Session
 from stratagem._servers.step_count import StepCount
 from stratagem_proto.errors import CancelledError, StratagemError
 
@@ -20,7 +21,7 @@ _IDLE_SECONDS = 0.025
 
 
 class Heartbeat:
-    """The thread that renews the leases of a group's sessions.
+    """The thread that renews the leases of a group's sessions, and attends them.
 
     It also tells a server which step was the last when nothing else is sent, so that a
     checkpoint need not wait for the next one.
@@ -64,14 +65,21 @@ class Heartbeat:
     def _run(self) -> None:
         due = time.monotonic() + self._interval()
         while not self._stopped.is_set():
-            ended = self._steps.wait_for_end(max(due - time.monotonic(), 0))
+            look = min(due, time.monotonic() + self._glance())
+            ended = self._steps.wait_for_end(max(look - time.monotonic(), 0))
             # Failures are left to the next request, which reports them.
             with suppress(CancelledError):
                 if ended:
                     self._tell_last_step()
+                if not self._attend():
+                    due = time.monotonic()
                 if time.monotonic() >= due:
                     due = time.monotonic() + self._interval()
                     self._renew_leases()
+
+    def _attend(self) -> bool:
+        """Whether the servers see that this process lives, until now."""
+        return all([connection.attend() for connection in self._connections])
 
     def _tell_last_step(self) -> None:
         step, begun = self._steps.untold(), self._steps.begun
@@ -95,7 +103,17 @@ class Heartbeat:
             with suppress(StratagemError):
                 beat.result()
 
+    def _glance(self) -> float:
+        """Seconds until servers may be told anew that this process lives."""
+        return _third(session.reconnect_seconds for session in self._sessions())
+
+    def _sessions(self) -> Iterator[Session]:
+        return filter(None, (connection.session for connection in self._connections))
+
     def _interval(self) -> float:
         """Seconds to the next heartbeat; short before the first lease is known."""
-        leases = [connection.lease_seconds for connection in self._connections]
-        return min((lease / 3 for lease in leases if lease), default=_EARLY_SECONDS)
+        return _third(session.lease_seconds for session in self._sessions())
+
+
+def _third(times: Iterable[float]) -> float:
+    return min((time / 3 for time in times if time), default=_EARLY_SECONDS)

@@ -11,7 +11,11 @@ from stratagem._servers.step_count import StepCount
 from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
 from stratagem_proto.v1.session_pb2 import (
+    CloseSessionRequest,
+    CloseSessionResponse,
     ClosureKey,
+    HeartbeatRequest,
+    HeartbeatResponse,
     OpenSessionRequest,
     OpenSessionResponse,
     RequestKey,
@@ -50,6 +54,7 @@ class Session:
         identifier: Random bytes that the server knows it by.
         incarnation: The run of the server process that it belongs to.
         lease_seconds: Silence after which the server takes this client for dead.
+        reconnect_seconds: The same once nothing attends the session any more.
         max_request_bytes: Tensor bytes that one request may have, in either direction.
         sequence: The last number given to a request.
     """
@@ -57,6 +62,7 @@ class Session:
     identifier: bytes
     incarnation: bytes
     lease_seconds: float
+    reconnect_seconds: float
     max_request_bytes: int
     sequence: int = 0
     _unsettled: dict[int, None] = field(default_factory=dict)
@@ -147,6 +153,21 @@ def opening(
     return Request("OpenSession", message, sole(OpenSessionResponse))
 
 
+def heartbeat(session: Session, steps: StepCount) -> Request[HeartbeatResponse]:
+    """What renews the lease of a session, and tells its last finished step."""
+    finished, report = steps.tell()
+    message = HeartbeatRequest(
+        session_id=session.identifier, finished=finished, report=report
+    )
+    return Request("Heartbeat", message, sole(HeartbeatResponse))
+
+
+def farewell(session: Session) -> Request[CloseSessionResponse]:
+    """What ends a session."""
+    message = CloseSessionRequest(session_id=session.identifier)
+    return Request("CloseSession", message, sole(CloseSessionResponse))
+
+
 def handshake(identity: Identity, identifier: bytes) -> OpenSessionRequest:
     """What opens the session of that identifier, with a server of any kind."""
     return OpenSessionRequest(
@@ -177,6 +198,7 @@ def opened(
         request.session_id,
         answer.incarnation,
         answer.lease_seconds,
+        answer.reconnect_seconds,
         answer.max_request_bytes,
     )
 

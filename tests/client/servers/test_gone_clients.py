@@ -1,0 +1,113 @@
+"""Sessions of clients whose connections were closed, by the system or on the way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from stratagem import Variable
+from stratagem_proto.wire.transport import AUTO, GRPC, TCP, VARIABLE
+from stratagem_psserver.exactly_once.ledger import Session
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
+from tests.client.clusters import Cluster
+from tests.conftest import TOKEN
+from tests.relays import Relay
+from tests.waiting import eventually
+
+# Nothing here ends by it.
+LEASE_SECONDS = 3600.0
+
+PROGRAM = """
+import sys
+import torch
+from stratagem import Variable
+from tests.client.clusters import Cluster
+
+strategy = Cluster([sys.argv[1]], num_workers=1).strategy()
+with strategy.scope():
+    variable = Variable(torch.zeros(2))
+variable.assign_add(torch.ones(2))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def serving(reconnect_seconds: float) -> Iterator[ParameterServer]:
+    settings = ServerSettings(
+        token=TOKEN, lease_seconds=LEASE_SECONDS, reconnect_seconds=reconnect_seconds
+    )
+    with ParameterServer(settings) as server:
+        yield server
+
+
+def sessions(server: ParameterServer) -> list[Session]:
+    return [session for session, _ in server._state.ledger.silences(0.0)]
+
+
+def attended(server: ParameterServer) -> int:
+    return server._state.ledger._attended.total()
+
+
+@pytest.mark.parametrize("way", [AUTO, TCP, GRPC])
+def test_the_session_of_a_process_that_was_killed_ends_long_before_its_lease(
+    way: str,
+) -> None:
+    environment = {**os.environ, VARIABLE: way}
+    with (
+        serving(reconnect_seconds=0.2) as server,
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, server.address],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as client,
+    ):
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"ready\n"
+        assert len(sessions(server)) == 1
+        eventually(lambda: attended(server) == 1)
+        client.kill()
+        eventually(lambda: not sessions(server))
+
+
+@pytest.mark.parametrize("way", [AUTO, TCP, GRPC])
+def test_a_client_whose_connections_were_cut_goes_on_in_its_session(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, way)
+    with (
+        serving(reconnect_seconds=1.5) as server,
+        Relay(int(server.address.rpartition(":")[2])) as relay,
+        Cluster([f"127.0.0.1:{relay.port}"], num_workers=1).strategy() as strategy,
+    ):
+        with strategy.scope():
+            variable = Variable(torch.zeros(2))
+        eventually(lambda: attended(server) == 1)
+        (session,) = sessions(server)
+        for count in range(1, 4):
+            cuts = relay.cuts
+            relay.break_off()
+            assert relay.cuts > cuts
+            eventually(lambda: not attended(server))
+            eventually(lambda: attended(server) == 1)
+            variable.assign_add(torch.ones(2))
+            assert variable.numpy().tolist() == [count, count]
+            assert [each is session for each in sessions(server)] == [True]
+
+
+def test_a_client_that_leaves_is_attended_no_more() -> None:
+    with serving(reconnect_seconds=LEASE_SECONDS) as server:
+        with Cluster([server.address], num_workers=1).strategy() as strategy:
+            with strategy.scope():
+                Variable(torch.zeros(2))
+            eventually(lambda: attended(server) == 1)
+        eventually(lambda: not attended(server))
+        assert not sessions(server)
