@@ -23,6 +23,7 @@ from stratagem._coordinator.data.shared_dataset import (
 from stratagem._coordinator.dispatch import Dispatch
 from stratagem._coordinator.elsewhere import CoordinatorElsewhere
 from stratagem._coordinator.settings import Settings
+from stratagem._coordinator.threads.patience import Patience
 from stratagem._coordinator.threads.recurring import Recurring
 from stratagem._coordinator.threads.watchdog import Watchdog
 from stratagem._coordinator.workers.connecting import (
@@ -93,9 +94,7 @@ class ClusterCoordinator:
             at again. What it says of other jobs does not count.
         max_worker_losses: After so many workers were lost without taking leave while
             they had a function, it fails by an `AbortedError` instead of running again.
-            After the first one it runs alone on its worker, so that functions which
-            only waited behind another one are not taken for it. None lets functions run
-            again whatever becomes of workers.
+            None lets functions run again whatever becomes of workers.
 
     Raises:
         InvalidArgumentError: `strategy` is of another class, has no cluster or no
@@ -161,6 +160,8 @@ class ClusterCoordinator:
         fn: Callable[..., Any],
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
     ) -> RemoteValue:
         """Let some worker run a function, and return at once.
 
@@ -177,6 +178,7 @@ class ClusterCoordinator:
             fn: The function.
             args: Its positional arguments.
             kwargs: Its arguments by name.
+            timeout: Longest wait in seconds; by default as long as it takes.
 
         Returns:
             What the function will have returned.
@@ -184,32 +186,41 @@ class ClusterCoordinator:
         Raises:
             InvalidTypeError: `fn` cannot be called, not with these arguments, or
                 something that it uses cannot be sent.
+            DeadlineExceededError: There was no room in that time; `fn` does not run.
             Exception: What an earlier function raised. `fn` is then cancelled too.
 
         Spec: COO-4 to COO-8, ERR-4, ERR-5.
         """
+        patience = Patience("schedule", timeout)
         call = Call(fn, *bound(fn, args, kwargs), self.strategy)
         parcel = self._residents.dumper.dump(call)
-        left = inherited_identity(parcel.residents.values())
-        number, identity = self._acknowledging.begin(left)
-        result = Result(self._residents, number, self._corks.hurry)
-        value = RemoteValue(result)
         self._release()
-        self._dispatch.schedule(Closure(number, identity, name_of(fn), parcel, result))
+        with self._dispatch.entry(patience):
+            left = inherited_identity(parcel.residents.values())
+            number, identity = self._acknowledging.begin(left)
+            result = Result(self._residents, number, self._corks.hurry)
+            value = RemoteValue(result)
+            closure = Closure(number, identity, name_of(fn), parcel, result)
+            self._dispatch.schedule(closure, patience)
         return value
 
-    def join(self) -> None:
+    def join(self, *, timeout: float | None = None) -> None:
         """Wait until all functions have ended.
 
         No thread can schedule another one meanwhile.
 
+        Args:
+            timeout: Longest wait in seconds; by default as long as it takes.
+
         Raises:
+            DeadlineExceededError: Some have not ended in that time. It names them, and
+                the workers that are not there; the functions go on.
             Exception: What a function raised, the first one since the last error was
                 raised. All others have ended or are cancelled.
 
         Spec: COO-9, ERR-4.
         """
-        self._dispatch.join()
+        self._dispatch.join(Patience("join", timeout))
         self._release()
 
     def done(self) -> bool:
@@ -332,7 +343,7 @@ class ClusterCoordinator:
         self._dispatch.add(index, address, late=True)
         return index
 
-    def remove_worker(self, index: int) -> None:
+    def remove_worker(self, index: int, *, timeout: float | None = None) -> None:
         """Let a worker leave: it gets nothing more to run.
 
         Waits until what it is running has ended. What waits there goes to others, or
@@ -341,12 +352,16 @@ class ClusterCoordinator:
 
         Args:
             index: Its index.
+            timeout: Longest wait in seconds; by default as long as it takes.
 
         Raises:
             InvalidArgumentError: There is no such worker.
+            DeadlineExceededError: What it runs, which is named, has not ended in that
+                time. The worker leaves once it has.
         """
+        patience = Patience("remove_worker", timeout)
         self._dispatch.remove(index)
-        self._dispatch.await_removal(index)
+        self._dispatch.await_removal(index, patience)
 
     def _start(self, settings: Settings) -> None:
         self._attach(self._acknowledging)

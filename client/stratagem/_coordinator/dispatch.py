@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import wait
+from contextlib import contextmanager
 from functools import partial
 
 from stratagem._coordinator.closures.closure import Closure
@@ -29,6 +31,7 @@ from stratagem._coordinator.queue.orders import (
 from stratagem._coordinator.queue.pace import SHALLOWEST
 from stratagem._coordinator.settings import Settings
 from stratagem._coordinator.threads.monitor import Monitor
+from stratagem._coordinator.threads.patience import Patience
 from stratagem._coordinator.threads.rebalancing import Rebalancing
 from stratagem._coordinator.workers.attendant import Attendant, Events
 from stratagem._coordinator.workers.remote_worker import Connect, RemoteWorker
@@ -116,20 +119,45 @@ class Dispatch:
             self._roster.require(index)
             self._obey(self._queue.worker_leaves(index))
 
-    def await_removal(self, index: int) -> None:
-        """Waits until a worker has left that is to leave."""
+    def await_removal(self, index: int, patience: Patience) -> None:
+        """Waits until a worker has left that is to leave.
+
+        Raises:
+            DeadlineExceededError: That took too long; it leaves all the same.
+        """
         with self._monitor:
-            self._monitor.wait(lambda: index not in self._queue.leaving)
+            if not self._monitor.wait(
+                lambda: index not in self._queue.leaving, patience.left
+            ):
+                raise patience.exceeded(
+                    f"{self._state_of(index)}; it leaves once that has ended"
+                )
 
     def workers(self) -> list[int]:
         """Returns the indices of the workers that are there."""
         with self._monitor:
             return sorted(self._roster.there)
 
-    def schedule(self, closure: Closure) -> None:
-        """Takes a closure; waits while the queue is full. Spec: COO-6, ERR-4, ERR-5."""
-        with self._entry, self._monitor:
-            self._monitor.wait(lambda: bool(self._queue.error) or not self._queue.full)
+    @contextmanager
+    def entry(self, patience: Patience) -> Iterator[None]:
+        """Waits while the queue is full; lets no other thread enter. Spec: COO-6.
+
+        Raises:
+            DeadlineExceededError: That took too long.
+        """
+        with self._entered(patience):
+            with self._monitor:
+                if not self._monitor.wait(
+                    lambda: bool(self._queue.error) or not self._queue.full,
+                    patience.left,
+                ):
+                    raise patience.exceeded(f"the queue is full. {self._standing()}")
+            yield
+
+    def schedule(self, closure: Closure, patience: Patience) -> None:
+        """Takes a closure, within `entry`. Spec: ERR-4, ERR-5."""
+        with self._monitor:
+            self._monitor.require_open()
             self._outcomes.expect(closure)
             # A worker may be so quick that the closure itself has failed by then: that
             # is for the next call.
@@ -137,36 +165,65 @@ class Dispatch:
             with self._corks:
                 self._put(closure)
             if failed:
-                self._report_error()
+                self._report_error(patience)
 
-    def join(self) -> None:
-        """Waits until all closures have ended. Spec: COO-9, ERR-4."""
-        with self._entry, self._monitor:
-            self._monitor.wait(lambda: bool(self._queue.error) or self._queue.idle)
-            self._report_error()
+    def join(self, patience: Patience) -> None:
+        """Waits until all closures have ended. Spec: COO-9, ERR-4.
+
+        Raises:
+            DeadlineExceededError: That took too long; they go on.
+        """
+        with self._entered(patience), self._monitor:
+            if not self._monitor.wait(
+                lambda: bool(self._queue.error) or self._queue.idle, patience.left
+            ):
+                raise patience.exceeded(
+                    f"functions have not ended, and go on. {self._standing()}"
+                )
+            self._report_error(patience)
+
+    @contextmanager
+    def _entered(self, patience: Patience) -> Iterator[None]:
+        left = patience.left
+        if not self._entry.acquire(timeout=-1 if left is None else left):
+            raise patience.exceeded("another thread joins or schedules")
+        try:
+            yield
+        finally:
+            self._entry.release()
 
     def done(self) -> bool:
         """Returns whether all closures have ended. Spec: COO-10, ERR-4."""
         with self._monitor:
-            self._report_error()
+            self._report_error(Patience("done", None))
             self._corks.hurry()
             return self._queue.idle
 
-    def ask_all(self, call: Parcel) -> list[bytes]:
+    def ask_all(self, call: Parcel, patience: Patience) -> list[bytes]:
         """Lets each worker run a call, after what it has; waits for all of them.
+
+        Args:
+            call: The call.
+            patience: How long.
 
         Returns:
             The results, in the order of the workers.
 
         Raises:
             WorkerLostError: A worker was lost before it answered.
+            DeadlineExceededError: That took too long.
             Exception: What the call raised on a worker.
         """
         with self._monitor:
             there = self._roster.there
-            self._monitor.wait(lambda: there.keys() == self._roster.indices)
+            if not self._monitor.wait(
+                lambda: there.keys() == self._roster.indices, patience.left
+            ):
+                raise patience.exceeded(f"workers are missing. {self._standing()}")
             workers = [there[index] for index in sorted(there)]
             futures = [worker.call(call) for worker in workers]
+        if wait(futures, patience.left).not_done:
+            raise patience.exceeded(f"workers have not answered. {self.state()}")
         pairs = zip(futures, workers, strict=True)
         return [result_of(future, worker, call) for future, worker in pairs]
 
@@ -184,8 +241,7 @@ class Dispatch:
     def state(self) -> str:
         """Returns where everything stands, for a person. Spec: FLT-13."""
         with self._monitor:
-            lines = map(self._state_of, self._roster.indices)
-            return f"{self._queue.queued} functions wait; " + "; ".join(lines)
+            return self._standing()
 
     def close(self) -> None:
         """Gives up everything, soon. May be called anywhere, and again."""
@@ -202,7 +258,7 @@ class Dispatch:
             return
         self._obey(self._queue.put(closure.number, closure.unmet))
 
-    def _report_error(self) -> None:
+    def _report_error(self, patience: Patience) -> None:
         queue = self._queue
         if not queue.error:
             return
@@ -210,7 +266,13 @@ class Dispatch:
         if not queue.reporting:
             self._obey(queue.begin_report())
         # Another thread may come first.
-        self._monitor.wait(lambda: not queue.reporting or not queue.in_flight)
+        if not self._monitor.wait(
+            lambda: not queue.reporting or not queue.in_flight, patience.left
+        ):
+            raise patience.exceeded(
+                "a function has failed, and those that are given up for it have not "
+                f"ended. {self._standing()}"
+            ) from queue.error
         if queue.reporting:
             error, orders = queue.end_report()
             self._obey(orders)
@@ -300,6 +362,10 @@ class Dispatch:
             self._roster.close()
             self._outcomes.abort()
             self._monitor.close()
+
+    def _standing(self) -> str:
+        lines = map(self._state_of, self._roster.indices)
+        return f"{self._queue.queued} functions wait; " + "; ".join(lines)
 
     def _state_of(self, index: int) -> str:
         there = "" if index in self._roster.there else "is not there and "

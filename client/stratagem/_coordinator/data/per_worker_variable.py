@@ -10,6 +10,7 @@ import torch
 
 from stratagem._coordinator.data.per_worker import PerWorkerValues
 from stratagem._coordinator.data.residents import Residents
+from stratagem._coordinator.threads.patience import Patience
 from stratagem._shipping.calls.call import Call
 from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.residents.results import load_result
@@ -19,8 +20,8 @@ from stratagem._worker_servers.worker_index import (
     on_worker,
 )
 
-AskAll = Callable[[Parcel], Sequence[bytes]]
-"""Lets every worker run a call; returns what each answers, in their order."""
+AskAll = Callable[[Parcel, Patience], Sequence[bytes]]
+"""Lets every worker run a call; returns what each answers in time, in their order."""
 
 
 class PerWorkerVariable(LocalVariable):
@@ -46,16 +47,22 @@ class PerWorkerVariable(LocalVariable):
         self._ask_all = ask_all
         self._copies = PerWorkerValues(residents, partial(_made, given))
 
-    def read_all(self) -> list[torch.Tensor]:
+    def read_all(self, *, timeout: float | None = None) -> list[torch.Tensor]:
         """Return the values of all workers' copies, in the order of the workers.
 
         Waits for what runs on them, and for workers that are not there.
 
+        Args:
+            timeout: Longest wait in seconds; by default as long as it takes.
+
         Raises:
             WorkerLostError: A worker was lost before it answered.
+            DeadlineExceededError: Some, which are named, have not answered in `timeout`
+                seconds.
         """
+        patience = Patience("read_all", timeout)
         call = self._residents.dumper.dump(Call(LocalVariable.read_value, (self,), {}))
-        return [load_result(answer) for answer in self._ask_all(call)]
+        return [load_result(answer) for answer in self._ask_all(call, patience)]
 
     def __reduce__(self) -> Any:
         return _itself, (self._copies,)

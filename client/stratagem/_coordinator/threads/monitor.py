@@ -29,21 +29,27 @@ class Monitor:
 
     # All that follows is done under the lock.
 
-    def wait(self, condition: Callable[[], bool]) -> None:
-        """Lets the lock go until a condition holds.
+    def wait(self, condition: Callable[[], bool], seconds: float | None = None) -> bool:
+        """Lets the lock go until a condition holds; returns whether it does.
+
+        Args:
+            condition: The condition.
+            seconds: How long to wait at most; None for ever.
 
         Raises:
             CancelledError: The coordinator is closed.
         """
+        holds = True
         if not self._closed and not condition():
             self._hurry()
-            self._wait(lambda: self._closed or condition())
+            holds = self._wait(lambda: self._closed or condition(), seconds)
         self.require_open()
+        return holds
 
-    def _wait(self, holds: Callable[[], bool]) -> None:
+    def _wait(self, holds: Callable[[], bool], seconds: float | None) -> bool:
         self._awaited.append(holds)
         try:
-            self._changed.wait_for(holds)
+            return self._changed.wait_for(holds, seconds)
         finally:
             self._awaited.remove(holds)
 
