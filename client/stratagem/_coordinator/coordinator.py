@@ -69,9 +69,9 @@ class ClusterCoordinator:
 
     What a worker was running when it was lost runs on another one, and changes nothing
     twice, as long as a function writes the same variables in the same order whenever it
-    runs. An error that a
-    function raises is raised once, by the next `schedule`, `join` or `done`, which
-    cancels all other functions first; afterwards the coordinator can be used again.
+    runs. An error that a function raises is raised once, by the next `schedule`, `join`
+    or `done`, which cancels all other functions first; afterwards the coordinator can
+    be used again.
 
     Workers may join and leave at any time: see `add_worker`, `remove_worker` and
     `resolver_seconds`. A worker that is lost is sought until it is back; who comes and
@@ -172,13 +172,11 @@ class ClusterCoordinator:
         The function runs in the strategy's scope on the worker, across replicas, and
         `get_strategy()` is the strategy there. What makes a dataset runs in no scope.
 
-        Waits only while the queue is full.
-
         Args:
             fn: The function.
             args: Its positional arguments.
             kwargs: Its arguments by name.
-            timeout: Longest wait in seconds; by default as long as it takes.
+            timeout: Longest wait in seconds for room in the queue; any by default.
 
         Returns:
             What the function will have returned.
@@ -186,7 +184,7 @@ class ClusterCoordinator:
         Raises:
             InvalidTypeError: `fn` cannot be called, not with these arguments, or
                 something that it uses cannot be sent.
-            DeadlineExceededError: There was no room in that time; `fn` does not run.
+            DeadlineExceededError: It found no room in that time, and does not run.
             Exception: What an earlier function raised. `fn` is then cancelled too.
 
         Spec: COO-4 to COO-8, ERR-4, ERR-5.
@@ -196,6 +194,7 @@ class ClusterCoordinator:
         parcel = self._residents.dumper.dump(call)
         self._release()
         with self._dispatch.entry(patience):
+            self._dispatch.await_room(patience)
             left = inherited_identity(parcel.residents.values())
             number, identity = self._acknowledging.begin(left)
             result = Result(self._residents, number, self._corks.hurry)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager
 from functools import partial
 
 from stratagem._coordinator.closures.closure import Closure
@@ -30,6 +29,7 @@ from stratagem._coordinator.queue.orders import (
 )
 from stratagem._coordinator.queue.pace import SHALLOWEST
 from stratagem._coordinator.settings import Settings
+from stratagem._coordinator.threads.entry import Entry
 from stratagem._coordinator.threads.monitor import Monitor
 from stratagem._coordinator.threads.patience import Patience
 from stratagem._coordinator.threads.rebalancing import Rebalancing
@@ -138,21 +138,21 @@ class Dispatch:
         with self._monitor:
             return sorted(self._roster.there)
 
-    @contextmanager
-    def entry(self, patience: Patience) -> Iterator[None]:
-        """Waits while the queue is full; lets no other thread enter. Spec: COO-6.
+    def entry(self, patience: Patience) -> Entry:
+        """Keeps other threads of the program from scheduling and joining."""
+        return Entry(self._entry, patience)
+
+    def await_room(self, patience: Patience) -> None:
+        """Waits while the queue is full, within `entry`. Spec: COO-6.
 
         Raises:
             DeadlineExceededError: That took too long.
         """
-        with self._entered(patience):
-            with self._monitor:
-                if not self._monitor.wait(
-                    lambda: bool(self._queue.error) or not self._queue.full,
-                    patience.left,
-                ):
-                    raise patience.exceeded(f"the queue is full. {self._standing()}")
-            yield
+        with self._monitor:
+            if not self._monitor.wait(
+                lambda: bool(self._queue.error) or not self._queue.full, patience.left
+            ):
+                raise patience.exceeded(f"the queue is full. {self._standing()}")
 
     def schedule(self, closure: Closure, patience: Patience) -> None:
         """Takes a closure, within `entry`. Spec: ERR-4, ERR-5."""
@@ -173,7 +173,7 @@ class Dispatch:
         Raises:
             DeadlineExceededError: That took too long; they go on.
         """
-        with self._entered(patience), self._monitor:
+        with self.entry(patience), self._monitor:
             if not self._monitor.wait(
                 lambda: bool(self._queue.error) or self._queue.idle, patience.left
             ):
@@ -181,16 +181,6 @@ class Dispatch:
                     f"functions have not ended, and go on. {self._standing()}"
                 )
             self._report_error(patience)
-
-    @contextmanager
-    def _entered(self, patience: Patience) -> Iterator[None]:
-        left = patience.left
-        if not self._entry.acquire(timeout=-1 if left is None else left):
-            raise patience.exceeded("another thread joins or schedules")
-        try:
-            yield
-        finally:
-            self._entry.release()
 
     def done(self) -> bool:
         """Returns whether all closures have ended. Spec: COO-10, ERR-4."""
