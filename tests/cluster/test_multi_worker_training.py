@@ -46,6 +46,34 @@ def train(strategy: stratagem.Strategy, steps: int = 3) -> Parameters:
     return [parameter.detach().clone() for parameter in module.parameters()]
 
 
+def test_one_replica_in_each_worker_needs_no_run() -> None:
+    def looped(strategy: MultiWorkerMirroredStrategy) -> Parameters:
+        rows = ROWS.chunk(2)[worker(strategy)]
+        with strategy.scope():
+            module = nn.Linear(3, 1)
+            nn.init.constant_(module.weight, 0.1)
+            nn.init.zeros_(module.bias)
+        adam = DistributedOptimizer(torch.optim.Adam(module.parameters(), lr=0.1))
+        for _ in range(5):
+            adam.zero_grad()
+            (module(rows) - rows.sum(1, keepdim=True)).pow(2).mean().backward()
+            adam.step()
+        return [parameter.detach().clone() for parameter in module.parameters()]
+
+    first, second = on_two_workers(looped, cpus=1)
+    assert all(map(torch.equal, first, second))
+    alone = nn.Linear(3, 1)
+    nn.init.constant_(alone.weight, 0.1)
+    nn.init.zeros_(alone.bias)
+    adam = torch.optim.Adam(alone.parameters(), lr=0.1)
+    for _ in range(5):
+        adam.zero_grad()
+        (alone(ROWS) - ROWS.sum(1, keepdim=True)).pow(2).mean().backward()
+        adam.step()
+    for together, single in zip(first, alone.parameters(), strict=True):
+        torch.testing.assert_close(together, single.detach())
+
+
 def test_all_workers_have_the_same_bits_and_those_of_one_process_nearly() -> None:
     first, second = on_two_workers(train)
     assert all(map(torch.equal, first, second))

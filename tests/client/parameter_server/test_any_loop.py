@@ -14,6 +14,8 @@ from torch.optim import Optimizer
 import stratagem
 from stratagem import ContextError, DistributedOptimizer, ParameterServerStrategy
 from stratagem.consistency import Bounded
+from stratagem.coordinator import ClusterCoordinator
+from stratagem_deploy import LocalCluster
 from tests.client.clusters import Cluster, running
 
 Parameters: TypeAlias = Sequence[nn.Parameter]
@@ -343,3 +345,30 @@ def test_a_step_is_not_computed_on_what_a_missing_worker_keeps_old() -> None:
         # The first counts, whoever is late; a second one would begin with old values.
         with pytest.raises(stratagem.DeadlineExceededError, match="worker 1"):
             step()
+
+
+@pytest.mark.parametrize("in_run", [True, False])
+def test_a_function_of_a_coordinator_may_be_a_loop(in_run: bool) -> None:
+    with (
+        LocalCluster(ps=2, worker_servers=1) as local,
+        ParameterServerStrategy(local.cluster_resolver) as strategy,
+    ):
+        coordinator = ClusterCoordinator(strategy)
+        with strategy.scope():
+            network = networks()[0]
+        adam = DistributedOptimizer(torch.optim.Adam(network.parameters(), lr=0.02))
+
+        def train() -> None:
+            plain([network, network], lambda _: adam)
+
+        if in_run:
+            coordinator.schedule(strategy.run, args=(train,))
+        else:
+            coordinator.schedule(train)
+        coordinator.join()
+        strategy.refresh()
+        ours = in_bytes([network])
+    local_network = networks()[0]
+    optimizer = torch.optim.Adam(local_network.parameters(), lr=0.02)
+    plain([local_network, local_network], lambda _: optimizer)
+    assert ours == in_bytes([local_network])
