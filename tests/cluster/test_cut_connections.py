@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import random
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,11 +13,7 @@ from torch import nn
 from stratagem import DistributedOptimizer, ParameterServerStrategy
 from stratagem.consistency import Async, Bounded, Consistency, Sync
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX, VARIABLE
-from stratagem_psserver.server import ParameterServer
-from stratagem_psserver.settings import ServerSettings
-from tests.client.clusters import Cluster
-from tests.conftest import TOKEN
-from tests.relays import Relay, UnixRelay
+from tests.client.relayed_clusters import RelayedCluster, relayed
 
 pytestmark = pytest.mark.cluster
 
@@ -39,36 +32,6 @@ SIZES = {AUTO: 1 << 15}
 MOST_BYTES = {GRPC: 2_500, AUTO: 700}
 
 
-@dataclass
-class Network:
-    """Servers whose connections are cut.
-
-    Attributes:
-        cluster: What clients know of them.
-        relays: What stands in between.
-        most: Bytes that pass between two cuts.
-        enough: How many cuts there are to be.
-    """
-
-    cluster: Cluster
-    relays: Sequence[Relay]
-
-    most: int
-    enough: int
-
-    @property
-    def cuts(self) -> int:
-        return sum(relay.cuts for relay in self.relays)
-
-    def cut_at_random(self) -> None:
-        for number, relay in enumerate(self.relays):
-            relay.cut_at_random(random.Random(number), self.most)
-
-    def let_pass(self) -> None:
-        for relay in self.relays:
-            relay.let_pass()
-
-
 @pytest.fixture(params=CUTS)
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv(VARIABLE, request.param)
@@ -76,33 +39,10 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def network(transport: str) -> Iterator[Network]:
-    with ExitStack() as stack:
-        servers = [
-            stack.enter_context(ParameterServer(ServerSettings(task=task, token=TOKEN)))
-            for task in range(SERVERS)
-        ]
-        relays = [stack.enter_context(relay(server, transport)) for server in servers]
-        addresses = [server.address for server in servers]
-        if transport == GRPC:
-            addresses = [f"127.0.0.1:{relay.port}" for relay in relays]
-        most = MOST_BYTES.get(transport, 1_500)
-        yield Network(Cluster(addresses, WORKERS), relays, most, CUTS[transport])
-
-
-def relay(server: ParameterServer, transport: str) -> Relay:
-    """What stands between a server and all of its clients that come later."""
-    if transport == GRPC:
-        return Relay(int(server.address.rpartition(":")[2]))
-    told = server._state.frame_sockets
-    assert told is not None
-    if transport == TCP:
-        between = Relay(told.data_port)
-        told.data_port = between.port
-        return between
-    named = UnixRelay(told.name)
-    told.name = named.name
-    return named
+def relays(transport: str) -> Iterator[RelayedCluster]:
+    most = MOST_BYTES.get(transport, 1_500)
+    with relayed(transport, SERVERS, WORKERS, most) as relays:
+        yield relays
 
 
 class Worker:
@@ -158,23 +98,27 @@ class Training:
     """Rounds of steps, until there were enough cuts.
 
     Args:
-        network: Where they are taken.
-        size: Elements of a variable.
+        relays: Where they are taken.
+        transport: By which.
         together: How many pushes make a step; None where each does.
     """
 
-    def __init__(self, network: Network, size: int, together: int | None) -> None:
-        self._network, self._size, self._together = network, size, together
+    def __init__(
+        self, relays: RelayedCluster, transport: str, together: int | None
+    ) -> None:
+        self._relays, self._together = relays, together
+        self._size = SIZES.get(transport, WORKERS)
+        self._enough = CUTS[transport]
         self._rounds, self._is_over = 0, False
         self._meeting = threading.Barrier(WORKERS, self._decide, PATIENCE)
 
     def _decide(self) -> None:
         self._rounds += 1
-        self._is_over = self._network.cuts >= self._network.enough
+        self._is_over = self._relays.cuts >= self._enough
         if self._rounds == 1:
-            self._network.cut_at_random()
+            self._relays.cut_at_random()
         if self._is_over:
-            self._network.let_pass()
+            self._relays.let_pass()
 
     def __call__(
         self, strategy: ParameterServerStrategy, number: int
@@ -195,16 +139,16 @@ class Training:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("consistency", CONSISTENCIES, ids=str)
 def test_each_update_counts_once_however_often_connections_are_cut(
-    network: Network, transport: str, consistency: Consistency
+    relays: RelayedCluster, transport: str, consistency: Consistency
 ) -> None:
     together = None
     if isinstance(consistency, Sync):
         together = consistency.replicas_to_aggregate or WORKERS
-    training = Training(network, SIZES.get(transport, WORKERS), together)
-    results = network.cluster.run(training, consistency=consistency)
+    training = Training(relays, transport, together)
+    results = relays.cluster.run(training, consistency=consistency)
     expected = [float(pushes) for _, pushes in results]
     for counted, _ in results:
         assert counted.tolist() == [expected] * SERVERS
-    assert network.cuts >= network.enough
+    assert relays.cuts >= CUTS[transport]
     assert sum(CUTS.values()) * len(CONSISTENCIES) >= LEAST_CUTS
     assert together is None or sum(expected) % (together * STEPS) == 0

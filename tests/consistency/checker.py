@@ -63,10 +63,17 @@ class _Updates:
 
 @dataclass
 class _Begun:
-    """A read under way: for which step, and what was answered before it was sent."""
+    """A read under way: for which step, and what was answered before it was sent.
+
+    Attributes:
+        leave: Leave for the step.
+        answered: How many updates of each worker were answered.
+        behind: As of `Reading`.
+    """
 
     leave: Leave
     answered: list[int]
+    behind: int | None
 
 
 class Checker:
@@ -84,7 +91,7 @@ class Checker:
         self._begun: dict[int, _Begun] = {}
         self._sent: dict[int, int] = {}
         self._contained = 0
-        # After each event of an update, how many its worker has sent.
+        # At each event of an update, how many its worker has sent up to this one.
         self._places: dict[int, int] = {}
         self._place = 0
         self.reads = 0
@@ -118,7 +125,8 @@ class Checker:
             updates = self._updates[event.worker]
             if isinstance(event, Sent) and (event.worker, event.step) in counted:
                 updates.add(event.step, self._consistencies[event.step])
-            self._places[place] = len(updates.steps)
+            # The next one may have been sent before this one was answered.
+            self._places[place] = bisect_right(updates.steps, event.step)
         # A phase begins with the first step of a consistency.
         start, before = 0, None
         for step in sorted(self._consistencies):
@@ -152,7 +160,7 @@ class Checker:
         """BND-1: whoever reads is at most so many steps ahead of the slowest."""
         leave = self._leaves[event.worker]
         answered = [updates.answered for updates in self._updates]
-        self._begun[event.read] = _Begun(leave, answered)
+        self._begun[event.read] = _Begun(leave, answered, event.behind)
         if isinstance(leave.consistency, Bounded):
             clocks = zip(self._clocks, self._present, strict=True)
             slowest = min(clock for clock, present in clocks if present)
@@ -166,6 +174,8 @@ class Checker:
         newest = 0
         for worker, seen in enumerate(event.seen):
             yield from self._seen(event, worker, seen, begun)
+            if worker == event.worker and begun.behind not in (None, seen[1]):
+                yield Violation("ASY-2", event)
             if seen[1] and isinstance(self._consistencies.get(seen[1]), Sync):
                 newest = max(newest, seen[1])
         self._contained = max(self._contained, newest)

@@ -28,10 +28,18 @@ class Leave:
 
 @dataclass(frozen=True)
 class Reading:
-    """A worker sends a read, for the step that it had leave for last."""
+    """A worker sends a read, for the step that it had leave for last.
+
+    Attributes:
+        worker: Which worker.
+        read: Number of the read.
+        behind: The step of its own update that the read is sent with or after, and that
+            is the last of its own which it contains; None where that is not known.
+    """
 
     worker: int
     read: int
+    behind: int | None = None
 
 
 @dataclass(frozen=True)

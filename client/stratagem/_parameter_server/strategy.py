@@ -109,7 +109,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
         pushes_in_flight: 1 to compute a step while the push of the one before is sent
             and applied; see `flush`. A step then starts with values that lack its
             worker's own last push, but no earlier one, and what others finished since
-            the push before that was answered. Errors of a push are raised by the next
+            the push before that was sent. Errors of a push are raised by the next
             step. Needs "async" consistency. Steps that became otherwise since, runs
             that push several times, and optimizers with `overlap=True` wait for their
             push as with 0. Takes memory for the gradients and the parameters once more.
