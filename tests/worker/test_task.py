@@ -21,5 +21,8 @@ def test_a_server_of_the_worker_job_runs_functions() -> None:
 
 
 def test_it_takes_a_token() -> None:
-    with pytest.raises(stratagem.InvalidArgumentError, match="no cluster token"):
+    with pytest.raises(
+        stratagem.InvalidArgumentError,
+        match=r"no cluster token.* pass the secret itself as token=",
+    ):
         stratagem.Server(CLUSTER, "worker", 0, token="")

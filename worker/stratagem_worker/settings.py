@@ -32,5 +32,5 @@ class WorkerSettings(ServingSettings):
             raise InvalidArgumentError(
                 f"{self.label} has no cluster token, and a worker runs whatever its "
                 "clients send; give --token-file or set STRATAGEM_TOKEN_FILE to a file "
-                "with a secret"
+                "with a secret, or pass the secret itself as token="
             )

@@ -14,6 +14,15 @@ from stratagem_proto.v1.session_pb2 import (
     Role,
 )
 
+COORDINATOR = (
+    "A program with a ClusterCoordinator is the task chief 0 of a cluster that has the "
+    "jobs chief, worker and ps: SimpleClusterResolver(ClusterSpec({'chief': "
+    "['localhost:1'], 'worker': [addresses of worker servers], 'ps': [addresses of "
+    "parameter servers]}), task_type='chief', task_id=0). Nobody calls the chief's "
+    "address"
+)
+"""How the cluster of a coordinator is described."""
+
 
 @dataclass(frozen=True)
 class Membership:
@@ -43,7 +52,11 @@ class Membership:
             raise InvalidArgumentError(
                 "With a cluster you must also specify `task_type` and `task_id`: which "
                 "of its tasks this process is, for instance by the key 'task' of "
-                "TF_CONFIG"
+                f"TF_CONFIG. {COORDINATOR}"
+            )
+        if task_type == "chief" and "chief" not in cluster.jobs:
+            raise InvalidArgumentError(
+                f"`task_type` 'chief' not found in {cluster}. {COORDINATOR}"
             )
         validated(cluster, task_type, task_id)
         if "ps" not in cluster.jobs or not cluster.num_tasks("ps"):

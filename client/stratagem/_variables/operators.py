@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stratagem._variables.arrays import as_array
+
 
 class TensorStandIn:
     """An object that torch functions take in place of a tensor.
@@ -91,7 +93,7 @@ class Operators(TensorStandIn):
     ) -> npt.NDArray[Any]:
         value = self._detached()
         if isinstance(value, torch.Tensor):
-            value = value.cpu().numpy()
+            value = as_array(value)
         return np.array(value, dtype=dtype)
 
     def __neg__(self) -> Any:

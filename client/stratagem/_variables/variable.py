@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from stratagem._enums import VariableAggregation, VariableSynchronization
+from stratagem._variables.arrays import as_array
 from stratagem._variables.assignable import Assignable, Write
 from stratagem._variables.creators import create
 from stratagem._variables.indexed_slices import IndexedSlices
@@ -229,8 +230,8 @@ class Variable(Assignable, Operators, metaclass=VariableType):
         return self._operand().clone()
 
     def numpy(self) -> npt.NDArray[Any]:
-        """Return a copy of the value as an array."""
-        return np.array(self.value().detach().cpu().numpy())
+        """Return a copy of the value as an array; bfloat16 becomes float32."""
+        return np.array(as_array(self.value()))
 
     def sparse_read(self, indices: Any) -> torch.Tensor:
         """Return rows, in the order in which they are asked for, as shards do.

@@ -23,5 +23,5 @@ def check_handshake(request: OpenSessionRequest, settings: ServingSettings) -> N
         shown = "a wrong" if given else "no"
         raise UnauthenticatedError(
             f"{settings.label} was shown {shown} cluster token; give client and server "
-            "the same file, by STRATAGEM_TOKEN_FILE or --token-file"
+            "the same file, by STRATAGEM_TOKEN_FILE or --token-file, or the same token="
         )

@@ -66,7 +66,7 @@ class ServingSettings:
             raise InvalidArgumentError(
                 f"{self.bind} can be reached from other machines and there is no "
                 "cluster token; give --token-file or set STRATAGEM_TOKEN_FILE to a "
-                "file with a secret"
+                "file with a secret, or pass the secret itself as token="
             )
 
     @property

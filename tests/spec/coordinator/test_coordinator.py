@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
 
 import stratagem
-from stratagem import ParameterServerStrategy
+from stratagem import ClusterSpec, ParameterServerStrategy
+from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem.coordinator import (
     ClusterCoordinator,
     RemoteValue,
@@ -41,6 +43,28 @@ def test_a_coordinator_needs_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
     with pytest.raises(ValueError, match="needs a cluster"):
         ClusterCoordinator(ParameterServerStrategy())
+
+
+RECIPE = r"SimpleClusterResolver\(.*'chief': .*task_type='chief', task_id=0"
+WORKER, SERVER, CHIEF = {"worker": ["w:1"]}, {"ps": ["p:1"]}, {"chief": ["c:1"]}
+
+
+@pytest.mark.spec("COO-1")
+@pytest.mark.parametrize(
+    ("cluster", "task"),
+    [
+        ({**WORKER, **SERVER}, (None, None)),
+        ({**WORKER, **SERVER}, ("chief", 0)),
+        ({**WORKER, **SERVER}, ("worker", 0)),
+        ({**CHIEF, **SERVER}, ("chief", 0)),
+    ],
+)
+def test_a_cluster_that_a_coordinator_cannot_have_is_told_all_it_needs(
+    cluster: Any, task: Any
+) -> None:
+    resolver = SimpleClusterResolver(ClusterSpec(cluster), "", *task)
+    with pytest.raises(ValueError, match=RECIPE):
+        ClusterCoordinator(ParameterServerStrategy(resolver))
 
 
 @pytest.mark.spec("COO-1")

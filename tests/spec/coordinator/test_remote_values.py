@@ -28,6 +28,14 @@ def test_fetch_gives_arrays(coordinator: ClusterCoordinator) -> None:
 
 
 @pytest.mark.spec("RMV-1")
+def test_fetch_widens_what_arrays_cannot_have(coordinator: ClusterCoordinator) -> None:
+    value = coordinator.schedule(lambda: torch.tensor([0.5, -3.0]).bfloat16())
+    array = value.fetch()
+    assert (array.dtype, array.tolist()) == (np.float32, [0.5, -3.0])
+    assert value.get().dtype is torch.bfloat16
+
+
+@pytest.mark.spec("RMV-1")
 def test_fetch_gives_one_value_bare(coordinator: ClusterCoordinator) -> None:
     assert coordinator.schedule(lambda: None).fetch() is None
     assert coordinator.schedule(lambda: torch.tensor(2.5)).fetch() == np.float32(2.5)

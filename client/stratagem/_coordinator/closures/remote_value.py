@@ -13,6 +13,7 @@ from stratagem._replicas.nests import map_leaves
 from stratagem._replicas.values import DistributedValues, Mirrored
 from stratagem._shipping.residents.resident import Resident
 from stratagem._shipping.residents.results import load_result
+from stratagem._variables.arrays import as_array
 
 
 class RemoteValueStatus(Enum):
@@ -57,7 +58,8 @@ class RemoteValue(Resident):
         Returns:
             What the function returned: tensors as NumPy arrays, those without
             dimensions as NumPy numbers, distributed values as tuples of these, other
-            leaves as they are.
+            leaves as they are. What NumPy has no type for, such as bfloat16, is wider:
+            float32. `get` gives it as it is.
 
         Raises:
             CancelledError: The function was cancelled, or the coordinator closed.
@@ -106,4 +108,4 @@ def _undistributed(leaf: Any) -> Any:
 
 def _as_array(leaf: Any) -> Any:
     # The empty index makes numbers of arrays without dimensions.
-    return leaf.numpy()[()] if isinstance(leaf, torch.Tensor) else leaf
+    return as_array(leaf)[()] if isinstance(leaf, torch.Tensor) else leaf

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable
 from itertools import count
 
+from stratagem._cluster.membership import COORDINATOR
 from stratagem._coordinator.accounts.acknowledging import Acknowledging
 from stratagem._coordinator.workers.gpu_counts import GpuCounts
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
@@ -44,7 +45,7 @@ def require_suited(strategy: object) -> None:
         raise InvalidArgumentError(
             "Cluster spec must be non-empty: ClusterCoordinator needs a cluster with "
             "parameter servers and workers, but the strategy has none; give it a "
-            "cluster_resolver, or set TF_CONFIG"
+            f"cluster_resolver, or set TF_CONFIG. {COORDINATOR}"
         )
     _require_coordinating(extended)
     consistency = strategy._settings.consistency
@@ -61,13 +62,15 @@ def _require_coordinating(extended: ParameterServerExtended) -> None:
     if member.task_type != "chief":
         raise InvalidArgumentError(
             f"ClusterCoordinator is for the chief, but this program is {member.name}: "
-            "start it as the chief, and the workers by `stratagem worker`",
+            f"start it as the chief, and the workers by `stratagem worker`. "
+            f"{COORDINATOR}",
             task=member.name,
         )
     if not member.cluster.as_dict().get("worker"):
         raise InvalidArgumentError(
             "There must be at least one worker for a ClusterCoordinator, but "
-            f"{member.cluster} has none; add the addresses of worker servers"
+            f"{member.cluster} has none; add the addresses of worker servers. "
+            f"{COORDINATOR}"
         )
 
 

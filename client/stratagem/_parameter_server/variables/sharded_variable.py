@@ -12,6 +12,7 @@ import torch
 from stratagem._contexts.context import DEFAULT
 from stratagem._parameter_server.variables.shard_indexing import index_rows
 from stratagem._parameter_server.variables.shards import Layout, merge
+from stratagem._variables.arrays import as_array
 from stratagem._variables.assignable import Assignable, Write
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.initial_values import operand
@@ -110,8 +111,8 @@ class ShardedVariable(Assignable, Operators):
         return torch.cat(self._values(self._variables))
 
     def numpy(self) -> npt.NDArray[Any]:
-        """Return the whole as an array."""
-        return np.array(self.read_value().detach().cpu().numpy())
+        """Return the whole as an array; bfloat16 becomes float32."""
+        return np.array(as_array(self.read_value()))
 
     def sparse_read(self, indices: Any) -> torch.Tensor:
         """Return rows, in the order in which they are asked for.
