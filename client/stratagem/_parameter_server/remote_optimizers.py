@@ -14,6 +14,9 @@ from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoin
 from stratagem._parameter_server.consistencies import decoded, encoded
 from stratagem._parameter_server.hosting import slots as _remote_slots
 from stratagem._parameter_server.hosting import steps as _remote_steps
+from stratagem._parameter_server.hosting.local_writes import (
+    refuse_writes_in_replicas,
+)
 from stratagem._parameter_server.hosting.remote_values import RemoteValues
 from stratagem._parameter_server.pushing.early_push import EarlyPush
 from stratagem._parameter_server.variables.split_variable import (
@@ -70,6 +73,8 @@ class RemoteOptimizers(RemoteValues):
 
     def _apply_gradients(self, step: OptimizerStep) -> None:
         self._membership.require_trainer()
+        # What the step makes would take the place of what was written.
+        refuse_writes_in_replicas(self._parameters)
         self._divide_run(step.optimizer)
         is_fresh = _remote_steps.take(
             self._store, step, self._early.get(step.optimizer)
@@ -77,7 +82,7 @@ class RemoteOptimizers(RemoteValues):
         self._forget_rows(step)
         self._checkpoints.states.ran()
         if not is_fresh:
-            self._store.freshen(self._store.routes.of(step).copies)
+            self._store.ends.wait(self._store.routes.of(step).copies)
 
     def _divide_run(self, optimizer: str) -> None:
         """Have another step begin for checkpoints, where the loop of a run begins anew.

@@ -55,8 +55,9 @@ def refuse_writes_in_replicas(parameters: ParameterRegistry) -> None:
     if written:
         raise ContextError(
             f"parameter {written[0].name!r} was written in a replica, where each step "
-            "would lose it again; write parameters outside of run(), or change them "
-            "by an optimizer or by extended.update()"
+            "would lose it again; write parameters outside of run(), which a loop with "
+            "one replica does not need, or change them by an optimizer or by "
+            "extended.update()"
         )
 
 

@@ -44,7 +44,7 @@ def take(
     # Its answer has the leave for this one.
     store.servers.flight.settle()
     store.contributions.settle()
-    store.require_fresh()
+    store.ends.require_fresh()
     grant = store.leave(step.optimizer)
     if grant.consistency.mode == CONSISTENCY_MODE_SYNC:
         _contribute(store, step, grant, early)

@@ -7,18 +7,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
-from typing import TypeAlias
 
 import torch
 
 from stratagem._parameter_server.hosting.programs import Programs
+from stratagem._parameter_server.hosting.step_ends import StepEnds
 from stratagem._parameter_server.hosting.step_reads import StepReads
 from stratagem._parameter_server.pushing.contributions import Contributions
 from stratagem._parameter_server.pushing.pace import Pace
 from stratagem._parameter_server.pushing.pushes import Fusing, Pushes
 from stratagem._parameter_server.pushing.routes import Routes
 from stratagem._parameter_server.variables.cached_reads import note_read, unread
-from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
+from stratagem._parameter_server.variables.variable import (
+    Copies,
+    RemoteVariable,
+    by_server,
+)
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.requests.consistency import begin
 from stratagem._servers.requests.keys import list_keys
@@ -28,14 +32,10 @@ from stratagem._servers.requests.request import Request, Result
 from stratagem._servers.requests.writes import Writing, assign, create
 from stratagem_proto.errors import (
     DeadlineExceededError,
-    StratagemError,
 )
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.variable_pb2 import VariableInfo
 from stratagem_proto.wire.encodings import can_narrow
-
-Copies: TypeAlias = Mapping[int, Sequence[RemoteVariable]]
-"""Variables of which there are copies in this process, by server."""
 
 
 class RemoteStore:
@@ -58,6 +58,7 @@ class RemoteStore:
         programs: How servers are told of steps.
         routes: Where gradients go.
         reads: Reading what steps need.
+        ends: The ends of synchronous steps.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class RemoteStore:
         self.programs = Programs()
         self.routes = Routes()
         self.reads = StepReads(servers, pace, peer_seconds)
-        self._behind: tuple[Copies, StratagemError] | None = None
+        self.ends = StepEnds(self)
 
     @property
     def first(self) -> int:
@@ -121,7 +122,7 @@ class RemoteStore:
         copies = [one for one in variables if one.has_copy]
         if training and self.pushes.land(copies):
             return
-        bring = partial(self._bring, training=training)
+        bring = partial(self.bring, training=training)
         groups = by_server(unread(copies))
         begins = [] if self.servers.snapshot else self.pace.begins()
         if not begins:
@@ -130,47 +131,7 @@ class RemoteStore:
             leave = self.ask_first(begin(begins, self.peer_seconds))
             self.pace.granted(begins, leave)
             bring(groups)
-        self._note_fresh(copies)
-
-    def _note_fresh(self, copies: Sequence[RemoteVariable]) -> None:
-        if self._behind is not None:
-            stepped = chain.from_iterable(self._behind[0].values())
-            if set(stepped) <= set(copies):
-                self._behind = None
-
-    def freshen(self, copies: Copies) -> None:
-        """Bring what a synchronous step has stepped up to date, when it is complete.
-
-        This worker's part counts already. So if others do not come, that is not raised
-        here, but by what would be computed on old values: the next step, or refresh.
-
-        Args:
-            copies: What was stepped, by server.
-        """
-        # Others may change consistencies between two steps.
-        begins = self.pace.begins() if self.pace.is_alone else []
-        groups = {server: [*unread(some)] for server, some in copies.items()}
-        try:
-            with self.servers.steps.pausing():
-                grants = self._bring(groups, begins, training=True)
-        except StratagemError as error:
-            self._behind = copies, error
-            return
-        if grants:
-            self.pace.granted(begins, grants)
-            self.pushes.cover(chain.from_iterable(groups.values()))
-
-    def require_fresh(self) -> None:
-        """Check that a step was computed on values of all steps before.
-
-        Raises:
-            StratagemError: It was not, for this reason. Nothing of it was sent.
-        """
-        if self._behind is not None:
-            copies, error = self._behind
-            self._bring(copies, training=True)
-            self._behind = None
-            raise error
+        self.ends.note_fresh(copies)
 
     def _has_leave(
         self, begins: Sequence[StepBegin], grants: Sequence[StepGrant]
@@ -180,13 +141,23 @@ class RemoteStore:
             self.pace.granted(begins, grants)
         return bool(grants) and not self.pace.leads()
 
-    def _bring(
+    def bring(
         self,
-        groups: Mapping[int, Sequence[RemoteVariable]],
+        groups: Copies,
         begins: Sequence[StepBegin] = (),
         *,
         training: bool,
     ) -> Sequence[StepGrant]:
+        """Bring copies up to date, after the synchronous steps that they wait for.
+
+        Args:
+            groups: Whose copies.
+            begins: Steps to ask leave for, if that needs no waiting.
+            training: Whether they are only for a training step, and may be rounded.
+
+        Returns:
+            Leave for these steps; none if one has to wait.
+        """
         readings = {
             server: [one.reading(self._pulled_as(one, training)) for one in group]
             for server, group in groups.items()

@@ -14,7 +14,7 @@ from stratagem._parameter_server.pushing.own_copies import OwnCopies
 from stratagem._parameter_server.pushing.pace import Pace
 from stratagem._parameter_server.pushing.routes import DenseLoad
 from stratagem._parameter_server.variables.cached_reads import unread
-from stratagem._parameter_server.variables.variable import RemoteVariable
+from stratagem._parameter_server.variables.variable import Copies, RemoteVariable
 from stratagem._servers.group import ServerGroup
 from stratagem._servers.requests.reading import (
     NOTHING_FOLLOWS,
@@ -50,7 +50,7 @@ class Push:
     grant: StepGrant
     program: bytes
     loads: Mapping[int, Load] | Mapping[int, DenseLoad]
-    copies: Mapping[int, Sequence[RemoteVariable]]
+    copies: Copies
 
 
 class Fusing(Enum):

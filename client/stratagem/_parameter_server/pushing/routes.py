@@ -12,6 +12,7 @@ import torch
 from stratagem._optimizers.step import OptimizerStep
 from stratagem._parameter_server.variables.split_variable import parts_of
 from stratagem._parameter_server.variables.variable import (
+    Copies,
     RemoteVariable,
     by_server,
     remote_of,
@@ -79,7 +80,7 @@ class Route:
     def __init__(self, variables: Sequence[Sequence[Variable]]) -> None:
         self._variables = variables
         self._namings: Mapping[int, Naming] | None = _namings(variables)
-        self.copies: Mapping[int, Sequence[RemoteVariable]] = _copies(variables)
+        self.copies: Copies = _copies(variables)
 
     def fits(self, variables: Sequence[Sequence[Variable]]) -> bool:
         """Whether it is for these."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -280,6 +280,10 @@ class RemoteVariable(Variable):
         if self._hosted is not None:
             self._hosted.settle()
         self._version = None
+
+
+Copies: TypeAlias = Mapping[int, Sequence[RemoteVariable]]
+"""Variables of which there are copies in this process, by server."""
 
 
 def by_server(
