@@ -32,12 +32,16 @@ Line = tuple[str, int, str]
 class Write:
     """A write that was sent.
 
+    Args:
+        pending: Its request.
+
     Attributes:
         settled: Whether it is known what came of it.
         error: Why it failed, if it has.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pending: Pending[Any]) -> None:
+        self._pending = pending
         self._stack: list[tuple[CodeType, int]] = []
         self.settled = False
         self.error: Exception | None = None
@@ -51,10 +55,14 @@ class Write:
         """What asked for it, innermost first."""
         return [_line(*place) for place in self._stack]
 
-    def settle(self, pending: Pending[Any]) -> None:
+    def give_up_waiting(self) -> None:
+        """Lets it fail where it would have to be sent again; in any thread."""
+        self._pending.give_up_waiting()
+
+    def settle(self) -> None:
         """Waits until it is known what came of it."""
         try:
-            pending.result()
+            self._pending.result()
         except Exception as error:
             self.error = error
         finally:
@@ -103,11 +111,24 @@ class WritesBehind:
         self._writes: list[Write] = []
         self._backlogs: set[Backlog] = set()
         self.accepting = True
+        self._given_up = False
 
     def add(self, write: Write, backlog: Backlog) -> None:
         """Takes a write in, which is settled with its backlog."""
         self._writes.append(write)
         self._backlogs.add(backlog)
+        if self._given_up:
+            write.give_up_waiting()
+
+    def give_up_waiting(self) -> None:
+        """Waits for answers, but not for servers that are away; in any thread.
+
+        For a function that was given up: nobody asks any more what came of its writes,
+        as long as none comes later.
+        """
+        self._given_up = True
+        for write in [*self._writes]:
+            write.give_up_waiting()
 
     def keeps(self, backlog: Backlog) -> bool:
         """Whether one that comes now is to wait for others of its backlog."""
@@ -137,7 +158,7 @@ class Backlog:
 
     def __init__(self, steps: StepCount) -> None:
         self._steps = steps
-        self._waiting: deque[tuple[Write, Pending[Any]]] = deque()
+        self._waiting: deque[Write] = deque()
         self._taking = False
         self._kept: list[Pending[Any]] = []
         self._kept_since = 0.0
@@ -163,8 +184,9 @@ class Backlog:
         if not self._waiting:
             self._taking = self._steps.enter()
         try:
-            write, pending = Write(), send()
-            self._waiting.append((write, pending))
+            pending = send()
+            write = Write(pending)
+            self._waiting.append(write)
         finally:
             if not self._waiting:
                 self._leave(self._taken())
@@ -212,8 +234,8 @@ class Backlog:
                 waiting, self._waiting = self._waiting, deque()
                 taking = self._taken()
             try:
-                for write, pending in waiting:
-                    write.settle(pending)
+                for write in waiting:
+                    write.settle()
             finally:
                 self._leave(taking)
 

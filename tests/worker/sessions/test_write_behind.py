@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -22,10 +22,14 @@ from stratagem._worker_servers.closure_failure import ClosureFailure
 from stratagem._worker_servers.link import WorkerLink
 from stratagem_proto.errors import VariableNotFoundError
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, VARIABLE
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
 from stratagem_worker.functions.interruption import Interrupted
-from tests.client.clusters import running
+from stratagem_worker.server import WorkerServer
+from tests.client.clusters import Cluster, running
+from tests.conftest import TOKEN
 from tests.waiting import eventually
-from tests.worker.links import PATIENCE, payload_of
+from tests.worker.links import PATIENCE, connected, payload_of
 
 entered = threading.Event()
 gate = threading.Event()
@@ -275,3 +279,71 @@ def test_a_tensor_may_change_once_it_is_written(
     cut_off(strategy)
     writes.settle()
     assert values() == [1.0, 0.0]
+
+
+class Lonely(NamedTuple):
+    """A strategy that waits for its only server for longer than any test."""
+
+    server: ParameterServer
+    strategy: ParameterServerStrategy
+
+    def lose_server(self) -> None:
+        """Ends the server, and waits until the function waits for it, or spins."""
+        self.server.stop(grace=0)
+        gate.set()
+        settling = servers_of(self.strategy)._backlog._settling
+        eventually(lambda: settling.locked() or second_gate.is_set())
+
+
+@pytest.fixture
+def lonely() -> Iterator[Lonely]:
+    with (
+        ParameterServer(ServerSettings(token=TOKEN)) as server,
+        Cluster([server.address], num_workers=1).strategy(
+            connect_seconds=100 * PATIENCE
+        ) as strategy,
+    ):
+        with strategy.scope():
+            variables[:] = [Variable(torch.zeros(2))]
+        yield Lonely(server, strategy)
+
+
+def write_and_read() -> None:
+    write_at_gate()
+    variables[0].numpy()
+
+
+def write_at_gate() -> None:
+    wait_at_gate()
+    increment()
+
+
+def write_and_spin() -> None:
+    write_at_gate()
+    second_gate.set()
+    while True:
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("function", [write_at_gate, write_and_read, write_and_spin])
+def test_a_function_that_is_given_up_waits_for_no_server_that_is_away(
+    link: WorkerLink, lonely: Lonely, function: Callable[[], None]
+) -> None:
+    end = link.run(1, payload_of(function))
+    assert entered.wait(PATIENCE)
+    lonely.lose_server()
+    link.cancel(1, interrupt=True)
+    with pytest.raises(ClosureFailure):
+        end.result(PATIENCE / 2)
+
+
+def test_the_end_of_a_session_waits_for_no_server_that_is_away(
+    worker: WorkerServer, lonely: Lonely
+) -> None:
+    with connected(worker) as lost:
+        lost.run(1, payload_of(write_and_read))
+        assert entered.wait(PATIENCE)
+        lonely.lose_server()
+    with connected(worker) as other:
+        end = other.run(1, payload_of(nothing))
+        assert not end.result(PATIENCE / 2).staying_bytes

@@ -79,6 +79,8 @@ class WorkSession:
         self._interruptible = interruptible
         self._loader = loader
         self._given_up: set[int] = set()
+        # Of the functions whose ends have not been reported.
+        self._writes: dict[int, WritesBehind] = {}
         self._accepting = True
         self._pieces = Pieces()
         self._orders: dict[str, Callable[[Any], None]] = {
@@ -132,6 +134,8 @@ class WorkSession:
             self._given_up.add(order.closure)
             this = Running(self, order.closure)
             self._interruptible.interrupt(lambda running: running == this)
+            if writes := self._writes.get(order.closure):
+                writes.give_up_waiting()
 
     def _obey_release(self, order: pb.Release) -> None:
         self.results.release(order.results)
@@ -160,6 +164,8 @@ class WorkSession:
         self._copies.end()
         self.results.close()
         self._interruptible.interrupt(lambda running: running.session is self)
+        for writes in [*self._writes.values()]:
+            writes.give_up_waiting()
         self._submit(self._loader.close)
 
     def _submit(self, work: Callable[[], None], closure: int | None = None) -> None:
@@ -182,7 +188,7 @@ class WorkSession:
 
     def _run(self, order: pb.Run, payload: bytes) -> None:
         closure, worker = order.closure, self._settings.label
-        writes = WritesBehind(self._cork)
+        writes = self._writes[closure] = WritesBehind(self._cork)
         self.outbox.put_started(closure)
         began = time.monotonic()
         with (
@@ -202,6 +208,7 @@ class WorkSession:
         self._ends.add(ended, self._executor.has_more)
 
     def _report(self, end: pb.Finished, seconds: float, at_once: bool) -> None:
+        self._writes.pop(end.closure, None)
         self.outbox.put_finished(end, at_once)
         # Nobody waits for this.
         self._executor.figures.count(end, seconds)

@@ -59,6 +59,7 @@ class Pending(Generic[Result]):
         self._deadlines = deadlines
         self._settled: Callable[[], None] | None = settled
         self._give_up_at: float | None = None
+        self._repeats = True
         self.attempt = connection.attempt(request, deadlines, style)
 
     def result(self) -> Result:
@@ -98,6 +99,10 @@ class Pending(Generic[Result]):
         if settled is not None:
             self.attempt.call.cancel()
             settled()
+
+    def give_up_waiting(self) -> None:
+        """Sends the request no more after the attempt under way; in any thread."""
+        self._repeats = False
 
     def _repeated(self) -> Result:
         failures = 0
@@ -142,7 +147,7 @@ class Pending(Generic[Result]):
         # From the first failure on: a large request may have taken longer already.
         now = time.monotonic()
         self._give_up_at = self._give_up_at or now + self._deadlines.connect
-        if now >= self._give_up_at:
+        if now >= self._give_up_at or not self._repeats:
             raise self._unanswered(error) from error
 
     def _may_pass(self, error: StratagemError) -> bool:
@@ -153,7 +158,11 @@ class Pending(Generic[Result]):
         return not full or self._connection.has_room_for(self._request)
 
     def _unanswered(self, error: StratagemError) -> StratagemError:
-        tried = f"{error.message}; tried for {self._deadlines.connect:g} s"
+        tried = (
+            f"{error.message}; tried for {self._deadlines.connect:g} s"
+            if self._repeats
+            else f"{error.message}; not tried again, for it was given up"
+        )
         if isinstance(error, ResourceExhaustedError):
             peer, method = self._connection.peer, self._request.method
             return ResourceExhaustedError(f"{method} on {peer}: {tried}")
