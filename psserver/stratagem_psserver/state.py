@@ -12,6 +12,7 @@ from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.v1.session_pb2 import FrameSockets, Role, Task
 from stratagem_proto.wire.transport import AUTO
+from stratagem_psserver.checkpoints.announcements import Announcements
 from stratagem_psserver.checkpoints.cut import STEPS, StepGate
 from stratagem_psserver.checkpoints.staging import Staging
 from stratagem_psserver.compute import Compute
@@ -82,7 +83,7 @@ class ServerState:
         )
         self.resumed = False
         self.frame_sockets: FrameSockets | None = None
-        self.restored: list[str] = []
+        self.restored = Announcements()
 
     def _reclaim(self) -> None:
         self.mutations.uploads.clear()
@@ -117,6 +118,7 @@ class ServerState:
         session = self.ledger.open(session_id, role, task, time.monotonic())
         session.client = client or session_id
         self.barriers.session_opened(session.id)
+        self.restored.session_opened(session.id)
         self.groups_changed(self.rounds.session_opened(session.id, session.label))
         return session
 

@@ -225,12 +225,13 @@ def test_a_worker_that_comes_late_learns_that_a_checkpoint_was_restored(
     with ExitStack() as stack:
         servers = Servers(tmp_path, stack, num_workers=2)
         chief = stack.enter_context(servers.cluster.strategy())
-        counters(chief)
+        mine = counters(chief)
         first = tmp_path / "first"
         chief.save(first)
         chief.restore(first)
         chief.save(servers.root)
         servers.restart(0)
+        assert values(mine) == [0.0, 0.0]  # the chief is back there
         with servers.cluster.strategy(1, peer_seconds=20) as other:
             counters(other)
             other.restore(first)

@@ -36,7 +36,7 @@ def dump(state: ServerState) -> str:
         "closures": dump_closures(state.closures),
         "data": state.data.facts(),
         "barriers": state.barriers.facts(one.id for one in state.ledger.sessions()),
-        "restored": state.restored,
+        "restored": state.restored.facts(),
     }
     return json.dumps(facts)
 
@@ -105,7 +105,7 @@ def resume(state: ServerState, path: str) -> bool:
     restore_closures(state.closures, facts.get("closures", []))
     state.data.restore(facts.get("data", {}))
     state.barriers.restore(facts.get("barriers", {}))
-    state.restored.extend(facts.get("restored", ()))
+    state.restored.restore(facts.get("restored", ()))
     return True
 
 

@@ -131,14 +131,14 @@ class CheckpointRpcs:
                 state.optimizers.forget(replace(state.store, restored))
                 accounts.replace(state.data, state.closures)
         if request.identity:
-            state.restored.append(request.identity)
+            state.restored.add(request.identity, session.id)
         return pb.RestoreVariablesResponse()
 
     async def list_restored(
         self, request: pb.ListRestoredRequest
     ) -> pb.ListRestoredResponse:
         self._state.session(request.session_id)
-        return pb.ListRestoredResponse(identities=self._state.restored)
+        return pb.ListRestoredResponse(identities=self._state.restored.identities)
 
 
 def _read(
