@@ -11,6 +11,7 @@ from stratagem import _devices
 from stratagem._contexts.context import current_context, current_replica_id
 from stratagem._replicas.device_access import DeviceAccess
 from stratagem._variables.operators import Operators
+from stratagem._variables.torch_writes import is_in_place
 from stratagem_proto.errors import InvalidArgumentError
 
 
@@ -93,7 +94,17 @@ class Mirrored(Operators, DistributedValues):
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}"
             )
-        return getattr(self._component(), name)
+        component = self._target(name) if is_in_place(name) else self._component()
+        return getattr(component, name)
+
+    def _target(self, function: str) -> Any:
+        if current_replica_id() is None and len(self._values) > 1:
+            raise InvalidArgumentError(
+                f"torch's {function} would write to one of the {len(self._values)} "
+                "equal components of a Mirrored, which would part; make new values by "
+                "an operator, or write to each of strategy.experimental_local_results()"
+            )
+        return self._component()
 
 
 def _device_name(value: Any) -> str | None:

@@ -199,7 +199,7 @@ def _writes_nothing(what: str, location: Location) -> UpdateFunctionError:
     return refused(
         f"the update function never writes {what}",
         "use assign(), assign_add(), assign_sub() or an in-place tensor method such "
-        "as add_(); `v = v + 1` and `v -= 1` only give a new value to a local name",
+        "as add_(); `v = v + 1` only gives a new value to a local name",
         location,
     )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 from stratagem._variables.indexed_slices import IndexedSlices
-from stratagem_proto.errors import InvalidTypeError
+from stratagem_proto.errors import InvalidTypeError, UnimplementedError
 
 
 class Write(Enum):
@@ -25,8 +26,32 @@ class Write(Enum):
     SCATTER_UPDATE = "scatter_update"
 
 
+def _augmented(operator: str, remedy: str) -> Callable[[Any, Any], NoReturn]:
+    # Without it, Python would bind the name to a tensor and write nothing.
+    def refuse(self: Assignable, other: Any) -> NoReturn:
+        raise UnimplementedError(
+            f"Variable {self.name!r} cannot be written by `variable {operator}= "
+            f"value`; write it by `{remedy}`, or make a tensor of another name by "
+            f"`out = variable {operator} value`"
+        )
+
+    return refuse
+
+
 class Assignable:
     """What can be written, as a whole and by rows."""
+
+    __iadd__ = _augmented("+", "variable.assign_add(value)")
+    __isub__ = _augmented("-", "variable.assign_sub(value)")
+    __imul__ = _augmented("*", "variable.assign(variable * value)")
+    __imatmul__ = _augmented("@", "variable.assign(variable @ value)")
+    __itruediv__ = _augmented("/", "variable.assign(variable / value)")
+    __ifloordiv__ = _augmented("//", "variable.assign(variable // value)")
+    __imod__ = _augmented("%", "variable.assign(variable % value)")
+    __ipow__ = _augmented("**", "variable.assign(variable ** value)")
+    __iand__ = _augmented("&", "variable.assign(variable & value)")
+    __ior__ = _augmented("|", "variable.assign(variable | value)")
+    __ixor__ = _augmented("^", "variable.assign(variable ^ value)")
 
     @property
     @abstractmethod

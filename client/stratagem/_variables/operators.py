@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from stratagem._variables.arrays import as_array
+from stratagem._variables.torch_writes import written
 
 
 class TensorStandIn:
@@ -23,7 +24,11 @@ class TensorStandIn:
         raise NotImplementedError
 
     def _target(self, function: str) -> Any:
-        """Return the tensor that the in-place torch function may change."""
+        """Return the tensor that a torch function may write to.
+
+        Args:
+            function: The function: `add_`, or `add` with `out=`.
+        """
         return self._operand()
 
     @classmethod
@@ -34,15 +39,19 @@ class TensorStandIn:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        name = func.__name__
-        rest = {key: _opened(value) for key, value in (kwargs or {}).items()}
-        if _writes(name) and args and isinstance(args[0], TensorStandIn):
-            return func(args[0]._target(name), *_opened(args[1:]), **rest)
-        return func(*_opened(args), **rest)
+        name, keywords = func.__name__, kwargs or {}
+        places = written(func, args, keywords)
+        if not places:
+            rest = {key: _opened(value) for key, value in keywords.items()}
+            return func(*map(_opened, args), **rest)
 
+        def argument(place: int | str, value: Any) -> Any:
+            return _targeted(value, name) if place in places else _opened(value)
 
-def _writes(function: str) -> bool:
-    return function.endswith("_") and not function.endswith("__")
+        return func(
+            *(argument(place, value) for place, value in enumerate(args)),
+            **{place: argument(place, value) for place, value in keywords.items()},
+        )
 
 
 def _opened(value: Any) -> Any:
@@ -50,6 +59,14 @@ def _opened(value: Any) -> Any:
         return value._operand()
     if type(value) in (tuple, list):
         return type(value)(_opened(item) for item in value)
+    return value
+
+
+def _targeted(value: Any, function: str) -> Any:
+    if isinstance(value, TensorStandIn):
+        return value._target(function)
+    if type(value) in (tuple, list):
+        return type(value)(_targeted(item, function) for item in value)
     return value
 
 

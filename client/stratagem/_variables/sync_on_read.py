@@ -34,6 +34,13 @@ class SyncOnReadVariable(CopiedVariable):
     def _saved_value(self) -> torch.Tensor:
         return self._combined_copies().detach().clone()
 
+    def _target(self, function: str) -> Any:
+        # A replica's own copy may differ from the others.
+        index = self._component()
+        if index is None:
+            return super()._target(function)
+        return self._copies[index]._target(function)
+
     def _result(self) -> Any:
         index = self._component()
         return (

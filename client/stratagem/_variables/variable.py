@@ -18,6 +18,7 @@ from stratagem._variables.creators import create
 from stratagem._variables.indexed_slices import IndexedSlices
 from stratagem._variables.operators import Operators
 from stratagem._variables.row_numbers import row_numbers
+from stratagem._variables.torch_writes import is_in_place
 from stratagem._variables.traits import VariableTraits
 from stratagem_proto.errors import (
     InvalidArgumentError,
@@ -276,7 +277,7 @@ class Variable(Assignable, Operators, metaclass=VariableType):
             raise AttributeError(
                 f"{type(self).__name__!r} object has no attribute {name!r}"
             )
-        tensor = self._target(name) if name.endswith("_") else self._operand()
+        tensor = self._target(name) if is_in_place(name) else self._operand()
         return getattr(tensor, name)
 
     def __repr__(self) -> str:
