@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,7 +55,7 @@ def undisturbed(datasets: Sequence[Any]) -> Iterator[None]:
             order.repeat()
 
 
-def shuffle_alike(dataset: Any, seed: int | None) -> None:
+def shuffle_alike(dataset: Any, seed: Callable[[], int] | None) -> None:
     """Give samplers that draw from torch's generator one of their own, by `seed`.
 
     The generators of several processes may differ, and then each would read other
@@ -74,4 +74,4 @@ def shuffle_alike(dataset: Any, seed: int | None) -> None:
                 "on every worker: DataLoader(..., "
                 "generator=torch.Generator().manual_seed(seed))"
             )
-        sampler.generator = torch.Generator().manual_seed(seed)
+        sampler.generator = torch.Generator().manual_seed(seed())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -39,8 +40,8 @@ class InputWorker:
         context: Its place among all workers; dataset functions are given it.
         devices: Where the elements of each of its replicas go; None leaves them
             where they are.
-        seed: The same number for all workers, by which loaders shuffle that were
-            given no generator. None if the workers have agreed on none.
+        seed: Returns the same number to all workers, by which loaders shuffle that
+            were given no generator. None if the workers can agree on none.
 
     Raises:
         InvalidArgumentError: The replicas in sync are not shared evenly between
@@ -49,7 +50,7 @@ class InputWorker:
 
     context: InputContext
     devices: tuple[torch.device | None, ...]
-    seed: int | None = None
+    seed: Callable[[], int] | None = None
 
     def __post_init__(self) -> None:
         local, in_sync = len(self.devices), self.context.num_replicas_in_sync

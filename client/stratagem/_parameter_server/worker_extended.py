@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from stratagem import _devices
 from stratagem._cluster.membership import Membership
+from stratagem._contexts.scope import entered
 from stratagem._devices import DeviceName
 from stratagem._enums import ReduceOp
 from stratagem._modules.extended import HostingExtended
 from stratagem._options import CommunicationOptions, InputContext
+from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 if TYPE_CHECKING:
+    from stratagem._input.sharding import InputWorker
     from stratagem._strategies.strategy import Strategy
+
+_SEED_NAME = "stratagem/shuffling_seed"
 
 
 class WorkerExtended(HostingExtended):
@@ -43,6 +51,7 @@ class WorkerExtended(HostingExtended):
         self._membership = membership
         self._devices = tuple(devices)
         self._synchronous = synchronous
+        self._seed: Variable | None = None
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -91,6 +100,17 @@ class WorkerExtended(HostingExtended):
         return InputContext(
             member.num_workers, member.number, self._num_replicas_in_sync
         )
+
+    def _input_worker(self) -> InputWorker:
+        return replace(super()._input_worker(), seed=self._shuffling_seed)
+
+    def _shuffling_seed(self) -> int:
+        """Return the chief's seed, which a worker that comes back finds again."""
+        if self._seed is None:
+            drawn = torch.initial_seed() % 2**63
+            with entered(self._container_strategy()):
+                self._seed = Variable(drawn, trainable=False, name=_SEED_NAME)
+        return int(self._seed.numpy())
 
     def _call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]

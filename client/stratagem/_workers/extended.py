@@ -213,7 +213,7 @@ class MultiWorkerMirroredExtended(MirroredExtended):
 
     def _input_worker(self) -> InputWorker:
         seeds = self._group.exchange("A dataset", torch.initial_seed())
-        return replace(super()._input_worker(), seed=seeds[0])
+        return replace(super()._input_worker(), seed=lambda: seeds[0])
 
     def _input_left(self, here: bool) -> bool:
         return any(self._group.exchange("The next input", here))

@@ -130,7 +130,7 @@ def test_a_batch_that_is_collated_in_its_own_way_is_collated_whole() -> None:
 
 @pytest.mark.spec("INP-15")
 def test_loaders_that_shuffle_do_so_alike_on_all_workers() -> None:
-    readers = workers(2, 1, seed=7)
+    readers = workers(2, 1, seed=lambda: 7)
     loaders = [batches(64, 8, shuffle=True) for _ in readers]
     for _ in range(2):
         seen: list[int] = []

@@ -1,0 +1,37 @@
+"""Workers that step together read the order that the chief shuffles by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import stratagem
+from stratagem_deploy import LocalCluster
+
+pytestmark = pytest.mark.cluster
+
+
+def read(resolver: Any) -> list[list[int]]:
+    """Return the rows that this worker reads in each of two passes."""
+    torch.manual_seed(resolver.task_id)
+    strategy = stratagem.ParameterServerStrategy(resolver, consistency="sync")
+    loader = DataLoader(torch.arange(32), batch_size=8, shuffle=True)
+    dataset = strategy.experimental_distribute_dataset(loader)
+    passes = [
+        [row for part in iter(dataset) for row in part.tolist()] for _ in range(2)
+    ]
+    strategy.barrier("read")
+    return passes
+
+
+def test_workers_shuffle_by_the_seed_of_the_chief() -> None:
+    with LocalCluster(ps=1, workers=2, processes=True) as cluster:
+        first, again = cluster.run(read), cluster.run(read)
+    for number in range(2):
+        rows = [row for worker in first for row in worker[number]]
+        assert sorted(rows) == list(range(32)) != rows
+    assert first[0][0] != first[0][1]
+    assert again == first
