@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 import stratagem
 from stratagem_deploy import LocalCluster
@@ -14,11 +14,21 @@ from stratagem_deploy import LocalCluster
 pytestmark = pytest.mark.cluster
 
 
+class Rows(Dataset[int]):
+    """The numbers from 0 to 31."""
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, row: int) -> int:
+        return row
+
+
 def read(resolver: Any) -> list[list[int]]:
     """Return the rows that this worker reads in each of two passes."""
     torch.manual_seed(resolver.task_id)
     strategy = stratagem.ParameterServerStrategy(resolver, consistency="sync")
-    loader = DataLoader(torch.arange(32), batch_size=8, shuffle=True)
+    loader: DataLoader[Any] = DataLoader(Rows(), batch_size=8, shuffle=True)
     dataset = strategy.experimental_distribute_dataset(loader)
     passes = [
         [row for part in iter(dataset) for row in part.tolist()] for _ in range(2)

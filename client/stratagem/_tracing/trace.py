@@ -40,11 +40,14 @@ class Trace:
         inputs: For each input of the program the number of the found source that is
             bound to it.
         result: The function's result: a nest of Nones and of numbers of sources.
+        only_reads: Whether it writes nothing and returns something, so that no server
+            has to run it; then there is no result.
     """
 
     program: GraphProgram
     inputs: tuple[int, ...]
     result: Any
+    only_reads: bool = False
 
     @cached_property
     def digest(self) -> bytes:
@@ -108,8 +111,9 @@ def trace(
 
     Args:
         fn: The update function. It runs on stand-ins; it may write variables and
-            returns None, variables that it wrote, or a nest of them.
-        variables: Its first arguments; it has to write each.
+            returns None, variables that it wrote, or a nest of them; if it writes
+            nothing, anything but None.
+        variables: Its first arguments; if it writes, it has to write each.
         args: Further arguments; nests may hold variables, tensors and numbers.
         kwargs: Keyword arguments, likewise.
         is_hosted: Whether a variable lives on the server that will run the program.
@@ -173,8 +177,11 @@ def _traced(call: _Call, inputs: TracedInputs) -> Trace:
         returned = call.run()
     call.lifter.require_unchanged(before, call.location)
     program, used = encode_graph(recording.calls, inputs.hosted_variables)
-    _check(program, call, used)
     numbers = tuple(inputs.number_of(value) for value in used)
+    writes = any(one.kind == GraphInput.KIND_WRITE for one in program.inputs)
+    if not writes and returned is not None:
+        return Trace(program, numbers, None, only_reads=True)
+    _check(program, call, used)
     return Trace(program, numbers, _result_numbers(returned, call, inputs))
 
 

@@ -104,6 +104,12 @@ class LocalVariable(Variable):
     def value(self) -> torch.Tensor:
         return self._leaf
 
+    def _result(self) -> Any:
+        # What several copies return becomes mirrored, and no variable.
+        container = self.container
+        is_copy = container is not None and len(container.values) > 1
+        return self._saved_value() if is_copy else self
+
     def _target(self, function: str) -> torch.Tensor:
         return self._leaf
 

@@ -38,7 +38,8 @@ def run_update(
         strategy: The strategy, current in this thread, in cross-replica context.
         device: Where the variable is; the current device of the function.
         call: The function, with the variable already bound to it.
-        args: Positional arguments; mirrored ones are unwrapped.
+        args: Positional arguments; mirrored ones are unwrapped, and of tensors that
+            replicas gave and that are equal the first is taken.
         kwargs: Keyword arguments, likewise.
         group: Whether to return the result as it is; otherwise each leaf becomes
             a tuple of one.
@@ -48,8 +49,9 @@ def run_update(
 
     Spec: CTX-4, EXT-4, REG-12.
     """
-    require_same_everywhere((args, kwargs))
-    args, kwargs = select_replica(0, (tuple(args), kwargs))
+    given = map_leaves(_first_of_equals, (tuple(args), kwargs))
+    require_same_everywhere(given)
+    args, kwargs = select_replica(0, given)
     with updating(strategy), _devices.device(device), torch.no_grad():
         result = call(*args, **kwargs)
     return result if group else regroup_updates([result], group)
@@ -100,6 +102,24 @@ def require_same_everywhere(nest: Any) -> None:
             )
 
     map_leaves(check, nest)
+
+
+def _first_of_equals(leaf: Any) -> Any:
+    # Each replica has a tensor of its own of what they reduced together.
+    values = leaf.values if isinstance(leaf, PerReplica) else ()
+    if not values or not all(isinstance(value, torch.Tensor) for value in values):
+        return leaf
+    first, *others = (value.detach() for value in values)
+    return first if all(_are_equal(first, other) for other in others) else leaf
+
+
+def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if (one.layout, one.dtype, one.shape) != (other.layout, other.dtype, other.shape):
+        return False
+    if one.layout is not torch.strided:
+        return one is other
+    there = other.to(one.device)
+    return bool(((one == there) | ((one != one) & (there != there))).all())
 
 
 def smallest_by_name(variables: Sequence[Variable]) -> Variable:

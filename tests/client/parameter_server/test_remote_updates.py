@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from stratagem import (
     ParameterServerStrategy,
     UpdateFunctionError,
     Variable,
+    get_replica_context,
 )
 from tests.client.clusters import Cluster
 
@@ -37,6 +40,75 @@ def test_an_update_function_may_read_a_variable_of_another_server(
     strategy.extended.update(here, lambda v, other: v.assign_add(other), args=(there,))
     assert here.numpy() == 7.0
     assert here.device_name != there.device_name
+
+
+def test_an_update_function_that_only_reads_gives_what_it_returns(
+    cluster: Cluster,
+) -> None:
+    with cluster.strategy(0) as chief, cluster.strategy(1) as other:
+        with chief.scope():
+            v, beside = Variable([1.0, 2.0], name="v"), Variable(5.0, name="beside")
+        with other.scope():
+            again = Variable([0.0, 0.0], name="v")
+            far = Variable(0.0, name="beside")
+        v.assign([3.0, 4.0])
+        beside.assign(6.0)
+
+        def read(v: Variable, scale: float) -> dict[str, Any]:
+            return {"sum": (v * scale).sum() + far, "same": v.value()}
+
+        found = other.extended.update(again, read, args=(2.0,))
+        assert found["sum"] == 20.0
+        assert found["same"].tolist() == [3.0, 4.0]
+        listed = other.extended.update_non_slot(again, lambda: far + 1.0, group=False)
+        assert listed == (7.0,)
+        inside = other.run(lambda: other.extended.update(again, read, args=(1.0,)))
+        assert inside["sum"] == 13.0
+
+
+def test_an_update_function_that_writes_returns_no_tensor(
+    strategy: ParameterServerStrategy,
+) -> None:
+    with strategy.scope():
+        v = Variable([1.0, 2.0])
+
+    def fn(v: Variable) -> torch.Tensor:
+        v.assign_add([1.0, 1.0])
+        return v * 2.0
+
+    with pytest.raises(UpdateFunctionError, match=r"test_remote_updates\.py:\d+.*read"):
+        strategy.extended.update(v, fn)
+    assert v.numpy().tolist() == [1.0, 2.0]
+
+
+@pytest.mark.usefixtures("two_cpus")
+def test_replicas_update_by_what_they_reduced(cluster: Cluster) -> None:
+    with cluster.strategy(num_replicas_per_worker=2) as strategy:
+        with strategy.scope():
+            v = Variable(1.0)
+
+        def fn() -> None:
+            replica = get_replica_context()
+            assert replica is not None
+            total = replica.all_reduce("sum", torch.tensor(2.0))
+            strategy.extended.update(v, lambda v, x: v.assign_add(x), args=(total,))
+
+        strategy.run(fn)
+        assert v.numpy() == 5.0
+        with pytest.raises(InvalidArgumentError, match="differs between replicas"):
+            strategy.run(
+                lambda: strategy.extended.update(
+                    v, lambda v, x: v.assign_add(x), args=(_number(),)
+                )
+            )
+        assert v.numpy() == 5.0
+
+
+def _number() -> Any:
+    """Return a tensor that differs between replicas."""
+    replica = get_replica_context()
+    assert replica is not None
+    return torch.tensor(float(replica.replica_id_in_sync_group or 0))
 
 
 def test_an_update_function_that_looks_at_values_is_refused_with_its_line(

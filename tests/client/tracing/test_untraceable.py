@@ -207,7 +207,8 @@ def test_without_a_first_variable_any_has_to_be_written() -> None:
     update = trace(lambda: step.assign_add(1))
     assert update.written == [step]
     with pytest.raises(UpdateFunctionError, match="never writes a variable"):
-        trace(lambda: step + 1)
+        trace(lambda: [step + 1].clear())
+    assert trace(lambda: step + 1).trace.only_reads
 
 
 def test_a_value_of_the_server_cannot_be_returned() -> None:

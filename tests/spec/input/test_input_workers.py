@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -29,7 +29,9 @@ from tests.client.two_replicas import TwoReplicas
 DATA, OFF, FILE = AutoShardPolicy.DATA, AutoShardPolicy.OFF, AutoShardPolicy.FILE
 
 
-def workers(count: int, local: int, seed: int | None = None) -> list[InputWorker]:
+def workers(
+    count: int, local: int, seed: Callable[[], int] | None = None
+) -> list[InputWorker]:
     """Return all workers of a cluster that steps in sync."""
     contexts = [InputContext(count, number, count * local) for number in range(count)]
     return [InputWorker(context, (None,) * local, seed) for context in contexts]

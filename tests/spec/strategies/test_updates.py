@@ -18,6 +18,8 @@ from stratagem import (
     PerReplica,
     Strategy,
     Variable,
+    VariableAggregation,
+    VariableSynchronization,
     _devices,
 )
 
@@ -107,6 +109,26 @@ def test_results_of_several_copies_are_mirrored() -> None:
 
 
 @pytest.mark.spec("EXT-4")
+@pytest.mark.parametrize("synchronization", ["ON_WRITE", "ON_READ"])
+def test_what_copies_were_assigned_is_mirrored(synchronization: str) -> None:
+    strategy = MirroredStrategy(DEVICES)
+    with strategy.scope():
+        variable = Variable(
+            1.0,
+            synchronization=VariableSynchronization[synchronization],
+            aggregation=VariableAggregation.MEAN,
+        )
+    update = strategy.extended.update
+    result = update(variable, lambda v: {"after": v.assign_add(2.0)})["after"]
+    assert isinstance(result, Mirrored)
+    listed = update(variable, lambda v: v.assign(5.0), group=False)
+    variable.assign(0.0)
+    assert [value.item() for value in result.values] == [3.0, 3.0]
+    assert [value.item() for value in listed] == [5.0, 5.0]
+    assert update(variable, lambda v: v) is variable
+
+
+@pytest.mark.spec("EXT-4")
 @kinds("central", "one device", "default")
 def test_the_result_of_one_copy_is_what_it_is(kind: Callable[[], Strategy]) -> None:
     strategy = kind()
@@ -163,6 +185,28 @@ def test_replicas_update_one_copy_by_what_is_equal() -> None:
             (PerReplica((1.0, 2.0)),),
         )
     assert copies(variable) == [3.0]
+
+
+@pytest.mark.spec("EXT-5")
+@kinds(*KINDS)
+def test_replicas_update_by_what_they_reduced(kind: Callable[[], Strategy]) -> None:
+    strategy = kind()
+    variable = shared(strategy, torch.tensor([1.0, 1.0]))
+
+    def fn() -> None:
+        replica = stratagem.get_replica_context()
+        assert replica is not None
+        total = replica.all_reduce("sum", torch.tensor([1.0, float("nan")]))
+        strategy.extended.update(variable, adding, (total * 2.0,), {"scale": 0.5})
+
+    count = strategy.num_replicas_in_sync
+    if kind is KINDS["default"]:
+        fn()
+    else:
+        strategy.run(fn)
+    for copy in copies(variable):
+        assert copy[0] == 1.0 + count
+        assert copy[1] != copy[1]
 
 
 @pytest.mark.spec("EXT-6")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from stratagem._contexts.context import cross_replica, get_strategy
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import remote_of
 from stratagem._servers.requests import updates
@@ -39,7 +40,8 @@ def run(
         kwargs: Its keyword arguments.
 
     Returns:
-        What it returned: a nest of variables and Nones.
+        What it returned: a nest of variables and Nones. A function that only reads
+        runs here, and may return anything.
 
     Raises:
         UpdateFunctionError: It cannot be sent to a server.
@@ -50,6 +52,10 @@ def run(
         return remote is not None and remote.place.server == server
 
     update = trace(fn, variables, args, kwargs, is_hosted)
+    if update.trace.only_reads:
+        # In cross-replica context, what it reads is as it is now on its server.
+        with cross_replica(get_strategy()):
+            return fn(*variables, *args, **kwargs)
     store.servers.call(server, _request(store, update, non_slot=not variables))
     for variable in update.written:
         remote = remote_of(variable)
