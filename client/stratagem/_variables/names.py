@@ -3,30 +3,64 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections import Counter
-from weakref import WeakValueDictionary
+from functools import partial
+from weakref import ref
+
+
+class _Collection:
+    """Which thread collects garbage at the moment; one of `gc.callbacks`."""
+
+    def __init__(self) -> None:
+        self.thread: int | None = None
+
+    def __call__(self, phase: str, info: dict[str, int]) -> None:
+        self.thread = threading.get_ident() if phase == "start" else None
+
+
+_COLLECTION = _Collection()
+gc.callbacks.append(_COLLECTION)
 
 
 class UniqueNames:
     """The names of the living objects of one strategy.
 
-    `choose` a name, make the object, then `record` both. Names of objects that are
-    gone are free again at the first clash after each `release`.
+    `choose` a name, make the object, then `record` both. Whether a name is free must
+    not depend on when cycles are collected: all workers have to come to the same
+    names. So an object that its last reference frees gives its name back at once, and
+    one that a collection frees does at a clash after a `release`, when garbage is
+    collected on every worker.
+
+    A collection takes 0.1 s. After two that were of no use one after the other, the
+    next ones leave out more and more clashes.
     """
 
     def __init__(self) -> None:
-        self._owners: WeakValueDictionary[str, object] = WeakValueDictionary()
+        self._owners: dict[str, ref[object]] = {}
         self._taken: set[str] = set()
         # By the name that was wanted: suffixes up to this one are taken.
         self._suffixes: Counter[str] = Counter()
         self._may_release = False
+        self._useless = 0
+        self._clashes = 0
+
+    def __deepcopy__(self, memo: dict[int, object]) -> UniqueNames:
+        """Return names that are taken by the same objects."""
+        copied = UniqueNames()
+        for name, owner in list(self._owners.items()):
+            if (living := owner()) is not None:
+                copied.record(name, living)
+        copied._taken |= self._taken
+        return copied
 
     def choose(self, wanted: str) -> str:
         """Return `wanted`, or its first free form among `wanted_1`, `wanted_2`, ..."""
         if wanted not in self._taken:
             return wanted
         if self._may_release:
-            self._release()
+            self._may_release = False
+            self._collect(wanted)
             return self.choose(wanted)
         while (name := f"{wanted}_{self._suffixes[wanted] + 1}") in self._taken:
             self._suffixes[wanted] += 1
@@ -35,21 +69,34 @@ class UniqueNames:
     def record(self, name: str, owner: object) -> None:
         """Note that `owner` has `name`."""
         self._taken.add(name)
-        self._owners[name] = owner
+        self._owners[name] = ref(owner, partial(self._gone, name))
 
     def release(self) -> None:
         """Let names of objects that are gone be chosen again if need be."""
         self._may_release = True
 
-    def _release(self) -> None:
-        # Whether a name is free must not depend on when cycles are collected: all
-        # workers have to come to the same names. A collection takes 0.1 s, so there is
-        # at most one for each scope.
-        gc.collect()
-        self._taken.intersection_update(self._owners.keys())
+    def _gone(self, name: str, owner: ref[object]) -> None:
+        if self._owners.get(name) is not owner:
+            return
+        del self._owners[name]
+        if threading.get_ident() != _COLLECTION.thread:
+            self._free(name)
+
+    def _free(self, name: str) -> None:
+        self._taken.discard(name)
         self._suffixes.clear()
-        self._may_release = False
+
+    def _collect(self, wanted: str) -> None:
+        self._clashes += 1
+        if self._clashes <= 2**self._useless // 8:
+            return
+        gc.collect()
+        for name in self._taken - self._owners.keys():
+            self._free(name)
+        self._useless = self._useless + 1 if wanted in self._taken else 0
+        self._clashes = 0
 
     def owners(self) -> list[object]:
         """Return the living objects, in the order of their recording."""
-        return list(self._owners.values())
+        found = [owner() for owner in list(self._owners.values())]
+        return [owner for owner in found if owner is not None]

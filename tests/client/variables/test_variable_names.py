@@ -72,3 +72,45 @@ def test_many_equal_names_cost_one_collection_of_garbage(
         kept = [stratagem.Variable(0.0) for _ in range(100)]
     assert len({variable.name for variable in kept}) == 100
     assert found.count("start") <= 1
+
+
+def test_a_name_that_nobody_uses_needs_no_collection_of_garbage(
+    strategy: OneDeviceStrategy,
+) -> None:
+    kept = None
+    with collections() as found:
+        for _ in range(20):
+            with strategy.scope():
+                kept = Variable(0.0, name="v")
+    assert kept is not None
+    assert kept.name in ("v", "v_1")
+    assert found.count("start") <= 5
+
+
+def test_names_of_what_lives_cost_few_collections_of_garbage(
+    strategy: OneDeviceStrategy,
+) -> None:
+    kept = []
+    with collections() as found:
+        for _ in range(100):
+            with strategy.scope():
+                kept.append(Variable(0.0, name="v"))
+    assert len({variable.name for variable in kept}) == 100
+    assert found.count("start") <= 10
+
+
+def test_names_do_not_depend_on_when_garbage_is_collected() -> None:
+    """A worker that happens to collect comes to the names of one that does not."""
+    made = []
+    for collects in (False, True):
+        strategy, names = OneDeviceStrategy("CPU:0"), []
+        with strategy.scope():
+            kept = [Variable(0.0, name="v")]
+        for number in range(12):
+            with collections(), strategy.scope():
+                names.append(in_a_cycle("v" if number % 2 else "w"))
+                kept.append(Variable(0.0, name="v"))
+                if collects:
+                    gc.collect()
+        made.append(names + [variable.name for variable in kept])
+    assert made[0] == made[1]
