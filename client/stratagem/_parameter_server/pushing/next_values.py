@@ -191,17 +191,14 @@ class NextValues:
     def take(self, variables: Iterable[RemoteVariable]) -> None:
         """Bring copies up to date as far as something has come for them."""
         came = self._came
-        newer = [
-            (one, *came[one])
-            for one in variables
-            if one in came and one.is_older_than(came[one][0])
-        ]
+        each = [(one, *came.pop(one)) for one in variables if one in came]
+        newer = [given for given in each if given[0].is_older_than(given[1])]
         if newer:
             leaves = [variable.leaf for variable, _, _ in newer]
             with torch.no_grad():
                 torch._foreach_copy_(leaves, [reading.into for _, _, reading in newer])
         for variable, version, reading in newer:
-            variable.settle(version, reading.narrowed_to is not None)
+            variable.replaced(version, reading.narrowed_to is not None)
 
     def cover(self, variables: Iterable[RemoteVariable]) -> None:
         """Take note that copies are all that the next step needs of them."""

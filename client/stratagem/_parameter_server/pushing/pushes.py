@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from itertools import chain
+from operator import is_
 
 from stratagem._parameter_server.pushing.loads import Load
 from stratagem._parameter_server.pushing.next_values import Asked, NextValues, PulledAs
@@ -89,6 +90,8 @@ class Pushes:
         self._pulled_as = pulled_as
         self._values = NextValues(servers, pulled_as)
         self._copies = OwnCopies()
+        # By optimizer and server.
+        self._known: dict[tuple[str, int], Following] = {}
         self._count = 0
         self._is_lone = self._is_in_run = True
 
@@ -140,7 +143,7 @@ class Pushes:
         copies = {server: [*unread(some)] for server, some in push.copies.items()}
         begins = self._begins_after(push) if self._fusing is Fusing.ALWAYS else []
         followed = {
-            server: following([_newest(one, self._pulled_as) for one in some])
+            server: self._followed(push.optimizer, server, some)
             for server, some in copies.items()
         }
         try:
@@ -179,6 +182,23 @@ class Pushes:
             self._servers.flight.begin(send, arrived, nbytes > _MOST_SENT_BYTES)
         else:
             arrived(self._servers.push(requests))
+
+    def _followed(
+        self, optimizer: str, server: int, copies: Sequence[RemoteVariable]
+    ) -> Following:
+        """Return how to read what a push has stepped, by what was found out before."""
+        leaves = [variable.leaf for variable in copies]
+        known = self._known.get((optimizer, server), NOTHING_FOLLOWS)
+        targets = [reading.into for reading in known.readings]
+        if len(leaves) != len(targets) or not all(map(is_, leaves, targets)):
+            # What is stepped is newer then: it is asked for by the same words each time.
+            known = self._known[optimizer, server] = following(
+                [
+                    Reading(one.name, leaf, narrowed_to=self._pulled_as(one, True))
+                    for one, leaf in zip(copies, leaves, strict=True)
+                ]
+            )
+        return known
 
     def _begins_after(self, push: Push) -> Sequence[StepBegin]:
         """Return how to ask for leave for the step behind a push."""
@@ -227,11 +247,6 @@ class Pushes:
         first = answers.get(self._servers.used[0])
         if first is not None and first.grants:
             self._pace.granted(begins, first.grants)
-
-
-def _newest(variable: RemoteVariable, pulled_as: PulledAs) -> Reading:
-    """What is stepped is newer then, and is asked for by the same words each time."""
-    return Reading(variable.name, variable.leaf, narrowed_to=pulled_as(variable, True))
 
 
 def _settle(
