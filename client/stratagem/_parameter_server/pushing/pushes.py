@@ -191,7 +191,7 @@ class Pushes:
         known = self._known.get((optimizer, server), NOTHING_FOLLOWS)
         targets = [reading.into for reading in known.readings]
         if len(leaves) != len(targets) or not all(map(is_, leaves, targets)):
-            # What is stepped is newer then: it is asked for by the same words each time.
+            # What is stepped is newer then, so the same words ask for it each time.
             known = self._known[optimizer, server] = following(
                 [
                     Reading(one.name, leaf, narrowed_to=self._pulled_as(one, True))
