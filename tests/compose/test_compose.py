@@ -12,7 +12,7 @@ from tests.waiting import eventually
 
 pytestmark = pytest.mark.compose
 
-# While a checkpoint waits for the lease of the worker that crashed, that one may be
+# While a checkpoint waits for the session of the worker that crashed, that one may be
 # back and train its part alone: one part after the other ends up to 0.02 further away.
 _BY_TURNS = 0.025
 

@@ -164,7 +164,7 @@ class CheckpointedStrategy(Strategy):
 
         The servers keep the values of that moment that change meanwhile, so each may
         need the memory of its variables once more; at most for 4 tasks at once, and
-        until the block or the lease of this task's session ends. Buffers of modules,
+        until the block or this task's session ends. Buffers of modules,
         which are on no server, are this task's own. Without a cluster nobody else
         trains, and nothing happens.
 

@@ -49,7 +49,6 @@ RECIPE = r"SimpleClusterResolver\(.*'chief': .*task_type='chief', task_id=0"
 WORKER, SERVER, CHIEF = {"worker": ["w:1"]}, {"ps": ["p:1"]}, {"chief": ["c:1"]}
 
 
-@pytest.mark.spec("COO-1")
 @pytest.mark.parametrize(
     ("cluster", "task"),
     [
