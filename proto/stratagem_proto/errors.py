@@ -3,6 +3,7 @@
 StratagemError
 ├── InvalidArgumentError (ValueError)      the request can never succeed as it is
 │   ├── InvalidNameError
+│   ├── RowIndexError (IndexError)         there is no such row
 │   ├── MalformedStreamError
 │   ├── UpdateFunctionError                an update function that cannot be traced
 │   ├── NonFiniteGradientError (FloatingPointError) NaN or infinity in a gradient
@@ -19,7 +20,7 @@ StratagemError
 │   ├── ProtocolVersionError
 │   ├── ForkedProcessError                 a connection used in a forked child
 │   └── ClosureInputError                  what a closure uses is not on its worker
-├── OutOfRangeError (IndexError)
+├── OutOfRangeError (IndexError)           data have ended
 ├── UnimplementedError (NotImplementedError)
 ├── UnauthenticatedError (PermissionError)
 ├── PermissionDeniedError (PermissionError)
@@ -69,6 +70,13 @@ class InvalidArgumentError(StratagemError, ValueError):
 
 class InvalidNameError(InvalidArgumentError):
     """A name is empty, too long, or has characters outside of the allowed ones."""
+
+
+class RowIndexError(InvalidArgumentError, IndexError):
+    """A row or a position is asked for that a tensor does not have.
+
+    It is no `OutOfRangeError`, by which loops over data end.
+    """
 
 
 class MalformedStreamError(InvalidArgumentError):
@@ -142,7 +150,7 @@ class ClosureInputError(FailedPreconditionError):
 
 
 class OutOfRangeError(StratagemError, IndexError):
-    """An index or a position lies outside of the valid range."""
+    """Data have ended, or there are none; see `RowIndexError` for indices."""
 
 
 class UnimplementedError(StratagemError, NotImplementedError):

@@ -21,7 +21,7 @@ from stratagem_proto.errors import (
     DataLossError,
     InvalidArgumentError,
     NotFoundError,
-    OutOfRangeError,
+    RowIndexError,
     StratagemError,
 )
 from tests.checkpoints import (
@@ -131,7 +131,7 @@ def test_rows_of_a_table_that_were_not_stored_are_filled_in(tmp_path: Path) -> N
     checkpoint = open_checkpoint(folder)
     users = wholes_of(checkpoint.index)["users"]
     assert torch.equal(users.read_rows(checkpoint, 1, 4), expected(1.0)["users"][1:4])
-    with pytest.raises(OutOfRangeError, match="has 5 rows"):
+    with pytest.raises(RowIndexError, match="has 5 rows"):
         users.read_rows(checkpoint, 4, 6)
 
 

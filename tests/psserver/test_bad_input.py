@@ -15,8 +15,8 @@ from stratagem_proto.errors import (
     InvalidTypeError,
     MalformedStreamError,
     NotFoundError,
-    OutOfRangeError,
     ResourceExhaustedError,
+    RowIndexError,
     StratagemError,
     VariableNotFoundError,
 )
@@ -155,7 +155,7 @@ BAD_REQUESTS: dict[str, tuple[Callable[[RawClient], object], type[StratagemError
     ),
     "row": (
         lambda client: client.assign("dense.weight", SMALL[:1], rows=torch.tensor([2])),
-        OutOfRangeError,
+        RowIndexError,
     ),
     "duplicate name": (created("big", SMALL), AlreadyExistsError),
     "empty name": (created("", SMALL), InvalidNameError),

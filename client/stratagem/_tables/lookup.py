@@ -70,7 +70,7 @@ def embedding(  # noqa: PLR0913 - the signature of torch.nn.functional.embedding
     The gradient is sparse whatever `sparse` says.
 
     Raises:
-        OutOfRangeError: There is no such row.
+        RowIndexError: There is no such row.
         InvalidTypeError: `input` is no tensor of integers.
         InvalidArgumentError: `max_norm` is given.
     """
@@ -102,7 +102,7 @@ def embedding_bag(  # noqa: PLR0913 - the signature of torch.nn.functional
     """Return `torch.nn.functional.embedding_bag(input, weight, ...)` of a table.
 
     Raises:
-        OutOfRangeError: There is no such row.
+        RowIndexError: There is no such row.
         InvalidTypeError: `input` is no tensor of integers.
         InvalidArgumentError: `max_norm` is given.
     """

@@ -33,7 +33,7 @@ def prefetch(lookups: Iterable[tuple[nn.Module | torch.Tensor, torch.Tensor]]) -
             an integer tensor of any shape. A table may come several times.
 
     Raises:
-        OutOfRangeError: There is no such row.
+        RowIndexError: There is no such row.
         InvalidTypeError: An input is no tensor of integers.
     """
     if current_replica_id() is None:

@@ -52,7 +52,7 @@ def pull_together(wanted: Wanted, training: bool) -> None:
     """As `pull_missing`, unless other threads have it under way.
 
     Raises:
-        OutOfRangeError: There is no such row.
+        RowIndexError: There is no such row.
     """
     with ExitStack() as pulling:
         # One order for all threads, which wait for each other.

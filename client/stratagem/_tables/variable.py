@@ -24,7 +24,7 @@ from stratagem._variables.variable import Variable
 from stratagem_proto.errors import (
     ContextError,
     InvalidArgumentError,
-    OutOfRangeError,
+    RowIndexError,
     UnimplementedError,
 )
 
@@ -120,7 +120,7 @@ class TableVariable(SplitVariable):
             training: Whether their gradient is wanted.
 
         Raises:
-            OutOfRangeError: There is no such row.
+            RowIndexError: There is no such row.
         """
         self.require_rows(rows)
         if current_replica_id() is None:
@@ -141,11 +141,11 @@ class TableVariable(SplitVariable):
         """Check that there are these rows; ascending ones.
 
         Raises:
-            OutOfRangeError: There is no such row.
+            RowIndexError: There is no such row.
         """
         total = self.layout.total
         if len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < total:
-            raise OutOfRangeError(
+            raise RowIndexError(
                 f"rows {int(rows[0])} to {int(rows[-1])} of {self.name!r} are looked "
                 f"up; it has {total} rows, from 0",
                 variable=self.name,

@@ -10,7 +10,7 @@ import torch
 
 from stratagem_proto.checkpoint.folder import Checkpoint
 from stratagem_proto.checkpoint.index import TensorEntry
-from stratagem_proto.errors import OutOfRangeError
+from stratagem_proto.errors import RowIndexError
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import allocate, as_bytes, decode_dtype
@@ -87,7 +87,7 @@ class Whole:
         """The value of some rows; no other files are read than those that have them.
 
         Raises:
-            OutOfRangeError: There are no such rows.
+            RowIndexError: There are no such rows.
             DataLossError: Bytes of them are missing or damaged.
         """
         self._require_rows(start, stop)
@@ -102,7 +102,7 @@ class Whole:
     def _require_rows(self, start: int, stop: int) -> None:
         count = self.shape[0] if self.shape else 1
         if not 0 <= start <= stop <= count:
-            raise OutOfRangeError(
+            raise RowIndexError(
                 f"{self.name!r} has {count} rows in the checkpoint; rows {start} to "
                 f"{stop} are no part of it",
                 variable=self.name,

@@ -28,6 +28,7 @@ from stratagem_proto.errors import (
     ProtocolVersionError,
     PSUnavailableError,
     ResourceExhaustedError,
+    RowIndexError,
     SessionLostError,
     StratagemError,
     UnauthenticatedError,
@@ -44,6 +45,7 @@ from stratagem_proto.errors import (
 STATUS_CODES: dict[type[StratagemError], StatusCode] = {
     InvalidArgumentError: StatusCode.INVALID_ARGUMENT,
     InvalidNameError: StatusCode.INVALID_ARGUMENT,
+    RowIndexError: StatusCode.INVALID_ARGUMENT,
     MalformedStreamError: StatusCode.INVALID_ARGUMENT,
     UpdateFunctionError: StatusCode.INVALID_ARGUMENT,
     NonFiniteGradientError: StatusCode.INVALID_ARGUMENT,

@@ -135,7 +135,7 @@ def check_gradient(variable: Variable, gradient: Gradient) -> None:
     Raises:
         InvalidArgumentError: The shape does not fit.
         InvalidTypeError: The dtype is not the variable's.
-        OutOfRangeError: A row lies outside of the variable.
+        RowIndexError: A row lies outside of the variable.
     """
     if gradient.rows is not None:
         check_rows(variable, gradient.rows)

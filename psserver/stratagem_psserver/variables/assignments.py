@@ -81,7 +81,7 @@ def prepare(
         InvalidArgumentError: A shape, a mode or an index does not fit.
         InvalidTypeError: A dtype is not the variable's, or its numbers have no such
             operation.
-        OutOfRangeError: A row lies outside of the variable.
+        RowIndexError: A row lies outside of the variable.
     """
     writes = [_prepare_one(store, item, tensors) for item in assignments]
     for table, keys in _keys_by_table(writes).items():

@@ -53,7 +53,7 @@ class Choice(NamedTuple):
         Raises:
             VariableNotFoundError: One of them is not.
             InvalidArgumentError: As of `select`.
-            OutOfRangeError: As of `select`.
+            RowIndexError: As of `select`.
         """
         found = [variables.get(selection.variable) for selection in selections]
         wanted = _wanted(found, selections)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError
+from stratagem_proto.errors import InvalidArgumentError, RowIndexError
 from stratagem_proto.v1.parameter_server_pb2 import Selection
 from stratagem_proto.v1.tensor_pb2 import (
     ENCODING_KIND_NARROWED,
@@ -109,7 +109,7 @@ def select(variable: Variable, selection: Selection) -> Selected:
         InvalidArgumentError: The slice has another rank than the variable, the rows
             are no whole int64 numbers, or more than some rows of a large table, or
             elements cannot be rounded to the type that is asked for.
-        OutOfRangeError: The part leaves the variable's bounds.
+        RowIndexError: The part leaves the variable's bounds.
     """
     selected = _part(variable, selection)
     if not selection.HasField("narrowed_to"):
@@ -162,7 +162,7 @@ def _box(variable: Variable, start: Sequence[int], size: Sequence[int]) -> torch
     value = variable.value
     for dim, (first, count) in enumerate(zip(start, size, strict=True)):
         if first < 0 or count < 0 or first + count > shape[dim]:
-            raise OutOfRangeError(
+            raise RowIndexError(
                 f"the slice of {variable.name!r} from {list(start)} of size "
                 f"{list(size)} leaves its shape {shape}",
                 variable=variable.name,
@@ -186,7 +186,7 @@ def check_rows(variable: Variable, rows: torch.Tensor) -> None:
 
     Raises:
         InvalidArgumentError: They are no vector of int64, or the variable is a scalar.
-        OutOfRangeError: An index is negative or beyond the last row.
+        RowIndexError: An index is negative or beyond the last row.
     """
     if rows.dtype != torch.int64 or rows.dim() != 1:
         raise InvalidArgumentError(
@@ -205,7 +205,7 @@ def check_rows(variable: Variable, rows: torch.Tensor) -> None:
     count = variable.spec.tensor.shape[0]
     lowest, highest = map(int, rows.aminmax())
     if lowest < 0 or highest >= count:
-        raise OutOfRangeError(
+        raise RowIndexError(
             f"rows {lowest} to {highest} of {variable.name!r} were asked for; it has "
             f"{count} rows, from 0",
             variable=variable.name,

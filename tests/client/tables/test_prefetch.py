@@ -13,8 +13,8 @@ from torch import nn
 import stratagem
 from stratagem import (
     DistributedOptimizer,
-    OutOfRangeError,
     ParameterServerStrategy,
+    RowIndexError,
     config,
 )
 from stratagem._servers.connections.connection import Connection
@@ -152,5 +152,5 @@ def test_replicas_may_name_their_tables_in_any_order(cluster: Cluster) -> None:
 def test_rows_that_do_not_exist_are_refused(
     strategy: ParameterServerStrategy, model: Model
 ) -> None:
-    with pytest.raises(OutOfRangeError, match=r"rows 13000 to 13000 of 'tables.0.wei"):
+    with pytest.raises(RowIndexError, match=r"rows 13000 to 13000 of 'tables.0.wei"):
         strategy.run(model.prefetch, args=(torch.tensor([ROWS]),))

@@ -15,8 +15,8 @@ import stratagem
 from stratagem import (
     DistributedOptimizer,
     InvalidArgumentError,
-    OutOfRangeError,
     ParameterServerStrategy,
+    RowIndexError,
 )
 from tests.client.clusters import running
 
@@ -206,7 +206,7 @@ def test_a_row_that_is_not_there_is_an_index_error(
     strategy: ParameterServerStrategy, row: int
 ) -> None:
     ours, _ = table_of(strategy, stratagem.nn.Embedding)
-    with pytest.raises(OutOfRangeError, match=f"rows.*{row}.*it has 12 rows"):
+    with pytest.raises(RowIndexError, match=f"rows.*{row}.*it has 12 rows"):
         ours(torch.tensor([0, row]))
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError
+from stratagem_proto.errors import InvalidArgumentError, RowIndexError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.variable_requests_pb2 import (
@@ -101,7 +101,7 @@ def repeated(one: Lookups) -> None:
 
 
 def out_of_range(one: Lookups) -> None:
-    with pytest.raises(OutOfRangeError, match="'table'"):
+    with pytest.raises(RowIndexError, match="'table'"):
         one.push(torch.tensor([3, ROWS]))
 
 

@@ -13,7 +13,7 @@ from stratagem_deploy.processes.process import import_path
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
-    OutOfRangeError,
+    RowIndexError,
 )
 from stratagem_proto.programs.initial_values import InitialValues
 from stratagem_proto.v1 import parameter_server_pb2 as pb
@@ -219,10 +219,10 @@ def test_what_a_table_cannot_do_is_refused_and_changes_nothing(
     client.create_as([BILLION, table_spec("tiny", (4, 16))], [])
     with pytest.raises(InvalidArgumentError, match="but the variable is a table"):
         client.assign("users", torch.zeros(1, 16))
-    with pytest.raises(OutOfRangeError, match="it has 1000000000 rows"):
+    with pytest.raises(RowIndexError, match="it has 1000000000 rows"):
         read_rows(client, "users", 1_000_000_000)
     good = ([1], torch.ones(1, 16))
-    with pytest.raises(OutOfRangeError, match="it has 4 rows"):
+    with pytest.raises(RowIndexError, match="it has 4 rows"):
         bad = ([4], torch.ones(1, 16))
         update_rows(client, sgd(), {"users": good, "tiny": bad})
     with pytest.raises(InvalidArgumentError, match="which update programs neither"):

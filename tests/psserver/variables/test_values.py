@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stratagem_proto.errors import (
     InvalidArgumentError,
     InvalidTypeError,
-    OutOfRangeError,
+    RowIndexError,
     StratagemError,
 )
 from stratagem_proto.v1 import parameter_server_pb2 as pb
@@ -146,9 +146,9 @@ def test_only_wider_floats_are_rounded(
     [
         ([0], [1], InvalidArgumentError),
         ([0, 0], [1], InvalidArgumentError),
-        ([-1, 0], [1, 1], OutOfRangeError),
-        ([0, 0], [-1, 1], OutOfRangeError),
-        ([3, 0], [2, 1], OutOfRangeError),
+        ([-1, 0], [1, 1], RowIndexError),
+        ([0, 0], [-1, 1], RowIndexError),
+        ([3, 0], [2, 1], RowIndexError),
     ],
 )
 def test_a_slice_outside_of_the_variable_is_refused(
@@ -162,8 +162,8 @@ def test_a_slice_outside_of_the_variable_is_refused(
 @pytest.mark.parametrize(
     ("value", "rows", "error"),
     [
-        (torch.zeros(4, 2), indices(4), OutOfRangeError),
-        (torch.zeros(4, 2), indices(-1), OutOfRangeError),
+        (torch.zeros(4, 2), indices(4), RowIndexError),
+        (torch.zeros(4, 2), indices(-1), RowIndexError),
         (torch.zeros(4, 2), b"odd", InvalidArgumentError),
         (torch.tensor(1.0), indices(0), InvalidArgumentError),
     ],
@@ -232,7 +232,7 @@ def test_repeated_rows_accumulate_in_the_order_given(
         (torch.zeros(3, 2), None, pb.ASSIGN_MODE_SET, InvalidArgumentError),
         (torch.zeros(4, 2).double(), None, pb.ASSIGN_MODE_SET, InvalidTypeError),
         (torch.zeros(4, 2), None, pb.ASSIGN_MODE_UNSPECIFIED, InvalidArgumentError),
-        (torch.zeros(1, 2), torch.tensor([9]), pb.ASSIGN_MODE_SET, OutOfRangeError),
+        (torch.zeros(1, 2), torch.tensor([9]), pb.ASSIGN_MODE_SET, RowIndexError),
         (
             torch.zeros(2, 2),
             torch.tensor([1]),

@@ -135,8 +135,11 @@ def test_indexing_follows_numpy(index: Any, sizes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("index", [5, -6])
 def test_rows_out_of_bounds_are_an_index_error(index: int) -> None:
     table = sharded()
-    with pytest.raises(IndexError, match="out of bounds"):
+    with pytest.raises(IndexError, match="out of bounds") as error:
         table[index]
+    # As in TensorFlow; the other class would end a loop over data.
+    assert isinstance(error.value, stratagem.InvalidArgumentError)
+    assert not isinstance(error.value, stratagem.OutOfRangeError)
 
 
 @pytest.mark.spec("SHV-9")

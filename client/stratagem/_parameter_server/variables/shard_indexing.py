@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stratagem_proto.errors import InvalidTypeError, OutOfRangeError
+from stratagem_proto.errors import InvalidTypeError, RowIndexError
 
 
 def index_rows(
@@ -24,7 +24,7 @@ def index_rows(
         rows: Returns some rows, which are given in ascending order.
 
     Raises:
-        OutOfRangeError: A row is out of bounds, or there are too many indices.
+        RowIndexError: A row is out of bounds, or there are too many indices.
         InvalidTypeError: There are lists or tensors of integers.
 
     Spec: SHV-7 to SHV-9.
@@ -45,7 +45,7 @@ def index_rows(
 
 def _row(size: int, item: int) -> int:
     if not -size <= item < size:
-        raise OutOfRangeError(
+        raise RowIndexError(
             f"index {item} of dimension 0 is out of bounds: there are {size} rows"
         )
     return item % size
@@ -57,7 +57,7 @@ def _expanded(index: Any, dims: int) -> list[Any]:
     free = dims - sum(_taken(item) for item in items)
     ellipses = [i for i, item in enumerate(items) if item is Ellipsis]
     if free < 0 or len(ellipses) > 1:
-        raise OutOfRangeError(f"too many indices for {dims} dimensions: {index!r}")
+        raise RowIndexError(f"too many indices for {dims} dimensions: {index!r}")
     at = ellipses[0] if ellipses else len(items)
     return [*items[:at], *[slice(None)] * free, *items[at + 1 :]]
 
