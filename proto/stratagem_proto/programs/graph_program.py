@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.programs.operations import (
+    MEMORY_FORMATS,
     OPERATIONS,
     SCALAR_ARITY,
     TEXTS,
@@ -46,6 +47,8 @@ _LITERALS = {
     "ScalarType": {"dtype"},
     "MemoryFormat": {"text"},
 }
+
+_TEXTS_OF = {"str": TEXTS, "MemoryFormat": MEMORY_FORMATS}
 
 
 @dataclass(frozen=True)
@@ -218,7 +221,7 @@ def _check_item(
     field = argument.WhichOneof("kind") or ""
     if field == "value":
         fits = _reference_fits(parameter, type_, argument.value, values)
-    elif field == "text" and argument.text not in TEXTS:
+    elif field == "text" and argument.text not in _TEXTS_OF.get(type_, ()):
         fits = False
     elif type_ == "Tensor":
         fits = parameter.takes_number and field in _LITERALS["number"]

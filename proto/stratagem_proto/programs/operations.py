@@ -269,8 +269,8 @@ TEXTS = frozenset(
     {"amax", "amin", "mean", "prod", "sum"}  # reduce
     | {"floor", "trunc"}  # rounding_mode
     | {"none", "tanh"}  # approximate
-    | {"contiguous_format", "preserve_format"}  # memory_format
 )
+MEMORY_FORMATS = frozenset({"contiguous_format", "preserve_format"})
 
 Number = int | float
 

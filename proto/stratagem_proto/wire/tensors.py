@@ -89,10 +89,10 @@ def _checked_nbytes(number: pb.DataType.ValueType, shape: tuple[int, ...]) -> in
     dtype = decode_dtype(number)
     if any(size < 0 for size in shape):
         raise InvalidArgumentError(f"shape {list(shape)} has a negative size")
-    nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes >= 1 << 63:
+    # Libraries multiply the other sizes even where one is 0.
+    if math.prod(filter(None, shape)) * dtype.itemsize >= 1 << 63:
         raise InvalidArgumentError(f"shape {list(shape)} has over 2^63 bytes")
-    return nbytes
+    return math.prod(shape) * dtype.itemsize
 
 
 def allocate(spec: pb.TensorSpec) -> torch.Tensor:

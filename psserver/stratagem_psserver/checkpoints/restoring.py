@@ -48,7 +48,12 @@ def read_restored(path: str, specs: Sequence[VariableSpec]) -> list[Restored]:
         InvalidArgumentError: A variable has another shape or dtype there.
         DataLossError: The checkpoint is damaged.
     """
-    checkpoint = open_checkpoint(path)
+    try:
+        checkpoint = open_checkpoint(path)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"{path!r} cannot be opened as a checkpoint: {error.strerror}"
+        ) from error
     wholes = wholes_of(checkpoint.index)
     for spec in specs:
         _require_fit(spec, wholes)

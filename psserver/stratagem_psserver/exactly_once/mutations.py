@@ -41,6 +41,7 @@ from stratagem_psserver.exactly_once.ledger import (
 )
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.settling import PASSING, Work, answer, settled
+from stratagem_psserver.limits.allocation import is_out_of_memory
 from stratagem_psserver.limits.budget import Budget, Reservation
 from stratagem_psserver.uploads.request_stream import RequestStream
 from stratagem_psserver.uploads.upload_memory import Upload, UploadMemory
@@ -244,8 +245,8 @@ async def _end(chunks: Chunks) -> None:
 def _allocating() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
             raise InvalidArgumentError(
                 f"no tensor can be as described: {str(error).splitlines()[0]}"
             ) from error

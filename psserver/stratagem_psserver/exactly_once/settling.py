@@ -16,6 +16,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.wire.status import from_record, to_record
 from stratagem_psserver.exactly_once.ledger import Outcome, Refused
+from stratagem_psserver.limits.allocation import allocating
 
 # A repetition may fare better, so a request that ends so is not settled. A stream
 # that was cut can look like one that its client ended too early.
@@ -47,7 +48,8 @@ async def settled(
     """
     reply: RecordedReply | None = None
     try:
-        response = await work()
+        with allocating("use more servers, or smaller variables and requests"):
+            response = await work()
         reply = RecordedReply(sequence=number, response=response)
         return response
     except passing:

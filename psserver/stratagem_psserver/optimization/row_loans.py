@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from stratagem_proto.errors import ResourceExhaustedError
 from stratagem_proto.rows import put
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import (
@@ -208,7 +209,12 @@ class TableRowLoan(_RowLoan):
             table.attach(list(self._begun.values()))
             found = table.find(found.keys)
         rows = {self._arena(k): rows for k, rows in self._returned(state).items()}
-        table.store(found, {table.value: self._value, **rows})
+        try:
+            table.store(found, {table.value: self._value, **rows})
+        except ResourceExhaustedError:
+            for arena in self._begun.values():
+                table.detach(arena)
+            raise
         table.drop(self._refused)
 
     def commit(self, store: VariableStore) -> None:

@@ -65,10 +65,12 @@ class Group:
         """Bytes of the state that the step begins."""
         return sum(loan.missing for loan in self.loans if isinstance(loan, WholeLoan))
 
-    def close(self, states: States) -> None:
+    def close(self, states: States, undo: Undo) -> None:
         """Writes rows, and takes back what the optimizer has made."""
         for loan, state in zip(self.loans, states, strict=True):
             loan.close(state)
+            if loan.is_by_rows:
+                undo.leave()
 
 
 @dataclass
@@ -92,22 +94,27 @@ class OptimizerStep:
             opened = [
                 [loan.open(self.room) for loan in group.loans] for group in self.groups
             ]
-            self._prepare(undo, opened)
-            undo.begun = True
+            written = self._prepare(undo, opened)
+            undo.begun = bool(written)
             states = [
                 group.step(lent)
                 for group, lent in zip(self.groups, opened, strict=True)
             ]
-        for group, made in zip(self.groups, states, strict=True):
-            group.close(made)
+            for group, made in zip(self.groups, states, strict=True):
+                group.close(made, undo)
 
-    def _prepare(self, undo: Undo, opened: Sequence[Sequence[Lent]]) -> None:
+    def _prepare(
+        self, undo: Undo, opened: Sequence[Sequence[Lent]]
+    ) -> Sequence[torch.Tensor]:
+        """Sees to it that nothing is lost; returns what is written in place."""
         pairs = list(zip(self.groups, opened, strict=True))
         written = [each for group, lent in pairs for each in group.written(lent)]
         if all(group.is_ordinary(lent) for group, lent in pairs):
-            undo.require_memory(written, sum(group.missing for group in self.groups))
+            lent = [each.tensor for lents in opened for each in lents]
+            undo.require_memory(lent, sum(group.missing for group in self.groups))
         else:
             undo.keep(written)
+        return written
 
     def commit(self, store: VariableStore) -> None:
         """Lets the store know what has come of the state."""

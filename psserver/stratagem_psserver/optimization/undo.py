@@ -45,6 +45,10 @@ class Undo:
         """Copies what the step writes."""
         self._kept = [(tensor, tensor.clone()) for tensor in written]
 
+    def leave(self) -> None:
+        """Takes note that something is written of which there is no copy."""
+        self._kept, self.begun = None, True
+
     @staticmethod
     def require_memory(written: Sequence[torch.Tensor], missing: int = 0) -> None:
         """Looks for the memory that the step takes besides what it writes.
@@ -70,12 +74,19 @@ class Undo:
             return
         for tensor, before in self._kept or ():
             tensor.copy_(before)
-        if isinstance(error, Exception) and not isinstance(error, StratagemError):
-            raise self._named(error) from error
+        if isinstance(error, Exception):
+            is_named = isinstance(error, StratagemError)
+            # A client would send it again.
+            if not is_named or (self._is_changed and is_out_of_memory(error)):
+                raise self._named(error) from error
+
+    @property
+    def _is_changed(self) -> bool:
+        return self.begun and self._kept is None
 
     def _named(self, error: Exception) -> StratagemError:
         name = f"a step of {self._class_name}"
-        if self.begun and self._kept is None:
+        if self._is_changed:
             return DataLossError(
                 f"{name} failed half-way ({_line(error)}): its variables may be "
                 "changed in part; restore the last checkpoint"

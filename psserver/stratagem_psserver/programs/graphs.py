@@ -37,6 +37,8 @@ from stratagem_proto.v1.update_program_pb2 import (
     GraphProgram,
 )
 from stratagem_proto.wire.tensors import decode_dtype
+from stratagem_psserver.limits.allocation import is_out_of_memory
+from stratagem_psserver.programs.division import check_division
 
 Binding = torch.Tensor | int | float
 
@@ -79,6 +81,7 @@ class Step:
         if self.operation is None:
             return [evaluate_scalar(self.name, *arguments)]
         check_index_types(self.operation, arguments)
+        check_division(self.operation, arguments, keywords)
         placement = {"device": device} if self.operation.takes_device else {}
         outcome: Any = self.operation.overload(*arguments, **keywords, **placement)
         return outcome if isinstance(outcome, tuple) else [outcome]
@@ -93,19 +96,20 @@ class Step:
         """
         try:
             yield
-        except (RuntimeError, ArithmeticError, LookupError, TypeError, ValueError) as e:
-            raise self._located(e) from e
+        except Exception as error:
+            raise self._located(error) from error
 
     def _located(self, error: Exception) -> StratagemError:
         where = f"{self.location}: " if self.location else ""
-        if "can't allocate memory" in str(error):
+        if is_out_of_memory(error):
             return ResourceExhaustedError(
                 f"{where}{self.name}: the server has not enough memory for the result; "
                 "update fewer or smaller variables at a time",
                 location=self.location,
             )
+        first = (str(error) or type(error).__name__).splitlines()[0]
         return InvalidArgumentError(
-            f"{where}{self.name}: {str(error).splitlines()[0]}", location=self.location
+            f"{where}{self.name}: {first}", location=self.location
         )
 
 

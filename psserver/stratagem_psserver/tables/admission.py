@@ -61,9 +61,7 @@ class Admission:
 
     def restore(self, keys: torch.Tensor, counts: torch.Tensor) -> None:
         """Counts on from what `sights` has said."""
-        self.forget()
-        self._index.insert(keys, torch.arange(len(keys)))
-        self._counts = counts
+        self._index, self._counts = KeyIndex.of(keys), counts
 
     @property
     def nbytes(self) -> int:
@@ -89,10 +87,10 @@ class Admission:
         positions = self._index.find(keys)
         new = keys[positions < 0]
         places = torch.arange(len(new)) + len(self._index)
-        if len(new):
-            self._index.insert(new, places)
-            self._counts = torch.cat((self._counts, torch.ones_like(new)))
-        self._counts[positions[positions >= 0]] += 1
+        counts = torch.cat((self._counts, torch.ones_like(new)))
+        counts[positions[positions >= 0]] += 1
+        self._index.insert(new, places)
+        self._counts = counts
 
     def settle(self, keys: torch.Tensor) -> None:
         """Takes note that keys have a row now; without it they are counted anew."""
@@ -121,9 +119,7 @@ class Admission:
         keys, positions = self._index.items()
         live = self._counts[positions] > 0
         keys, counts = keys[live], self._counts[positions[live]]
-        self.forget()
-        self._index.insert(keys, torch.arange(len(keys)))
-        self._counts = counts
+        self._index, self._counts = KeyIndex.of(keys), counts
 
 
 def _nbytes(keys: int) -> int:

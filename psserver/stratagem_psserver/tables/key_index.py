@@ -18,11 +18,27 @@ class KeyIndex:
     """A map of distinct int64 keys to positions from 0 to 2^31 - 1.
 
     A key lies in the bucket of its hash or, where that is full, in the next one that
-    is not. Buckets fill from the left, and keys are only removed all at once.
+    is not. Buckets fill from the left, and keys are not removed.
+
+    Memory is taken before anything is changed, so that who finds none has the index as
+    it was.
+
+    Args:
+        expected: How many keys there is to be memory for.
     """
 
-    def __init__(self) -> None:
-        self.clear()
+    def __init__(self, expected: int = 0) -> None:
+        self._count = 0
+        self._buckets = _buckets_for(expected)
+        self._keys = torch.zeros(self._buckets, _WIDTH, dtype=torch.int64)
+        self._positions = torch.full_like(self._keys, -1, dtype=torch.int32)
+
+    @classmethod
+    def of(cls, keys: torch.Tensor) -> KeyIndex:
+        """The index of distinct keys, each at its own place."""
+        index = cls(len(keys))
+        index.insert(keys, torch.arange(len(keys)))
+        return index
 
     def __len__(self) -> int:
         return self._count
@@ -35,16 +51,6 @@ class KeyIndex:
     def nbytes_for(count: int) -> int:
         """Bytes of an index that has taken that many keys."""
         return _buckets_for(count) * _WIDTH * _ENTRY_BYTES
-
-    def clear(self, expected: int = 0) -> None:
-        """Forgets all keys, and takes memory for the expected number of others."""
-        self._count = 0
-        self._allocate(_buckets_for(expected))
-
-    def _allocate(self, buckets: int) -> None:
-        self._buckets = buckets
-        self._keys = torch.zeros(buckets, _WIDTH, dtype=torch.int64)
-        self._positions = torch.full((buckets, _WIDTH), -1, dtype=torch.int32)
 
     def find(self, keys: torch.Tensor) -> torch.Tensor:
         """Positions of keys as an int64 vector; -1 for those that have none.
@@ -80,35 +86,44 @@ class KeyIndex:
             keys: int64 vector of distinct keys.
             positions: int64 vector of their positions.
         """
-        needed = _buckets_for(len(self) + len(keys))
-        if needed > self._buckets:
-            self._grow(needed)
+        self.reserve(len(keys))
         self._put(keys, positions.int())
         self._count += len(keys)
+
+    def reserve(self, more: int) -> None:
+        """Takes the memory for so many keys more."""
+        if _buckets_for(len(self) + more) > self._buckets:
+            larger = KeyIndex(len(self) + more)
+            keys, positions = self.items()
+            larger._put(keys, positions.int())
+            self._buckets = larger._buckets
+            self._keys, self._positions = larger._keys, larger._positions
 
     def items(self) -> tuple[torch.Tensor, torch.Tensor]:
         """All keys and their positions, in no particular order."""
         taken = self._positions >= 0
         return self._keys[taken], self._positions[taken].long()
 
-    def _grow(self, buckets: int) -> None:
-        keys, positions = self.items()
-        self._allocate(buckets)
-        self._put(keys, positions.int())
-
     def _put(self, keys: torch.Tensor, positions: torch.Tensor) -> None:
-        bucket = self._bucket(keys)
-        while len(keys):
-            bucket, order = bucket.sort()
-            keys, positions = keys[order], positions[order]
-            slot = self._taken(bucket) + _places_in_runs(bucket)
-            fits = slot < _WIDTH
-            flat = bucket[fits] * _WIDTH + slot[fits]
-            self._keys.view(-1)[flat] = keys[fits]
-            self._positions.view(-1)[flat] = positions[fits]
-            late = ~fits
-            keys, positions = keys[late], positions[late]
-            bucket = (bucket[late] + 1) % self._buckets
+        placed: list[torch.Tensor] = []
+        try:
+            bucket = self._bucket(keys)
+            while len(keys):
+                bucket, order = bucket.sort()
+                keys, positions = keys[order], positions[order]
+                slot = self._taken(bucket) + _places_in_runs(bucket)
+                fits = slot < _WIDTH
+                placed.append(bucket[fits] * _WIDTH + slot[fits])
+                self._keys.view(-1)[placed[-1]] = keys[fits]
+                self._positions.view(-1)[placed[-1]] = positions[fits]
+                late = ~fits
+                keys, positions = keys[late], positions[late]
+                bucket = (bucket[late] + 1) % self._buckets
+        except BaseException:
+            # They are the last of their buckets.
+            for each in placed:
+                self._positions.view(-1).index_fill_(0, each, -1)
+            raise
 
     def _taken(self, bucket: torch.Tensor) -> torch.Tensor:
         return (self._positions.index_select(0, bucket) >= 0).sum(1)

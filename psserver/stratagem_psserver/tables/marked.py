@@ -31,7 +31,4 @@ class MarkedKeys:
     @cached_property
     def _index(self) -> KeyIndex:
         # The table's own has moved on; and most tables are not looked into.
-        index, places = KeyIndex(), torch.arange(self.mark.count)
-        index.clear(self.mark.count)
-        index.insert(self.mark.keys(), places)
-        return index
+        return KeyIndex.of(self.mark.keys())

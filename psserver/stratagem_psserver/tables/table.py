@@ -10,6 +10,7 @@ from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.rows import put
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
+from stratagem_psserver.limits.allocation import allocating
 from stratagem_psserver.limits.room import Room
 from stratagem_psserver.tables.admission import Admission
 from stratagem_psserver.tables.arena import Arena, Found
@@ -18,6 +19,7 @@ from stratagem_psserver.tables.mark import TableMark
 from stratagem_psserver.tables.retention import Retention, oldest, rows_nbytes
 
 FIRST_ROWS = 64
+_ADVICE = "use more servers, or a table with a limit"
 _NONE = torch.empty(0, dtype=torch.int64)
 
 
@@ -134,8 +136,7 @@ class Table:
         self._keys[: self._rows], self._touched[: self._rows] = keys, touched
         self._clock, self._swept = history.writes, history.swept
         self._evicted, self._dropped = history.evicted_rows, history.dropped_gradients
-        self._index.clear(self._rows)
-        self._index.insert(keys, torch.arange(self._rows))
+        self._index = KeyIndex.of(keys)
 
     def fit(self) -> None:
         """Evicts the oldest rows if there are more than its limits allow."""
@@ -160,8 +161,12 @@ class Table:
             ResourceExhaustedError: There is not enough.
         """
         needed = min(self._rows + found.num_new, self.most_rows())
-        if needed <= self.capacity:
-            return
+        if needed > self.capacity:
+            self._grow(needed, room)
+        with allocating(_ADVICE):
+            self._index.reserve(needed - self._rows)
+
+    def _grow(self, needed: int, room: Room) -> None:
         wanted = min(max(needed, 2 * self.capacity), self.most_rows())
         try:
             room.take(self.name, self._growth(wanted))
@@ -179,10 +184,15 @@ class Table:
     def attach(self, arenas: Sequence[Arena]) -> None:
         """Adds states to all rows, evicting the oldest if there is no room for them."""
         keys = self._keys[: self._rows]
-        for arena in arenas:
-            arena.storage[: self._rows] = arena.initial.rows(keys)
+        with allocating(_ADVICE):
+            for arena in arenas:
+                arena.storage[: self._rows] = arena.initial.rows(keys)
         self.arenas.extend(arenas)
-        self.fit()
+        try:
+            self.fit()
+        except ResourceExhaustedError:
+            del self.arenas[-len(arenas) :]
+            raise
 
     def detach(self, arena: Arena) -> None:
         """Drops a state of all rows."""
@@ -195,18 +205,26 @@ class Table:
             found: Distinct keys as `find` has just found them.
             rows: What to write into each arena, in the order of the keys.
         """
-        self._clock += 1
-        kept = found.positions[~found.is_new] if found.num_new else found.positions
-        self._keep(kept)
-        self._touched.index_fill_(0, kept, self._clock)
-        found = self._with_room(found)
-        positions = self._place(found) if found.num_new else found.positions
-        for arena in self.arenas:
-            if arena in rows:
-                put(arena.storage, positions, rows[arena])
-            elif found.num_new:
-                fresh = arena.initial.rows(found.keys[found.is_new])
-                arena.storage[positions[found.is_new]] = fresh
+        with allocating(_ADVICE):
+            kept = found.positions[~found.is_new] if found.num_new else found.positions
+            self._keep(kept)
+            self._clock += 1
+            self._touched.index_fill_(0, kept, self._clock)
+            found = self._with_room(found)
+            begun = self._begun(found, rows) if found.num_new else {}
+            positions = self._place(found) if found.num_new else found.positions
+        for arena, fresh in begun.items():
+            arena.storage[self._rows - found.num_new : self._rows] = fresh
+        for arena, values in rows.items():
+            put(arena.storage, positions, values)
+
+    def _begun(
+        self, found: Found, rows: Mapping[Arena, torch.Tensor]
+    ) -> dict[Arena, torch.Tensor]:
+        """Initial values of the states that new rows are not written with."""
+        fresh = found.keys[found.is_new]
+        others = [arena for arena in self.arenas if arena not in rows]
+        return {arena: arena.initial.rows(fresh) for arena in others}
 
     def drop(self, keys: torch.Tensor) -> None:
         """Counts keys whose gradient is dropped since they have no row yet."""
@@ -242,13 +260,15 @@ class Table:
         """Positions of keys, of which those that have none get the next ones."""
         keys, rows = found.keys[found.is_new], self._rows + found.num_new
         places = torch.arange(self._rows, rows)
+        positions = found.positions.masked_scatter(found.is_new, places)
         self._keep(places)
+        self.admission.settle(keys)
         self._index.insert(keys, places)
+        # From here on no memory is taken.
         self._keys[self._rows : rows] = keys
         self._touched[self._rows : rows] = self._clock
         self._rows = rows
-        self.admission.settle(keys)
-        return found.positions.masked_scatter(found.is_new, places)
+        return positions
 
     def _evict(self, doomed: torch.Tensor) -> None:
         """Removes rows; the last of those that stay move to where they were."""
@@ -257,22 +277,27 @@ class Table:
         stays[doomed] = False
         moved = stays[rows:].nonzero().squeeze(1) + rows
         holes = (~stays[:rows]).nonzero().squeeze(1)
+        arrays = (self._keys, self._touched, *(e.storage for e in self.arenas))
+        last = [array[moved] for array in arrays]
+        keys = self._keys[:rows].index_copy(0, holes, last[0])
+        index = KeyIndex.of(keys)
         self._keep(holes)
-        for array in (self._keys, self._touched, *(e.storage for e in self.arenas)):
-            array[holes] = array[moved]
+        # From here on no memory is taken.
+        for array, moving in zip(arrays, last, strict=True):
+            array.index_copy_(0, holes, moving)
         self._evicted += len(doomed)
-        self._rows = rows
-        self._index.clear(rows)
-        self._index.insert(self._keys[:rows], torch.arange(rows))
+        self._rows, self._index = rows, index
 
     def _resize(self, capacity: int) -> None:
+        with allocating(_ADVICE):
+            storages = [arena.resized(capacity, self._rows) for arena in self.arenas]
+            keys = _resized(self._keys, capacity, self._rows)
+            touched = _resized(self._touched, capacity, self._rows)
         # The marks stay with the memory there was, which nobody changes any more.
         self._marks.clear()
-        storages = [arena.resized(capacity, self._rows) for arena in self.arenas]
         for arena, storage in zip(self.arenas, storages, strict=True):
             arena.storage = storage
-        self._keys = _resized(self._keys, capacity, self._rows)
-        self._touched = _resized(self._touched, capacity, self._rows)
+        self._keys, self._touched = keys, touched
 
 
 def check_room(name: str, rows: int, most: int) -> None:

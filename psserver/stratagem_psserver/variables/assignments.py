@@ -10,10 +10,14 @@ import torch
 
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_psserver.limits.allocation import allocating, require_memory
 from stratagem_psserver.limits.room import Room
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.selections import check_rows
 from stratagem_psserver.variables.store import Variable, VariableStore
+
+# Copies of rows and of their values, and what a table makes of them.
+_SCRATCH = 3
 
 Operation = Callable[[torch.Tensor, torch.Tensor], object]
 
@@ -40,6 +44,11 @@ class Write:
     operation: Operation
     value: torch.Tensor
     rows: torch.Tensor | None
+
+    @property
+    def scratch_nbytes(self) -> int:
+        """Bytes of the rows that are copied; 0 where the value is written in place."""
+        return 0 if self.rows is None else self.value.nbytes
 
     def run(self) -> None:
         """Changes the variable's value; its version stays."""
@@ -101,6 +110,8 @@ def run(writes: Sequence[Write], room: Room) -> None:
     """
     for table, keys in _keys_by_table(writes).items():
         table.make_room(table.find(keys), room)
+    with allocating("assign fewer rows at a time"):
+        require_memory([_SCRATCH * write.scratch_nbytes for write in writes])
     for write in writes:
         write.run()
 

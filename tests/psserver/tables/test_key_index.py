@@ -43,15 +43,6 @@ def test_it_finds_what_a_dictionary_finds(
     assert dict(zip(held.tolist(), positions.tolist(), strict=True)) == known
 
 
-@given(st.lists(keys_of_any_size, min_size=1, max_size=30))
-def test_a_cleared_index_has_none_of_its_keys(keys: list[int]) -> None:
-    index = KeyIndex()
-    add(index, {}, keys)
-    index.clear()
-    assert len(index) == 0
-    assert (index.find(vector(keys)) == -1).all()
-
-
 @pytest.mark.parametrize("key", [0, -1, LOWEST, HIGHEST])
 def test_keys_that_empty_places_might_hold_are_keys_like_others(key: int) -> None:
     index = KeyIndex()

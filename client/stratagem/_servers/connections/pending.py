@@ -11,6 +11,7 @@ import grpc
 from stratagem._servers.requests.request import Request, Result
 from stratagem._servers.transports.call import Attempt, Style
 from stratagem_proto.errors import (
+    AbortedError,
     CancelledError,
     DeadlineExceededError,
     ResourceExhaustedError,
@@ -60,6 +61,9 @@ class Pending(Generic[Result]):
         self._settled: Callable[[], None] | None = settled
         self._give_up_at: float | None = None
         self._repeats = True
+        # Those of the server during which the connection was lost.
+        self._lost_runs: set[bytes] = set()
+        self._run = connection.run
         self.attempt = connection.attempt(request, deadlines, style)
 
     def result(self) -> Result:
@@ -76,6 +80,8 @@ class Pending(Generic[Result]):
                 repeated; of a mutation it is then unknown whether it was applied.
             DeadlineExceededError: It was reached, but did not answer in that time.
             CancelledError: The connection was closed meanwhile.
+            AbortedError: It is a mutation, and the server ended twice while it was
+                under way.
         """
         if self._settled is None:
             # A part of the answer may be lost with whom it was read by.
@@ -119,6 +125,9 @@ class Pending(Generic[Result]):
             self.attempt = self._anew()
 
     def _anew(self) -> Attempt:
+        self._run = self._connection.run
+        if self._request.mutates:
+            self._require_harmless()
         return self._connection.attempt_again(self._request, self._deadlines)
 
     def _received(self) -> Result:
@@ -138,6 +147,7 @@ class Pending(Generic[Result]):
         elif not self._may_pass(error):
             raise error
         elif not isinstance(error, ResourceExhaustedError):
+            self._lost_runs.add(self._run)
             self._connection.find()
         if self._connection.closed.is_set():
             raise CancelledError(
@@ -149,6 +159,21 @@ class Pending(Generic[Result]):
         self._give_up_at = self._give_up_at or now + self._deadlines.connect
         if now >= self._give_up_at or not self._repeats:
             raise self._unanswered(error) from error
+
+    def _require_harmless(self) -> None:
+        """Checks that it is not the request that ends the server.
+
+        Raises:
+            AbortedError: It was under way in two runs of the server that are over.
+        """
+        over = self._lost_runs - {self._run}
+        if len(over) > 1:
+            raise AbortedError(
+                f"{self._connection.peer} ended {len(over)} times while "
+                f"{self._request.method} was under way there, so it is not sent "
+                "again: it may be what ends the server, whose log says more. Of what "
+                "it was to change nothing is known to be applied"
+            )
 
     def _may_pass(self, error: StratagemError) -> bool:
         cause = error.__cause__
