@@ -139,7 +139,7 @@ class ServerState:
     def _ended(self, session: Session, why: str, left: bool = False) -> None:
         self.attendance.session_ended(session.id)
         self.barriers.session_ended(session.id)
-        self.gate.forget(session.client)
+        self.gate.forget(session.client, bool(session.task.job))
         self.held.release(session.id)
         self.staging.forget(session.id)
         self.kept.session_ended(session.id)

@@ -365,8 +365,9 @@ class RequestKey(google.protobuf.message.Message):
     finished: builtins.int
     """The last step of the client of which all requests, on all servers, are answered."""
     report: builtins.bytes
-    """A WorkerReport as of that step, which servers keep for who saves a checkpoint and do
-    not look into. Empty of clients that have nothing to report.
+    """A WorkerReport as of that step, which servers keep for who saves a checkpoint: of
+    256 KiB at most. Empty of clients that have nothing to report. Of clients that are
+    no task of the cluster it goes with their session.
     """
     trace_parent: builtins.str
     """The client's span that the request belongs to, in the form of W3C's traceparent;

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from stratagem_proto.errors import AbortedError
+from stratagem_psserver.checkpoints.reports import check_report
 
 # Steps that wait for longer are let go; who takes the cut tries again later.
 HOLD_SECONDS = 2.0
@@ -78,17 +79,29 @@ class StepGate:
         return hold.until - now if hold is not None else 0.0
 
     def finish(self, client: bytes, label: str, step: int, report: bytes) -> None:
-        """Takes note of what a client has finished, and of what it says about that."""
+        """Takes note of what a client has finished, and of what it says about that.
+
+        Raises:
+            InvalidArgumentError: What it says could be in no checkpoint.
+        """
         progress = self._clients.get(client)
+        if report and (progress is None or report != progress.report):
+            check_report(label, report)
         if progress is None and report:
             progress = self._clients[client] = Progress(label)
         if progress is not None and step >= progress.finished:
             progress.finished, progress.report = step, report
 
-    def forget(self, client: bytes) -> None:
-        """Takes note that a client is gone; nothing more will come of its steps."""
+    def forget(self, client: bytes, is_task: bool) -> None:
+        """Takes note that a client is gone; nothing more will come of its steps.
+
+        Args:
+            client: Who.
+            is_task: Whether it is a task of the cluster, which may come back for what
+                it has reported. Of others there are as many as open sessions.
+        """
         progress = self._clients.pop(client, None)
-        if progress is not None and progress.report:
+        if is_task and progress is not None and progress.report:
             self._left[progress.label] = progress
 
     def hold(self, cut: bytes, begun: Mapping[bytes, int], now: float) -> None:

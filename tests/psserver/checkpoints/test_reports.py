@@ -1,0 +1,77 @@
+"""What clients report for checkpoints is checked when it comes, and goes with them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.v1 import checkpoint_pb2 as pb
+from stratagem_proto.v1 import session_pb2
+from stratagem_proto.v1.session_pb2 import Task, WorkerReport, WorkerState
+from stratagem_psserver.server import ParameterServer
+from tests.conftest import TOKEN
+from tests.psserver.wire import RawClient
+
+CHECKPOINTS = "stratagem_proto.v1.CheckpointService"
+
+
+def report(content: str) -> bytes:
+    return WorkerReport(states=[WorkerState(content=content)]).SerializeToString()
+
+
+def heartbeat(client: RawClient, told: bytes) -> None:
+    request = session_pb2.HeartbeatRequest(
+        session_id=client.session_id, finished=1, report=told
+    )
+    client.unary("Heartbeat", request, session_pb2.HeartbeatResponse)
+
+
+def reports(client: RawClient) -> dict[str, bytes]:
+    """What a save would find, by clients that are there and that are gone."""
+    cut = os.urandom(16)
+    hold = pb.HoldStepsRequest(session_id=client.session_id, cut=cut)
+    held = client.unary("HoldSteps", hold, pb.HoldStepsResponse, service=CHECKPOINTS)
+    release = pb.ReleaseStepsRequest(session_id=client.session_id, cut=cut)
+    answer = pb.ReleaseStepsResponse
+    client.unary("ReleaseSteps", release, answer, service=CHECKPOINTS)
+    return {each.label: each.report for each in (*held.clients, *held.left)}
+
+
+BAD = {
+    "no JSON": report("{"),
+    "no object": report("[1]"),
+    "no message": b"\xff\xff",
+    "too deep": report("[" * 200_000),
+    "too long": report('{"a": "' + "x" * (1 << 18) + '"}'),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_report_that_no_checkpoint_could_have_is_refused(
+    server: ParameterServer, what: str
+) -> None:
+    with RawClient(server.address, TOKEN) as client:
+        client.open()
+        heartbeat(client, report('{"data": {"position": 3}}'))
+        before = reports(client)
+        with pytest.raises(InvalidArgumentError, match="/job:worker/task:0 reports"):
+            heartbeat(client, BAD[what])
+        assert reports(client) == before
+
+
+@pytest.mark.parametrize(("task", "kept"), [(Task(), 0), (Task(job="worker"), 1)])
+def test_reports_stay_for_tasks_that_may_come_back_alone(
+    server: ParameterServer, task: Task, kept: int
+) -> None:
+    with RawClient(server.address, TOKEN, Task(job="worker", index=9)) as saver:
+        saver.open()
+        for _ in range(3):
+            with RawClient(server.address, TOKEN, task) as client:
+                client.open()
+                heartbeat(client, report('{"data": {}}'))
+                close = session_pb2.CloseSessionRequest(session_id=client.session_id)
+                answer = session_pb2.CloseSessionResponse
+                client.unary("CloseSession", close, answer)
+        assert len(reports(saver)) == kept
