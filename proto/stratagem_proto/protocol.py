@@ -23,6 +23,9 @@ MAX_NAME_LENGTH = 512
 MAX_RANK = 32
 MAX_TENSORS = 100_000
 
+PING_SECONDS = 5.0
+"""For how long a peer may leave a ping unanswered until its connection is given up."""
+
 SESSION_ID_BYTES = 16
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-/:+]+")

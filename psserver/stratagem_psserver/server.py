@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import grpc
 
@@ -25,8 +26,9 @@ from stratagem_psserver.servicer import (
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 
-# Sessions are looked at this often within the shortest time in which they end.
-_LEASE_CHECKS = 4
+# Sessions are looked at this often within the shortest time in which they end, and what
+# is kept for them within a lease.
+_CHECKS = 4
 
 
 class ParameterServer(Server):
@@ -71,15 +73,16 @@ class ParameterServer(Server):
         return self._state.shared.reserve(nbytes, "a segment of shared memory")
 
     async def _begin(self) -> None:
-        self._leases = asyncio.create_task(self._end_leases())
-
-    async def _end_leases(self) -> None:
         settings = self.settings
         shortest = min(settings.lease_seconds, settings.reconnect_seconds)
-        while True:
-            await asyncio.sleep(shortest / _LEASE_CHECKS)
-            for session in self._state.end_leases():
-                self._log.warning("lease ended", peer=session.label)
+        self._recurring = [
+            asyncio.create_task(_repeat(self._end_leases, shortest)),
+            asyncio.create_task(_repeat(self._state.trim, settings.lease_seconds)),
+        ]
+
+    def _end_leases(self) -> None:
+        for session in self._state.end_leases():
+            self._log.warning("lease ended", peer=session.label)
 
     async def _refuse(self, seconds: float) -> None:
         self._state.attendance.close()
@@ -88,7 +91,14 @@ class ParameterServer(Server):
         )
 
     async def _end(self) -> None:
-        self._leases.cancel()
-        await asyncio.wait([self._leases])
+        for task in self._recurring:
+            task.cancel()
+        await asyncio.wait(self._recurring)
         await self._saves.close()
         self._state.compute.close()
+
+
+async def _repeat(action: Callable[[], None], seconds: float) -> NoReturn:
+    while True:
+        await asyncio.sleep(seconds / _CHECKS)
+        action()

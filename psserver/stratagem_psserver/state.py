@@ -128,9 +128,12 @@ class ServerState:
         if session is not None:
             self._ended(session, f"{session.label} left", left=True)
 
+    def trim(self) -> None:
+        """Gives memory back that no upload has used since the last call."""
+        self.mutations.uploads.trim()
+
     def end_leases(self) -> list[Session]:
         """Ends the sessions of clients that were silent for too long."""
-        self.mutations.uploads.trim()
         ended = self.ledger.expire(time.monotonic())
         for session in ended:
             self._ended(session, f"the lease of {session.label} ran out")

@@ -155,7 +155,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
     """
     lease_seconds: builtins.float
     """Time without any call after which the server takes the client for dead, in
-    seconds. A client renews it by a heartbeat every third of that.
+    seconds. A client renews it by a heartbeat every third of that, and every 3 s.
     """
     max_chunk_bytes: builtins.int
     """Largest `Chunk.data` that the server accepts, in bytes."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import grpc
 import grpc.experimental
 
-from stratagem_proto.protocol import MAX_CHUNK_BYTES, MAX_HEADER_BYTES
+from stratagem_proto.protocol import MAX_CHUNK_BYTES, MAX_HEADER_BYTES, PING_SECONDS
 
 _KEEPALIVE_MS = 10_000
-_KEEPALIVE_TIMEOUT_MS = 5_000
+_KEEPALIVE_TIMEOUT_MS = int(PING_SECONDS * 1000)
 _PATIENT_TIMEOUT_MS = 60_000
 
 STALL_SECONDS = (_KEEPALIVE_MS + _KEEPALIVE_TIMEOUT_MS) / 1000

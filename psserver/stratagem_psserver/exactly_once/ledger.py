@@ -18,7 +18,7 @@ from stratagem_proto.errors import (
     SessionLostError,
     StratagemError,
 )
-from stratagem_proto.protocol import SESSION_ID_BYTES, check_name
+from stratagem_proto.protocol import PING_SECONDS, SESSION_ID_BYTES, check_name
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey, Role, Task
 
@@ -262,15 +262,16 @@ class SessionLedger:
     def leave(self, session_id: bytes, now: float) -> None:
         """Takes note that such a call has ended before its session, or with it.
 
-        The system closes the connections of a process that ends. One that is stopped
-        sends nothing for long before its connections are given up, and keeps its lease.
+        The system closes the connections of a process that ends. When that of one is
+        given up that is stopped, or cut off, nothing was heard of it for as long as a
+        ping waits for its answer. It keeps its lease.
         """
         self._attended[session_id] -= 1
         if self._attended[session_id]:
             return
         del self._attended[session_id]
         session = self._open.get(session_id)
-        if session is not None and now - session.heard <= self._lease / 2:
+        if session is not None and now - session.heard < PING_SECONDS:
             self._cut_off.add(session_id)
             session.expires = min(session.expires, now + self._reconnect)
 

@@ -151,6 +151,7 @@ def test_a_session_whose_connection_was_closed_ends_unless_it_is_heard_of() -> N
     gone, back = opened(ledger, 1), opened(ledger, 2)
     for session in gone, back:
         ledger.attend(session.id)
+        ledger.session(session.id, now=7.0)
         ledger.leave(session.id, now=10.0)
     ledger.session(back.id, now=12.0)
     assert ledger.expire(now=14.9) == []
@@ -183,7 +184,7 @@ def test_a_silent_client_whose_connection_is_given_up_keeps_its_lease() -> None:
     ledger = SessionLedger(LEASE, reconnect_seconds=5.0)
     session = opened(ledger)
     ledger.attend(session.id)
-    ledger.leave(session.id, now=16.0)
+    ledger.leave(session.id, now=5.0)
     assert ledger.expire(now=29.9) == []
     assert ledger.expire(now=30.0) == [session]
 

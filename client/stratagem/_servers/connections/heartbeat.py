@@ -12,9 +12,14 @@ from stratagem._servers.connections.connection import Connection
 from stratagem._servers.connections.session import Session
 from stratagem._servers.step_count import StepCount
 from stratagem_proto.errors import CancelledError, StratagemError
+from stratagem_proto.protocol import PING_SECONDS
 
 # Between looks at a group that has not met its servers yet.
 _EARLY_SECONDS = 0.2
+
+# Less than a ping waits for its answer, by which servers tell a process that ended from
+# one that is silent.
+_LONGEST_SECONDS = PING_SECONDS * 0.6
 
 # A program that trains sends its next request sooner, and tells by that.
 _IDLE_SECONDS = 0.025
@@ -64,6 +69,7 @@ class Heartbeat:
 
     def _run(self) -> None:
         due = time.monotonic() + self._interval()
+        self._trim_due = time.monotonic() + self._third_of_lease()
         while not self._stopped.is_set():
             look = min(due, time.monotonic() + self._glance())
             ended = self._steps.wait_for_end(max(look - time.monotonic(), 0))
@@ -97,11 +103,18 @@ class Heartbeat:
     def _renew_leases(self) -> None:
         # All at once: one server that is away must not cost the leases of others.
         beats = [connection.renew_lease() for connection in self._connections]
-        for connection in self._connections:
-            connection.trim()
+        self._trim()
         for beat in filter(None, beats):
             with suppress(StratagemError):
                 beat.result()
+
+    def _trim(self) -> None:
+        """Gives memory back that was not used for a third of a lease."""
+        now = time.monotonic()
+        if now >= self._trim_due:
+            self._trim_due = now + self._third_of_lease()
+            for connection in self._connections:
+                connection.trim()
 
     def _glance(self) -> float:
         """Seconds until servers may be told anew that this process lives."""
@@ -112,6 +125,9 @@ class Heartbeat:
 
     def _interval(self) -> float:
         """Seconds to the next heartbeat; short before the first lease is known."""
+        return min(self._third_of_lease(), _LONGEST_SECONDS)
+
+    def _third_of_lease(self) -> float:
         return _third(session.lease_seconds for session in self._sessions())
 
 
