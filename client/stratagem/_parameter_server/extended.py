@@ -18,6 +18,7 @@ from stratagem._cluster.membership import Membership
 from stratagem._contexts.scope import entered
 from stratagem._devices import DeviceName, torch_device
 from stratagem._modules.adoption import Adoption
+from stratagem._parameter_server.buffer_means import BufferMeans
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.checkpoints.snapshot import snapshot_of
 from stratagem._parameter_server.hosting import updates as _remote_updates
@@ -84,6 +85,11 @@ class ParameterServerExtended(RemoteOptimizers):
         # Kept alive, since what was created on a server keeps its name there.
         self._variables: list[RemoteVariable] = []
         self._shared: list[AggregatingVariable] = []
+        self._buffer_means = (
+            BufferMeans(membership, self._adopter.buffers)
+            if settings.buffers == "mean"
+            else None
+        )
         self._checkpoints = ClusterCheckpoints(
             membership, store, self._variables, self._adopter.buffers
         )
@@ -165,6 +171,20 @@ class ParameterServerExtended(RemoteOptimizers):
     def _barrier(self, name: str, passed: int, timeout: float | None) -> None:
         if self._membership.task_type == "evaluator":
             return  # a cluster of its own
+        with self._averaging_buffers():
+            self._meet(name, passed, timeout)
+
+    @contextmanager
+    def _averaging_buffers(self) -> Iterator[None]:
+        if self._buffer_means is None:
+            yield
+            return
+        with entered(self._container_strategy()):
+            self._buffer_means.offer()
+            yield
+            self._buffer_means.accept()
+
+    def _meet(self, name: str, passed: int, timeout: float | None) -> None:
         wait = self._store.peer_seconds if timeout is None else timeout
         request = barrier(name, passed, self._membership.num_workers, wait)
         # Those who come later may have to wait for what this worker has finished.

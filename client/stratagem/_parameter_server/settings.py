@@ -24,8 +24,8 @@ class Settings:
     """The arguments of a `ParameterServerStrategy`, but for the cluster.
 
     Raises:
-        InvalidArgumentError: There is no such placement, or so many pushes cannot be in
-            flight.
+        InvalidArgumentError: There is no such placement, so many pushes cannot be in
+            flight, or buffers are to be something else.
     """
 
     variable_partitioner: VariablePartitioner | None
@@ -40,9 +40,14 @@ class Settings:
     session_config: ConfigProto | None
     connect_seconds: float
     peer_seconds: float
+    buffers: str = "own"
 
     def __post_init__(self) -> None:
         placement_named(self.placement)
+        if self.buffers not in ("own", "mean"):
+            raise InvalidArgumentError(
+                f'buffers is "own" or "mean", not {self.buffers!r}'
+            )
         if self.pushes_in_flight not in (0, 1):
             raise InvalidArgumentError(
                 f"pushes_in_flight is 0 or 1, not {self.pushes_in_flight!r}"

@@ -127,6 +127,11 @@ class ParameterServerStrategy(CheckpointedStrategy):
         connect_seconds: How long a server may be away before its requests fail.
         peer_seconds: How long to wait for other workers: for the chief to create
             variables, and for contributions to a synchronous step.
+        buffers: What becomes of the buffers of modules, such as the running statistics
+            of batch norm, of which each worker has its own. "own": they stay so.
+            "mean": at each `barrier` those of floating dtype become their mean over
+            the workers, on all workers; an evaluation or `save` after a barrier has
+            it. Without a cluster it is not used.
 
     Raises:
         InvalidArgumentError: The cluster has no parameter servers, or filters hide
@@ -158,6 +163,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
         session_config: ConfigProto | None = None,
         connect_seconds: float = 60.0,
         peer_seconds: float = 300.0,
+        buffers: str = "own",
     ) -> None:
         self._passages: Counter[str] = Counter()
         self._resolver = given_or_default(cluster_resolver)
@@ -174,6 +180,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
             session_config,
             connect_seconds,
             peer_seconds,
+            buffers,
         )
         super().__init__(self._new_extended())
 
@@ -251,7 +258,8 @@ class ParameterServerStrategy(CheckpointedStrategy):
         """Wait until every worker of the cluster has come here.
 
         Afterwards parameters are fresh: the chief can evaluate what all have
-        trained. An evaluator, for which nobody waits, waits for nobody. A worker that
+        trained; and with `buffers="mean"` they are the mean of all workers. An
+        evaluator, for which nobody waits, waits for nobody. A worker that
         is started again alone meets the others at the barrier where they wait, and
         does not wait where all others have been, since they will not come again.
 
