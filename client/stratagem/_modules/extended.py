@@ -102,6 +102,11 @@ class HostingExtended(StrategyExtended):
         self._adopter.adopt()
         self._buffers.follow_first()
 
+    @property
+    def _trains_in_place(self) -> bool:
+        """Whether an optimizer of torch may step the parameters themselves."""
+        return self._num_replicas_in_sync == 1
+
     def _step_outside_of_runs(self, step: Callable[[], None]) -> None:
         """Take an optimizer's step for the loop of a program that does without `run`.
 

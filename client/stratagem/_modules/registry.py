@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from stratagem._modules.hosting import HostedParameter, hosted_parameter
+from stratagem._modules.plain_optimizers import watch_plain_optimizers
 from stratagem._modules.replica_parameters import show_leaves
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InternalError
@@ -56,6 +57,7 @@ class ParameterRegistry:
 
     def host(self, hosted: HostedParameter, owners: Sequence[Owner]) -> HostedParameter:
         """Take in a parameter that follows a variable; `owners` as for `add`."""
+        watch_plain_optimizers()
         self._entries.append(hosted)
         self.tie(hosted, owners)
         return hosted

@@ -17,6 +17,7 @@ from stratagem._contexts.context import (
 )
 from stratagem._modules.extended import HostingExtended, living_extended
 from stratagem._modules.hosting import hosted_parameter
+from stratagem._modules.plain_optimizers import workers
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import ContextError, InvalidArgumentError
 
@@ -106,6 +107,7 @@ class TrainedTensors:
                 )
             else:
                 self.plain = True
+                workers.warn_of_any("DistributedOptimizer")
 
     def _strategy_of(self, tensor: torch.Tensor) -> HostingExtended | None:
         hosted = hosted_parameter(tensor)

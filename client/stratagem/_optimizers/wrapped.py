@@ -13,9 +13,12 @@ from torch.autograd import profiler
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     _global_optimizer_post_hooks,
-    _global_optimizer_pre_hooks,
 )
 
+from stratagem._modules.plain_optimizers import (
+    DistributedSteps,
+    have_others_hooks,
+)
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -69,7 +72,7 @@ def is_recorded() -> bool:
     return profiler._is_profiler_enabled or _profiler_enabled()
 
 
-class OptimizerAround(Optimizer):
+class OptimizerAround(DistributedSteps):
     """An optimizer that has groups and state in common with one that it wraps."""
 
     # Loading a state replaces these objects in the wrapped optimizer.
@@ -93,7 +96,7 @@ class OptimizerAround(Optimizer):
         return bool(
             self._optimizer_step_pre_hooks
             or self._optimizer_step_post_hooks
-            or _global_optimizer_pre_hooks
+            or have_others_hooks()
             or _global_optimizer_post_hooks
             or is_recorded()
         )

@@ -14,6 +14,7 @@ from stratagem._contexts.scope import entered
 from stratagem._devices import DeviceName
 from stratagem._enums import ReduceOp
 from stratagem._modules.extended import HostingExtended
+from stratagem._modules.plain_optimizers import workers
 from stratagem._options import CommunicationOptions, InputContext
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError
@@ -51,6 +52,8 @@ class WorkerExtended(HostingExtended):
         self._membership = membership
         self._devices = tuple(devices)
         self._synchronous = synchronous
+        if membership.num_workers > 1 and membership.trains:
+            workers.add(container_strategy)
         self._seed: Variable | None = None
 
     @property
@@ -59,6 +62,10 @@ class WorkerExtended(HostingExtended):
 
     def _replica_devices(self) -> Sequence[Any]:
         return [[_devices.current()]]
+
+    @property
+    def _trains_in_place(self) -> bool:
+        return False
 
     @property
     def experimental_between_graph(self) -> bool:

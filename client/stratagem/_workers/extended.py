@@ -13,6 +13,7 @@ from torch import nn
 from stratagem._enums import ReduceOp
 from stratagem._input.sharding import InputWorker
 from stratagem._modules.adoption import Adoption
+from stratagem._modules.plain_optimizers import workers
 from stratagem._optimizers.step import OptimizerStep
 from stratagem._options import CommunicationOptions, InputContext
 from stratagem._replicas.cross_device_ops import default_cross_device_ops
@@ -65,6 +66,8 @@ class MultiWorkerMirroredExtended(MirroredExtended):
         self._across = AcrossWorkers(group, len(devices))
         self._steps = StepsTogether(group, self._across)
         self._written = ""
+        if group.size > 1:
+            workers.add(container_strategy)
 
     @property
     def experimental_between_graph(self) -> bool:
