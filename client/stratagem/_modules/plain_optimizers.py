@@ -104,7 +104,7 @@ class _Workers:
             strategy: Under which that happens, if it is one with other workers.
             what: What trains it.
         """
-        if self._warned.get(strategy, True):
+        if strategy is None or self._warned.get(strategy, True):
             return
         self._warned[strategy] = True
         _LOG.warning(

@@ -64,17 +64,6 @@ def test_an_optimizer_that_has_state_is_refused() -> None:
         DistributedOptimizer(optimizer)
 
 
-def test_a_step_outside_of_a_replica_is_refused() -> None:
-    strategy, model = hosted_model()
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()))
-    with pytest.raises(stratagem.ContextError, match=r"strategy\.run\(\)"):
-        optimizer.step()
-    with strategy.scope(), pytest.raises(stratagem.ContextError, match="in a replica"):
-        optimizer.step()
-    with pytest.raises(stratagem.ContextError, match="cross-replica"):
-        strategy.run(optimizer.state_dict)
-
-
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_copy_is_refused(duplicate: Callable[[Any], Any]) -> None:
     _, model = hosted_model()
