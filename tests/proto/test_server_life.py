@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
+from collections.abc import Iterator
 from concurrent.futures import TimeoutError as WaitTimeoutError
+from typing import Any
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.sockets.listening import unix_socket
+from stratagem_proto.wire.channel import open_channel
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
+from tests.waiting import eventually
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Unlucky(ParameterServer):
@@ -56,3 +67,48 @@ def test_who_waits_for_the_loop_need_not_wait_for_ever() -> None:
     loop.run(nothing())
     assert ended == [True]
     loop.release()
+
+
+def health_of(server: ParameterServer) -> int:
+    with open_channel(server.health_address) as channel:
+        request = health_pb2.HealthCheckRequest()
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        answer = stub.Check(request, timeout=30)
+        status: int = answer.status
+        return status
+
+
+def test_a_server_whose_loop_is_stuck_does_not_say_that_it_serves() -> None:
+    going_on = threading.Event()
+    with ParameterServer(ServerSettings()) as server:
+        assert health_of(server) == SERVING
+        server._loop.call(going_on.wait)
+        try:
+            eventually(lambda: health_of(server) == NOT_SERVING, 60)
+        finally:
+            going_on.set()
+        eventually(lambda: health_of(server) == SERVING, 60)
+
+
+def test_streams_that_look_at_services_leave_threads_to_probes() -> None:
+    closed = threading.Event()
+
+    def idle() -> Iterator[reflection_pb2.ServerReflectionRequest]:
+        yield reflection_pb2.ServerReflectionRequest(list_services="")
+        closed.wait(60)
+
+    with (
+        ParameterServer(ServerSettings()) as server,
+        open_channel(server.health_address) as channel,
+    ):
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+        ask = stub.ServerReflectionInfo
+        try:
+            streams = [ask(idle()) for _ in range(2)]
+            names = [next(each).list_services_response.service for each in streams]
+            assert ParameterServer.service in {each.name for each in names[0]}
+            with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
+                next(ask(idle()))
+            assert health_of(server) == SERVING
+        finally:
+            closed.set()

@@ -10,9 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from stratagem_proto.serving.addresses import bound
+from stratagem_proto.serving.log import LOG
+from stratagem_proto.serving.loop import LoopThread
+from stratagem_proto.serving.pulse import Pulse
+from stratagem_proto.serving.reflection import MOST_STREAMS, add_reflection
 from stratagem_proto.wire.channel import SERVER_OPTIONS
 
 _STATUS = health_pb2.HealthCheckResponse
@@ -28,22 +31,44 @@ class HealthServer:
             bind: "host:port" to answer on.
             service: Full name of the service of the data plane.
         """
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="health")
+        # Two are left to probes.
+        threads = MOST_STREAMS + 2
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="health")
         self._health = health.HealthServicer()
+        self._pulse: Pulse | None = None
         self._server = grpc.server(self._threads, options=SERVER_OPTIONS)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._services = ("", service)
-        names = (service, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        add_reflection((service, health.SERVICE_NAME), self._server)
         self.address = bound(self._server, bind)
 
-    def start(self) -> None:
-        for service in self._services:
-            self._health.set(service, _STATUS.SERVING)
+    def start(self, loop: LoopThread) -> None:
+        """Answers from now on.
+
+        Args:
+            loop: Where the data plane runs, which serves for as long as it turns.
+        """
+        self._tell(True)
         self._server.start()
+        self._pulse = Pulse(loop, self._turns)
+        self._pulse.start()
+
+    def _turns(self, does: bool) -> None:
+        if does:
+            LOG.warning("the event loop turns again")
+        else:
+            LOG.error("the event loop is stuck; probes hear that nothing is served")
+        self._tell(does)
+
+    def _tell(self, serves: bool) -> None:
+        status = _STATUS.SERVING if serves else _STATUS.NOT_SERVING
+        for service in self._services:
+            self._health.set(service, status)
 
     def announce_drain(self) -> None:
-        """Tells probes that the data plane takes no more calls."""
+        """Tells probes that the data plane takes no more calls; its loop may end."""
+        if self._pulse is not None:
+            self._pulse.stop()
         self._health.enter_graceful_shutdown()
 
     def stop(self) -> None:

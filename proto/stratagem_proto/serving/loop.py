@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import ClassVar, TypeVar
 
 Result = TypeVar("Result")
@@ -46,6 +46,10 @@ class LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Has the loop call a function, in a moment."""
+        self._loop.call_soon_threadsafe(function)
 
     def run(
         self, work: Coroutine[object, object, Result], seconds: float | None = None

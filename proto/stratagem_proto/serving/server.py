@@ -107,7 +107,7 @@ class Server(ABC):
             self._answer_scrapes(opened)
             self._loop.run(self._serve(handlers))
             self._opened = opened.pop_all()
-        self._health.start()
+        self._health.start(self._loop)
         self.health_address = self._health.address
         self._log.info("serving", address=self.address, health=self.health_address)
 

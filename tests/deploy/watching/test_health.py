@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from stratagem_deploy.cli import app
 from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_proto.serving.health import HealthServer
+from stratagem_proto.serving.loop import LoopThread
 from stratagem_psserver.server import ParameterServer
 
 
@@ -26,8 +27,10 @@ def test_a_server_that_serves_is_exit_code_0(server: ParameterServer) -> None:
 
 def test_a_server_that_drains_is_exit_code_1() -> None:
     draining = HealthServer("127.0.0.1:0", ParameterServer.service)
-    draining.start()
+    loop = LoopThread.acquire()
+    draining.start(loop)
     draining.announce_drain()
+    loop.release()
     code, output = ask(draining.address)
     draining.stop()
     assert code == 1
