@@ -72,6 +72,17 @@ class CommunicationImplementation(Enum):
     NCCL = "NCCL"
 
 
+def destined_reduce_op_from(value: object) -> ReduceOp:
+    """Return the `ReduceOp` that `value` is or names, be it by an aggregation.
+
+    Raises:
+        InvalidArgumentError: `value` is no reduction.
+    """
+    if isinstance(value, VariableAggregation):
+        return ReduceOp.from_variable_aggregation(value)
+    return reduce_op_from(value)
+
+
 def reduce_op_from(value: object) -> ReduceOp:
     """Return the `ReduceOp` that `value` is or names.
 
@@ -80,8 +91,6 @@ def reduce_op_from(value: object) -> ReduceOp:
     """
     if isinstance(value, ReduceOp):
         return value
-    if isinstance(value, VariableAggregation):
-        return ReduceOp.from_variable_aggregation(value)
     if isinstance(value, str) and value.upper() in ReduceOp.__members__:
         return ReduceOp[value.upper()]
     raise InvalidArgumentError(

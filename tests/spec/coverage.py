@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,8 @@ INTRODUCTION = """\
 
 Stratagem has the API of `tf.distribute`. This page lists the members of five pages of
 its reference, of several versions, and the rows of the specification that they follow,
-each with the tests that show it. `make coverage-table` writes it;
+each with the tests that show it, and the sentences of those pages that do not hold
+here as they are written, with the reason. `make coverage-table` writes it;
 [tests/spec](../tests/spec/README.md) says how tests carry rows.
 """
 
@@ -44,6 +45,16 @@ class Member:
     @property
     def comes_with_clusters(self) -> bool:
         return all(rows()[key].comes_with_clusters for key in self.rows)
+
+
+@cache
+def differences() -> dict[tuple[str, str], Sequence[Mapping[str, str]]]:
+    """Return the sentences that do not hold here, by page and member."""
+    return {
+        (page, name): sentences
+        for page, entries in read_tables(FOLDER / "sentences.toml").items()
+        for name, sentences in entries.items()
+    }
 
 
 @cache
@@ -71,15 +82,24 @@ def _pages() -> Iterator[str]:
     yield "## Pages of the reference\n"
     for page in dict.fromkeys(member.page for member in members()):
         yield f"### {page}\n"
-        yield "| Member | Here | Rows | Tests |\n| --- | --- | --- | --- |"
+        yield "| Member | Here | Sentences that differ | Rows | Tests |"
+        yield "| --- | --- | --- | --- | --- |"
         yield from (_member(each) for each in members() if each.page == page)
         yield ""
 
 
 def _member(member: Member) -> str:
     tests = _links(carriers(member.rows)) or WITH_CLUSTERS
-    cells = f"`{member.name}`", f"`{member.ours}`", ", ".join(member.rows), tests
+    differ = "; ".join(
+        map(_difference, differences().get((member.page, member.name), ()))
+    )
+    names = f"`{member.name}`", f"`{member.ours}`"
+    cells = *names, differ, ", ".join(member.rows), tests
     return f"| {' | '.join(cells)} |"
+
+
+def _difference(sentence: Mapping[str, str]) -> str:
+    return f"“{sentence['says']}”: {sentence['here']}"
 
 
 def _sections() -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.spec.coverage import TABLE, carriers, members, text
+from tests.spec.coverage import TABLE, carriers, differences, members, text
 from tests.spec.markers import markers
 from tests.spec.specification import FOLDER, rows
 from tests.spec.taking_away import owner_of
@@ -14,6 +14,15 @@ from tests.spec.without_rows import ids_of
 from tests.tables import read_tables
 
 MOST_NOT_APPLICABLE = 60
+
+
+def test_sentences_that_differ_are_of_members_and_say_why() -> None:
+    known = {(member.page, member.name) for member in members()}
+    assert sorted(differences().keys() - known) == []
+    for sentences in differences().values():
+        for sentence in sentences:
+            assert sentence.keys() == {"says", "here"}
+            assert all(sentence.values())
 
 
 def test_every_row_is_listed() -> None:

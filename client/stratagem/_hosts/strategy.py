@@ -23,8 +23,8 @@ class TPUStrategy(Strategy):
     parameter of a module built in scope, has a copy on every core.
 
     Args:
-        tpu_cluster_resolver: Describes the hosts; where it has none, this process is
-            the only one.
+        tpu_cluster_resolver: Describes the hosts; where it has none, and without a
+            resolver, this process is the only one.
         steps_per_run: How many steps a loop is to have, for those who write loops.
         num_cores: How many cores to use, the first ones; by default all.
 
@@ -40,10 +40,12 @@ class TPUStrategy(Strategy):
 
     def __init__(
         self,
-        tpu_cluster_resolver: ClusterResolver,
-        steps_per_run: int,
+        tpu_cluster_resolver: ClusterResolver | None = None,
+        steps_per_run: int = 1,
         num_cores: int | None = None,
     ) -> None:
+        if tpu_cluster_resolver is None:
+            tpu_cluster_resolver = TPUClusterResolver("local")
         if not isinstance(tpu_cluster_resolver, ClusterResolver):
             raise InvalidTypeError(
                 "tpu_cluster_resolver must be a ClusterResolver, not "

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from stratagem._replicas.nests import leaves, map_leaves, opened
 from stratagem_proto.errors import InvalidArgumentError
@@ -15,7 +15,8 @@ from stratagem_proto.errors import InvalidArgumentError
 class NumpyDataset(Dataset[Any]):
     """The rows of a nest of arrays, which is copied.
 
-    Batch it by a `DataLoader`, then distribute that.
+    Batch it by a `DataLoader`, then distribute that; distributed as it is, each
+    replica gets one row a step.
 
     Args:
         numpy_input: A nest of arrays of shape [rows, ...]. A list counts as one
@@ -37,6 +38,10 @@ class NumpyDataset(Dataset[Any]):
                 f"{sizes}"
             )
         self._size = sizes[0]
+
+    def batched(self, size: int) -> DataLoader[Any]:
+        """Return batches of `size` rows, in their order; the last may be smaller."""
+        return DataLoader(self, size)
 
     def __len__(self) -> int:
         return self._size

@@ -17,6 +17,7 @@ from stratagem._checkpoints.deferred import Restoration
 from stratagem._cluster.membership import Membership
 from stratagem._contexts.scope import entered
 from stratagem._devices import DeviceName, torch_device
+from stratagem._enums import VariableSynchronization
 from stratagem._modules.adoption import Adoption
 from stratagem._parameter_server.buffer_means import BufferMeans
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
@@ -123,6 +124,7 @@ class ParameterServerExtended(RemoteOptimizers):
     def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
         if kwargs.get("per_worker_variable"):
             return self._create_per_worker(next_creator, kwargs)
+        self._require_one_writer(kwargs)
         # Device scopes around the strategy's do not count. Spec: PSV-2, PSV-3.
         with _devices.device(self._membership.name):
             variable = next_creator(**kwargs, make=self._create_remote)
@@ -131,6 +133,16 @@ class ParameterServerExtended(RemoteOptimizers):
         shared = AggregatingVariable(self._container_strategy(), variable)
         self._shared.append(shared)
         return shared
+
+    def _require_one_writer(self, kwargs: dict[str, Any]) -> None:
+        on_read = kwargs["synchronization"] is VariableSynchronization.ON_READ
+        if on_read and self._num_local_replicas > 1:
+            raise UnimplementedError(
+                f"Variable {kwargs['name']!r} is to be synchronized ON_READ, but a "
+                f"server keeps one copy of it for the {self._num_local_replicas} "
+                "replicas of each worker; use per_worker_variable=True, or have run() "
+                "return what each replica counts, and reduce that"
+            )
 
     def _create_remote(self, **kwargs: Any) -> RemoteVariable:
         traits = VariableTraits(

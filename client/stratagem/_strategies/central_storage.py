@@ -9,6 +9,7 @@ import torch
 from torch.nn import Parameter
 
 from stratagem._devices import canonicalize, list_logical_devices, torch_device
+from stratagem._enums import VariableSynchronization
 from stratagem._modules.adoption import Adoption
 from stratagem._optimizers.step import OptimizerStep
 from stratagem._strategies.devices import distinct_devices, require_local
@@ -18,6 +19,8 @@ from stratagem._strategies.strategy import Strategy
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.creators import NextCreator
 from stratagem._variables.local import LocalVariable
+from stratagem._variables.mirrored import created_copies
+from stratagem._variables.sync_on_read import SyncOnReadVariable
 from stratagem._variables.traits import VariableTraits
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
@@ -32,7 +35,8 @@ class CentralStorageStrategy(Strategy):
     Gradients are reduced and applied where the variables are, and the parameters of
     modules follow them on the replicas' devices. Variables may be in the memory of the
     host: `CentralStorageStrategy(["GPU:0", "GPU:1"], "CPU:0")`. Buffers, such as
-    running statistics, are each replica's own; the first one's last.
+    running statistics, are each replica's own; the first one's last. So is each
+    replica's copy of a variable made with `synchronization=ON_READ`, on its device.
 
     Args:
         compute_devices: Devices of the replicas; by default all GPUs, or without any
@@ -107,11 +111,24 @@ class CentralStorageExtended(LocalUpdates, InProcessExtended):
         config.isolate_session_state = True
 
     def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
+        on_read = kwargs["synchronization"] is VariableSynchronization.ON_READ
+        if on_read and len(self._devices) > 1:
+            return self._create_for_replicas(next_creator, kwargs)
         variable = next_creator(**{"device": self._home, **kwargs})
         first, *others = map(torch_device, self._devices)
         if not others and variable.device == first:
             return variable
         return AggregatingVariable(self._container_strategy(), variable)
+
+    def _create_for_replicas(
+        self, next_creator: NextCreator, kwargs: dict[str, Any]
+    ) -> SyncOnReadVariable:
+        """Create a variable of which each replica writes its own copy. Spec: VAR-20."""
+        kwargs.pop("colocate_with", None)
+        home, *others = self._devices
+        first = next_creator(**{**kwargs, "device": home})
+        copies = created_copies(first, next_creator, others, kwargs)
+        return SyncOnReadVariable(self._container_strategy(), copies)
 
     def _host_one(self, adoption: Adoption) -> None:
         parameter = adoption.parameter

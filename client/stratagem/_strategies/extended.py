@@ -15,9 +15,10 @@ from stratagem._contexts.context import (
     require_strategy,
 )
 from stratagem._contexts.scope import entered
-from stratagem._enums import ReduceOp, reduce_op_from
+from stratagem._enums import ReduceOp, destined_reduce_op_from
 from stratagem._input.numpy_dataset import NumpyDataset
 from stratagem._replicas.placement import refused_destinations
+from stratagem._replicas.values import DistributedValues
 from stratagem._replicas.without_rows import (
     marked,
     replicas_without_rows,
@@ -29,6 +30,7 @@ from stratagem._variables.names import UniqueNames
 from stratagem._variables.traits import VariableTraits
 from stratagem._variables.updating import require_same_everywhere
 from stratagem._variables.variable import Variable
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 if TYPE_CHECKING:
     from stratagem._input.iterator import DistributedIterator
@@ -46,10 +48,13 @@ class StrategyExtended(StrategyHooks):
 
     Args:
         container_strategy: The strategy; only a weak reference is kept.
+
+    Raises:
+        InvalidTypeError: There is no strategy: nobody is extended.
     """
 
-    def __init__(self, container_strategy: Strategy) -> None:
-        super().__init__(container_strategy)
+    def __init__(self, container_strategy: Strategy | None = None) -> None:
+        super().__init__(_required(container_strategy))
         self._names = UniqueNames()
 
     def call_for_each_replica(
@@ -62,15 +67,19 @@ class StrategyExtended(StrategyHooks):
 
         Args:
             fn: The replica function.
-            args: Positional arguments; each replica gets its components.
+            args: Positional arguments, a list or a tuple, or a single tensor or
+                distributed value; each replica gets its components.
             kwargs: Keyword arguments, likewise.
 
         Raises:
+            InvalidArgumentError: `args` is none of these.
             ContextError: A replica is running, or another strategy is in charge.
 
         Spec: EXT-14, CTX-17.
         """
         require_cross_replica_or_default(self, "run")
+        if not isinstance(args, list | tuple):
+            args = _only_argument(args)
         given = (args, kwargs) if kwargs else args
         empty = replicas_without_rows(given, not self._one_of_several())
         with entered(self._container_strategy()), running_without_rows(empty):
@@ -119,8 +128,8 @@ class StrategyExtended(StrategyHooks):
                 and one input, however nested; it usually calls `run`.
             iterator: Gives an input for each step.
             iterations: How many steps.
-            initial_loop_values: None; or values of the outputs before the first
-                step, which are of no use here.
+            initial_loop_values: None; or a nest of values of the outputs before the
+                first step. Of a mapping, steps find them in `last_step_outputs`.
 
         Returns:
             The context, with what the last step has set.
@@ -153,7 +162,15 @@ class StrategyExtended(StrategyHooks):
         return variable
 
     def variable_created_in_scope(self, v: Variable) -> bool:
-        """Return whether this strategy created `v`. Spec: EXT-9."""
+        """Return whether this strategy created `v`. Spec: EXT-9.
+
+        Raises:
+            InvalidTypeError: `v` is no variable.
+        """
+        if not hasattr(v, "distribute_strategy"):
+            raise InvalidTypeError(
+                f"`variable_created_in_scope` takes a Variable, not {v!r}"
+            )
         return v.distribute_strategy is self._container_strategy()
 
     def colocate_vars_with(
@@ -228,7 +245,7 @@ class StrategyExtended(StrategyHooks):
         Spec: EXT-1, RED-5 to RED-23.
         """
         require_cross_replica_or_default(self, "reduce_to")
-        op = reduce_op_from(reduce_op)
+        op = destined_reduce_op_from(reduce_op)
         _require_one(destinations)
         return self._reduce_to(op, value, destinations, options)
 
@@ -255,7 +272,7 @@ class StrategyExtended(StrategyHooks):
         Spec: EXT-2.
         """
         require_cross_replica_or_default(self, "batch_reduce_to")
-        op = reduce_op_from(reduce_op)
+        op = destined_reduce_op_from(reduce_op)
         for _, destinations in value_destination_pairs:
             _require_one(destinations)
         return self._batch_reduce_to(op, value_destination_pairs, options)
@@ -367,6 +384,27 @@ class StrategyExtended(StrategyHooks):
         require_same_everywhere((args, kwargs))
         with entered(self._container_strategy()):
             return self._update_non_slot(colocate_with, fn, args, kwargs, group)
+
+
+def _required(container_strategy: Strategy | None) -> Strategy:
+    from stratagem._strategies.strategy import Strategy
+
+    if not isinstance(container_strategy, Strategy):
+        raise InvalidTypeError(
+            "StrategyExtended extends a strategy and takes it as its argument, not "
+            f"{container_strategy!r}; use the `extended` of a strategy, such as "
+            "MirroredStrategy().extended"
+        )
+    return container_strategy
+
+
+def _only_argument(value: Any) -> tuple[Any]:
+    if isinstance(value, torch.Tensor | DistributedValues):
+        return (value,)
+    raise InvalidArgumentError(
+        "`args` of `call_for_each_replica` must be a list or tuple, or a single tensor "
+        f"or distributed value, not {type(value).__name__}; write args=(x,)"
+    )
 
 
 def _require_one(destinations: Any) -> None:

@@ -21,7 +21,7 @@ from stratagem._variables.local import LocalVariable
 from stratagem._variables.mirrored import (
     CopiedVariable,
     MirroredVariable,
-    copy_name,
+    created_copies,
     require_mean_exists,
     require_supported,
 )
@@ -93,14 +93,7 @@ class MirroredExtended(CopiesExtended):
         """Create the first copy, and the others from its value. Spec: VAR-3."""
         home, *others = self._devices
         first = self._first_copy(next_creator, **{**kwargs, "device": home})
-        value = {"initial_value": first.value().detach(), "dtype": None, "shape": None}
-        return [first] + [
-            next_creator(
-                **{**kwargs, **value, "name": copy_name(first.name, number)},
-                device=device,
-            )
-            for number, device in enumerate(others, start=1)
-        ]
+        return created_copies(first, next_creator, others, kwargs)
 
     def read_var(self, v: Any) -> Any:
         if not isinstance(v, CopiedVariable):

@@ -44,4 +44,7 @@ class MovedToExtended:
     update = _moved("update", "update")
     update_non_slot = _moved("update_non_slot", "update_non_slot")
     value_container = _moved("value_container", "value_container")
+    variable_created_in_scope = _moved(
+        "variable_created_in_scope", "variable_created_in_scope"
+    )
     worker_devices = _moved("worker_devices", "worker_devices")

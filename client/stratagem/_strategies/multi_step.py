@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stratagem._contexts.context import get_replica_context, get_strategy
@@ -146,11 +146,14 @@ def run_steps(
         fn: The step.
         iterator: Gives the inputs.
         iterations: How many.
-        initial_loop_values: None, or a nest with as many leaves as outputs.
+        initial_loop_values: None, or a nest with as many leaves as outputs; a mapping
+            is what `last_step_outputs` has before the first step.
 
     Spec: MSC-2 to MSC-12.
     """
     context = MultiStepContext()
+    if isinstance(initial_loop_values, Mapping):
+        context._last_step_outputs.update(initial_loop_values)
     for _ in range(iterations):
         fn(context, iterator.get_next())
         if initial_loop_values is not None:

@@ -10,6 +10,8 @@ from stratagem._contexts.scope import entered
 from stratagem._deprecation import old_spelling
 from stratagem._input.options import InputOptions, InputReplicationMode
 from stratagem._options import InputContext
+from stratagem._strategies.described_cluster import require_described
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 if TYPE_CHECKING:
     from stratagem._input.iterator import InputIterator
@@ -56,11 +58,18 @@ class OldSpellings:
 
         Raises:
             OutOfRangeError: The data have ended.
+            InvalidTypeError: `input_iterator` has no `get_next()`.
             ContextError: A replica is running, or another strategy is in charge.
 
         Spec: STR-22.
         """
         require_cross_replica_or_default(self._extended, "experimental_run")
+        if input_iterator is not None and not hasattr(input_iterator, "get_next"):
+            raise InvalidTypeError(
+                "`experimental_run` takes an iterator with `get_next()`, such as "
+                "make_dataset_iterator() returns, not "
+                f"{type(input_iterator).__name__}; pass values by run(fn, (values,))"
+            )
         with entered(self._this()):
             args = () if input_iterator is None else (input_iterator.get_next(),)
             return self._this().run(fn, args)
@@ -89,6 +98,8 @@ class OldSpellings:
         """Return an iterator over `dataset`, whose elements are global batches.
 
         Raises:
+            InvalidArgumentError: The batches of a `DataLoader` cannot be divided
+                evenly between the replicas of this process.
             InvalidTypeError: As for `experimental_distribute_dataset`.
             UnimplementedError: As there.
 
@@ -101,6 +112,7 @@ class OldSpellings:
         from stratagem._input.iterator import InputIterator
         from stratagem._input.pipeline import splitting_pipeline
 
+        _require_divisible(dataset, self._extended._num_replicas_in_sync)
         pipeline = splitting_pipeline(dataset, self._extended._input_worker())
         return InputIterator(self._this(), pipeline)
 
@@ -163,15 +175,30 @@ class OldSpellings:
 
         Args:
             session_config: The configuration; changed in place.
-            cluster_spec: Ignored; the constructor takes a `ClusterResolver`.
-            task_type: Ignored, likewise.
-            task_id: Ignored, likewise.
+            cluster_spec: None, or the cluster that the strategy has been made for.
+            task_type: None, or the job of this process there.
+            task_id: None, or its task.
+
+        Raises:
+            InvalidArgumentError: The strategy was made for another cluster or task;
+                its constructor takes a `ClusterResolver`.
 
         Spec: CFG-1.
         """
+        require_described(self._this(), cluster_spec, task_type, task_id)
         if session_config is not None:
             updated = self._this().update_config_proto(session_config)
             session_config.CopyFrom(updated)
 
     def _this(self) -> Strategy:
         return cast("Strategy", self)
+
+
+def _require_divisible(dataset: Any, replicas: int) -> None:
+    size = getattr(dataset, "batch_size", None)
+    if isinstance(size, int) and size % replicas:
+        raise InvalidArgumentError(
+            f"Batches of {size} cannot be divided evenly between {replicas} replicas; "
+            "choose a multiple, or give each replica its own batches by "
+            "make_input_fn_iterator()"
+        )

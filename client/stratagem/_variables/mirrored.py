@@ -19,6 +19,7 @@ from stratagem._enums import VariableAggregation, VariableSynchronization
 from stratagem._replicas.regroup import regroup, select_component
 from stratagem._replicas.values import DistributedValues, Mirrored, PerReplica
 from stratagem._variables.assignable import Write
+from stratagem._variables.creators import NextCreator
 from stratagem._variables.replica_writes import ReplicaWritten
 from stratagem._variables.traits import VariableTraits
 from stratagem._variables.variable import Variable
@@ -26,6 +27,29 @@ from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
+
+
+def created_copies(
+    first: Variable,
+    next_creator: NextCreator,
+    devices: Sequence[str],
+    kwargs: dict[str, Any],
+) -> list[Variable]:
+    """Return a variable and copies of it, of the same value. Spec: VAR-3.
+
+    Args:
+        first: The variable.
+        next_creator: Creates the copies.
+        devices: Where to.
+        kwargs: What `first` was created from.
+    """
+    value = {"initial_value": first.value().detach(), "dtype": None, "shape": None}
+    return [first] + [
+        next_creator(
+            **{**kwargs, **value, "name": copy_name(first.name, number)}, device=device
+        )
+        for number, device in enumerate(devices, start=1)
+    ]
 
 
 class CopiedVariable(ReplicaWritten):

@@ -98,6 +98,7 @@ class MultiWorkerMirroredExtended(MirroredExtended):
         if self._group.size > 1:
             del config.device_filters[:]
             config.device_filters.append(self._group.place.name)
+            config.experimental.collective_group_leader = self._group.place.tasks[0]
 
     # Variables start as the chief's.
 

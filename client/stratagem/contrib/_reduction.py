@@ -52,9 +52,17 @@ def reduced(
 
 def spread(strategy: Strategy, tensor: Any, destinations: Any) -> Any:
     """Copy a tensor to the destinations. Spec: TWR-12."""
-    if isinstance(destinations, list | tuple):
-        destinations = DistributedValues(destinations)
-    return strategy.extended.broadcast_to(tensor, destinations)
+    return strategy.extended.broadcast_to(tensor, _as_one(destinations))
+
+
+def placed(strategy: Strategy, tensor: Any, destinations: Any) -> Any:
+    """Copy a tensor to devices, which need not be the strategy's."""
+    return strategy.extended._place_value(tensor, _as_one(destinations))
+
+
+def _as_one(destinations: Any) -> Any:
+    several = isinstance(destinations, list | tuple)
+    return DistributedValues(destinations) if several else destinations
 
 
 def _require_reduction(aggregation: object, mapped: bool) -> None:

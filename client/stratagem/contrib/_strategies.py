@@ -17,8 +17,10 @@ from stratagem._parameter_server import strategy as parameter_server
 from stratagem._replicas.cross_device_ops import CrossDeviceOps
 from stratagem._replicas.values import Mirrored
 from stratagem._strategies import mirrored, one_device
+from stratagem._strategies.described_cluster import require_described
 from stratagem._strategies.devices import require_local
 from stratagem.cluster_resolver import SimpleClusterResolver
+from stratagem.contrib._reduction import placed
 from stratagem.contrib._strategy import DistributionStrategy
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
@@ -41,7 +43,9 @@ class OneDeviceStrategy(DistributionStrategy):
         super().__init__(one_device.OneDeviceStrategy(device))
 
     def _broadcast(self, tensor: Any, destinations: Any) -> Any:
-        return tensor
+        if destinations is None:
+            return tensor
+        return placed(self._strategy, tensor, destinations)
 
 
 class MirroredStrategy(DistributionStrategy):
@@ -102,17 +106,20 @@ class MirroredStrategy(DistributionStrategy):
         Args:
             session_config: The configuration; changed in place.
             cluster_spec: The cluster whose devices are to be the towers'.
-            task_type: Ignored.
-            task_id: Ignored.
+            task_type: None: this process is the only one.
+            task_id: None, likewise.
 
         Raises:
+            InvalidArgumentError: A task is given without a cluster.
             InvalidArgumentError: A cluster is given, but `num_gpus` was not.
             UnimplementedError: A cluster is given: one process does not train on
                 the devices of others.
 
         Spec: MS-8.
         """
-        if cluster_spec is not None:
+        if cluster_spec is None:
+            require_described(self._strategy, None, task_type, task_id)
+        else:
             require_local(self._devices_of_workers(ClusterSpec(cluster_spec)))
         if session_config is not None:
             updated = self._strategy.update_config_proto(session_config)

@@ -82,13 +82,13 @@ class DistributionStrategy(StrategyProperties):
     ) -> Any:
         """Call `fn` once per tower and merge the results.
 
-        The keyword `run_concurrently` says whether towers may overlap; by default
-        they run one at a time, for which programs of then have to be prepared.
+        The keyword `run_concurrently` says whether towers may overlap, as they may by
+        default; False has them run one at a time, in their order.
 
         Spec: TWR-2.
         """
         self._require_cross_tower("call_for_each_tower")
-        options = RunOptions(run_concurrently=kwargs.pop("run_concurrently", False))
+        options = RunOptions(run_concurrently=kwargs.pop("run_concurrently", True))
         with in_tower_words():
             return self._run_towers(fn, args, kwargs, options)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stratagem import _devices
 from stratagem._deprecation import old_spelling
+from stratagem._devices import canonicalize
 from stratagem._enums import ReduceOp, VariableAggregation
 from stratagem._hosts import strategy as hosts
 from stratagem._input.iterator import InputIterator
@@ -15,11 +15,12 @@ from stratagem._options import RunOptions
 from stratagem._replicas.placement import components
 from stratagem._replicas.reduction import combine
 from stratagem._replicas.values import DistributedValues
+from stratagem._strategies.described_cluster import require_described
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.contrib._dataset import UndistributedDataset
 from stratagem.contrib._map_output import mapped, with_all_outputs
 from stratagem.contrib._multi_step import CoresContext, MultiStepContext, Step
-from stratagem.contrib._reduction import reduced
+from stratagem.contrib._reduction import placed, reduced
 from stratagem.contrib._strategies import OneDeviceStrategy
 from stratagem.contrib._strategy import DistributionStrategy, announce
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
@@ -95,12 +96,16 @@ class TPUStrategy(OneDeviceStrategy):
 
         Args:
             session_config: The configuration; changed in place.
-            cluster_spec: Ignored: the resolver describes the cluster.
-            task_type: Ignored.
-            task_id: Ignored.
+            cluster_spec: None, or what the resolver says: it describes the cluster.
+            task_type: None, likewise.
+            task_id: None, likewise.
+
+        Raises:
+            InvalidArgumentError: The resolver says something else.
 
         Spec: TPU-23.
         """
+        require_described(self._strategy, cluster_spec, task_type, task_id)
         if session_config is not None:
             updated = self._strategy.update_config_proto(session_config)
             session_config.CopyFrom(updated)
@@ -141,7 +146,7 @@ class TPUStrategy(OneDeviceStrategy):
     ) -> Any:
         """Spec: TPU-7."""
         with self._computation():
-            return self._strategy.run(self._announcing(fn), args, kwargs)
+            return self._strategy.run(self._announcing(fn), args, kwargs, options)
 
     def _run_steps(
         self,
@@ -178,10 +183,12 @@ class TPUStrategy(OneDeviceStrategy):
     ) -> Any:
         if not self._computations:
             return self._reduced_on_host(aggregation, value, destinations)
-        if aggregation not in (VariableAggregation.SUM, VariableAggregation.MEAN):
+        several_hosts = self._strategy.extended.num_hosts > 1
+        if several_hosts and aggregation is _FIRST:
             raise UnimplementedError(
-                f"Cores only support sum & mean, not {aggregation!r}; reduce what they "
-                "return, between loops"
+                "Cores of several hosts only support sum & mean, not "
+                f"{aggregation!r}: the first tower runs on another host; reduce what "
+                "they return, between loops"
             )
         return reduced(self._strategy, aggregation, value, destinations)
 
@@ -189,25 +196,23 @@ class TPUStrategy(OneDeviceStrategy):
         self, aggregation: VariableAggregation, value: Any, destinations: Any
     ) -> Any:
         """Reduce what the cores have returned. Spec: TPU-12."""
-        self._require_host(destinations)
+        if self._strategy.extended.num_hosts > 1:
+            self._require_host(destinations)
         parts = self._each_core(with_all_outputs(value))
         if aggregation is _FIRST:
-            return parts[0]
-        return combine(ReduceOp.from_variable_aggregation(aggregation), parts)
+            total = parts[0]
+        else:
+            total = combine(ReduceOp.from_variable_aggregation(aggregation), parts)
+        return placed(self._strategy, total, destinations)
 
     def _require_host(self, destinations: Any) -> None:
-        several = isinstance(destinations, list | tuple)
-        if several and len(destinations) > 1:
-            raise InvalidArgumentError(
-                f"Multiple devices are not supported: {destinations!r}; what cores "
-                "return is reduced to the CPU of the first host"
-            )
         host = self._strategy.extended.get_host_cpu_device(0)
-        place = destinations[0] if several and destinations else destinations
-        if _devices.canonicalize(place) != _devices.canonicalize(host):
+        several = isinstance(destinations, list | tuple)
+        place = destinations[0] if several and len(destinations) == 1 else destinations
+        if not isinstance(place, str) or canonicalize(place) != canonicalize(host):
             raise InvalidArgumentError(
-                f"What cores return is reduced to {host}, the CPU of the first host, "
-                f"not to {destinations!r}"
+                f"What the cores of several hosts return is reduced to {host}, the CPU "
+                f"of the first host, not to {destinations!r}"
             )
 
     def _each_core(self, value: Any) -> list[Any]:

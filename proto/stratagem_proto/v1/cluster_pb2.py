@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n stratagem_proto/v1/cluster.proto\x12\x12stratagem_proto.v1\"z\n\x06JobDef\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x34\n\x05tasks\x18\x02 \x03(\x0b\x32%.stratagem_proto.v1.JobDef.TasksEntry\x1a,\n\nTasksEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"5\n\nClusterDef\x12\'\n\x03job\x18\x01 \x03(\x0b\x32\x1a.stratagem_proto.v1.JobDef\"\xb5\x01\n\x10JobDeviceFilters\x12\x0c\n\x04name\x18\x01 \x01(\t\x12>\n\x05tasks\x18\x02 \x03(\x0b\x32/.stratagem_proto.v1.JobDeviceFilters.TasksEntry\x1aS\n\nTasksEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\x34\n\x05value\x18\x02 \x01(\x0b\x32%.stratagem_proto.v1.TaskDeviceFilters:\x02\x38\x01\"+\n\x11TaskDeviceFilters\x12\x16\n\x0e\x64\x65vice_filters\x18\x01 \x03(\t\"J\n\x14\x43lusterDeviceFilters\x12\x32\n\x04jobs\x18\x01 \x03(\x0b\x32$.stratagem_proto.v1.JobDeviceFilters\"y\n\x0b\x43onfigProto\x12\x16\n\x0e\x64\x65vice_filters\x18\x01 \x03(\t\x12\x1d\n\x15isolate_session_state\x18\x02 \x01(\x08\x12\x33\n\x0b\x63luster_def\x18\x03 \x01(\x0b\x32\x1e.stratagem_proto.v1.ClusterDef\"\x8d\x02\n\tServerDef\x12/\n\x07\x63luster\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.ClusterDef\x12\x10\n\x08job_name\x18\x02 \x01(\t\x12\x12\n\ntask_index\x18\x03 \x01(\x05\x12?\n\x16\x64\x65\x66\x61ult_session_config\x18\x04 \x01(\x0b\x32\x1f.stratagem_proto.v1.ConfigProto\x12\x10\n\x08protocol\x18\x05 \x01(\t\x12\x0c\n\x04port\x18\x06 \x01(\x05\x12H\n\x16\x63luster_device_filters\x18\x07 \x01(\x0b\x32(.stratagem_proto.v1.ClusterDeviceFiltersb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n stratagem_proto/v1/cluster.proto\x12\x12stratagem_proto.v1\"z\n\x06JobDef\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x34\n\x05tasks\x18\x02 \x03(\x0b\x32%.stratagem_proto.v1.JobDef.TasksEntry\x1a,\n\nTasksEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"5\n\nClusterDef\x12\'\n\x03job\x18\x01 \x03(\x0b\x32\x1a.stratagem_proto.v1.JobDef\"\xb5\x01\n\x10JobDeviceFilters\x12\x0c\n\x04name\x18\x01 \x01(\t\x12>\n\x05tasks\x18\x02 \x03(\x0b\x32/.stratagem_proto.v1.JobDeviceFilters.TasksEntry\x1aS\n\nTasksEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\x34\n\x05value\x18\x02 \x01(\x0b\x32%.stratagem_proto.v1.TaskDeviceFilters:\x02\x38\x01\"+\n\x11TaskDeviceFilters\x12\x16\n\x0e\x64\x65vice_filters\x18\x01 \x03(\t\"J\n\x14\x43lusterDeviceFilters\x12\x32\n\x04jobs\x18\x01 \x03(\x0b\x32$.stratagem_proto.v1.JobDeviceFilters\"\x97\x03\n\x0b\x43onfigProto\x12\x16\n\x0e\x64\x65vice_filters\x18\x01 \x03(\t\x12\x1d\n\x15isolate_session_state\x18\x02 \x01(\x08\x12\x33\n\x0b\x63luster_def\x18\x03 \x01(\x0b\x32\x1e.stratagem_proto.v1.ClusterDef\x12\x1c\n\x14\x61llow_soft_placement\x18\x04 \x01(\x08\x12\x1c\n\x14log_device_placement\x18\x05 \x01(\x08\x12$\n\x1cintra_op_parallelism_threads\x18\x06 \x01(\x05\x12$\n\x1cinter_op_parallelism_threads\x18\x07 \x01(\x05\x12\x1f\n\x17operation_timeout_in_ms\x18\x08 \x01(\x03\x12\x42\n\x0c\x65xperimental\x18\t \x01(\x0b\x32,.stratagem_proto.v1.ConfigProto.Experimental\x1a/\n\x0c\x45xperimental\x12\x1f\n\x17\x63ollective_group_leader\x18\x01 \x01(\t\"\x8d\x02\n\tServerDef\x12/\n\x07\x63luster\x18\x01 \x01(\x0b\x32\x1e.stratagem_proto.v1.ClusterDef\x12\x10\n\x08job_name\x18\x02 \x01(\t\x12\x12\n\ntask_index\x18\x03 \x01(\x05\x12?\n\x16\x64\x65\x66\x61ult_session_config\x18\x04 \x01(\x0b\x32\x1f.stratagem_proto.v1.ConfigProto\x12\x10\n\x08protocol\x18\x05 \x01(\t\x12\x0c\n\x04port\x18\x06 \x01(\x05\x12H\n\x16\x63luster_device_filters\x18\x07 \x01(\x0b\x32(.stratagem_proto.v1.ClusterDeviceFiltersb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,8 +49,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TASKDEVICEFILTERS']._serialized_end=462
   _globals['_CLUSTERDEVICEFILTERS']._serialized_start=464
   _globals['_CLUSTERDEVICEFILTERS']._serialized_end=538
-  _globals['_CONFIGPROTO']._serialized_start=540
-  _globals['_CONFIGPROTO']._serialized_end=661
-  _globals['_SERVERDEF']._serialized_start=664
-  _globals['_SERVERDEF']._serialized_end=933
+  _globals['_CONFIGPROTO']._serialized_start=541
+  _globals['_CONFIGPROTO']._serialized_end=948
+  _globals['_CONFIGPROTO_EXPERIMENTAL']._serialized_start=901
+  _globals['_CONFIGPROTO_EXPERIMENTAL']._serialized_end=948
+  _globals['_SERVERDEF']._serialized_start=951
+  _globals['_SERVERDEF']._serialized_end=1220
 # @@protoc_insertion_point(module_scope)

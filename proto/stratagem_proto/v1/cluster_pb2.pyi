@@ -165,13 +165,56 @@ class ConfigProto(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class Experimental(google.protobuf.message.Message):
+        """What TensorFlow calls experimental."""
+
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        COLLECTIVE_GROUP_LEADER_FIELD_NUMBER: builtins.int
+        collective_group_leader: builtins.str
+        """Name of the task that orders collective operations, for instance
+        "/job:worker/replica:0/task:0". Set by strategies with several workers, and read
+        by nobody; empty means that there is none.
+        """
+        def __init__(
+            self,
+            *,
+            collective_group_leader: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["collective_group_leader", b"collective_group_leader"]) -> None: ...
+
     DEVICE_FILTERS_FIELD_NUMBER: builtins.int
     ISOLATE_SESSION_STATE_FIELD_NUMBER: builtins.int
     CLUSTER_DEF_FIELD_NUMBER: builtins.int
+    ALLOW_SOFT_PLACEMENT_FIELD_NUMBER: builtins.int
+    LOG_DEVICE_PLACEMENT_FIELD_NUMBER: builtins.int
+    INTRA_OP_PARALLELISM_THREADS_FIELD_NUMBER: builtins.int
+    INTER_OP_PARALLELISM_THREADS_FIELD_NUMBER: builtins.int
+    OPERATION_TIMEOUT_IN_MS_FIELD_NUMBER: builtins.int
+    EXPERIMENTAL_FIELD_NUMBER: builtins.int
     isolate_session_state: builtins.bool
     """In TensorFlow 1, whether variables die with the session. Strategies set it as they
     did there, and nothing reads it: variables on servers are always shared, and
     outlive sessions.
+    """
+    allow_soft_placement: builtins.bool
+    """Set by users, for graphs: whether an operation may run elsewhere than asked. Kept
+    by strategies and read by nobody: tensors are where PyTorch puts them.
+    """
+    log_device_placement: builtins.bool
+    """Set by users, for graphs: whether to log where operations run. Kept likewise."""
+    intra_op_parallelism_threads: builtins.int
+    """Set by users, for graphs: threads of one operation; 0 lets the system choose. Kept
+    likewise; torch.set_num_threads does it.
+    """
+    inter_op_parallelism_threads: builtins.int
+    """Set by users, for graphs: operations at a time; 0 lets the system choose. Kept
+    likewise; torch.set_num_interop_threads does it.
+    """
+    operation_timeout_in_ms: builtins.int
+    """Set by users, for graphs: how long an operation may wait, in milliseconds; 0 means
+    for ever. Kept likewise; strategies have settings of their own.
     """
     @property
     def device_filters(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -183,15 +226,25 @@ class ConfigProto(google.protobuf.message.Message):
     def cluster_def(self) -> global___ClusterDef:
         """The cluster that the session is to use; absent means the strategy's own."""
 
+    @property
+    def experimental(self) -> global___ConfigProto.Experimental:
+        """Absent means that nothing of it is set."""
+
     def __init__(
         self,
         *,
         device_filters: collections.abc.Iterable[builtins.str] | None = ...,
         isolate_session_state: builtins.bool = ...,
         cluster_def: global___ClusterDef | None = ...,
+        allow_soft_placement: builtins.bool = ...,
+        log_device_placement: builtins.bool = ...,
+        intra_op_parallelism_threads: builtins.int = ...,
+        inter_op_parallelism_threads: builtins.int = ...,
+        operation_timeout_in_ms: builtins.int = ...,
+        experimental: global___ConfigProto.Experimental | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cluster_def", b"cluster_def"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cluster_def", b"cluster_def", "device_filters", b"device_filters", "isolate_session_state", b"isolate_session_state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["cluster_def", b"cluster_def", "experimental", b"experimental"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["allow_soft_placement", b"allow_soft_placement", "cluster_def", b"cluster_def", "device_filters", b"device_filters", "experimental", b"experimental", "inter_op_parallelism_threads", b"inter_op_parallelism_threads", "intra_op_parallelism_threads", b"intra_op_parallelism_threads", "isolate_session_state", b"isolate_session_state", "log_device_placement", b"log_device_placement", "operation_timeout_in_ms", b"operation_timeout_in_ms"]) -> None: ...
 
 global___ConfigProto = ConfigProto
 

@@ -85,7 +85,9 @@ def test_an_iterator_tells_the_form_of_its_elements(strategy: TwoReplicas) -> No
 def test_a_dataset_iterator_needs_batches(strategy: TwoReplicas) -> None:
     with pytest.raises(ValueError, match="Unable to get batched dataset"):
         dataset_iterator(strategy, [1, 2]).get_next()
-    assert rest(dataset_iterator(strategy, batches(3, 3))) == [[[0, 1], [2]]]
+    with pytest.raises(ValueError, match="divided evenly"):
+        dataset_iterator(strategy, batches(3, 3))
+    assert rest(dataset_iterator(strategy, batches(3, 4))) == [[[0, 1], [2]]]
 
 
 @pytest.mark.spec("STR-31", "INP-4", "INP-49c", "INP-49d")

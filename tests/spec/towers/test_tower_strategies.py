@@ -68,12 +68,13 @@ def test_elements_that_are_mapped_go_to_the_devices_in_turn() -> None:
 
 
 @pytest.mark.spec("OD-6")
-def test_one_device_broadcasts_to_nowhere() -> None:
+def test_one_device_broadcasts_where_it_is_told() -> None:
     strategy = one_device()
     tensor = torch.ones(2)
     with strategy.scope():
         assert strategy.broadcast(tensor) is tensor
-        assert strategy.broadcast(tensor, ["CPU:1", "CPU:2"]) is tensor
+        found = strategy.broadcast(tensor, ["CPU:1", "CPU:2"])
+        assert [each.tolist() for each in strategy.unwrap(found)] == [[1, 1]] * 2
 
 
 @pytest.mark.spec("OD-7")

@@ -138,10 +138,11 @@ def test_one_program_does_everything(strategy: contrib.TPUStrategy) -> None:
 
 @pytest.mark.spec("TPU-23")
 def test_a_session_is_told_of_the_cluster(strategy: contrib.TPUStrategy) -> None:
-    session, cluster = ConfigProto(), {"worker": ["a:1"]}
-    strategy.configure(session, cluster, "worker", 0)
+    session = ConfigProto()
+    strategy.configure(session)
     assert session == ConfigProto(isolate_session_state=True)
-    strategy.configure(cluster_spec=cluster)
+    with pytest.raises(ValueError, match="pass a ClusterResolver"):
+        strategy.configure(session, {"worker": ["a:1"]}, "worker", 0)
 
 
 @pytest.mark.spec("TPU-24")

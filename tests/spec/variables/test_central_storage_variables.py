@@ -46,18 +46,34 @@ def test_one_wrapper_for_several_replicas_none_for_one(
     assert strategy.extended.value_container(component._variable) is component
 
 
-@pytest.mark.spec("VAR-20", "VAR-24")
+@pytest.mark.spec("VAR-20")
 def test_synchronization_does_not_matter(strategy: CentralStorageStrategy) -> None:
-    """Accepted; ON_READ behaves as ON_WRITE."""
+    """NONE is accepted."""
     with strategy.scope():
         assert Variable(1.0, synchronization=VariableSynchronization.NONE) == 1.0
+
+
+@pytest.mark.parametrize(("aggregation", "total"), [(SUM, 5.0), (MEAN, 2.5)])
+@pytest.mark.spec("VAR-24")
+def test_each_replica_writes_its_own_copy_on_read(
+    strategy: CentralStorageStrategy, aggregation: VariableAggregation, total: float
+) -> None:
+    """In a replica context, reads and writes are performed on the local copy."""
+    with strategy.scope():
         on_read = Variable(
-            1.0, synchronization=VariableSynchronization.ON_READ, aggregation=SUM
+            1.0,
+            synchronization=VariableSynchronization.ON_READ,
+            aggregation=aggregation,
         )
-    assert on_read.synchronization is VariableSynchronization.ON_READ
     assert not on_read.trainable
-    strategy.run(on_read.assign_add, (PerReplica([1.0, 2.0]),))
-    assert on_read.numpy() == 4.0
+
+    def fn(delta: float) -> torch.Tensor:
+        on_read.assign_add(delta)
+        return on_read.read_value()
+
+    found = strategy.run(fn, (PerReplica([1.0, 2.0]),))
+    assert [each.item() for each in found.values] == [2.0, 3.0]
+    assert on_read.numpy() == total
 
 
 @pytest.mark.parametrize("aggregation", ["x", 7])

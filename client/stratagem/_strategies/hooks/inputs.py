@@ -49,8 +49,11 @@ class InputHooks(ReplicaHooks):
         auto_shard_policy: AutoShardPolicy | int,
     ) -> Any:
         from stratagem._input.dataset import DistributedDataset
+        from stratagem._input.numpy_dataset import NumpyDataset
         from stratagem._input.pipeline import splitting_pipeline
 
+        if isinstance(dataset, NumpyDataset):
+            dataset = dataset.batched(self._num_replicas_in_sync)
         worker = self._input_worker()
         pipeline = splitting_pipeline(dataset, worker, options, auto_shard_policy)
         return DistributedDataset(self._container_strategy(), pipeline)

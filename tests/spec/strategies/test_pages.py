@@ -1,0 +1,137 @@
+"""Sentences of the reference's pages, as programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import stratagem
+from stratagem import (
+    CentralStorageStrategy,
+    MirroredStrategy,
+    ReduceOp,
+    Strategy,
+    StrategyExtended,
+    TPUStrategy,
+    Variable,
+    VariableAggregation,
+    contrib,
+)
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+
+pytestmark = pytest.mark.usefixtures("four_cpus")
+
+_OLD = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture
+def strategy() -> MirroredStrategy:
+    return MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def test_accelerators_need_no_description() -> None:
+    assert TPUStrategy().num_replicas_in_sync == 4
+
+
+@_OLD
+def test_a_strategy_says_what_was_created_in_its_scope(
+    strategy: MirroredStrategy,
+) -> None:
+    with strategy.scope():
+        inside = Variable(1.0)
+    outside = Variable(1.0)
+    assert strategy.variable_created_in_scope(inside)
+    assert not strategy.variable_created_in_scope(outside)
+    with pytest.raises(InvalidTypeError, match="takes a Variable"):
+        strategy.variable_created_in_scope(torch.ones(1))
+
+
+@pytest.mark.parametrize("arguments", [(), (None,), (3,)])
+def test_nobody_extends_nothing(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidTypeError, match="extends a strategy"):
+        StrategyExtended(*arguments)
+
+
+@_OLD
+def test_the_next_input_may_be_all_arguments(strategy: MirroredStrategy) -> None:
+    """`call_for_each_replica(replica_fn, iterator.get_next())`."""
+    iterator = strategy.make_input_fn_iterator(lambda _: [1.0, 2.0])
+    seen: list[float] = []
+    call = strategy.extended.call_for_each_replica
+    with pytest.raises(InvalidArgumentError, match="args"):
+        call(seen.append, {"a": 1})  # type: ignore[arg-type]
+    rows = strategy.experimental_distribute_values_from_function(
+        lambda context: torch.tensor(context.replica_id_in_sync_group)
+    )
+    call(lambda row: seen.append(row.item()), rows)
+    assert seen == [0, 1]
+    assert iterator.get_next() is not None
+
+
+@_OLD
+def test_values_are_no_iterator(strategy: MirroredStrategy) -> None:
+    with pytest.raises(InvalidTypeError, match="get_next"):
+        strategy.experimental_run(lambda x: x, torch.ones(2))  # type: ignore[arg-type]
+
+
+@_OLD
+def test_rows_of_arrays_are_distributed_as_they_are(strategy: MirroredStrategy) -> None:
+    numpy_input = np.ones([10], dtype=np.float32)
+    dataset = strategy.experimental_make_numpy_dataset(numpy_input)
+    parts = [each.values for each in strategy.experimental_distribute_dataset(dataset)]
+    assert [[part.tolist() for part in one] for one in parts] == [[[1.0], [1.0]]] * 5
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_an_aggregation_is_no_reduction(
+    strategy: MirroredStrategy, axis: int | None
+) -> None:
+    value = strategy.run(lambda: torch.ones(2))
+    aggregation: Any = VariableAggregation.SUM
+    with pytest.raises((InvalidArgumentError, InvalidTypeError), match="ReduceOp"):
+        strategy.reduce(aggregation, value, axis=axis)
+    reduced = strategy.extended.reduce_to(aggregation, value, "CPU:0")
+    assert reduced.tolist() == [2.0, 2.0]
+
+
+@_OLD
+def test_batches_that_cannot_be_divided_are_refused(strategy: MirroredStrategy) -> None:
+    with pytest.raises(InvalidArgumentError, match="make_input_fn_iterator"):
+        strategy.make_dataset_iterator(DataLoader(torch.arange(6.0), 3))  # type: ignore[arg-type]
+
+
+@_OLD
+@pytest.mark.parametrize("kind", [MirroredStrategy, CentralStorageStrategy])
+def test_another_cluster_is_refused(kind: type[Strategy]) -> None:
+    strategy = kind(["CPU:0"])  # type: ignore[arg-type]
+    strategy.configure()
+    with pytest.raises(InvalidArgumentError, match="ClusterResolver"):
+        strategy.configure(cluster_spec={"worker": ["localhost:1"]})
+    with pytest.raises(InvalidArgumentError, match="task_type='worker'"):
+        strategy.configure(task_type="worker", task_id=0)
+
+
+def test_a_loop_begins_with_its_initial_values(strategy: MirroredStrategy) -> None:
+    dataset = strategy.experimental_distribute_dataset(DataLoader([1.0, 2.0], 2))  # type: ignore[arg-type]
+    seen = []
+
+    def step(context: stratagem.MultiStepContext, inputs: Any) -> None:
+        seen.append(context.last_step_outputs["loss"])
+        context.set_last_step_output("loss", inputs, ReduceOp.SUM)
+
+    run = strategy.extended.experimental_run_steps_on_iterator
+    context = run(step, iter(dataset), 1, {"loss": 7.0})
+    assert seen == [7.0]
+    assert context.last_step_outputs["loss"].item() == 3.0
+
+
+@_OLD
+def test_a_tensor_is_broadcast_to_the_destinations() -> None:
+    strategy = contrib.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        found = strategy.broadcast(torch.ones(1), ["CPU:1", "CPU:2"])
+    assert len(strategy.unwrap(found)) == 2
