@@ -18,19 +18,19 @@ from stratagem._contexts.scope import entered
 from stratagem._enums import ReduceOp, destined_reduce_op_from
 from stratagem._input.numpy_dataset import NumpyDataset
 from stratagem._replicas.placement import refused_destinations
-from stratagem._replicas.values import DistributedValues
 from stratagem._replicas.without_rows import (
     marked,
     replicas_without_rows,
     running_without_rows,
 )
+from stratagem._strategies.extended_arguments import extended_strategy, only_argument
 from stratagem._strategies.hooks.strategy import StrategyHooks
 from stratagem._variables.creators import NextCreator, creator_scope
 from stratagem._variables.names import UniqueNames
 from stratagem._variables.traits import VariableTraits
 from stratagem._variables.updating import require_same_everywhere
 from stratagem._variables.variable import Variable
-from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+from stratagem_proto.errors import InvalidTypeError
 
 if TYPE_CHECKING:
     from stratagem._input.iterator import DistributedIterator
@@ -54,7 +54,7 @@ class StrategyExtended(StrategyHooks):
     """
 
     def __init__(self, container_strategy: Strategy | None = None) -> None:
-        super().__init__(_required(container_strategy))
+        super().__init__(extended_strategy(container_strategy))
         self._names = UniqueNames()
 
     def call_for_each_replica(
@@ -79,7 +79,7 @@ class StrategyExtended(StrategyHooks):
         """
         require_cross_replica_or_default(self, "run")
         if not isinstance(args, list | tuple):
-            args = _only_argument(args)
+            args = only_argument(args)
         given = (args, kwargs) if kwargs else args
         empty = replicas_without_rows(given, not self._one_of_several())
         with entered(self._container_strategy()), running_without_rows(empty):
@@ -384,27 +384,6 @@ class StrategyExtended(StrategyHooks):
         require_same_everywhere((args, kwargs))
         with entered(self._container_strategy()):
             return self._update_non_slot(colocate_with, fn, args, kwargs, group)
-
-
-def _required(container_strategy: Strategy | None) -> Strategy:
-    from stratagem._strategies.strategy import Strategy
-
-    if not isinstance(container_strategy, Strategy):
-        raise InvalidTypeError(
-            "StrategyExtended extends a strategy and takes it as its argument, not "
-            f"{container_strategy!r}; use the `extended` of a strategy, such as "
-            "MirroredStrategy().extended"
-        )
-    return container_strategy
-
-
-def _only_argument(value: Any) -> tuple[Any]:
-    if isinstance(value, torch.Tensor | DistributedValues):
-        return (value,)
-    raise InvalidArgumentError(
-        "`args` of `call_for_each_replica` must be a list or tuple, or a single tensor "
-        f"or distributed value, not {type(value).__name__}; write args=(x,)"
-    )
 
 
 def _require_one(destinations: Any) -> None:

@@ -50,5 +50,7 @@ def test_configure_changes_the_configuration_in_place(
 def test_configure_without_a_configuration_changes_nothing() -> None:
     strategy = stratagem.get_strategy()
     with warns_to_use("update_config_proto"):
+        strategy.configure()
+    with warns_to_use("update_config_proto"), pytest.raises(ValueError, match="made"):
         strategy.configure(cluster_spec={"worker": ["a:1"]}, task_type="worker")
     assert strategy.update_config_proto(ConfigProto()) == ConfigProto()
