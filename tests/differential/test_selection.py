@@ -27,6 +27,8 @@ DECISIONS = frozenset(
     + ["COO-4", "COO-5", "COO-8", "FLT-3", "FLT-7"]
     # What TensorFlow did when it was asked, and should not have.
     + ["EXT-10", "MS-3", "MS-5", "REP-7", "RMV-1", "SHV-7", "INP-36"]
+    # Copies of a variable that replicas write for themselves, where TensorFlow has one.
+    + ["VAR-24"]
     # A key of TF_CONFIG that TensorFlow does not read any more.
     + ["RES-7"]
 )
