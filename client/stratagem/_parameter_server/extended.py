@@ -270,6 +270,12 @@ class ParameterServerExtended(RemoteOptimizers):
         carry_local_writes(self._store, self._parameters, self._membership)
         self._store.pushes.begin_outside_of_runs()
 
+    def _run(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        with self._trainers.running(self._before_run):
+            return self._call_for_each_replica(fn, args, kwargs)
+
     def _before_run(self) -> None:
         # Who wants no gradients evaluates.
         self._before_replicas(training=torch.is_grad_enabled())
@@ -282,7 +288,7 @@ class ParameterServerExtended(RemoteOptimizers):
         with self._store.servers.steps.taking():
             result = super()._call_for_each_replica(fn, args, kwargs)
             self._checkpoints.states.ran()
-        refuse_writes_in_replicas(self._parameters)
+        refuse_writes_in_replicas(self._store, self._parameters)
         return result
 
     # Functions run where variables are.

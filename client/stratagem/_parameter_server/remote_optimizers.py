@@ -18,6 +18,7 @@ from stratagem._parameter_server.hosting.local_writes import (
     refuse_writes_in_replicas,
 )
 from stratagem._parameter_server.hosting.remote_values import RemoteValues
+from stratagem._parameter_server.hosting.trainers import Trainers
 from stratagem._parameter_server.pushing.early_push import EarlyPush
 from stratagem._parameter_server.variables.split_variable import (
     divided_slots,
@@ -36,6 +37,7 @@ class RemoteOptimizers(RemoteValues):
     Attributes:
         _checkpoints: What is told of this worker where it has taken a step.
         _stepped: The optimizers that have taken one in the present part of a run.
+        _trainers: The threads that take them.
     """
 
     _checkpoints: ClusterCheckpoints
@@ -44,6 +46,7 @@ class RemoteOptimizers(RemoteValues):
         super().__init__(*args)
         self._early: dict[str, EarlyPush] = {}
         self._stepped: set[str] = set()
+        self._trainers = Trainers()
 
     def _name_optimizer(
         self, class_name: str, consistency: Consistency | None = None
@@ -53,6 +56,7 @@ class RemoteOptimizers(RemoteValues):
         if declared is not None:
             self._store.servers.require_visible(self._store.first)
         self._store.pace.add(name, declared)
+        self._trainers.add_this()
         return name
 
     def _set_consistency(self, consistency: Consistency, optimizer: str | None) -> None:
@@ -73,8 +77,9 @@ class RemoteOptimizers(RemoteValues):
 
     def _apply_gradients(self, step: OptimizerStep) -> None:
         self._membership.require_trainer()
+        self._trainers.add_this()
         # What the step makes would take the place of what was written.
-        refuse_writes_in_replicas(self._parameters)
+        refuse_writes_in_replicas(self._store, self._parameters)
         self._divide_run(step.optimizer)
         is_fresh = _remote_steps.take(
             self._store, step, self._early.get(step.optimizer)

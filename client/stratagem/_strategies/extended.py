@@ -83,9 +83,14 @@ class StrategyExtended(StrategyHooks):
         given = (args, kwargs) if kwargs else args
         empty = replicas_without_rows(given, not self._one_of_several())
         with entered(self._container_strategy()), running_without_rows(empty):
-            self._before_run()
-            results = self._call_for_each_replica(fn, args, kwargs or {})
+            results = self._run(fn, args, kwargs or {})
         return marked(results, empty) if empty else results
+
+    def _run(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        self._before_run()
+        return self._call_for_each_replica(fn, args, kwargs)
 
     def _one_of_several(self) -> bool:
         """Return whether the only replica of this process is in sync with others."""

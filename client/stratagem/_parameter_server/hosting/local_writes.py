@@ -24,7 +24,7 @@ def carry_local_writes(
         FailedPreconditionError: This task is not the chief.
         InvalidArgumentError: A parameter has another shape or dtype than before.
     """
-    written = parameters.written_locally()
+    written = store.arrivals.apart(parameters.written_locally)
     if not written:
         return
     membership.require_creator(f"parameter {written[0].name!r}")
@@ -41,14 +41,16 @@ def carry_local_writes(
             part.settle(versions[part.name])
 
 
-def refuse_writes_in_replicas(parameters: ParameterRegistry) -> None:
+def refuse_writes_in_replicas(
+    store: RemoteStore, parameters: ParameterRegistry
+) -> None:
     """Check that a replica function left the parameters as they were.
 
     Raises:
         ContextError: It did not. The parameters get the variables' values back before
             the next step.
     """
-    written = parameters.written_locally()
+    written = store.arrivals.apart(parameters.written_locally)
     for hosted in written:
         for part in parts_of(hosted.variable):
             part.distrust()

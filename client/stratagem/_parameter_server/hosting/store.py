@@ -13,6 +13,7 @@ import torch
 from stratagem._parameter_server.hosting.programs import Programs
 from stratagem._parameter_server.hosting.step_ends import StepEnds
 from stratagem._parameter_server.hosting.step_reads import StepReads
+from stratagem._parameter_server.pushing.arrivals import Arrivals
 from stratagem._parameter_server.pushing.contributions import Contributions
 from stratagem._parameter_server.pushing.pace import Pace
 from stratagem._parameter_server.pushing.pushes import Fusing, Pushes
@@ -59,6 +60,7 @@ class RemoteStore:
         routes: Where gradients go.
         reads: Reading what steps need.
         ends: The ends of synchronous steps.
+        arrivals: Entered while values come into copies.
     """
 
     def __init__(
@@ -73,7 +75,8 @@ class RemoteStore:
         self.servers = servers
         self.peer_seconds = peer_seconds
         self.pace = pace
-        self.pushes = Pushes(servers, pace, self._pulled_as, fusing)
+        self.arrivals = Arrivals()
+        self.pushes = Pushes(servers, pace, self._pulled_as, fusing, self.arrivals)
         self.contributions = Contributions(servers, pace)
         self.programs = Programs()
         self.routes = Routes()
@@ -162,18 +165,19 @@ class RemoteStore:
             server: [one.reading(self._pulled_as(one, training)) for one in group]
             for server, group in groups.items()
         }
-        try:
-            versions, grants = self.reads.begin(readings, begins)
-        except BaseException:
-            # What has come of other servers is not to count as the user's writing.
-            for variable in chain.from_iterable(groups.values()):
-                variable.distrust()
-            raise
-        for server, group in groups.items():
-            for variable, version in zip(group, versions[server], strict=True):
-                is_rounded = self._pulled_as(variable, training) is not None
-                variable.settle(version, is_rounded)
-            note_read(group)
+        with self.arrivals:
+            try:
+                versions, grants = self.reads.begin(readings, begins)
+            except BaseException:
+                # What has come of other servers is not to count as the user's writing.
+                for variable in chain.from_iterable(groups.values()):
+                    variable.distrust()
+                raise
+            for server, group in groups.items():
+                for variable, version in zip(group, versions[server], strict=True):
+                    is_rounded = self._pulled_as(variable, training) is not None
+                    variable.settle(version, is_rounded)
+                note_read(group)
         return grants
 
     def _pulled_as(

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain
 from operator import is_
 
+from stratagem._parameter_server.pushing.arrivals import Arrivals
 from stratagem._parameter_server.pushing.loads import Load
 from stratagem._parameter_server.pushing.next_values import Asked, NextValues, PulledAs
 from stratagem._parameter_server.pushing.own_copies import OwnCopies
@@ -81,13 +82,19 @@ class Pushes:
         pace: How far this worker is in its steps.
         pulled_as: What values are rounded to.
         fusing: Whether to do it.
+        arrivals: To be entered while values come into copies.
     """
 
     def __init__(
-        self, servers: ServerGroup, pace: Pace, pulled_as: PulledAs, fusing: Fusing
+        self,
+        servers: ServerGroup,
+        pace: Pace,
+        pulled_as: PulledAs,
+        fusing: Fusing,
+        arrivals: Arrivals,
     ) -> None:
         self._servers, self._pace, self._fusing = servers, pace, fusing
-        self._pulled_as = pulled_as
+        self._pulled_as, self._arrivals = pulled_as, arrivals
         self._values = NextValues(servers, pulled_as)
         self._copies = OwnCopies()
         # By optimizer and server.
@@ -108,15 +115,17 @@ class Pushes:
             return self._land_beside(variables)
         if not self._pace.has_leave():
             self._values.drop()
-        return self._values.land(variables)
+        with self._arrivals:
+            return self._values.land(variables)
 
     def begin_outside_of_runs(self) -> None:
         """Begin a step whose push is to bring nothing but what it steps."""
         self._is_lone, self._count, self._is_in_run = True, 0, False
 
     def _land_beside(self, variables: Sequence[RemoteVariable]) -> bool:
-        if self._values.land(variables, beside=True):
-            return True
+        with self._arrivals:
+            if self._values.land(variables, beside=True):
+                return True
         self._servers.flight.settle()
         self._values.drop()
         return False
@@ -133,10 +142,12 @@ class Pushes:
             self._values.expect([*chain.from_iterable(push.copies.values())])
         if self._is_fused(push):
             self._exchange(push, self._fusing is Fusing.IN_FLIGHT and not awaited)
-            self._values.take(chain.from_iterable(push.copies.values()))
+            with self._arrivals:
+                self._values.take(chain.from_iterable(push.copies.values()))
         else:
             self._values.drop()
-            self._update(push)
+            with self._arrivals:
+                self._update(push)
 
     def _update(self, push: Push) -> None:
         """Send gradients, and read what they step into the copies."""
