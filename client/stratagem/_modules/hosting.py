@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from stratagem._contexts.context import current_replica_id
+from stratagem._modules.data_access import Lent, watch_data
 from stratagem._variables.variable import Variable
 
 _hosted: WeakValueDictionary[int, HostedParameter] = WeakValueDictionary()
@@ -89,8 +90,10 @@ class HostedParameter:
         self._owners: list[tuple[ref[nn.Module], str]] = []
         self._replaced: list[Parameter] = []
         self.leaves = (parameter, *others)
+        self._lent = Lent()
         for leaf in self.leaves:
             _hosted[id(leaf)] = self
+        watch_data(parameter, self)
         self.accept()
         # Of the variable's tensor, when the parameter last took over its value.
         self._followed = (0, 0)
@@ -160,14 +163,22 @@ class HostedParameter:
         """Note that all leaves were written alike, and are equal as they are."""
         parameter = self.leaves[0]
         self._address, self._state = parameter.data_ptr(), _state_of(parameter)
+        if self._lent:
+            self._lent.accept()
+
+    def lend(self, data: torch.Tensor) -> None:
+        """Take note that the user got the parameter's `.data`."""
+        self._lent.add(data)
 
     def written_locally(self) -> bool:
         """Return whether the user wrote the parameter since it was last settled.
 
-        Writes through `.data` to the same storage cannot be seen. Where the user
-        put another parameter in its place (`load_state_dict(assign=True)`), that
-        one is hosted from now on, and counts as written.
+        Writes by numpy to the same storage cannot be seen. Where the user put another
+        parameter in its place (`load_state_dict(assign=True)`), that one is hosted
+        from now on, and counts as written.
         """
+        if self._lent and self._lent.were_written():
+            return True
         if not self._is_in_place():
             for parameter in self._replacements():
                 self._replace(parameter)
@@ -204,6 +215,7 @@ class HostedParameter:
         self._replaced.append(self.parameter)
         self.leaves = (parameter, *self.leaves[1:])
         _hosted[id(parameter)] = self
+        watch_data(parameter, self)
         for owner, key in self._owners:
             module = owner()
             if module is not None and key in module._parameters:

@@ -84,6 +84,35 @@ def test_strategies_with_one_device_need_no_run(
     assert ours == expected(loop, OPTIMIZERS["Adam"])
 
 
+@pytest.mark.parametrize("once", [True, False])
+def test_writes_through_data_are_seen(cluster: Cluster, once: bool) -> None:
+    """As a Wasserstein GAN clips its critic."""
+
+    def train(network: nn.Module, optimizer: Optimizer) -> list[bytes]:
+        data = [parameter.data for parameter in network.parameters()]
+        for number in range(STEPS):
+            optimizer.zero_grad()
+            network(noise(number, 8, 4)).square().mean().backward()
+            optimizer.step()
+            if not once:
+                data = [parameter.data for parameter in network.parameters()]
+            for value in data:
+                value.clamp_(-0.2, 0.2)
+        return in_bytes([network])
+
+    local = networks()[0]
+    wanted = train(local, OPTIMIZERS["Adam"]([*local.parameters()]))
+    with cluster.strategy() as strategy:
+        with strategy.scope():
+            network = networks()[0]
+        adam = DistributedOptimizer(OPTIMIZERS["Adam"]([*network.parameters()]))
+        assert train(network, adam) == wanted
+        strategy.refresh()
+        assert in_bytes([network]) == wanted
+        with pytest.raises(ContextError, match="written in a replica"):
+            strategy.run(train, args=(network, adam))
+
+
 @pytest.mark.parametrize("in_scope", [True, False])
 def test_a_step_outside_of_runs_takes_writes_and_closures(
     cluster: Cluster, in_scope: bool

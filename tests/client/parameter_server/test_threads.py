@@ -35,7 +35,7 @@ def train_beside_evaluation(strategy: ParameterServerStrategy, worker: int) -> f
 
     @torch.no_grad()
     def evaluate() -> float:
-        return module(torch.ones(1, 200)).item()
+        return float(module(torch.ones(1, 200)))
 
     def evaluate_until_trained() -> int:
         count = 0
