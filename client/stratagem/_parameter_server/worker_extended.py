@@ -52,7 +52,7 @@ class WorkerExtended(HostingExtended):
         self._membership = membership
         self._devices = tuple(devices)
         self._synchronous = synchronous
-        if membership.num_workers > 1 and membership.trains:
+        if membership.trains and membership.num_workers > 1:
             workers.add(container_strategy)
         self._seed: Variable | None = None
 

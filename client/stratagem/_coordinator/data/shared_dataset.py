@@ -125,7 +125,8 @@ class SharedDatasets:
             )
         account = DataAccount(self._strategy, self._acknowledging, chosen)
         dataset = SharedDataset(self._residents, build, account)
-        self._names.record(chosen, dataset)
+        # Servers keep its account longer than the program keeps the dataset.
+        self._names.record(chosen, self)
         return dataset
 
 
