@@ -32,9 +32,6 @@ class Lent:
         self._new: list[torch.Tensor] = []
         self._known: list[tuple[ref[torch.Tensor], int]] = []
 
-    def __bool__(self) -> bool:
-        return bool(self._new or self._known)
-
     def add(self, data: torch.Tensor) -> None:
         """Take in a tensor that nobody has written through yet."""
         self._new.append(data)

@@ -90,7 +90,8 @@ class HostedParameter:
         self._owners: list[tuple[ref[nn.Module], str]] = []
         self._replaced: list[Parameter] = []
         self.leaves = (parameter, *others)
-        self._lent = Lent()
+        # Each parameter is looked at three times in a step; few give out their data.
+        self._lent: Lent | None = None
         for leaf in self.leaves:
             _hosted[id(leaf)] = self
         watch_data(parameter, self)
@@ -163,11 +164,12 @@ class HostedParameter:
         """Note that all leaves were written alike, and are equal as they are."""
         parameter = self.leaves[0]
         self._address, self._state = parameter.data_ptr(), _state_of(parameter)
-        if self._lent:
+        if self._lent is not None:
             self._lent.accept()
 
     def lend(self, data: torch.Tensor) -> None:
         """Take note that the user got the parameter's `.data`."""
+        self._lent = self._lent or Lent()
         self._lent.add(data)
 
     def written_locally(self) -> bool:
@@ -177,7 +179,7 @@ class HostedParameter:
         parameter in its place (`load_state_dict(assign=True)`), that one is hosted
         from now on, and counts as written.
         """
-        if self._lent and self._lent.were_written():
+        if self._lent is not None and self._lent.were_written():
             return True
         if not self._is_in_place():
             for parameter in self._replacements():

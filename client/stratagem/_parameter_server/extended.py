@@ -273,8 +273,8 @@ class ParameterServerExtended(RemoteOptimizers):
     def _run(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        with self._trainers.running(self._before_run):
-            return self._call_for_each_replica(fn, args, kwargs)
+        call = partial(self._call_for_each_replica, fn, args, kwargs)
+        return self._trainers.run(self._before_run, call)
 
     def _before_run(self) -> None:
         # Who wants no gradients evaluates.

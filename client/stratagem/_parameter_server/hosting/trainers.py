@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 
 class _Own(threading.local):
@@ -28,26 +30,25 @@ class Trainers:
         """Take this thread for a trainer from now on."""
         self._own.trains = True
 
-    @contextmanager
-    def running(self, refresh: Callable[[], None]) -> Iterator[None]:
-        """A run of this thread, which begins with fresh values.
+    def run(self, refresh: Callable[[], None], call: Callable[[], Result]) -> Result:
+        """Return what a run of this thread returns, which begins with fresh values.
 
         Args:
             refresh: Makes them so; left out while another thread trains.
+            call: The run.
         """
         if not self._own.trains:
             with self._refreshing:
                 if not self._inside:
                     refresh()
-            yield
-            return
+            return call()
         with self._lock:
             others, self._inside = self._inside, self._inside + 1
         try:
             if not others:
                 with self._refreshing:
                     refresh()
-            yield
+            return call()
         finally:
             with self._lock:
                 self._inside -= 1
