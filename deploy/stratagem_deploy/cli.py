@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,26 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Parameter servers and workers for PyTorch.",
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"stratagem {version('stratagem')}")
+        raise typer.Exit
+
+
+@app.callback()
+def stratagem(
+    shown: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Say which it is."
+        ),
+    ] = False,
+) -> None:
+    """Parameter servers and workers for PyTorch."""
+
+
 app.add_typer(checkpoints.app, name="checkpoint")
 for watch in (watching.status, watching.top, watching.variables):
     app.command()(watch)

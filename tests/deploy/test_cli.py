@@ -14,6 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import stratagem
 from stratagem_deploy.cli import app
 from tests.deploy.processes.process_tree import python
 from tests.waiting import eventually
@@ -99,3 +100,24 @@ def test_benchmarks_are_those_of_the_folder(
     )
     (tmp_path / "benchmarks" / "__main__.py").write_text(benchmarks)
     assert CliRunner().invoke(app, ["bench", "transfer", "--big"]).exit_code == 7
+
+
+def test_options_behind_the_script_are_not_taken_for_the_scripts() -> None:
+    finished = CliRunner().invoke(app, ["run", __file__, "--workers", "2"])
+    assert finished.exit_code == 2
+    assert "Put it before the script" in " ".join(finished.output.split())
+
+
+def test_options_behind_dashes_are_the_scripts(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(sys.argv[1:])")
+    command = ["-m", "stratagem_deploy.cli", "run", "--ps", "0", str(script)]
+    theirs = ["-x", "--", "--workers", "2"]
+    with python(*command, *theirs, output=subprocess.PIPE) as process:
+        output, _ = process.communicate(timeout=120)
+    assert "['-x', '--workers', '2']" in output
+
+
+def test_the_version_is_told() -> None:
+    finished = CliRunner().invoke(app, ["--version"])
+    assert finished.output == f"stratagem {stratagem.__version__}\n"

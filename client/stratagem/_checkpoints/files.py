@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from stratagem_proto.checkpoint.contents import wholes_of
-from stratagem_proto.checkpoint.folder import open_checkpoint
+from stratagem_proto.checkpoint.folder import local_path, open_checkpoint
 from stratagem_proto.errors import (
     DataLossError,
     InvalidArgumentError,
@@ -34,7 +34,7 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
         NotFoundError: There is no such file or folder.
         DataLossError: It is no safetensors file, or is damaged.
     """
-    if not Path(path).is_file():
+    if not local_path(path).is_file():
         checkpoint = open_checkpoint(path)
         wholes = wholes_of(checkpoint.index)
         return {name: whole.read(checkpoint) for name, whole in wholes.items()}

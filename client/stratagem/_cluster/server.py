@@ -11,6 +11,9 @@ from stratagem_proto.configuration.token_file import token_from_environment
 from stratagem_proto.serving.task_servers import TaskSettings, task_server
 from stratagem_proto.v1.cluster_pb2 import ConfigProto, ServerDef
 
+_serving: set[Server] = set()
+"""Those that have been started; programs need not keep them."""
+
 
 class Server:
     """A server of one task of a cluster, in this process.
@@ -23,7 +26,8 @@ class Server:
 
     It listens at the address that the cluster has for the task, or at the `port` of
     a `ServerDef`; where other machines can connect, that takes a token and
-    `insecure`. It ends with the program, or when nobody refers to it any more.
+    `insecure`. It serves until it is stopped or the program ends, whether or not
+    anybody refers to it.
 
     Args:
         server_or_cluster_def: A cluster, or a `ServerDef` with the server's own task.
@@ -110,6 +114,7 @@ class Server:
         if not self._started:
             self._server.start()
             self._started = True
+            _serving.add(self)
             weakref.finalize(self, self._server.stop, 0.0)
 
     def join(self) -> None:
@@ -123,6 +128,7 @@ class Server:
             grace: Seconds for running calls; ten if not given.
         """
         if self._started:
+            _serving.discard(self)
             self._server.stop(grace)
 
 

@@ -261,6 +261,12 @@ class DistributedOptimizer(OptimizerWithSlots):
                 f"{get_strategy()}, but its parameters were made outside of every "
                 "scope; build their module inside `with strategy.scope():`"
             )
+        if has_strategy() and get_strategy() is not self._strategy:
+            raise ContextError(
+                f"DistributedOptimizer.step() of {self._name!r} is called under "
+                f"{get_strategy()}, but its parameters are those of {self._strategy}; "
+                "call it in a function that the latter's run() is given"
+            )
         raise ContextError(
             f"DistributedOptimizer.step() of {self._name!r} must be called in a "
             "replica; call it in the function that you give to strategy.run()"

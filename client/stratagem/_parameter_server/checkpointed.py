@@ -14,6 +14,7 @@ from stratagem._contexts.scope import entered
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.local_extended import LocalExtended
 from stratagem._strategies.strategy import Strategy
+from stratagem_proto.checkpoint.folder import local_path
 from stratagem_proto.errors import InvalidArgumentError
 
 
@@ -62,7 +63,7 @@ class CheckpointedStrategy(Strategy):
         Raises:
             NotFoundError: The folder of `path` does not exist, or a server does not
                 see it.
-            InvalidArgumentError: `path` is a file, `extra` is not for JSON, or
+            InvalidArgumentError: `path` is a file or a URL, `extra` is not for JSON, or
                 safetensors does not know a variable's dtype.
             FailedPreconditionError: The chief does not see what a server has written,
                 or device filters hide a server from it, so that its part would lack.
@@ -75,6 +76,7 @@ class CheckpointedStrategy(Strategy):
         if isinstance(self.extended, LocalExtended):
             _require_no_folder(keep, extra)
             return super().save(path, wait)
+        local_path(path)
         require_cross_replica_or_default(self.extended, "save")
         with entered(self):
             written = self.extended._save(path, keep, extra or {})
@@ -145,6 +147,7 @@ class CheckpointedStrategy(Strategy):
         """
         if isinstance(self.extended, LocalExtended):
             return super().restore(path, strict)
+        local_path(path)
         require_cross_replica_or_default(self.extended, "restore")
         with entered(self):
             return self.extended._restore(path, strict)

@@ -88,8 +88,8 @@ class CheckpointMethods:
 
         Raises:
             NotFoundError: The folder does not exist.
-            InvalidArgumentError: `path` is a folder, or safetensors does not know a
-                variable's dtype; otherwise as for `state_dict`.
+            InvalidArgumentError: `path` is a folder or a URL, or safetensors does not
+                know a variable's dtype; otherwise as for `state_dict`.
             UnimplementedError: As for `state_dict`.
             ContextError: As for `state_dict`.
 
@@ -97,7 +97,9 @@ class CheckpointMethods:
         """
         # Late: programs that save no files do without what writes them.
         from stratagem._checkpoints.files import writer, written_elsewhere
+        from stratagem_proto.checkpoint.folder import local_path
 
+        local_path(path)
         state = self.state_dict()
         if not self._extended.should_checkpoint:
             return written_elsewhere()

@@ -65,6 +65,9 @@ def run(
     write goes to standard error, each line behind the name of its process.
     OMP_NUM_THREADS, unless set, shares the cores out among the workers.
 
+    What stands behind the script is the script's, but for options that this command
+    has too: those are the script's behind `--` alone.
+
     With --json this command's output is a line of JSON for each line of a process:
     its task, its stream and the line. The first one tells where the servers are:
     cluster and token_file. The last one tells how the run ended: exit_code, failed (the
@@ -79,7 +82,7 @@ def run(
     if options.restore and not options.ps:
         raise typer.BadParameter("without servers nothing is restored")
     settings = ScriptSettings(
-        command=(str(script), *(arguments or ())),
+        command=(str(script), *_of_script(arguments or [])),
         ps=options.ps,
         workers=options.workers,
         grace=options.grace,
@@ -90,6 +93,24 @@ def run(
     if as_json:
         display = JsonLines(sys.stdout)
     raise typer.Exit(_shown(settings, display))
+
+
+def _of_script(arguments: list[str]) -> list[str]:
+    """Returns what the script gets of what stands behind it.
+
+    Raises:
+        BadParameter: There is an option of this command, which may be meant for it.
+    """
+    mine = {f"--{name.replace('_', '-')}" for name in RunOptions.model_fields}
+    for place, argument in enumerate(arguments):
+        if argument == "--":
+            return arguments[:place] + arguments[place + 1 :]
+        if argument.partition("=")[0] in mine:
+            raise typer.BadParameter(
+                f"{argument} stands behind the script. Put it before the script if it "
+                "is for `stratagem run`; if it is the script's, put `--` before it"
+            )
+    return arguments
 
 
 def _shown(settings: ScriptSettings, display: Display) -> int:

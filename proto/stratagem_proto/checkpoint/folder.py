@@ -44,6 +44,23 @@ LOCAL_PART = "local.safetensors"
 _NAME = re.compile(r"\.?checkpoint-(\d+)(\.partial)?")
 
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """Where in the file system a checkpoint is.
+
+    Raises:
+        InvalidArgumentError: It is a URL, which would be taken for a folder's name.
+    """
+    if _URL.match(os.fspath(path)):
+        raise InvalidArgumentError(
+            f"{os.fspath(path)!r} is a URL, and checkpoints are written and read in "
+            "file systems alone; mount the storage, or save to a folder and copy that"
+        )
+    return Path(path)
+
+
 def part_name(server: int) -> str:
     """The file that a server writes."""
     return f"part-{server}.safetensors"
@@ -99,7 +116,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         NotFoundError: There is none.
         DataLossError: It is damaged.
     """
-    folder = Path(path)
+    folder = local_path(path)
     if folder.is_file():
         file, entries = read_plain(folder)
         tensors = {entry.name: entry for entry in entries}

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import stratagem
-from stratagem import ParameterServerStrategy, Variable
+from stratagem import InvalidArgumentError, ParameterServerStrategy, Variable
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_proto.checkpoint.folder import open_checkpoint
 from tests.checkpoints import load_from
@@ -317,3 +317,13 @@ def test_damage_is_noticed_by_the_server_that_reads_it(tmp_path: Path) -> None:
         with pytest.raises(stratagem.DataLossError, match=r"part-1.*is missing"):
             strategy.restore(tmp_path)
         assert float(mine[0].numpy()) == 0.0
+
+
+def test_a_url_is_not_taken_for_a_folder() -> None:
+    with running(1) as cluster, cluster.strategy() as strategy:
+        for strategies in (strategy, stratagem.OneDeviceStrategy("CPU:0")):
+            with pytest.raises(InvalidArgumentError, match=r"s3:.* is a URL"):
+                strategies.save("s3://bucket/run")
+            with pytest.raises(InvalidArgumentError, match="is a URL"):
+                strategies.restore("gs://bucket/run")
+    assert not Path("s3:").exists()

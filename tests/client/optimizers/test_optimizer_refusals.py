@@ -70,3 +70,11 @@ def test_a_copy_is_refused(duplicate: Callable[[Any], Any]) -> None:
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()))
     with pytest.raises(stratagem.InvalidTypeError, match=r"state_dict\(\)"):
         duplicate(optimizer)
+
+
+def test_a_step_under_another_strategy_names_both() -> None:
+    _, model = hosted_model()
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters()))
+    other = stratagem.OneDeviceStrategy("CPU:0")
+    with pytest.raises(stratagem.ContextError, match=r"OneDevice.* those of .*the lat"):
+        other.run(optimizer.step)

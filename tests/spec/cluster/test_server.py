@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 
 import stratagem
@@ -18,6 +20,7 @@ from stratagem import (
     UnavailableError,
     Variable,
 )
+from stratagem._cluster.server import _serving
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_deploy.processes.process import import_path
 
@@ -140,3 +143,14 @@ def test_a_program_ends_although_its_server_serves() -> None:
         check=True,
         timeout=60,
     )
+
+
+def test_a_server_that_nobody_keeps_serves_on() -> None:
+    target = Server.create_local_server().target
+    gc.collect()
+    address = target.removeprefix("grpc://")
+    with grpc.insecure_channel(address) as channel:
+        grpc.channel_ready_future(channel).result(timeout=30)
+    (server,) = [one for one in _serving if one.target == target]
+    server.stop(0)
+    assert server not in _serving
