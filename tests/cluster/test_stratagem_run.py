@@ -130,7 +130,7 @@ def test_every_worker_finds_its_cluster_in_its_environment(
     path = script(DESCRIBE)
     with python(
         *("-m", "stratagem_deploy.cli", "run", "--ps", "2", "--workers", "2"),
-        *(str(path), "--ps", "9", "-x", "name"),
+        *(str(path), "--", "--ps", "9", "-x", "name"),
         output=subprocess.DEVNULL,
     ) as run:
         assert run.wait() == 0
