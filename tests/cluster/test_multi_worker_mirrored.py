@@ -76,7 +76,9 @@ def test_making_a_strategy_connects_nothing(address: str) -> None:
     filters = ConfigProto(device_filters=["/job:ps"], isolate_session_state=True)
     updated = strategy.update_config_proto(filters)
     own = ["/job:worker/replica:0/task:1"]
-    assert updated == ConfigProto(device_filters=own)
+    expected = ConfigProto(device_filters=own)
+    expected.experimental.collective_group_leader = "/job:worker/replica:0/task:0"
+    assert updated == expected
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,10 @@ def test_benchmarks_are_those_of_the_folder(
     assert CliRunner().invoke(app, ["bench", "transfer", "--big"]).exit_code == 7
 
 
-def test_options_behind_the_script_are_not_taken_for_the_scripts() -> None:
-    finished = CliRunner().invoke(app, ["run", __file__, "--workers", "2"])
+@pytest.mark.parametrize("option", ["--workers", "--json", "--no-verbose", "-v"])
+def test_options_behind_the_script_are_not_taken_for_the_scripts(option: str) -> None:
+    wide = {"COLUMNS": "300"}
+    finished = CliRunner().invoke(app, ["run", __file__, option, "2"], env=wide)
     assert finished.exit_code == 2
     assert "Put it before the script" in " ".join(finished.output.split())
 
@@ -112,10 +114,10 @@ def test_options_behind_dashes_are_the_scripts(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys; print(sys.argv[1:])")
     command = ["-m", "stratagem_deploy.cli", "run", "--ps", "0", str(script)]
-    theirs = ["-x", "--", "--workers", "2"]
+    theirs = ["--", "-x", "--workers", "2", "--"]
     with python(*command, *theirs, output=subprocess.PIPE) as process:
         output, _ = process.communicate(timeout=120)
-    assert "['-x', '--workers', '2']" in output
+    assert "['-x', '--workers', '2', '--']" in output
 
 
 def test_the_version_is_told() -> None:

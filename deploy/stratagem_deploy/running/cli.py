@@ -66,7 +66,7 @@ def run(
     OMP_NUM_THREADS, unless set, shares the cores out among the workers.
 
     What stands behind the script is the script's, but for options that this command
-    has too: those are the script's behind `--` alone.
+    has too: for these, put `--` between the script and its arguments.
 
     With --json this command's output is a line of JSON for each line of a process:
     its task, its stream and the line. The first one tells where the servers are:
@@ -101,16 +101,23 @@ def _of_script(arguments: list[str]) -> list[str]:
     Raises:
         BadParameter: There is an option of this command, which may be meant for it.
     """
-    mine = {f"--{name.replace('_', '-')}" for name in RunOptions.model_fields}
-    for place, argument in enumerate(arguments):
-        if argument == "--":
-            return arguments[:place] + arguments[place + 1 :]
+    if arguments[:1] == ["--"]:
+        return arguments[1:]
+    mine = _own_options()
+    for argument in arguments:
         if argument.partition("=")[0] in mine:
             raise typer.BadParameter(
                 f"{argument} stands behind the script. Put it before the script if it "
-                "is for `stratagem run`; if it is the script's, put `--` before it"
+                "is for `stratagem run`; if it is the script's, put `--` behind that"
             )
     return arguments
+
+
+def _own_options() -> set[str]:
+    """The options of this command, as they are written; help is everybody's."""
+    options = typer.main.get_command(app).params
+    names = {name for one in options for name in (*one.opts, *one.secondary_opts)}
+    return {name for name in names if name.startswith("-")} - {"--help"}
 
 
 def _shown(settings: ScriptSettings, display: Display) -> int:

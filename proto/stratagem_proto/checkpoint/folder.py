@@ -44,7 +44,7 @@ LOCAL_PART = "local.safetensors"
 _NAME = re.compile(r"\.?checkpoint-(\d+)(\.partial)?")
 
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:

@@ -325,5 +325,5 @@ def test_a_url_is_not_taken_for_a_folder() -> None:
             with pytest.raises(InvalidArgumentError, match=r"s3:.* is a URL"):
                 strategies.save("s3://bucket/run")
             with pytest.raises(InvalidArgumentError, match="is a URL"):
-                strategies.restore("gs://bucket/run")
+                strategies.restore(Path("gs://bucket/run"))
     assert not Path("s3:").exists()
