@@ -116,3 +116,17 @@ def test_two_strategies_at_once_do_not_share_variables(cluster: Cluster) -> None
         with second.scope(), pytest.raises(AlreadyExistsError, match="'v'"):
             Variable(2.0, name="v")
         assert mine.numpy() == 1.0
+
+
+def test_a_cell_that_makes_its_strategy_again_is_told_to_close_the_former() -> None:
+    with running() as cluster:
+        former = cluster.strategy()
+        expected = trained(former, 2)
+        with (
+            cluster.strategy() as again,
+            pytest.raises(AlreadyExistsError, match=r"close\(\) of that one"),
+        ):
+            trained(again, 0)
+        former.close()
+        with cluster.strategy() as again:
+            assert equal(trained(again, 0), expected)

@@ -129,7 +129,9 @@ class RemoteCreation:
     def _create(self, variables: Sequence[RemoteVariable]) -> None:
         kept = self._earlier.kept(variables)
         names = {variable.name for variable in kept}
-        self._store.create([one for one in variables if one.name not in names])
+        created = [one for one in variables if one.name not in names]
+        self._earlier.require_unused(created)
+        self._store.create(created)
         self._earlier.take(variables)
         self._store.refresh(kept)
 

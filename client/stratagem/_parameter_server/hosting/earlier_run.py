@@ -15,7 +15,7 @@ from stratagem._parameter_server.hosting.attachment import (
 )
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable
-from stratagem_proto.errors import AttachmentError
+from stratagem_proto.errors import AlreadyExistsError, AttachmentError
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 
 _LOG = logging.getLogger("stratagem")
@@ -53,6 +53,24 @@ class EarlierRun:
         if kept:
             self._report(kept, len(wanted) - len(kept))
         return kept
+
+    def require_unused(self, variables: Sequence[RemoteVariable]) -> None:
+        """Check that no other strategy of this process has variables of their names.
+
+        Raises:
+            AlreadyExistsError: One has, and has not been closed.
+        """
+        for variable in variables:
+            user = _in_use.get(self._key(variable.place.server, variable.name))
+            if user is not None and user.is_reachable:
+                raise AlreadyExistsError(
+                    f"variable {variable.name!r} on {variable.device_name} is used by "
+                    "another strategy of this process; call close() of that one, for "
+                    "instance where a cell of a notebook makes its strategy again. The "
+                    "new one then goes on with the values that the servers have",
+                    variable=variable.name,
+                    task=self._task,
+                )
 
     def take(self, variables: Sequence[RemoteVariable]) -> None:
         """Note that this run uses variables."""
