@@ -6,22 +6,18 @@ parameter shows none of them.
 
 from __future__ import annotations
 
-import threading
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 from weakref import ref
 
 import torch
 from torch.nn import Parameter
 
+# More of them are looked through before the next step does.
+_MOST_NEW = 64
+
 _data: Any = torch._C.TensorBase.__dict__["data"]
 """What torch has for all tensors."""
-
-
-class Lending(Protocol):
-    """Who is told that the data of a parameter were given out."""
-
-    def lend(self, data: torch.Tensor) -> None:
-        """Take note of a tensor that shares the parameter's memory."""
 
 
 class Lent:
@@ -31,61 +27,48 @@ class Lent:
         # Those that nobody else may have any more tell what was done through them.
         self._new: list[torch.Tensor] = []
         self._known: list[tuple[ref[torch.Tensor], int]] = []
+        self._written = False
 
     def add(self, data: torch.Tensor) -> None:
         """Take in a tensor that nobody has written through yet."""
+        if len(self._new) >= _MOST_NEW:
+            self._look()
         self._new.append(data)
 
     def were_written(self) -> bool:
         """Return whether one has been written since they were accepted."""
-        known = [(data(), version) for data, version in self._known]
-        return any(one._version for one in self._new) or any(
-            one is not None and one._version != version for one, version in known
-        )
+        self._look()
+        return self._written
 
     def accept(self) -> None:
-        """Take what was written for known, and forget what nobody has any more."""
-        kept = [one for data, _ in self._known if (one := data()) is not None]
-        given = [(ref(one), one._version) for one in (*kept, *self._new)]
-        kept.clear()
+        """Take what was written for known."""
+        self._look()
+        self._written = False
+
+    def _look(self) -> None:
+        """Note what was written, and forget what nobody has any more."""
+        each = [(one, at) for data, at in self._known if (one := data()) is not None]
+        each += [(data, 0) for data in self._new]
+        self._written |= any([data._version != at for data, at in each])
+        known = [(ref(data), data._version) for data, _ in each]
+        each.clear()
         self._new.clear()
-        self._known = [pair for pair in given if pair[0]() is not None]
+        self._known = [pair for pair in known if pair[0]() is not None]
 
 
-class _Access:
-    """The property in place of `Parameter.data`, once a parameter is hosted."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._is_there = False
-
-    def watch(self) -> None:
-        with self._lock:
-            if not self._is_there:
-                setattr(Parameter, "data", property(_lend, _data.__set__))  # noqa: B010
-                self._is_there = True
-
-
-_access = _Access()
-_lenders: dict[int, ref[Any]] = {}
-
-
-def watch_data(parameter: torch.Tensor, lending: Lending) -> None:
-    """Tell somebody whenever the data of a parameter are given out.
+def watch_data(lend: Callable[[Parameter, torch.Tensor], None]) -> None:
+    """Tell of each parameter of the process whose data are given out, from now on.
 
     Args:
-        parameter: Kept alive by who is told.
-        lending: Who is told.
+        lend: Is told the parameter and its data; the same function in each call.
     """
-    number = id(parameter)
-    _lenders[number] = ref(lending, lambda _: _lenders.pop(number, None))
-    _access.watch()
+    if "data" in vars(Parameter):
+        return
 
+    def data_of(parameter: Parameter) -> torch.Tensor:
+        data: torch.Tensor = _data.__get__(parameter)
+        if not torch.compiler.is_compiling():
+            lend(parameter, data)
+        return data
 
-def _lend(parameter: Parameter) -> torch.Tensor:
-    data: torch.Tensor = _data.__get__(parameter)
-    lender = _lenders.get(id(parameter))
-    lending = None if lender is None else lender()
-    if lending is not None and not torch.compiler.is_compiling():
-        lending.lend(data)
-    return data
+    setattr(Parameter, "data", property(data_of, _data.__set__))  # noqa: B010

@@ -94,7 +94,7 @@ class HostedParameter:
         self._lent: Lent | None = None
         for leaf in self.leaves:
             _hosted[id(leaf)] = self
-        watch_data(parameter, self)
+        watch_data(_lend)
         self.accept()
         # Of the variable's tensor, when the parameter last took over its value.
         self._followed = (0, 0)
@@ -217,11 +217,16 @@ class HostedParameter:
         self._replaced.append(self.parameter)
         self.leaves = (parameter, *self.leaves[1:])
         _hosted[id(parameter)] = self
-        watch_data(parameter, self)
         for owner, key in self._owners:
             module = owner()
             if module is not None and key in module._parameters:
                 module._parameters[key] = parameter
+
+
+def _lend(parameter: Parameter, data: torch.Tensor) -> None:
+    hosted = hosted_parameter(parameter)
+    if hosted is not None and hosted.parameter is parameter:
+        hosted.lend(data)
 
 
 def _leaf(parameter: Parameter, device: torch.device) -> Parameter:

@@ -1,11 +1,9 @@
-"""Optimizers of torch that step where a strategy has to, or train what none has."""
+"""Optimizers of torch that step where a strategy has to."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakKeyDictionary
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -15,12 +13,11 @@ from torch.optim.optimizer import (
 
 from stratagem._contexts.context import get_replica_context
 from stratagem._modules.hosting import HostedParameter, hosted_parameter
+from stratagem._modules.unscoped import workers
 from stratagem_proto.errors import FailedPreconditionError
 
 if TYPE_CHECKING:
     from stratagem._modules.extended import HostingExtended
-
-_LOG = logging.getLogger("stratagem")
 
 
 class DistributedSteps(Optimizer):
@@ -84,41 +81,3 @@ def _require_alone(optimizer: Optimizer, hosted: HostedParameter) -> None:
         f"of it; wrap the optimizer: stratagem.DistributedOptimizer({name}(...))",
         variable=hosted.name,
     )
-
-
-class _Workers:
-    """The strategies of this process that train together with other workers."""
-
-    def __init__(self) -> None:
-        # Whether a warning was given for a strategy.
-        self._warned: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
-
-    def add(self, strategy: object) -> None:
-        """Take a strategy in."""
-        self._warned[strategy] = False
-
-    def warn_of(self, strategy: object | None, what: str) -> None:
-        """Say once that each worker trains something by itself.
-
-        Args:
-            strategy: Under which that happens, if it is one with other workers.
-            what: What trains it.
-        """
-        if strategy is None or self._warned.get(strategy, True):
-            return
-        self._warned[strategy] = True
-        _LOG.warning(
-            "%s trains parameters that were made in no scope of %s: each worker trains "
-            "its own, and they drift apart. Build the model inside `with "
-            "strategy.scope():`, if all are to train the same.",
-            what,
-            type(strategy).__name__,
-        )
-
-    def warn_of_any(self, what: str) -> None:
-        """As `warn_of`, of the strategy that was made last, if there is one."""
-        if strategies := list(self._warned):
-            self.warn_of(strategies[-1], what)
-
-
-workers = _Workers()

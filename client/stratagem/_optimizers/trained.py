@@ -17,7 +17,7 @@ from stratagem._contexts.context import (
 )
 from stratagem._modules.extended import HostingExtended, living_extended
 from stratagem._modules.hosting import hosted_parameter
-from stratagem._modules.plain_optimizers import workers
+from stratagem._modules.unscoped import workers
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import ContextError, InvalidArgumentError
 

@@ -14,7 +14,7 @@ from stratagem._contexts.scope import entered
 from stratagem._devices import DeviceName
 from stratagem._enums import ReduceOp
 from stratagem._modules.extended import HostingExtended
-from stratagem._modules.plain_optimizers import workers
+from stratagem._modules.unscoped import workers
 from stratagem._options import CommunicationOptions, InputContext
 from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError

@@ -13,7 +13,7 @@ from torch import nn
 from stratagem._enums import ReduceOp
 from stratagem._input.sharding import InputWorker
 from stratagem._modules.adoption import Adoption
-from stratagem._modules.plain_optimizers import workers
+from stratagem._modules.unscoped import workers
 from stratagem._optimizers.step import OptimizerStep
 from stratagem._options import CommunicationOptions, InputContext
 from stratagem._replicas.cross_device_ops import default_cross_device_ops
