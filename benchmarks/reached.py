@@ -29,9 +29,6 @@ REACHED: Mapping[str, Collection[str]] = {
         "Stratagem, round trip, 99th percentile: of round trip, median",
     },
     "lookups": {
-        "Stratagem, pull, uniform: of TensorFlow",
-        "Stratagem, pull, Zipf(1.05): of TensorFlow",
-        "Stratagem, push + Adagrad, uniform: of TensorFlow",
         "Stratagem, pull, uniform: of gRPC unary",
         "Stratagem, pull, Zipf(1.05): of gRPC unary",
         "Stratagem, push + Adagrad, uniform: of gRPC unary",
