@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import time
@@ -20,6 +21,7 @@ from stratagem_deploy.output.server_log import is_routine
 from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_deploy.processes.private_directory import PrivateDirectory
 from stratagem_deploy.processes.process import Process
+from stratagem_deploy.processes.run_records import RunRecord, on_record
 from stratagem_deploy.processes.supervision import Supervision
 from stratagem_deploy.running.workers import ScriptWorkers
 
@@ -99,11 +101,25 @@ class ScriptRun:
         servers = self._servers(cluster["ps"], token_file)
         resources.enter_context(serving(servers, _SERVER_START_SECONDS))
         self._display.started(cluster, token_file)
+        if cluster["ps"]:
+            record = self._record(cluster, token_file)
+            resources.enter_context(on_record(record))
         resources.callback(self._end_workers)
         starter = ScriptWorkers(self._settings.command, cluster, token_file)
         for index in range(self._settings.workers):
             worker = starter.start(index, self._display, self._events.put)
             self._workers.append(worker)
+
+    def _record(
+        self, cluster: Mapping[str, Sequence[str]], token_file: Path
+    ) -> RunRecord:
+        """What `stratagem status` and its like find of this run."""
+        return RunRecord(
+            pid=os.getpid(),
+            script=self._settings.command[0],
+            cluster={job: list(tasks) for job, tasks in cluster.items()},
+            token_file=token_file,
+        )
 
     @property
     def _counts(self) -> Mapping[str, int]:

@@ -7,8 +7,8 @@ to ask.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +19,7 @@ from stratagem_proto.configuration import token_file as secrets
 from stratagem_proto.errors import StratagemError
 
 if TYPE_CHECKING:
+    from stratagem_deploy.watching import places
     from stratagem_deploy.watching.asking import Answer
     from stratagem_deploy.watching.live import Look
 
@@ -34,6 +35,12 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(envvar=secrets.VARIABLE, help="File with the cluster's secret."),
 ]
+Run = Annotated[
+    int | None,
+    typer.Option(
+        "--run", metavar="PID", help="Process of the `stratagem run` that is meant."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Timeout = Annotated[
     float, typer.Option(min=0.001, help="Seconds to wait for the slowest server.")
@@ -47,6 +54,7 @@ def status(
     servers: Servers = None,
     cluster: Cluster = None,
     token_file: TokenFile = None,
+    run: Run = None,
     as_json: AsJson = False,
     timeout: Timeout = 5.0,
 ) -> None:
@@ -54,11 +62,14 @@ def status(
 
     Without HOST:PORT all tasks of the job ps in TF_CONFIG are asked, and those of the
     job worker that serve. Workers that run the program themselves are shown as clients.
+    Without TF_CONFIG those of the `stratagem run` that goes on on this machine are
+    asked, by its secret; if there are several, --run says which.
 
     Exit code: 0 if all servers answered, 1 if one did not, and 2 if there was nobody to
     ask.
     """
-    answers = _look(servers, cluster, token_file, timeout)()
+    found = _find(servers, cluster, run)
+    answers = _look(found, token_file, timeout)()
     if as_json:
         _print_json(answers)
     else:
@@ -70,6 +81,7 @@ def top(  # noqa: PLR0913  # one parameter for each option
     servers: Servers = None,
     cluster: Cluster = None,
     token_file: TokenFile = None,
+    run: Run = None,
     interval: Interval = 2.0,
     once: Annotated[
         bool, typer.Option("--once", help="Look twice, print that, and end.")
@@ -91,7 +103,8 @@ def top(  # noqa: PLR0913  # one parameter for each option
 
     from stratagem_deploy.watching import live
 
-    look, console = _look(servers, cluster, token_file, timeout), Console()
+    found, console = _find(servers, cluster, run), Console()
+    look = _look(found, token_file, timeout)
     with suppress(KeyboardInterrupt):
         if once or not (as_json or console.is_terminal):
             earlier, answers = live.look_twice(look, interval)
@@ -102,13 +115,14 @@ def top(  # noqa: PLR0913  # one parameter for each option
             _exit(answers)
         if as_json:
             live.repeat(lambda: _print_json(look()), interval)
-        live.show(look, interval, console)
+        live.show(look, interval, console, found.heading)
 
 
 def variables(
     servers: Servers = None,
     cluster: Cluster = None,
     token_file: TokenFile = None,
+    run: Run = None,
     as_json: AsJson = False,
     timeout: Timeout = 5.0,
 ) -> None:
@@ -123,33 +137,51 @@ def variables(
 
     from stratagem_deploy.watching.listing import listing, variables_of
 
-    answers = _look(servers, cluster, token_file, timeout, with_variables=True)()
-    found = variables_of(answers)
+    found = _find(servers, cluster, run)
+    answers = _look(found, token_file, timeout, with_variables=True)()
+    listed = variables_of(answers)
     if as_json:
-        typer.echo(json.dumps({"variables": found}))
+        typer.echo(json.dumps({"variables": listed}))
     else:
-        Console().print(listing(found))
+        Console().print(listing(listed))
     _exit(answers)
 
 
+def _find(
+    servers: Sequence[str] | None, cluster: Path | None, run: int | None
+) -> places.Cluster:
+    """Returns the servers that a command is about, and says which ones it has found."""
+    from stratagem_deploy.watching.places import find
+
+    with _nobody_to_ask():
+        found = find(servers or (), str(cluster or ""), run)
+    if found.heading:
+        typer.echo(f"stratagem: {found.heading}", err=True)
+    return found
+
+
 def _look(
-    servers: Sequence[str] | None,
-    cluster: Path | None,
+    found: places.Cluster,
     token_file: Path | None,
     timeout: float,
     with_variables: bool = False,
 ) -> Look:
-    """Returns what asks the servers that a command is about."""
+    """Returns what asks servers."""
     from stratagem_deploy.watching.asking import ask
-    from stratagem_deploy.watching.places import places
 
+    with _nobody_to_ask():
+        token = secrets.read_token(found.run.token_file if found.run else token_file)
+    return partial(ask, found.places, token, timeout, with_variables)
+
+
+@contextmanager
+def _nobody_to_ask() -> Iterator[None]:
+    """Ends the command if there is none."""
     try:
-        found = places(servers or (), str(cluster or ""))
-        token = secrets.read_token(token_file)
+        yield
     except (StratagemError, OSError) as error:
         typer.echo(f"stratagem: {error}", err=True)
         raise typer.Exit(_NOBODY) from error
-    return partial(ask, found, token, timeout, with_variables)
 
 
 def _print_json(answers: Sequence[Answer]) -> None:

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 
 from stratagem_deploy.watching.asking import Answer
 from stratagem_deploy.watching.tables import tables
@@ -23,21 +24,23 @@ def look_twice(look: Look, interval: float) -> tuple[list[Answer], list[Answer]]
     return earlier, look()
 
 
-def show(look: Look, interval: float, console: Console) -> NoReturn:
+def show(look: Look, interval: float, console: Console, heading: str = "") -> NoReturn:
     """Shows what servers say on a terminal, until interrupted.
 
     Args:
         look: Asks them.
         interval: Seconds between two looks.
         console: The terminal.
+        heading: Which cluster it is, or "".
     """
     earlier: Sequence[Answer] = ()
+    above = [Text(heading)] if heading else []
     with Live(console=console, screen=True, auto_refresh=False) as live:
 
         def update() -> None:
             nonlocal earlier
             answers = look()
-            live.update(Group(*tables(answers, earlier)), refresh=True)
+            live.update(Group(*above, *tables(answers, earlier)), refresh=True)
             earlier = answers
 
         repeat(update, interval)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stratagem_deploy.processes.run_records import RunRecord, records
 from stratagem_proto.configuration.tf_config import (
     TFConfig,
     parse_tf_config,
@@ -33,25 +34,66 @@ class Place:
     optional: bool = False
 
 
-def places(addresses: Sequence[str], cluster: str) -> list[Place]:
-    """Returns where to look for servers.
+@dataclass(frozen=True)
+class Cluster:
+    """Servers that a command is about.
+
+    Attributes:
+        places: Where they are.
+        run: The run of a script on this machine that has them; None if they were told.
+    """
+
+    places: Sequence[Place]
+    run: RunRecord | None = None
+
+    @property
+    def heading(self) -> str:
+        """Which cluster was found; "" where it was told."""
+        return f"the cluster of {_words(self.run)}" if self.run else ""
+
+
+def find(addresses: Sequence[str], cluster: str, run: int | None = None) -> Cluster:
+    """Returns the servers that are told, else those of a run on this machine.
 
     Args:
         addresses: Given one by one; if there are any, the cluster does not count.
         cluster: A file in the form of `TF_CONFIG`; "" for the environment's.
+        run: Process of the `stratagem run` whose servers are meant, whatever the
+            environment says; None for that of the only one, if nothing is told.
 
     Raises:
         InvalidArgumentError: There is nobody to ask, or what is given is no cluster.
+        PermissionDeniedError: What runs on this machine cannot be known for sure.
     """
+    if run is not None and (addresses or cluster):
+        raise InvalidArgumentError("--run says which servers; give no others besides")
     for address in addresses:
         check_address(address)
-    found = [Place(address) for address in addresses] or _tasks(_config(cluster))
-    if not found:
+    told: Sequence[Place] = ()
+    if run is None:
+        told = [Place(address) for address in addresses] or _tasks(_config(cluster))
+    return Cluster(told) if told or cluster else _running(run)
+
+
+def _running(run: int | None) -> Cluster:
+    found = records()
+    meant = [record for record in found if run in (None, record.pid)]
+    if len(meant) == 1:
+        config = TFConfig.model_validate({"cluster": meant[0].cluster})
+        return Cluster(_tasks(config), meant[0])
+    if found:
         raise InvalidArgumentError(
-            "there is no server to ask: give HOST:PORT of each, --cluster with a file, "
-            "or set TF_CONFIG"
+            "say which cluster of this machine is meant, by --run PID: "
+            + ", ".join(map(_words, found))
         )
-    return found
+    raise InvalidArgumentError(
+        "there is no server to ask: give HOST:PORT of each, --cluster with a file, or "
+        "set TF_CONFIG. No `stratagem run` of this user has servers on this machine"
+    )
+
+
+def _words(record: RunRecord) -> str:
+    return f"`stratagem run {record.script}` (process {record.pid})"
 
 
 def _config(cluster: str) -> TFConfig:
