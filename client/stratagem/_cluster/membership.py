@@ -96,6 +96,15 @@ class Membership:
         return ("chief", 0) if has_chief else ("worker", 0)
 
     @property
+    def creator_place(self) -> str:
+        """That task, and where it is as far as the cluster says."""
+        job, index = self.creator
+        name = f"/job:{job}/task:{index}"
+        if job not in self.cluster.jobs or index not in self.cluster.task_indices(job):
+            return name
+        return f"{name} at {self.cluster.task_address(job, index)}"
+
+    @property
     def session_filters(self) -> list[str]:
         """The device filters of the sessions of this task. Spec: PCF-2 to PCF-4."""
         own = [] if self.task_type == "ps" else [self.name]

@@ -10,6 +10,7 @@ from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._servers.connections.session import Identity
 from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.residents.results import load_result
+from stratagem._waiting import Wait
 from stratagem._worker_servers.answer import Answer
 from stratagem._worker_servers.closure_failure import ClosureFailure
 from stratagem._worker_servers.link import WorkerLink
@@ -149,7 +150,8 @@ def connected(
     try:
         for index, address in addresses:
             link = WorkerLink(address, Task(job=job, index=index), identity, deadlines)
-            link.connect()
+            with Wait("this program", link.peer, link.connect_seconds):
+                link.connect()
             found.append(RemoteWorker(index, link, count(1)))
     except BaseException:
         for worker in found:

@@ -80,6 +80,11 @@ class WorkerLink:
         return f"{self.task} at {self._address}"
 
     @property
+    def connect_seconds(self) -> float:
+        """How long the worker may take to answer at first."""
+        return self._deadlines.connect
+
+    @property
     def connected(self) -> bool:
         """Whether there is a session that has not ended."""
         return self._stream is not None and self._stream.going

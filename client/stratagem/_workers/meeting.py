@@ -7,6 +7,7 @@ workers has keys of its own, by the order in which their programs make groups.
 from __future__ import annotations
 
 import itertools
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import timedelta
@@ -15,6 +16,7 @@ from functools import lru_cache
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistStoreError
 
+from stratagem._waiting import Wait
 from stratagem._workers.place import WorkerPlace
 from stratagem_proto.errors import (
     DeadlineExceededError,
@@ -68,9 +70,22 @@ class Meeting:
         Raises:
             DeadlineExceededError: Some are not; it names them.
         """
+        give_up_at = time.monotonic() + self._timeout
+        name, where = self._place.name, self._place.meeting_point
+        with Wait(name, f"the other workers, at {where}", self._timeout) as wait:
+            while not self._are_here(give_up_at):
+                wait.whom = f"{self._missing('here')}, at {where}"
+
+    def _are_here(self, give_up_at: float) -> bool:
+        """Wait for all for a while, at the end of which somebody may be missing."""
+        left = max(give_up_at - time.monotonic(), 0.0)
+        is_last = left <= _REPORT_SECONDS
         try:
-            self.store.wait(self._keys("here"), timedelta(seconds=self._timeout))
+            seconds = left if is_last else _REPORT_SECONDS
+            self.store.wait(self._keys("here"), timedelta(seconds=seconds))
         except (DistStoreError, RuntimeError) as error:
+            if isinstance(error, DistStoreError) and not is_last:
+                return False
             raise DeadlineExceededError(
                 f"{self._place.name} waited {self._timeout:g} s at "
                 f"{self._place.meeting_point} for {self._missing('here')}: start "
@@ -78,6 +93,7 @@ class Meeting:
                 "CommunicationOptions(timeout_seconds=...)",
                 task=self._place.name,
             ) from error
+        return True
 
     def missing_after_failure(self, operation: int) -> str:
         """Return who did not take part in an operation that failed for this worker.
@@ -115,19 +131,25 @@ class Meeting:
 # its own for as long as it lives.
 @lru_cache(maxsize=_STORES)
 def _connected(place: WorkerPlace, timeout: float) -> TCPStore:
-    host, _, port = place.meeting_point.rpartition(":")
+    whom = f"{place.tasks[0]} at {place.meeting_point}, where the workers meet"
     try:
-        return TCPStore(
-            host.strip("[]"),
-            int(port),
-            is_master=place.hosts_meeting,
-            timeout=timedelta(seconds=timeout),
-            wait_for_workers=False,
-            # The user's own process group may be served at the same address.
-            multi_tenant=True,
-        )
+        with Wait(place.name, whom, timeout):
+            return _store(place, timeout)
     except (DistStoreError, RuntimeError) as error:
         raise _not_connected(place, timeout, error) from error
+
+
+def _store(place: WorkerPlace, timeout: float) -> TCPStore:
+    host, _, port = place.meeting_point.rpartition(":")
+    return TCPStore(
+        host.strip("[]"),
+        int(port),
+        is_master=place.hosts_meeting,
+        timeout=timedelta(seconds=timeout),
+        wait_for_workers=False,
+        # The user's own process group may be served at the same address.
+        multi_tenant=True,
+    )
 
 
 def _not_connected(

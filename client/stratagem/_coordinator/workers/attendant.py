@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
+from stratagem._waiting import Wait
 from stratagem_proto.errors import StratagemError, UnavailableError
 
 _PAUSE_SECONDS = 0.1
@@ -35,6 +36,7 @@ class Attendant:
 
     Args:
         index: The worker's.
+        address: Its "host:port".
         connect: Connects.
         events: What to call.
 
@@ -43,12 +45,18 @@ class Attendant:
     """
 
     def __init__(
-        self, index: int, connect: Callable[[], RemoteWorker], events: Events
+        self,
+        index: int,
+        address: str,
+        connect: Callable[[], RemoteWorker],
+        events: Events,
     ) -> None:
         self.index = index
+        self._address = address
         self._connect = connect
         self._events = events
         self._closed = False
+        self._seeking = self._new_wait()
         # Of this kind because the garbage collector may call `close` anywhere.
         self._news: SimpleQueue[bool] = SimpleQueue()
 
@@ -70,6 +78,8 @@ class Attendant:
     def close(self) -> None:
         """Lets the thread give up the connection and end."""
         self._news.put(True)
+        # The attempt under way may last.
+        self._seeking.end()
 
     def _run(self, delay: float) -> None:
         self._wait(delay)
@@ -79,6 +89,15 @@ class Attendant:
             worker.close()
 
     def _connected(self) -> RemoteWorker | None:
+        with self._new_wait() as self._seeking:
+            return self._sought()
+
+    def _new_wait(self) -> Wait:
+        return Wait(
+            "the coordinator", f"/job:worker/task:{self.index} at {self._address}"
+        )
+
+    def _sought(self) -> RemoteWorker | None:
         pause = _PAUSE_SECONDS
         while not self._closed:
             try:

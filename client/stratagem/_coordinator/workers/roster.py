@@ -66,7 +66,7 @@ class Roster:
             late: Whether the others were there before.
         """
         connect = partial(self._connect, index, address)
-        attendant = Attendant(index, connect, self._events)
+        attendant = Attendant(index, address, connect, self._events)
         self._members[index] = _Member(attendant, late)
         attendant.start(delay)
 

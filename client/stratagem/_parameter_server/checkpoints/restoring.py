@@ -19,6 +19,7 @@ from stratagem._servers.requests.checkpoints import (
     announce_restored,
     list_restored,
 )
+from stratagem._waiting import Wait
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
 from stratagem_proto.checkpoint.whole import Whole, whole_name
@@ -181,6 +182,12 @@ class ClusterRestorer:
         if self._is_creator:
             servers.on_all(lambda: announce_restored(self._identity))
             return
+        seconds, who = self._store.peer_seconds, servers.identity.name
+        with Wait(who, f"the chief to restore {str(self._path)!r}", seconds):
+            self._await_chief()
+
+    def _await_chief(self) -> None:
+        servers = self._store.servers
         give_up_at = time.monotonic() + self._store.peer_seconds
         # A task that sees no server at all is told what hides them.
         visible = next(iter(servers.called), servers.used[0])

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from stratagem._waiting import Wait
 from stratagem_proto.errors import AttachmentError
 from stratagem_proto.v1.variable_pb2 import VariableInfo, VariableSpec
 from stratagem_proto.wire.tensors import decode_dtype
@@ -22,12 +23,16 @@ class Attachment:
 
     Args:
         worker: Name of this task, for messages.
+        chief: The task that creates them, and where it is; likewise.
         listing: Asks the servers what they host, by index of the server.
         seconds: How long to wait for the chief.
     """
 
-    def __init__(self, worker: str, listing: Listing, seconds: float) -> None:
+    def __init__(
+        self, worker: str, chief: str, listing: Listing, seconds: float
+    ) -> None:
         self._worker = worker
+        self._chief = chief
         self._listing = listing
         self._seconds = seconds
         self._created: dict[int, Found] = {}
@@ -45,6 +50,13 @@ class Attachment:
             AttachmentError: A variable differs, which is said at once; or some are
                 missing after the time to wait.
         """
+        if self._missing(wanted):
+            whom = f"the chief, {self._chief}, to create {wanted[0].name!r}"
+            with Wait(self._worker, whom, self._seconds):
+                self._await(wanted)
+        return [self._created[spec.ordinal] for spec in wanted]
+
+    def _await(self, wanted: Sequence[VariableSpec]) -> None:
         give_up_at = time.monotonic() + self._seconds
         pause = _FIRST_PAUSE_SECONDS
         while missing := self._missing(wanted):
@@ -53,7 +65,6 @@ class Attachment:
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             self._look()
-        return [self._created[spec.ordinal] for spec in wanted]
 
     def _missing(self, wanted: Sequence[VariableSpec]) -> list[VariableSpec]:
         if any(spec.ordinal not in self._created for spec in wanted):

@@ -45,7 +45,7 @@ class RemoteCreation:
         self._earlier = EarlierRun(membership.name, store)
         self._placement = placement
         self._attachment = Attachment(
-            membership.name, store.listing, store.peer_seconds
+            membership.name, membership.creator_place, store.listing, store.peer_seconds
         )
 
     def placed(

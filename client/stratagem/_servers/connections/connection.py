@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from stratagem._servers.closure_identity import next_closure_key
+from stratagem._servers.connections import unusable
 from stratagem._servers.connections.attendance import Attendance
 from stratagem._servers.connections.pending import Pending
 from stratagem._servers.connections.session import (
@@ -28,12 +29,7 @@ from stratagem._servers.traffic import TrafficMeter
 from stratagem._servers.transports.call import Attempt, Call, Style
 from stratagem._servers.transports.server_transport import ServerTransport
 from stratagem_proto import tracing
-from stratagem_proto.errors import (
-    CancelledError,
-    ForkedProcessError,
-    SessionLostError,
-    StratagemError,
-)
+from stratagem_proto.errors import StratagemError
 from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.v1.session_pb2 import (
     HeartbeatResponse,
@@ -79,7 +75,8 @@ class Connection:
             locate: Says where the server is now, "" if that is not known; by default
                 where it was.
         """
-        self.peer = f"/job:ps/task:{task} at {address}"
+        self._task = f"/job:ps/task:{task}"
+        self.peer = f"{self._task} at {address}"
         self.deadlines = deadlines
         self.closed = threading.Event()
         self.meter = TrafficMeter()
@@ -121,6 +118,16 @@ class Connection:
         the server has been restarted since.
         """
         self._expected = run
+
+    @property
+    def name(self) -> str:
+        """Who this process is, for the log."""
+        return self._given.name
+
+    @property
+    def place(self) -> str:
+        """The server, and where it is looked for now."""
+        return f"{self._task} at {self.address}"
 
     @property
     def address(self) -> str:
@@ -380,21 +387,10 @@ class Connection:
             CancelledError: It is closed.
         """
         if self.closed.is_set():
-            raise CancelledError(
-                f"the connection to {self.peer} is closed; make a new strategy"
-            )
+            raise unusable.closed(self.peer)
 
     def _require_usable(self) -> None:
         if os.getpid() != self._process:
-            raise ForkedProcessError(
-                f"the connection to {self.peer} belongs to process {self._process}, "
-                f"but process {os.getpid()} was forked from it and uses it; gRPC does "
-                "not survive a fork. Keep strategies and variables out of the child, "
-                "or start it otherwise, for instance by DataLoader(multiprocessing_"
-                'context="forkserver")'
-            )
+            raise unusable.forked(self.peer, self._process)
         if self._restarted:
-            raise SessionLostError(
-                f"{self.peer} was restarted, and the variables that it hosted are "
-                "gone. Start the program again, or restore a checkpoint"
-            )
+            raise unusable.restarted(self.peer)

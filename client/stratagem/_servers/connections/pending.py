@@ -10,6 +10,7 @@ import grpc
 
 from stratagem._servers.requests.request import Request, Result
 from stratagem._servers.transports.call import Attempt, Style
+from stratagem._waiting import Wait
 from stratagem_proto.errors import (
     AbortedError,
     CancelledError,
@@ -61,6 +62,7 @@ class Pending(Generic[Result]):
         self._settled: Callable[[], None] | None = settled
         self._give_up_at: float | None = None
         self._repeats = True
+        self._wait: Wait | None = None
         # Those of the server during which the connection was lost.
         self._lost_runs: set[bytes] = set()
         self._run = connection.run
@@ -86,10 +88,23 @@ class Pending(Generic[Result]):
         if self._settled is None:
             # A part of the answer may be lost with whom it was read by.
             self.attempt = self._anew()
+        if self._request.awaits or self._request.opens:
+            self._await(self._request.awaits, self._request.wait)
         try:
             return self._repeated()
         finally:
+            if self._wait is not None:
+                self._wait.end()
             self.abandon()
+
+    def _await(self, what: str, seconds: float) -> None:
+        """Has the log tell of the wait from now on, whatever it told of before."""
+        if self._wait is not None:
+            self._wait.end()
+        connection = self._connection
+        whom = f"{what}, at {connection.place}" if what else connection.place
+        self._wait = Wait(connection.name, whom, seconds or self._deadlines.connect)
+        self._wait.begin()
 
     def push(self) -> None:
         """Sends the request, if it waits for others that it could be sent with."""
@@ -156,6 +171,8 @@ class Pending(Generic[Result]):
             ) from error
         # From the first failure on: a large request may have taken longer already.
         now = time.monotonic()
+        if self._give_up_at is None and self._deadlines.connect:
+            self._await("", self._deadlines.connect)
         self._give_up_at = self._give_up_at or now + self._deadlines.connect
         if now >= self._give_up_at or not self._repeats:
             raise self._unanswered(error) from error

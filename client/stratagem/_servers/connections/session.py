@@ -45,6 +45,11 @@ class Identity:
     client: bytes = b""
     outlives_servers: bool = False
 
+    @property
+    def name(self) -> str:
+        """As in "/job:worker/task:1"."""
+        return f"/job:{self.job}/task:{self.index}" if self.job else "this program"
+
 
 @dataclass
 class Session:

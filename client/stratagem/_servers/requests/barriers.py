@@ -20,4 +20,5 @@ def barrier(
     message = BarrierRequest(
         name=name, generation=generation, num_tasks=num_tasks, wait_seconds=wait
     )
-    return Request("Barrier", message, sole(BarrierResponse), wait=wait)
+    awaits = f"the other workers at the barrier {name!r}"
+    return Request("Barrier", message, sole(BarrierResponse), wait=wait, awaits=awaits)

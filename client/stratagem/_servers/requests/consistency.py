@@ -27,7 +27,8 @@ def begin(steps: Sequence[StepBegin], wait: float) -> Request[list[StepGrant]]:
         wait: For how long to wait for slower workers, in seconds.
     """
     message = BeginStepRequest(steps=steps, wait_seconds=wait)
-    return Request("BeginStep", message, _granted, wait=wait)
+    awaits = "workers that are behind" if wait else ""
+    return Request("BeginStep", message, _granted, wait=wait, awaits=awaits)
 
 
 def change(group: str, consistency: Consistency) -> Request[SetConsistencyResponse]:

@@ -82,6 +82,7 @@ def read(
         response_nbytes=layout.nbytes,
         response_room=layout.room,
         wait=wait,
+        awaits="the other workers' parts of a step" if wait else "",
     )
 
 

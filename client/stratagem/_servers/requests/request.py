@@ -82,6 +82,7 @@ class Request(Generic[Result]):
         derived_nbytes: Bytes that the server needs for what it makes of the tensors.
         wait: Time that the server is asked to wait at most, in seconds.
         layout: That of the tensors, if it is known.
+        awaits: What the server waits for before it answers; "" for nothing.
     """
 
     method: str
@@ -94,6 +95,7 @@ class Request(Generic[Result]):
     derived_nbytes: int = 0
     wait: float = 0.0
     layout: Layout | None = None
+    awaits: str = ""
 
     def then(self, answered: Callable[[], None]) -> Request[Result]:
         """The same request, which calls a function once it has its result."""

@@ -1,0 +1,168 @@
+"""What this process waits for, which the log tells of while it lasts."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+from weakref import WeakSet
+
+_LOG = logging.getLogger("stratagem")
+
+_FIRST_SECONDS = 5.0
+_NEXT_SECONDS = 30.0
+_LONGEST_SECONDS = 600.0
+
+
+class Wait:
+    """A wait for another process, from `begin` to `end` or as long as a `with` block.
+
+    After 5 s the log says who waits, for whom, since when and until when; again after
+    30 s, and then ever less often. Several waits alike in a process say it once. One
+    that is dropped is over.
+
+    Args:
+        who: Who waits, as in "/job:worker/task:1".
+        whom: For whom or what, and where that is looked for.
+        seconds: How long at most; None for as long as it takes.
+
+    Attributes:
+        whom: For whom or what; may change.
+        began: When it began, by the monotonic clock.
+        due: When it is to be told of, by the same clock.
+        over: Whether it has ended.
+    """
+
+    def __init__(self, who: str, whom: str, seconds: float | None = None) -> None:
+        self.whom = whom
+        self.began = self.due = math.inf
+        self.over = False
+        self._who = who
+        self._seconds = math.inf if seconds is None else seconds
+        self._pause = _NEXT_SECONDS
+
+    @property
+    def text(self) -> str:
+        """Who waits for whom."""
+        return f"{self._who} waits for {self.whom}"
+
+    def begin(self) -> None:
+        """Begins now."""
+        self.began = time.monotonic()
+        self.due = self.began + _FIRST_SECONDS
+        _teller.add(self)
+
+    def end(self) -> None:
+        """Says nothing more; may be called again, anywhere."""
+        self.over = True
+
+    def tell(self, now: float) -> None:
+        """Write the line that is due."""
+        waited = now - self.began
+        _LOG.warning(
+            "%s since %s (%.0f s), %s",
+            self.text,
+            _clock(-waited),
+            waited,
+            self._end(waited),
+            extra={"event": "waiting"},
+        )
+        self.due, self._pause = (
+            now + self._pause,
+            min(2 * self._pause, _LONGEST_SECONDS),
+        )
+
+    def _end(self, waited: float) -> str:
+        if self._seconds == math.inf:
+            return "for as long as it takes"
+        return f"until {_clock(self._seconds - waited)}"
+
+    def __enter__(self) -> Wait:
+        self.begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+
+def _clock(seconds: float) -> str:
+    """The time of day so many seconds from now."""
+    then = time.localtime(time.time() + seconds)
+    return time.strftime("%Y-%m-%d %H:%M:%S" if abs(seconds) > 43200 else "%X", then)
+
+
+class _Teller:
+    """Tells of the waits of a process, by a thread while there are any."""
+
+    def __init__(self) -> None:
+        # Weakly, and one that ends only says so: whoever waits may be interrupted
+        # anywhere, and the garbage collector may end a wait while this is looked at.
+        self._waits: WeakSet[Wait] = WeakSet()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._wakes_at = math.inf
+
+    def add(self, wait: Wait) -> None:
+        """Tells of a wait from when it is due."""
+        with self._changed:
+            self._waits.add(wait)
+            if self._thread is None or not self._thread.is_alive():
+                self._start()
+            elif wait.due < self._wakes_at:
+                self._changed.notify()
+
+    def _start(self) -> None:
+        self._wakes_at = math.inf
+        thread = threading.Thread(
+            target=self._run, name="stratagem-waiting", daemon=True
+        )
+        # A process that ends starts no more threads, and waits all the same.
+        with suppress(RuntimeError):
+            thread.start()
+            self._thread = thread
+
+    def _run(self) -> None:
+        while True:
+            for wait in self._due():
+                wait.tell(time.monotonic())
+            with self._changed:
+                speaking = self._speaking()
+                if not speaking:
+                    self._thread = None
+                    return
+                self._wakes_at = min(wait.due for wait in speaking)
+                self._changed.wait(max(self._wakes_at - time.monotonic(), 0.0))
+
+    def _due(self) -> list[Wait]:
+        now = time.monotonic()
+        with self._changed:
+            return [wait for wait in self._speaking() if wait.due <= now]
+
+    def _speaking(self) -> list[Wait]:
+        """The first one of each text."""
+        found: dict[str, Wait] = {}
+        waits = [wait for wait in self._waits if not wait.over]
+        for wait in sorted(waits, key=lambda one: one.began):
+            found.setdefault(wait.text, wait)
+        return list(found.values())
+
+
+_teller = _Teller()
+
+
+def _renew() -> None:
+    """A forked process has none of its parent's threads."""
+    global _teller
+    _teller = _Teller()
+
+
+os.register_at_fork(after_in_child=_renew)
