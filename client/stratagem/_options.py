@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from stratagem._enums import CommunicationImplementation
+from stratagem._no_effect import warn_of_no_effect
 from stratagem_proto.errors import InvalidArgumentError
 
 
@@ -13,9 +14,10 @@ class RunOptions(NamedTuple):
     """Options of `Strategy.run`.
 
     Attributes:
-        experimental_enable_dynamic_batch_size: Accepted and ignored.
-        experimental_bucketizing_dynamic_shape: Accepted and ignored.
-        experimental_xla_options: Accepted and ignored.
+        experimental_enable_dynamic_batch_size: Has no effect; shapes are always
+            dynamic. `Strategy.run` warns once if it is set, as of the next two.
+        experimental_bucketizing_dynamic_shape: Has no effect; nothing is padded.
+        experimental_xla_options: Has no effect; there is no XLA.
         run_concurrently: Let replicas overlap instead of running one at a time
             in replica order; worthwhile where each has a GPU.
 
@@ -26,6 +28,19 @@ class RunOptions(NamedTuple):
     experimental_bucketizing_dynamic_shape: bool = False
     experimental_xla_options: Any = None
     run_concurrently: bool = False
+
+    def warn_of_no_effect(self) -> None:
+        """Say, once of each, which of the fields that are set do nothing."""
+        for name, reason in _WITHOUT_EFFECT.items():
+            if getattr(self, name) != self._field_defaults[name]:
+                warn_of_no_effect(f"RunOptions.{name}", reason)
+
+
+_WITHOUT_EFFECT = {
+    "experimental_enable_dynamic_batch_size": "shapes are always dynamic in PyTorch",
+    "experimental_bucketizing_dynamic_shape": "no input is padded",
+    "experimental_xla_options": "there is no XLA; torch.compile takes its own options",
+}
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
+from stratagem._no_effect import warn_of_no_effect
 from stratagem_proto.errors import (
     InvalidArgumentError,
     InvalidTypeError,
@@ -58,8 +59,9 @@ class InputOptions(_InputOptions):
         experimental_fetch_to_device: Whether elements go to the devices of their
             replicas, or stay on the host. None means True.
         experimental_replication_mode: How often a dataset function is called.
-        experimental_place_dataset_on_device: Accepted with `PER_REPLICA` if
-            elements are not fetched; datasets are read on the host all the same.
+        experimental_place_dataset_on_device: Has no effect, and warns once if set:
+            datasets are read on the host. For datasets of functions it goes with
+            `PER_REPLICA` and elements that are not fetched.
         experimental_per_replica_buffer_size: How many rounds a thread reads ahead
             of the one in use; with 0 the calling thread reads.
 
@@ -108,6 +110,7 @@ def check_for_dataset(options: InputOptions | None) -> None:
             "`distribute_datasets_from_function`, for one dataset cannot be read by "
             "each replica alone; use that, or PER_WORKER"
         )
+    _warn_of_placing(options)
 
 
 def check_for_function(options: InputOptions | None) -> None:
@@ -130,6 +133,15 @@ def check_for_function(options: InputOptions | None) -> None:
         raise InvalidArgumentError(
             "`experimental_place_dataset_on_device` can not be set to True when "
             "`experimental_fetch_to_device` is; set one of them to False"
+        )
+    _warn_of_placing(options)
+
+
+def _warn_of_placing(options: InputOptions | None) -> None:
+    if options is not None and options.experimental_place_dataset_on_device:
+        warn_of_no_effect(
+            "InputOptions.experimental_place_dataset_on_device",
+            "datasets are read on the host; a function may make its tensors on a GPU",
         )
 
 

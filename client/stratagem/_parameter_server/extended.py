@@ -135,13 +135,15 @@ class ParameterServerExtended(RemoteOptimizers):
         return shared
 
     def _require_one_writer(self, kwargs: dict[str, Any]) -> None:
+        replicas = self._num_local_replicas * self._membership.num_trainers
         on_read = kwargs["synchronization"] is VariableSynchronization.ON_READ
-        if on_read and self._num_local_replicas > 1:
+        if on_read and replicas > 1:
             raise UnimplementedError(
                 f"Variable {kwargs['name']!r} is to be synchronized ON_READ, but a "
-                f"server keeps one copy of it for the {self._num_local_replicas} "
-                "replicas of each worker; use per_worker_variable=True, or have run() "
-                "return what each replica counts, and reduce that"
+                f"server keeps one copy of it for all {replicas} replicas; leave "
+                "`synchronization` out and use assign_add(), which adds up what "
+                "replicas count, use per_worker_variable=True, or have run() return "
+                "what each replica counts, and reduce that"
             )
 
     def _create_remote(self, **kwargs: Any) -> RemoteVariable:

@@ -112,6 +112,8 @@ class Strategy(CheckpointMethods, DatasetMethods, OldSpellings, MovedToExtended)
                 "positional args must be a list or tuple, got "
                 f"{type(args).__name__}; write args=(x,) for a single argument"
             )
+        if options is not None:
+            options.warn_of_no_effect()
         with running_with(options):
             return self._extended.call_for_each_replica(fn, args, kwargs)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -32,10 +33,11 @@ _entered: WeakValueDictionary[Strategy, DistributionStrategy] = WeakValueDiction
 """For a strategy the object whose scope was entered."""
 
 
-class DistributionStrategy(StrategyProperties):
+class DistributionStrategy(StrategyProperties, metaclass=ABCMeta):
     """A strategy of today behind the methods of then.
 
-    Between towers, its methods want its `scope()` to be open.
+    Between towers, its methods want its `scope()` to be open. To TensorFlow 1.13 this
+    name was an alias of `Strategy`, so every strategy of today is an instance, too.
 
     Args:
         strategy: The strategy, with whose methods and functions these may be mixed.
@@ -271,6 +273,9 @@ class DistributionStrategy(StrategyProperties):
         first = self._strategy.extended._first_replica_id
         indices = range(first, first + len(self._worker_devices()))
         return PerReplica(indices) if len(indices) > 1 else first
+
+
+DistributionStrategy.register(Strategy)
 
 
 def _components(value: Any) -> list[Any]:

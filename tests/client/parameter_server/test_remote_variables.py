@@ -12,10 +12,14 @@ from stratagem import (
     IndexedSlices,
     InvalidArgumentError,
     ParameterServerStrategy,
+    UnimplementedError,
     Variable,
     VariableAggregation,
+    VariableSynchronization,
 )
-from tests.client.clusters import Cluster
+from tests.client.clusters import Cluster, running
+
+ON_READ = VariableSynchronization.ON_READ
 
 
 @pytest.fixture
@@ -179,6 +183,29 @@ def test_writes_of_several_replicas_are_combined_and_written_once(
         results = strategy.experimental_local_results(strategy.run(step))
         assert set(results) == {11.0}
         assert strategy.extended.value_container(v._variable) is v
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("aggregation", list(VariableAggregation))
+def test_copies_that_are_brought_together_on_read_are_refused(
+    cluster: Cluster, two_cpus: None, replicas: int, aggregation: VariableAggregation
+) -> None:
+    assert cluster.num_workers > 1
+    with (
+        cluster.strategy(0, num_replicas_per_worker=replicas) as strategy,
+        strategy.scope(),
+    ):
+        with pytest.raises(UnimplementedError, match=r"'seen'.*use assign_add\(\)"):
+            Variable(0.0, name="seen", synchronization=ON_READ, aggregation=aggregation)
+        assert not strategy.extended.variable_placements()
+
+
+def test_a_lone_replica_may_have_a_variable_that_is_brought_together_on_read() -> None:
+    with running(num_workers=1) as cluster, cluster.strategy(0) as strategy:
+        with strategy.scope():
+            seen = Variable(1.0, synchronization=ON_READ)
+        strategy.run(lambda: seen.assign(3.0))
+        assert seen.numpy() == 3.0
 
 
 def test_a_variable_created_in_a_replica_is_one_for_all_replicas(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -15,12 +16,15 @@ from stratagem import (
     InvalidTypeError,
     Strategy,
     UnimplementedError,
+    _no_effect,
 )
 from stratagem._input.pipeline import splitting_pipeline
 from stratagem._input.sharding import InputWorker
 from tests.client.batches import batches, steps
 
 PER_REPLICA = InputReplicationMode.PER_REPLICA
+
+_PLACED = pytest.mark.filterwarnings("ignore:.*place_dataset_on_device")
 
 
 def counted(context: InputContext) -> list[torch.Tensor]:
@@ -63,6 +67,7 @@ def test_elements_go_to_the_devices_of_their_replicas() -> None:
 
 
 @pytest.mark.spec("INP-31")
+@_PLACED
 def test_a_dataset_cannot_be_placed_for_a_worker(strategy: Strategy) -> None:
     options = InputOptions(experimental_place_dataset_on_device=True)
     with pytest.raises(ValueError, match="must also specify `PER_REPLICA`"):
@@ -72,6 +77,7 @@ def test_a_dataset_cannot_be_placed_for_a_worker(strategy: Strategy) -> None:
 
 
 @pytest.mark.spec("INP-32")
+@_PLACED
 def test_a_placed_dataset_needs_no_fetching(strategy: Strategy) -> None:
     options = InputOptions(True, PER_REPLICA, True)
     with pytest.raises(ValueError, match="can not be set to True when"):
@@ -79,6 +85,17 @@ def test_a_placed_dataset_needs_no_fetching(strategy: Strategy) -> None:
     options = InputOptions(False, PER_REPLICA, True)
     distributed = strategy.distribute_datasets_from_function(counted, options)
     assert steps(distributed)[0] == [[0], [10]]
+
+
+@pytest.mark.spec("INP-31")
+def test_placing_a_dataset_is_said_to_have_no_effect(strategy: Strategy) -> None:
+    _no_effect.warned.clear()
+    options = InputOptions(False, PER_REPLICA, True)
+    with pytest.warns(UserWarning, match="place_dataset_on_device has no effect"):
+        strategy.distribute_datasets_from_function(counted, options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        strategy.distribute_datasets_from_function(counted, options)
 
 
 @pytest.mark.spec("INP-33", "INP-34")

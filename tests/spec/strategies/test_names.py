@@ -45,6 +45,10 @@ def test_strategies_have_two_base_classes(
 ) -> None:
     assert isinstance(towers, contrib.DistributionStrategy)
     assert isinstance(replicas, stratagem.Strategy)
+    assert isinstance(replicas, contrib.DistributionStrategy)
+    assert issubclass(stratagem.MirroredStrategy, contrib.DistributionStrategy)
+    assert not isinstance(towers, stratagem.Strategy)
+    assert not isinstance(object(), contrib.DistributionStrategy)
 
 
 @pytest.mark.spec("NAM-2")

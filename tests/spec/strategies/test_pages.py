@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,16 @@ from torch.utils.data import DataLoader
 import stratagem
 from stratagem import (
     CentralStorageStrategy,
+    ConfigProto,
     MirroredStrategy,
     ReduceOp,
+    RunOptions,
     Strategy,
     StrategyExtended,
     TPUStrategy,
     Variable,
     VariableAggregation,
+    _no_effect,
     contrib,
 )
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
@@ -135,3 +139,38 @@ def test_a_tensor_is_broadcast_to_the_destinations() -> None:
     with strategy.scope():
         found = strategy.broadcast(torch.ones(1), ["CPU:1", "CPU:2"])
     assert len(strategy.unwrap(found)) == 2
+
+
+@pytest.mark.spec("RUN-1")
+@pytest.mark.parametrize(
+    "options",
+    [
+        RunOptions(experimental_enable_dynamic_batch_size=False),
+        RunOptions(experimental_bucketizing_dynamic_shape=True),
+        RunOptions(experimental_xla_options=object()),
+    ],
+)
+def test_options_without_effect_say_so_once(options: RunOptions) -> None:
+    strategy = MirroredStrategy(["CPU:0"])
+    _no_effect.warned.clear()
+    with pytest.warns(UserWarning, match=r"RunOptions\.\w+ has no effect"):
+        strategy.run(int, options=options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        strategy.run(int, options=options)
+        strategy.run(int, options=RunOptions(run_concurrently=True))
+
+
+@pytest.mark.spec("MS-14", "PCF-5")
+def test_a_strategy_leaves_what_users_set_of_a_configuration() -> None:
+    given = ConfigProto(
+        allow_soft_placement=True,
+        log_device_placement=True,
+        intra_op_parallelism_threads=2,
+        inter_op_parallelism_threads=3,
+        operation_timeout_in_ms=4,
+    )
+    updated = MirroredStrategy(["CPU:0"]).update_config_proto(given)
+    given.isolate_session_state = True
+    assert updated == given
+    assert not updated.HasField("experimental")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -62,6 +63,22 @@ def test_a_function_is_called_once_per_tower(
     assert numbers(strategy.unwrap(values)) == [10, 20]
     assert strategy.unwrap(ids) == [0, 1]
     assert strategy.unwrap(devices) == [f"{CPU}0", f"{CPU}1"]
+
+
+@pytest.mark.spec("TWR-2")
+def test_towers_overlap_unless_they_are_not_to(
+    strategy: contrib.MirroredStrategy, in_scope: None
+) -> None:
+    both = Barrier(2)
+    strategy.call_for_each_tower(lambda: both.wait(timeout=60))
+    order: list[Any] = []
+
+    def fn() -> None:
+        order.append(("begins", tower().tower_id))
+        order.append(("ends", tower().tower_id))
+
+    strategy.call_for_each_tower(fn, run_concurrently=False)
+    assert order == [(what, i) for i in (0, 1) for what in ("begins", "ends")]
 
 
 @pytest.mark.spec("CTX-18", "TWR-2")
