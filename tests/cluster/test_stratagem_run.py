@@ -175,7 +175,7 @@ def test_the_first_failure_is_named_with_the_end_of_its_log(
 def test_all_that_is_said_is_lines_of_json_if_asked(
     script: Callable[[str], Path],
 ) -> None:
-    options = ("--json", "--ps", "0", "--workers", "2")
+    options = ("--json", "--workers", "2", "--max-restarts", "1")
     code, output, errors = finished(script(SPEAK_AND_FAIL), *options)
     objects = [json.loads(line) for line in output]
     page = (Path(__file__).parents[2] / "docs" / "command.md").read_text()
@@ -183,7 +183,7 @@ def test_all_that_is_said_is_lines_of_json_if_asked(
     assert set(map(tuple, shown)) == set(map(tuple, objects))
     start, *lines, end = objects
     assert (code, errors) == (7, [])
-    assert [len(tasks) for tasks in start["cluster"].values()] == [0, 2]
+    assert [len(tasks) for tasks in start["cluster"].values()] == [1, 2]
     assert {"task": "worker:1", "stream": "stdout", "line": "started"} in lines
     wrong = {"task": "worker:1", "stream": "stderr", "line": "this went wrong"}
     assert wrong in lines

@@ -31,8 +31,18 @@ class Display(ABC):
         """
 
     @abstractmethod
+    def restarts(self, process: Process, restart: int, most: int) -> None:
+        """Shows that a process failed and will be started again.
+
+        Args:
+            process: What failed.
+            restart: Which restart of the run it is, from 1 on.
+            most: How many there may be.
+        """
+
+    @abstractmethod
     def failed(self, process: Process) -> None:
-        """Shows which process failed first."""
+        """Shows which process failed first, of those that are not started again."""
 
     @abstractmethod
     def ended(self, exit_code: int, problem: str) -> None:

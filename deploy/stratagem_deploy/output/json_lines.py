@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from stratagem_deploy.output.display import Display
-from stratagem_deploy.processes.process import Process
+from stratagem_deploy.processes.process import Process, describe_exit
 from stratagem_deploy.processes.transcript import Transcript
 
 
@@ -39,6 +39,10 @@ class JsonLines(Display):
 
     def started(self, cluster: Mapping[str, Sequence[str]], token_file: Path) -> None:
         self._write(cluster=cluster, token_file=str(token_file))
+
+    def restarts(self, process: Process, restart: int, most: int) -> None:
+        ended = describe_exit(process.exit_code or 0)
+        self._write(task=process.name, ended=ended, restart=restart, most=most)
 
     def failed(self, process: Process) -> None:
         self._failed = process.name

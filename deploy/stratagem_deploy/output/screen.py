@@ -68,6 +68,11 @@ class Screen(Display):
             watch = f"STRATAGEM_TOKEN_FILE={token_file} stratagem top {servers}"
             self.say(f"stratagem: to watch the servers: {watch}")
 
+    def restarts(self, process: Process, restart: int, most: int) -> None:
+        ended = describe_exit(process.exit_code or 0)
+        message = f"stratagem: {process.name} failed, with {ended}, and is started"
+        self.say(f"{message} again: restart {restart} of {most}", "bold yellow")
+
     def failed(self, process: Process) -> None:
         """Says how it ended, above the end of its log."""
         ended = describe_exit(process.exit_code or 0)

@@ -40,6 +40,11 @@ class RunOptions(ProcessSettings):
     grace: float = Field(
         10.0, ge=0, description="Seconds to end in, after a failure or Ctrl-C."
     )
+    max_restarts: int = Field(
+        0,
+        ge=0,
+        description="How often workers that fail are started again, all together.",
+    )
     restore: Path | None = Field(
         None,
         description="Folder of checkpoints; servers begin with the latest, if there is "
@@ -76,17 +81,30 @@ def run(
     With --restore and a folder that the script saves to, a script that is run again
     goes on with the values of the last checkpoint and with their optimizers' state.
 
+    With --max-restarts N a worker that fails is started again, up to N times in the
+    whole run, after half a second at first and twice as long each time, at most 30 s.
+    The others go on meanwhile. Servers keep the variables, so that a worker which is
+    started again goes on with them, though its script begins at its first line. Exit
+    code 2 is taken for arguments that cannot be, and is final. So is the end of a
+    server, as its variables end with it: run again, with --restore.
+
     Exit code: 0 when the script succeeded on every worker, else that of the worker
     which failed first, 128 + N if signal N ended it; 1 if a server failed.
     """
     if options.restore and not options.ps:
         raise typer.BadParameter("without servers nothing is restored")
+    if options.max_restarts and not options.ps:
+        raise typer.BadParameter(
+            "--max-restarts wants servers: without them workers make one group, which "
+            "none of them can enter again. `torchrun --max-restarts` starts all again"
+        )
     settings = ScriptSettings(
         command=(str(script), *_of_script(arguments or [])),
         ps=options.ps,
         workers=options.workers,
         grace=options.grace,
         verbose=options.verbose,
+        max_restarts=options.max_restarts,
         restore=str(options.restore.absolute()) if options.restore else "",
     )
     display: Display = Screen(sys.stderr, options.verbose)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import signal
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -21,6 +23,7 @@ from stratagem_deploy.output.server_log import is_routine
 from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_deploy.processes.private_directory import PrivateDirectory
 from stratagem_deploy.processes.process import Process
+from stratagem_deploy.processes.restarts import Restarts
 from stratagem_deploy.processes.run_records import RunRecord, on_record
 from stratagem_deploy.processes.supervision import Supervision
 from stratagem_deploy.running.workers import ScriptWorkers
@@ -40,6 +43,7 @@ class ScriptSettings:
         verbose: Whether servers may tell what they do, and not only what is wrong.
         restore: Absolute path of the folder of checkpoints that servers begin with;
             "" to begin with nothing.
+        max_restarts: How often a worker that failed is started again, in all.
     """
 
     command: tuple[str, ...]
@@ -48,6 +52,7 @@ class ScriptSettings:
     grace: float = 10.0
     verbose: bool = False
     restore: str = ""
+    max_restarts: int = 0
 
 
 class Interrupted(KeyboardInterrupt):
@@ -106,9 +111,11 @@ class ScriptRun:
             resources.enter_context(on_record(record))
         resources.callback(self._end_workers)
         starter = ScriptWorkers(self._settings.command, cluster, token_file)
+        self._start_worker = partial(
+            starter.start, display=self._display, on_end=self._events.put
+        )
         for index in range(self._settings.workers):
-            worker = starter.start(index, self._display, self._events.put)
-            self._workers.append(worker)
+            self._workers.append(self._start_worker(index))
 
     def _record(
         self, cluster: Mapping[str, Sequence[str]], token_file: Path
@@ -156,9 +163,11 @@ class ScriptRun:
             chief.send(signum)
 
     def _supervise(self) -> int:
-        supervision = Supervision(worker.name for worker in self._workers)
-        deadline: float | None = None
+        restarts = Restarts(self._settings.max_restarts)
+        supervision = Supervision((one.name for one in self._workers), restarts)
+        deadline = math.inf
         while supervision.running:
+            self._restart(restarts.take_due(time.monotonic()))
             signum = self._next_reaction(supervision, deadline)
             for worker in self._workers if signum else ():
                 worker.send(signum)
@@ -166,18 +175,36 @@ class ScriptRun:
                 deadline = time.monotonic() + self._settings.grace
         return supervision.exit_code
 
-    def _next_reaction(self, supervision: Supervision, deadline: float | None) -> int:
+    def _restart(self, names: Sequence[str]) -> None:
+        for index, worker in enumerate(self._workers):
+            if worker.name in names:
+                self._workers[index] = self._start_worker(index)
+
+    def _next_reaction(self, supervision: Supervision, deadline: float) -> int:
         """Waits for the next event; returns the signal that it calls for, or 0."""
-        patience = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            event = self._events.get(timeout=patience)
+            event = self._next_event(min(deadline, supervision.restarts.next_due))
         except Empty:
-            return signal.SIGKILL
+            return signal.SIGKILL if time.monotonic() >= deadline else 0
         if isinstance(event, int):
             return supervision.signalled(event)
-        signum = supervision.ended(event.name, event.exit_code or 0)
+        return self._on_end(supervision, event)
+
+    def _next_event(self, until: float) -> Process | int:
+        """Waits for it until a moment of the monotonic clock, or without end."""
+        endless = until == math.inf
+        patience = None if endless else max(0.0, until - time.monotonic())
+        return self._events.get(timeout=patience)
+
+    def _on_end(self, supervision: Supervision, process: Process) -> int:
+        granted = supervision.restarts.granted
+        now = time.monotonic()
+        signum = supervision.ended(process.name, process.exit_code or 0, now)
         if signum:
-            self._display.failed(event)
+            self._display.failed(process)
+        elif supervision.restarts.granted > granted:
+            most = self._settings.max_restarts
+            self._display.restarts(process, granted + 1, most)
         return signum
 
     def _end_workers(self) -> None:
