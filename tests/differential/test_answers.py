@@ -13,8 +13,9 @@ SCENARIOS = scenarios()
 
 pytestmark = [
     pytest.mark.usefixtures("four_cpus"),
-    # Old spellings warn; that they do is shown elsewhere.
+    # Old spellings and what has no effect warn; that they do is shown elsewhere.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.* has no effect"),
 ]
 
 
