@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stratagem import config
+from stratagem import _tracebacks, config
 from stratagem._contexts.context import (
     get_replica_context,
     get_strategy,
@@ -219,6 +219,7 @@ __all__ = [
 
 
 _default_strategy.install()
+_tracebacks.install()
 
 # What only some programs use, by its module: loaded when first asked for. Loading takes
 # time, and by the number of its objects lets Python look for garbage among all of

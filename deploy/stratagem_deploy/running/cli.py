@@ -50,6 +50,10 @@ class RunOptions(ProcessSettings):
         description="Folder of checkpoints; servers begin with the latest, if there is "
         "one.",
     )
+    full_tracebacks: bool = Field(
+        False,
+        description="Print all frames of tracebacks, those of libraries too.",
+    )
     verbose: bool = Field(
         False,
         description="Show how to watch the servers, and all that they log.",
@@ -88,6 +92,9 @@ def run(
     code 2 is taken for arguments that cannot be, and is final. So is the end of a
     server, as its variables end with it: run again, with --restore.
 
+    A traceback that ends a script which imports stratagem has one line in place of
+    frames of Stratagem, PyTorch and gRPC, unless --full-tracebacks is given.
+
     Exit code: 0 when the script succeeded on every worker, else that of the worker
     which failed first, 128 + N if signal N ended it; 1 if a server failed.
     """
@@ -105,6 +112,7 @@ def run(
         grace=options.grace,
         verbose=options.verbose,
         max_restarts=options.max_restarts,
+        full_tracebacks=options.full_tracebacks,
         restore=str(options.restore.absolute()) if options.restore else "",
     )
     display: Display = Screen(sys.stderr, options.verbose)

@@ -44,6 +44,7 @@ class ScriptSettings:
         restore: Absolute path of the folder of checkpoints that servers begin with;
             "" to begin with nothing.
         max_restarts: How often a worker that failed is started again, in all.
+        full_tracebacks: Whether tracebacks have the frames of Stratagem, too.
     """
 
     command: tuple[str, ...]
@@ -53,6 +54,7 @@ class ScriptSettings:
     verbose: bool = False
     restore: str = ""
     max_restarts: int = 0
+    full_tracebacks: bool = False
 
 
 class Interrupted(KeyboardInterrupt):
@@ -110,11 +112,14 @@ class ScriptRun:
             record = self._record(cluster, token_file)
             resources.enter_context(on_record(record))
         resources.callback(self._end_workers)
-        starter = ScriptWorkers(self._settings.command, cluster, token_file)
+        settings = self._settings
+        starter = ScriptWorkers(
+            settings.command, cluster, token_file, settings.full_tracebacks
+        )
         self._start_worker = partial(
             starter.start, display=self._display, on_end=self._events.put
         )
-        for index in range(self._settings.workers):
+        for index in range(settings.workers):
             self._workers.append(self._start_worker(index))
 
     def _record(

@@ -20,11 +20,13 @@ class ScriptWorkers:
         command: The script and its arguments.
         cluster: The addresses of the tasks by job, as in TF_CONFIG.
         token_file: File with the cluster's secret.
+        full_tracebacks: Whether our own frames are printed, too.
     """
 
     command: Sequence[str]
     cluster: Mapping[str, Sequence[str]]
     token_file: Path
+    full_tracebacks: bool = False
 
     def start(
         self, index: int, display: Display, on_end: Callable[[Process], None]
@@ -53,6 +55,8 @@ class ScriptWorkers:
         return {
             "TF_CONFIG": json.dumps({"cluster": self.cluster, "task": task}),
             "STRATAGEM_TOKEN_FILE": str(self.token_file),
+            # Read when `stratagem` is imported, and by nobody before.
+            "STRATAGEM_FOLD_TRACEBACKS": "" if self.full_tracebacks else "1",
             # Through a pipe, Python would keep its words back until it ends.
             "PYTHONUNBUFFERED": "1",
             **share_of_cores(len(self.cluster["worker"])),
