@@ -96,6 +96,11 @@ class Membership:
         return ("chief", 0) if has_chief else ("worker", 0)
 
     @property
+    def has_others(self) -> bool:
+        """Whether programs of other tasks may use the variables that this one makes."""
+        return self.num_trainers > 1 or "evaluator" in self.cluster.jobs
+
+    @property
     def creator_place(self) -> str:
         """That task, and where it is as far as the cluster says."""
         job, index = self.creator

@@ -14,6 +14,7 @@ from stratagem._modules.adoption import Adoption
 from stratagem._modules.attached import AttachedHostingExtended
 from stratagem._modules.extended import living_extended
 from stratagem._parameter_server.extended import ParameterServerExtended
+from stratagem._parameter_server.hosting.loaded_values import OnlyTheChief
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._parameter_server.variables.placement import Place, server_named
 from stratagem._parameter_server.variables.shards import Layout, Rows
@@ -160,7 +161,7 @@ class AttachedExtended(AttachedHostingExtended, ParameterServerExtended):
         )
 
     def _table(self, parts: ParameterParts, readable_nbytes: float) -> TableVariable:
-        reach = Reach(readable_nbytes, self._membership.require_creator)
+        reach = Reach(readable_nbytes, OnlyTheChief(self._membership))
         shards = [self._table_shard(spec) for spec in parts.specs]
         make = DynamicTable if parts.has_keys else TableVariable
         return make(self._store, parts.traits, shards, parts.layout, reach)

@@ -24,8 +24,8 @@ from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoin
 from stratagem._parameter_server.checkpoints.snapshot import snapshot_of
 from stratagem._parameter_server.hosting import updates as _remote_updates
 from stratagem._parameter_server.hosting.creation import RemoteCreation
+from stratagem._parameter_server.hosting.loaded_values import LoadedValues
 from stratagem._parameter_server.hosting.local_writes import (
-    carry_local_writes,
     refuse_writes_in_replicas,
 )
 from stratagem._parameter_server.hosting.store import RemoteStore
@@ -46,6 +46,7 @@ from stratagem._parameter_server.variables.variable_placement import (
 )
 from stratagem._servers.requests.barriers import barrier
 from stratagem._servers.traffic import Traffic
+from stratagem._tables.variable import require_whole_state
 from stratagem._variables.aggregating import AggregatingVariable
 from stratagem._variables.creators import NextCreator
 from stratagem._variables.initial_values import initial_tensor
@@ -81,6 +82,7 @@ class ParameterServerExtended(RemoteOptimizers):
     ) -> None:
         super().__init__(container_strategy, membership, devices, settings)
         self._store = store
+        self._loaded: LoadedValues = LoadedValues(store, self._parameters, membership)
         placement = placement_named(settings.placement)(store.servers.used)
         self._creation = RemoteCreation(store, membership, placement)
         # Kept alive, since what was created on a server keeps its name there.
@@ -185,8 +187,11 @@ class ParameterServerExtended(RemoteOptimizers):
     def _barrier(self, name: str, passed: int, timeout: float | None) -> None:
         if self._membership.task_type == "evaluator":
             return  # a cluster of its own
+        # After all have met, nobody has to wait for what the chief has set before.
+        self._loaded.carry()
         with self._averaging_buffers():
             self._meet(name, passed, timeout)
+        self._loaded.settle(0.0)
 
     @contextmanager
     def _averaging_buffers(self) -> Iterator[None]:
@@ -264,12 +269,12 @@ class ParameterServerExtended(RemoteOptimizers):
 
     def _before_replicas(self, training: bool = False) -> None:
         super()._before_replicas()
-        carry_local_writes(self._store, self._parameters, self._membership)
+        self._loaded.settle()
         self._store.refresh(self._variables, training)
 
     def _before_lone_step(self) -> None:
         super()._before_replicas()
-        carry_local_writes(self._store, self._parameters, self._membership)
+        self._loaded.settle()
         self._store.pushes.begin_outside_of_runs()
 
     def _run(
@@ -292,6 +297,23 @@ class ParameterServerExtended(RemoteOptimizers):
             self._checkpoints.states.ran()
         refuse_writes_in_replicas(self._store, self._parameters)
         return result
+
+    def _slots(
+        self, optimizer: str, variables: Sequence[Variable]
+    ) -> Sequence[Mapping[str, torch.Tensor]]:
+        # What was loaded here last is to be seen, or refused.
+        self._loaded.settle()
+        return super()._slots(optimizer, variables)
+
+    def _set_slots(
+        self, optimizer: str, slots: Mapping[Variable, Mapping[str, torch.Tensor]]
+    ) -> None:
+        if self._membership.creates:
+            super()._set_slots(optimizer, slots)
+            self._loaded.tell_slots(optimizer, slots)
+        else:
+            require_whole_state(slots)
+            self._loaded.hold_slots(optimizer, slots, super()._slots)
 
     # Functions run where variables are.
 

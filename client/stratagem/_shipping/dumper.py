@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._parameter_server.hosting.local_writes import carry_local_writes
+from stratagem._parameter_server.hosting.local_writes import carry, written_in
 from stratagem._shipping.calls.call import Call
 from stratagem._shipping.calls.call_marks import mark_of_call
 from stratagem._shipping.calls.pickled_calls import PickledCalls
@@ -84,7 +84,9 @@ class Dumper:
         extended = self._strategy.extended
         assert isinstance(extended, ParameterServerExtended)
         extended._adopter.adopt()
-        carry_local_writes(extended._store, extended._parameters, extended._membership)
+        written = written_in(extended._store, extended._parameters)
+        if written:
+            carry(extended._store, written)
 
 
 class _Dump:

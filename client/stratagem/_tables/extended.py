@@ -30,7 +30,7 @@ from stratagem._tables.initial_rows import InitialRows
 from stratagem._tables.parameter import TableParameter
 from stratagem._tables.recording import AllocationRecorder, current_recorder
 from stratagem._tables.shard import LazyRows, TableShard
-from stratagem._tables.variable import Reach, TableVariable
+from stratagem._tables.variable import Loading, Reach, TableVariable
 from stratagem._variables.traits import VariableTraits
 from stratagem_proto.v1.variable_pb2 import TableSpec
 
@@ -49,6 +49,7 @@ class TablesExtended(PartitionedExtended):
     """
 
     _store: RemoteStore
+    _loaded: Loading
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -96,7 +97,7 @@ class TablesExtended(PartitionedExtended):
         ]
         make = TableVariable if limits is None else DynamicTable
         traits = _traits(adoption)
-        reach = Reach(self._readable_nbytes, self._membership.require_creator)
+        reach = Reach(self._readable_nbytes, self._loaded)
         return make(self._store, traits, parts, layout, reach)
 
     def _layout_of_table(

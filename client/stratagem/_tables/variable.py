@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -33,17 +34,35 @@ if TYPE_CHECKING:
     from stratagem._parameter_server.hosting.store import RemoteStore
 
 
+class Loading(Protocol):
+    """What becomes of values that the program of one task sets."""
+
+    def set_table(
+        self, table: TableVariable, value: torch.Tensor, write: Callable[[], None]
+    ) -> None:
+        """Write a value if this task does that, or hold it.
+
+        Args:
+            table: Whose value it is.
+            value: The whole value.
+            write: Writes it.
+        """
+
+    def settle_table(self, table: TableVariable) -> None:
+        """Require that what is held of a table has become its value."""
+
+
 @dataclass(frozen=True)
 class Reach:
     """What a process may do with a table as a whole.
 
     Attributes:
         nbytes: The most bytes that it reads.
-        require_creator: Checks that this task may set what it is given the name of.
+        loading: Sees to it that what it sets agrees with what the chief does.
     """
 
     nbytes: float
-    require_creator: Callable[[str], None]
+    loading: Loading
 
 
 class TableVariable(SplitVariable):
@@ -124,6 +143,7 @@ class TableVariable(SplitVariable):
         """
         self.require_rows(rows)
         if current_replica_id() is None:
+            self.reach.loading.settle_table(self)
             return read({self: rows})[0]
         with self.pulling:
             pull_missing({self: rows}, training)
@@ -176,6 +196,10 @@ class TableVariable(SplitVariable):
             )
         return self.pull(self.whole_rows, training=False)
 
+    def present(self) -> torch.Tensor:
+        """Return the value that the servers have, whatever is held here."""
+        return read({self: self.whole_rows})[0]
+
     # Writing.
 
     def gradients(self, gradient: torch.Tensor) -> list[torch.Tensor | IndexedSlices]:
@@ -192,7 +216,6 @@ class TableVariable(SplitVariable):
 
         Raises:
             ContextError: A replica is running.
-            FailedPreconditionError: This task is not the chief.
         """
         if current_replica_id() is not None:
             raise ContextError(
@@ -200,8 +223,8 @@ class TableVariable(SplitVariable):
                 "would lose it again; write parameters outside of run(), or change "
                 "them by an optimizer"
             )
-        self.reach.require_creator(f"parameter {self.name!r}")
-        self._write(Write.ASSIGN, operand(self, value))
+        write = partial(self._write, Write.ASSIGN, operand(self, value))
+        self.reach.loading.set_table(self, value, write)
 
     def _write(self, write: Write, value: Any) -> None:
         values: list[Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -132,10 +132,20 @@ class MultiWorkerMirroredExtended(MirroredExtended):
 
     def _before_replicas(self) -> None:
         for hosted in self._parameters.written_locally():
-            what = f"{self._written} {hosted.name} ".encode()
-            content = what + _content(hosted.parameter)
-            self._written = hashlib.sha256(content).hexdigest()
+            self._note_written(hosted.name, hosted.parameter)
         super()._before_replicas()
+
+    def _note_written(self, name: str, value: torch.Tensor) -> None:
+        content = f"{self._written} {name} ".encode() + _content(value)
+        self._written = hashlib.sha256(content).hexdigest()
+
+    def _set_slots(
+        self, optimizer: str, slots: Mapping[Variable, Mapping[str, torch.Tensor]]
+    ) -> None:
+        super()._set_slots(optimizer, slots)
+        for variable, state in slots.items():
+            for key, value in sorted(state.items()):
+                self._note_written(f"{optimizer} {variable.name} {key}", value)
 
     def _apply_gradients(self, step: OptimizerStep) -> None:
         joined = self._steps.joined(step, self._written, self._find)

@@ -51,7 +51,9 @@ class StepsTogether:
                 differ.
         """
         same: list[Any] = [step.optimizer, step.class_name, str(step.reduce_op)]
-        same.append(f"parameters that were written by hand: {written or 'none'}")
+        same.append(
+            f"parameters and states that were written by hand: {written or 'none'}"
+        )
         same += [pair for group in step.groups for pair in _hyperparameters(group)]
         own = {"replicas": step.replicas, "groups": list(map(_forms, step.groups))}
         heard = self._group.agree("A step of an optimizer", same, own)

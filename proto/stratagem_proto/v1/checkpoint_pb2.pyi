@@ -503,7 +503,10 @@ class RestoreVariablesRequest(google.protobuf.message.Message):
     IDENTITY_FIELD_NUMBER: builtins.int
     RESTORATION_FIELD_NUMBER: builtins.int
     identity: builtins.str
-    """What to answer to ListRestored from now on; empty adds nothing."""
+    """What to answer to ListRestored from now on, until the server keeps more than 2^20
+    characters of later ones: of a checkpoint, or of values that the chief has set.
+    Empty adds nothing.
+    """
     restoration: builtins.bytes
     """As in the StageVariablesRequest; empty restores nothing."""
     @property

@@ -1,4 +1,4 @@
-"""Which checkpoints the chief has said to be restored on all servers.
+"""What the chief has said to be restored, or set, on all servers.
 
 Pure.
 """
@@ -6,6 +6,9 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+_MOST_CHARACTERS = 1 << 20
+"""The oldest are forgotten beyond that; each but the last one."""
 
 
 class Announcements:
@@ -22,6 +25,12 @@ class Announcements:
     def add(self, identity: str, session_id: bytes) -> None:
         """Takes note that a session has had a checkpoint restored."""
         self._made.append((identity, session_id))
+        while len(self._made) > 1 and self._characters > _MOST_CHARACTERS:
+            del self._made[0]
+
+    @property
+    def _characters(self) -> int:
+        return sum(len(identity) for identity, _ in self._made)
 
     def session_opened(self, session_id: bytes) -> None:
         """Takes note of a session, which may be one of before."""
@@ -32,7 +41,7 @@ class Announcements:
 
     @property
     def identities(self) -> Sequence[str]:
-        """The checkpoints."""
+        """What was announced."""
         return [identity for identity, _ in self._made]
 
     def facts(self) -> list[tuple[str, str]]:

@@ -56,10 +56,10 @@ def test_training_after_loading_equals_the_same_locally(
     assert equal(module, plain)
 
 
-def test_only_the_chief_may_write_parameters(cluster: Cluster) -> None:
+def test_the_chief_alone_says_what_parameters_are(cluster: Cluster) -> None:
     with cluster.strategy(0) as chief, chief.scope():
         module = network()
-    with cluster.strategy(1) as worker:
+    with cluster.strategy(1, peer_seconds=0.2) as worker:
         with worker.scope():
             module = network()
         module.load_state_dict(network(5).state_dict())

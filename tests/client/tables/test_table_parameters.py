@@ -91,17 +91,20 @@ def test_replicas_and_other_workers_do_not_write_it(
         strategy.run(write)
 
 
-def test_only_the_chief_writes_it() -> None:
-    wanted = pytest.raises(FailedPreconditionError, match="only the chief")
+def test_other_values_than_the_chief_writes_are_refused() -> None:
     with running(num_workers=2) as cluster, cluster.strategy(0) as chief:
         with chief.scope():
             written = stratagem.nn.Embedding(ROWS, 3)
-        with cluster.strategy(1) as worker:
+        with cluster.strategy(1, peer_seconds=0.2) as worker:
             with worker.scope():
                 seen = stratagem.nn.Embedding(ROWS, 3)
-            with wanted, torch.no_grad():
+            before = written(ALL)
+            with torch.no_grad():
                 seen.weight.copy_(values())
-            assert torch.equal(written(ALL), seen(ALL))
+            for look in (lambda: seen(ALL), worker.refresh):
+                with pytest.raises(FailedPreconditionError, match="only in the chief"):
+                    look()
+            assert torch.equal(written(ALL), before)
 
 
 def test_copies_and_pickles_are_plain(table: nn.Embedding) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from stratagem._cluster.membership import Membership
+from collections.abc import Sequence
+
 from stratagem._modules.hosting import HostedParameter
 from stratagem._modules.registry import ParameterRegistry
 from stratagem._parameter_server.hosting.store import RemoteStore
@@ -15,22 +16,24 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_SET
 
 
-def carry_local_writes(
-    store: RemoteStore, parameters: ParameterRegistry, membership: Membership
-) -> None:
-    """Write to the servers what the user wrote since the parameters were settled.
+def written_in(
+    store: RemoteStore, parameters: ParameterRegistry
+) -> list[HostedParameter]:
+    """Return what the user wrote since the parameters were settled.
 
     Raises:
-        FailedPreconditionError: This task is not the chief.
         InvalidArgumentError: A parameter has another shape or dtype than before.
     """
     written = store.arrivals.apart(parameters.written_locally)
-    if not written:
-        return
-    membership.require_creator(f"parameter {written[0].name!r}")
-    writings = {}
     for hosted in written:
         _require_same(hosted)
+    return written
+
+
+def carry(store: RemoteStore, written: Sequence[HostedParameter]) -> None:
+    """Write to the servers what the user wrote."""
+    writings = {}
+    for hosted in written:
         for part in parts_of(hosted.variable):
             value = part.leaf.detach()
             writings[part] = Writing(part.name, ASSIGN_MODE_SET, value)

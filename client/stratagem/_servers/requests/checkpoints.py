@@ -133,13 +133,13 @@ def restore_staged(restoration: bytes) -> Request[pb.RestoreVariablesResponse]:
 
 
 def announce_restored(identity: str) -> Request[pb.RestoreVariablesResponse]:
-    """The request that says that a checkpoint is restored on all servers."""
+    """The request that says that a checkpoint is restored, or values are set."""
     message = pb.RestoreVariablesRequest(identity=identity)
     return Request("RestoreVariables", message, sole(pb.RestoreVariablesResponse))
 
 
 def list_restored() -> Request[list[str]]:
-    """The request for the identities of the checkpoints that were restored."""
+    """The request for what was announced, in its order."""
     return Request("ListRestored", pb.ListRestoredRequest(), _identities)
 
 
