@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -92,12 +91,12 @@ class ScriptRun:
             before = signal.signal(signal.SIGWINCH, self._on_resize)
             resources.callback(signal.signal, signal.SIGWINCH, before)
             try:
-                self._start(resources)
+                starter = self._start(resources)
             except Interrupted as interrupted:
                 return 128 + interrupted.signum
-            return self._supervise()
+            return self._supervise(starter)
 
-    def _start(self, resources: ExitStack) -> None:
+    def _start(self, resources: ExitStack) -> ScriptWorkers:
         cluster = {
             job: [str(resources.enter_context(ReservedAddress())) for _ in range(count)]
             for job, count in self._counts.items()
@@ -116,11 +115,10 @@ class ScriptRun:
         starter = ScriptWorkers(
             settings.command, cluster, token_file, settings.full_tracebacks
         )
-        self._start_worker = partial(
-            starter.start, display=self._display, on_end=self._events.put
-        )
         for index in range(settings.workers):
-            self._workers.append(self._start_worker(index))
+            worker = starter.start(index, self._display, self._events.put)
+            self._workers.append(worker)
+        return starter
 
     def _record(
         self, cluster: Mapping[str, Sequence[str]], token_file: Path
@@ -167,12 +165,12 @@ class ScriptRun:
                     transcript.fit()
             chief.send(signum)
 
-    def _supervise(self) -> int:
+    def _supervise(self, starter: ScriptWorkers) -> int:
         restarts = Restarts(self._settings.max_restarts)
         supervision = Supervision((one.name for one in self._workers), restarts)
         deadline = math.inf
         while supervision.running:
-            self._restart(restarts.take_due(time.monotonic()))
+            self._restart(starter, restarts.take_due(time.monotonic()))
             signum = self._next_reaction(supervision, deadline)
             for worker in self._workers if signum else ():
                 worker.send(signum)
@@ -180,10 +178,11 @@ class ScriptRun:
                 deadline = time.monotonic() + self._settings.grace
         return supervision.exit_code
 
-    def _restart(self, names: Sequence[str]) -> None:
+    def _restart(self, starter: ScriptWorkers, names: Sequence[str]) -> None:
         for index, worker in enumerate(self._workers):
             if worker.name in names:
-                self._workers[index] = self._start_worker(index)
+                again = starter.start(index, self._display, self._events.put)
+                self._workers[index] = again
 
     def _next_reaction(self, supervision: Supervision, deadline: float) -> int:
         """Waits for the next event; returns the signal that it calls for, or 0."""
