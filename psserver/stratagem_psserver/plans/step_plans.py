@@ -17,6 +17,7 @@ from stratagem_psserver.exactly_once.mutations import Staged
 from stratagem_psserver.limits.recent import Recent
 from stratagem_psserver.optimization.repeated_groups import Gradients
 from stratagem_psserver.optimization.repeated_steps import RepeatedStep
+from stratagem_psserver.plans.permitted import may_all_be_planned, may_be_planned
 from stratagem_psserver.plans.update_text import unchanging
 from stratagem_psserver.variables.choices import Choice
 from stratagem_psserver.variables.store import VariableStore
@@ -173,25 +174,19 @@ class StepPlans:
 def _is_step(header: pb.UpdateHeader) -> bool:
     """Whether it is an optimizer's, with the tensors of its gradients and no more."""
     is_step = header.program.WhichOneof("kind") == "optimizer"
-    is_part = header.HasField("contribution") or header.HasField("backward")
-    is_limited = header.HasField("limits")
     of_rows = sum([each.HasField("rows") for each in header.gradients])
     fits = len(header.tensors) == len(header.gradients) + of_rows
-    return is_step and fits and not is_part and not is_limited
+    return is_step and fits and may_be_planned(header)
 
 
 def _is_plain(header: pb.UpdateHeader) -> bool:
-    """Whether gradients are as they are, each of its tensors, and no rows asked for."""
+    """Whether a plan honours all of it, and each gradient of rows has its tensors."""
     gradients = header.gradients
-    if any(each.HasField("encoding") for each in gradients):
-        return False
     rows = [place for place in map(_rows_of, gradients) if place is not None]
     # Of what is no gradient of rows, the plan knows how large it is.
     places = sorted([*rows, *(each.tensor for each in gradients)])
     is_apart = not rows or places == list(range(len(header.tensors)))
-    return is_apart and not any(
-        each.HasField("rows") for each in header.then.selections
-    )
+    return is_apart and may_all_be_planned(header)
 
 
 def _rows_of(gradient: pb.GradientRef) -> int | None:
@@ -201,7 +196,7 @@ def _rows_of(gradient: pb.GradientRef) -> int | None:
 
 def _common(header: pb.UpdateHeader) -> pb.UpdateHeader:
     """All of an update but what is another number with each step."""
-    common = pb.UpdateHeader()
+    common = type(header)()
     common.CopyFrom(header)
     common.ClearField("key")
     common.program.optimizer.ClearField("groups")
