@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -97,7 +98,9 @@ def test_a_contest_asks_only_for_the_figures_that_are_needed() -> None:
 def test_goals_without_a_floor_are_listed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    main([Name("startup")], quick=True)
+    # On a busy machine a start may take longer than its floor allows.
+    with suppress(SystemExit):
+        main([Name("startup")], quick=True)
     lines = capsys.readouterr().out.splitlines()
     # It takes too long to be measured again in two minutes.
     assert (
