@@ -54,6 +54,7 @@ check: $(INSTALLED) ## Lint, type-check, and see that tests can fail.
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tests.circles
 	$(BIN)/buf lint proto
 	$(BIN)/python proto/compile.py --check
 	$(BIN)/python -m tests.deploy.manifests.check

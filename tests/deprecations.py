@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from stratagem import _deprecation
+from stratagem._core import deprecation
 
 
 @contextmanager
 def warns_to_use(replacement: str) -> Iterator[None]:
     """Scope in which an old spelling is called, whose warning names a new one."""
-    _deprecation.warned.clear()
+    deprecation.warned.clear()
     with pytest.warns(DeprecationWarning, match=f"use {replacement}"):
         yield

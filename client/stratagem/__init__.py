@@ -8,39 +8,40 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stratagem import _tracebacks, config
-from stratagem._contexts.context import (
-    get_replica_context,
-    get_strategy,
-    has_strategy,
-    in_cross_replica_context,
-)
-from stratagem._contexts.global_scope import experimental_set_strategy
-from stratagem._contexts.replica_context import ReplicaContext
-from stratagem._devices import device
-from stratagem._enums import (
+from stratagem import config
+from stratagem._core import tracebacks as _tracebacks
+from stratagem._core.contexts.context import has_strategy, in_cross_replica_context
+from stratagem._core.contexts.global_scope import experimental_set_strategy
+from stratagem._core.device_names import device
+from stratagem._core.enums import (
     CommunicationImplementation,
     ReduceOp,
     VariableAggregation,
     VariableSynchronization,
 )
-from stratagem._input.options import (
-    AutoShardPolicy,
-    InputOptions,
-    InputReplicationMode,
-)
-from stratagem._options import (
+from stratagem._core.options import (
     CommunicationOptions,
     InputContext,
     RunOptions,
     ValueContext,
 )
-from stratagem._replicas.values import DistributedValues, Mirrored, PerReplica
-from stratagem._strategies import default as _default_strategy
+from stratagem._core.replicas.replica_context import ReplicaContext, get_replica_context
+from stratagem._core.tensors.indexed_slices import IndexedSlices
+from stratagem._core.values.distributed_values import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+)
+from stratagem._core.variables.variable import Variable
+from stratagem._hosting.strategies import default as _default_strategy
+from stratagem._input.options import (
+    AutoShardPolicy,
+    InputOptions,
+    InputReplicationMode,
+)
+from stratagem._strategies.current import get_strategy
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.strategy import Strategy
-from stratagem._variables.indexed_slices import IndexedSlices
-from stratagem._variables.variable import Variable
 from stratagem._version import __version__
 from stratagem_proto.errors import (
     AbortedError,
@@ -95,27 +96,27 @@ if TYPE_CHECKING:
     from stratagem._cluster.device_filters import ClusterDeviceFilters
     from stratagem._cluster.server import Server
     from stratagem._cluster.spec import ClusterSpec
-    from stratagem._hosts.strategy import TPUStrategy
-    from stratagem._input.dataset import DistributedDataset
-    from stratagem._input.iterator import DistributedIterator, InputIterator
-    from stratagem._optimizers.optimizer import DistributedOptimizer
-    from stratagem._parameter_server.strategy import ParameterServerStrategy
-    from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
-    from stratagem._parameter_server.variables.variable_placement import (
-        VariablePlacement,
-    )
-    from stratagem._replicas.cross_device_ops import (
+    from stratagem._core.values.cross_device_ops import (
         CrossDeviceOps,
         HierarchicalCopyAllReduce,
         NcclAllReduce,
         ReductionToOneDevice,
     )
-    from stratagem._servers.traffic import Traffic
-    from stratagem._strategies.central_storage import CentralStorageStrategy
-    from stratagem._strategies.mirrored import MirroredStrategy
+    from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
+    from stratagem._input.dataset import DistributedDataset
+    from stratagem._input.iterator import DistributedIterator, InputIterator
+    from stratagem._local.central_storage import CentralStorageStrategy
+    from stratagem._local.mirrored import MirroredStrategy
+    from stratagem._local.one_device import OneDeviceStrategy
+    from stratagem._multi_worker.strategy import MultiWorkerMirroredStrategy
+    from stratagem._parameter_server.strategy import ParameterServerStrategy
+    from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
+    from stratagem._parameter_server.variables.variable_placement import (
+        VariablePlacement,
+    )
+    from stratagem._ps_client.traffic import Traffic
     from stratagem._strategies.multi_step import MultiStepContext
-    from stratagem._strategies.multi_worker_mirrored import MultiWorkerMirroredStrategy
-    from stratagem._strategies.one_device import OneDeviceStrategy
+    from stratagem._tpu.strategy import TPUStrategy
     from stratagem_proto.v1.cluster_pb2 import ClusterDef, ConfigProto, ServerDef
 
 # Alphabetical; each name that is added is imported above.
@@ -226,29 +227,29 @@ _tracebacks.install()
 # torch's, which takes longer. Programs meet some of these classes without asking for
 # them by name, so their own bodies say that they belong here.
 _LATE = {
-    "CentralStorageStrategy": "stratagem._strategies.central_storage",
+    "CentralStorageStrategy": "stratagem._local.central_storage",
     "ClusterDef": "stratagem_proto.v1.cluster_pb2",
     "ClusterDeviceFilters": "stratagem._cluster.device_filters",
     "ClusterSpec": "stratagem._cluster.spec",
     "ConfigProto": "stratagem_proto.v1.cluster_pb2",
-    "CrossDeviceOps": "stratagem._replicas.cross_device_ops",
+    "CrossDeviceOps": "stratagem._core.values.cross_device_ops",
     "DistributedDataset": "stratagem._input.dataset",
     "DistributedIterator": "stratagem._input.iterator",
-    "DistributedOptimizer": "stratagem._optimizers.optimizer",
-    "HierarchicalCopyAllReduce": "stratagem._replicas.cross_device_ops",
+    "DistributedOptimizer": "stratagem._hosting.optimizers.optimizer",
+    "HierarchicalCopyAllReduce": "stratagem._core.values.cross_device_ops",
     "InputIterator": "stratagem._input.iterator",
-    "MirroredStrategy": "stratagem._strategies.mirrored",
+    "MirroredStrategy": "stratagem._local.mirrored",
     "MultiStepContext": "stratagem._strategies.multi_step",
-    "MultiWorkerMirroredStrategy": "stratagem._strategies.multi_worker_mirrored",
-    "NcclAllReduce": "stratagem._replicas.cross_device_ops",
-    "OneDeviceStrategy": "stratagem._strategies.one_device",
+    "MultiWorkerMirroredStrategy": "stratagem._multi_worker.strategy",
+    "NcclAllReduce": "stratagem._core.values.cross_device_ops",
+    "OneDeviceStrategy": "stratagem._local.one_device",
     "ParameterServerStrategy": "stratagem._parameter_server.strategy",
-    "ReductionToOneDevice": "stratagem._replicas.cross_device_ops",
+    "ReductionToOneDevice": "stratagem._core.values.cross_device_ops",
     "Server": "stratagem._cluster.server",
     "ServerDef": "stratagem_proto.v1.cluster_pb2",
     "ShardedVariable": "stratagem._parameter_server.variables.sharded_variable",
-    "TPUStrategy": "stratagem._hosts.strategy",
-    "Traffic": "stratagem._servers.traffic",
+    "TPUStrategy": "stratagem._tpu.strategy",
+    "Traffic": "stratagem._ps_client.traffic",
     "VariablePlacement": "stratagem._parameter_server.variables.variable_placement",
     "cluster_resolver": "stratagem.cluster_resolver",
     "compression": "stratagem.compression",

@@ -1,6 +1,6 @@
 """The devices that strategies of this process may use."""
 
-from stratagem._devices import (
+from stratagem._core.device_names import (
     list_logical_devices,
     set_logical_cpus,
     set_logical_gpus,

@@ -10,9 +10,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stratagem._tables.dynamic import NOMINAL_ROWS, DynamicTable, KeyLimits
-from stratagem._tables.prefetch import prefetch
-from stratagem._tables.recording import current_recorder
+from stratagem._parameter_server.tables.dynamic import (
+    NOMINAL_ROWS,
+    DynamicTable,
+    KeyLimits,
+)
+from stratagem._parameter_server.tables.prefetch import prefetch
+from stratagem._parameter_server.tables.recording import current_recorder
 from stratagem_proto.errors import ContextError, InvalidArgumentError
 
 __all__ = [

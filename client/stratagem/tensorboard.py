@@ -19,7 +19,7 @@ from stratagem._strategies.strategy import Strategy
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-    from stratagem._servers.traffic import Traffic
+    from stratagem._ps_client.traffic import Traffic
     from stratagem.consistency import ConsistencyReport, WorkerReport
 
 __all__ = ["ScalarWriter"]

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 import stratagem
-from stratagem._modules.adoption import Adoption
-from stratagem._modules.extended import HostingExtended
-from stratagem._optimizers.step import OptimizerStep
-from stratagem._variables.local import LocalVariable
-from stratagem._variables.variable import Variable
+from stratagem._core.variables.local import LocalVariable
+from stratagem._core.variables.variable import Variable
+from stratagem._gradients.step import OptimizerStep
+from stratagem._hosting.modules.adoption import Adoption
+from stratagem._hosting.modules.extended import HostingExtended
 from stratagem_proto.programs.optimizers import OPTIMIZERS
 from tests.client import two_replicas
 

@@ -76,8 +76,7 @@ OF_SERVERS = (
     "grpc",
     "stratagem._cluster",
     "stratagem._parameter_server",
-    "stratagem._servers",
-    "stratagem._tables",
+    "stratagem._ps_client",
     "stratagem._tracing",
 )
 

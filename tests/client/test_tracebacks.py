@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stratagem._tracebacks import folded
+from stratagem._core.tracebacks import folded
 
 PACKAGES = {
     "s.py": "stratagem",

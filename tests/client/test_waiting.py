@@ -17,11 +17,11 @@ from stratagem import (
     CommunicationOptions,
     MultiWorkerMirroredStrategy,
     Variable,
-    _waiting,
 )
-from stratagem._hosts.crew import connected
-from stratagem._waiting import Wait
-from stratagem._workers import meeting
+from stratagem._core import waiting
+from stratagem._core.waiting import Wait
+from stratagem._multi_worker import meeting
+from stratagem._tpu.crew import connected
 from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from stratagem_proto.errors import StratagemError, UnavailableError
 from stratagem_proto.wire.channel import Deadlines
@@ -36,8 +36,8 @@ CLOCK = r"\d\d:\d\d:\d\d"
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines that come at once."""
-    monkeypatch.setattr(_waiting, "_FIRST_SECONDS", 0.05)
-    monkeypatch.setattr(_waiting, "_NEXT_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "_FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "_NEXT_SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_line_says_who_waits_for_whom_since_and_until_when(
 def test_waits_alike_are_told_of_once(
     lines: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_waiting, "_NEXT_SECONDS", 600.0)
+    monkeypatch.setattr(waiting, "_NEXT_SECONDS", 600.0)
     with Wait("me", "you"), Wait("me", "you"), Wait("me", "them"):
         eventually(lambda: any("them" in line for line in lines()))
     assert sum("you" in line for line in lines()) == 1

@@ -25,10 +25,10 @@ from stratagem import (
     Variable,
     config,
 )
-from stratagem._workers.group import WorkerGroup
-from stratagem._workers.links import Links
-from stratagem._workers.meeting import Meeting
-from stratagem._workers.place import WorkerPlace
+from stratagem._multi_worker.group import WorkerGroup
+from stratagem._multi_worker.links import Links
+from stratagem._multi_worker.meeting import Meeting
+from stratagem._multi_worker.place import WorkerPlace
 from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
 from stratagem_deploy import LocalCluster
 from stratagem_deploy.processes.addresses import ReservedAddress

@@ -8,8 +8,8 @@ from contextlib import closing
 import pytest
 import torch
 
-from stratagem._servers.transports.places import places
-from stratagem._servers.transports.socket_link import SocketLink
+from stratagem._ps_client.transports.places import places
+from stratagem._ps_client.transports.socket_link import SocketLink
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import OpenSessionResponse

@@ -14,7 +14,6 @@ from google.protobuf.message import Message
 from stratagem_proto.programs.optimizers import OPTIMIZERS
 from stratagem_proto.programs.update_programs import encode_group
 from stratagem_proto.protocol import CHUNK_BYTES, PROTOCOL_VERSION
-from stratagem_proto.serving.status import SERVICE as STATUS_SERVICE
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
@@ -34,6 +33,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.codec import Assembler, split
 from stratagem_proto.wire.frames import Header, decode_frame, encode_frame
+from stratagem_proto.wire.server_status import SERVICE as STATUS_SERVICE
 from stratagem_proto.wire.status import translated
 from stratagem_proto.wire.tensors import spec_of
 from tests.conftest import TOKEN

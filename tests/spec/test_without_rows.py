@@ -64,7 +64,7 @@ def test_a_test_that_passes_without_its_row_fails(pytester: pytest.Pytester) -> 
         "stratagem.Strategy.num_replicas_in_sync",
         "stratagem.MirroredStrategy.extended",
         "stratagem.ReduceOp.from_variable_aggregation",
-        "stratagem._options.InputContext.get_per_replica_batch_size",
+        "stratagem._core.options.InputContext.get_per_replica_batch_size",
     ],
 )
 def test_what_is_taken_away_comes_back(target: str) -> None:

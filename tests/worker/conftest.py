@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stratagem._worker_servers.link import WorkerLink
+from stratagem._worker_client.link import WorkerLink
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stratagem._servers.connections.session import Identity, handshake
+from stratagem._ps_client.connections.session import Identity, handshake
 from stratagem._shipping.parcel import Definition
 from stratagem._shipping.pickles.pickling import Pickler
-from stratagem._shipping.residents.results import load_result
-from stratagem._worker_servers.link import WorkerLink
-from stratagem._worker_servers.runtime import this_runtime
+from stratagem._shipping.remote_objects.results import load_result
+from stratagem._worker_client.link import WorkerLink
+from stratagem._worker_client.runtime import this_runtime
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task

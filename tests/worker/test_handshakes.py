@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from stratagem._servers.connections.session import Identity
-from stratagem._worker_servers import link as links
-from stratagem._worker_servers.link import WorkerLink
-from stratagem._worker_servers.runtime import this_runtime
+from stratagem._ps_client.connections.session import Identity
+from stratagem._worker_client import link as links
+from stratagem._worker_client.link import WorkerLink
+from stratagem._worker_client.runtime import this_runtime
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,

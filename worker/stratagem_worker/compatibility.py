@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stratagem._worker_servers.runtime import this_runtime
+from stratagem._worker_client.runtime import this_runtime
 from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.v1.worker_pb2 import Runtime
 

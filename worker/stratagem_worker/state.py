@@ -6,8 +6,10 @@ import asyncio
 import os
 import time
 
-from stratagem._devices import list_logical_devices
+from stratagem._core.device_names import list_logical_devices
+from stratagem._remote_kinds import KINDS
 from stratagem._shipping.loader import Loader
+from stratagem._shipping.remote_objects.kinds import WorkerTask
 from stratagem_proto.errors import NotFoundError, UnavailableError
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
 from stratagem_proto.serving.figures import Figures
@@ -55,7 +57,8 @@ class WorkerState:
         if self._draining:
             raise self._shutting_down()
         settings, identifier = self.settings, request.session.session_id
-        loader = Loader(settings.task, settings.token, request.address)
+        task = WorkerTask(settings.task, settings.token, request.address)
+        loader = Loader(task, KINDS)
         session = WorkSession(
             settings,
             self._executor,

@@ -15,8 +15,8 @@ from benchmarks.peers.lookups import answers
 from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.row_batches import LOOKUPS, ROWS, WIDTH
 from benchmarks.peers.stratagem.server import connected, created, program
-from stratagem._servers.group import ServerGroup
-from stratagem._servers.requests import reading, reads, updates
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.requests import reading, reads, updates
 from stratagem_proto.rows import summed
 
 _NAME = "table"

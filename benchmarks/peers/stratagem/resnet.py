@@ -13,8 +13,8 @@ import torch
 from benchmarks.peers import resnet, timing
 from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.stratagem.server import connected, created, program
-from stratagem._servers.group import ServerGroup
-from stratagem._servers.requests import reading, reads, updates
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.requests import reading, reads, updates
 
 
 @contextmanager

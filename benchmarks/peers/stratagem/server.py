@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import torch
 
-from stratagem._servers.connections.session import Identity
-from stratagem._servers.group import ServerGroup
-from stratagem._servers.requests import writes
+from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.requests import writes
 from stratagem_deploy import LocalCluster
 from stratagem_proto.programs.optimizers import rule_named
 from stratagem_proto.programs.update_programs import encode_group

@@ -21,10 +21,10 @@ from benchmarks.peers.server import server
 from benchmarks.peers.stratagem.server import connected
 from benchmarks.peers.stratagem.transfer import Variable
 from benchmarks.peers.transfer import Transfers
-from stratagem._servers.connections.connection import Connection as ServerConnection
-from stratagem._servers.connections.heartbeat import Heartbeat
-from stratagem._servers.connections.session import Identity
-from stratagem._servers.step_count import StepCount
+from stratagem._ps_client.connections.connection import Connection as ServerConnection
+from stratagem._ps_client.connections.heartbeat import Heartbeat
+from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.wire.channel import Deadlines
 
 

@@ -15,8 +15,8 @@ import torch
 from benchmarks.peers.process import Answer, serve
 from benchmarks.peers.stratagem.server import connected, created, program
 from benchmarks.peers.transfer import Transfers
-from stratagem._servers.group import ServerGroup
-from stratagem._servers.requests import reading, reads, updates, writes
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.requests import reading, reads, updates, writes
 
 
 class Variable:

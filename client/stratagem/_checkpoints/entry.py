@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from stratagem._variables.variable import Variable
+from stratagem._core.variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 

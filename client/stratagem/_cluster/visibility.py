@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from stratagem._cluster.device_filters import ClusterDeviceFilters
 from stratagem._cluster.membership import Membership
-from stratagem._devices import DeviceName
+from stratagem._core.device_names import DeviceName
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 

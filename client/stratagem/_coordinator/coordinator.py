@@ -34,12 +34,13 @@ from stratagem._coordinator.workers.connecting import (
     worker_at,
 )
 from stratagem._coordinator.workers.resolver_watch import ResolverWatch, workers_of
+from stratagem._core.tensors.nests import map_leaves
 from stratagem._parameter_server.strategy import ParameterServerStrategy
-from stratagem._replicas.nests import map_leaves
-from stratagem._servers.traffic import Traffic, TrafficMeter
+from stratagem._ps_client.traffic import Traffic, TrafficMeter
+from stratagem._remote_objects.kinds import COORDINATOR_KINDS
 from stratagem._shipping.calls.call import Call, bound, name_of
 from stratagem._shipping.dumper import Dumper
-from stratagem._worker_servers.corks import Corks
+from stratagem._worker_client.corks import Corks
 from stratagem_proto.errors import InvalidArgumentError
 
 _FAREWELL_SECONDS = 1.0
@@ -138,7 +139,7 @@ class ClusterCoordinator:
         )
         self.strategy = strategy
         numbers = count(1)
-        self._residents = Residents(Dumper(strategy))
+        self._residents = Residents(Dumper(strategy, COORDINATOR_KINDS))
         self._acknowledging = acknowledging(strategy, numbers)
         self._shared = SharedDatasets(self._residents, strategy, self._acknowledging)
         self._meter = TrafficMeter()

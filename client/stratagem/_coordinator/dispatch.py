@@ -37,7 +37,7 @@ from stratagem._coordinator.workers.attendant import Attendant, Events
 from stratagem._coordinator.workers.remote_worker import Connect, RemoteWorker
 from stratagem._coordinator.workers.roster import Roster
 from stratagem._shipping.parcel import Parcel
-from stratagem._worker_servers.corks import Corks
+from stratagem._worker_client.corks import Corks
 from stratagem_proto.errors import (
     AlreadyExistsError,
     StratagemError,

@@ -10,9 +10,9 @@ from stratagem._coordinator.closures.closure import Closure
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.pickles.exceptions import words_of
-from stratagem._worker_servers.answer import Answer
-from stratagem._worker_servers.closure_failure import ClosureFailure, FailureKind
-from stratagem._worker_servers.remote_traceback import RemoteTraceback
+from stratagem._worker_client.answer import Answer
+from stratagem._worker_client.closure_failure import ClosureFailure, FailureKind
+from stratagem._worker_client.remote_traceback import RemoteTraceback
 from stratagem_proto.errors import (
     AbortedError,
     CancelledError,

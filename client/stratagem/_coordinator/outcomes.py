@@ -14,7 +14,7 @@ from stratagem._coordinator.queue.orders import Order
 from stratagem._coordinator.threads.monitor import Monitor
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._coordinator.workers.roster import Roster
-from stratagem._worker_servers.answer import Answer
+from stratagem._worker_client.answer import Answer
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
 
 

@@ -11,7 +11,7 @@ from stratagem._input.pipeline import Pipeline
 from stratagem_proto.errors import InvalidTypeError
 
 if TYPE_CHECKING:
-    from stratagem._strategies.strategy import Strategy
+    from stratagem._core.protocols import AnyStrategy
 
 _State = TypeVar("_State")
 
@@ -26,7 +26,7 @@ class DistributedDataset:
 
     __module__ = "stratagem"
 
-    def __init__(self, strategy: Strategy, pipeline: Pipeline) -> None:
+    def __init__(self, strategy: AnyStrategy, pipeline: Pipeline) -> None:
         self._strategy = strategy
         self._opened = pipeline
 

@@ -6,13 +6,13 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stratagem import _devices
+from stratagem._core import device_names
+from stratagem._core.options import InputContext
 from stratagem._input.options import InputReplicationMode
 from stratagem._input.pipeline import Pipeline, read_ahead_by_default
 from stratagem._input.reader import is_dataset
 from stratagem._input.rounds import DealElements
 from stratagem._input.sharding import InputWorker
-from stratagem._options import InputContext
 from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError
 
 
@@ -40,7 +40,7 @@ def input_function_pipeline(
             f"Input replication mode not supported: {mode!r}; make_input_fn_iterator "
             "takes InputReplicationMode.PER_WORKER"
         )
-    with _devices.device("CPU:0"):
+    with device_names.device("CPU:0"):
         dataset = dataset_of(input_fn(worker.context))
     devices = worker.devices
     dealing = DealElements(len(devices), whole_rounds=True)

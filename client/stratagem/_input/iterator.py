@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stratagem._contexts.context import current_context, require_strategy
+from stratagem._core.contexts.context import current_context, require_strategy
+from stratagem._core.tensors.nests import map_leaves
+from stratagem._core.values.regroup import regroup
 from stratagem._input.generators import Order
 from stratagem._input.optional import Optional
 from stratagem._input.pipeline import Pipeline
 from stratagem._input.rounds import BEGINNING, Position, Round
 from stratagem._input.specs import PerReplicaSpec
 from stratagem._input.transfer import hand_over
-from stratagem._replicas.nests import map_leaves
-from stratagem._replicas.regroup import regroup
 from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError
 
 if TYPE_CHECKING:
-    from stratagem._strategies.strategy import Strategy
+    from stratagem._core.protocols import AnyStrategy
 
 
 class DistributedIterator(Iterator[Any]):
@@ -30,7 +30,7 @@ class DistributedIterator(Iterator[Any]):
 
     __module__ = "stratagem"
 
-    def __init__(self, strategy: Strategy, pipeline: Pipeline) -> None:
+    def __init__(self, strategy: AnyStrategy, pipeline: Pipeline) -> None:
         self._strategy = strategy
         self._pipeline = pipeline
         self._order = Order(pipeline.datasets)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stratagem._options import ValueContext
-from stratagem._replicas.regroup import regroup
+from stratagem._core.options import ValueContext
+from stratagem._core.values.regroup import regroup
 
 
 def per_replica_values(

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from stratagem import _devices
+from stratagem._core import device_names
+from stratagem._core.options import InputContext
 from stratagem._input.generators import undisturbed
 from stratagem._input.options import (
     AutoShardPolicy,
@@ -31,7 +32,6 @@ from stratagem._input.sharding import InputWorker
 from stratagem._input.specs import spec_of
 from stratagem._input.splitting import without_rows
 from stratagem._input.transfer import TransferredRounds
-from stratagem._options import InputContext
 from stratagem_proto.errors import InvalidTypeError, OutOfRangeError
 
 
@@ -178,7 +178,7 @@ def dataset_made(
             f"not {type(dataset_fn).__name__}; a dataset of global batches is for "
             "experimental_distribute_dataset"
         )
-    with _devices.device("CPU:0"):
+    with device_names.device("CPU:0"):
         dataset = dataset_fn(context)
     check_dataset(dataset, "What the dataset function returned")
     return dataset

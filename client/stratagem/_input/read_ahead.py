@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from stratagem._replicas.torch_state import TorchState
+from stratagem._core.replicas.torch_state import TorchState
 
 _Item = TypeVar("_Item")
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from stratagem._core.options import InputContext
 from stratagem._input.generators import shuffle_alike
 from stratagem._input.options import AutoShardPolicy
 from stratagem._input.own_rows import can_read_by_index, reading_own_rows
 from stratagem._input.rounds import CutOwnRows, Dealing, SplitBatches
-from stratagem._options import InputContext
 from stratagem_proto.errors import (
     InvalidArgumentError,
     NotFoundError,

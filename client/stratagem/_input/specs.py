@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from stratagem._core.tensors.nests import map_leaves
+from stratagem._core.values.distributed_values import PerReplica
 from stratagem._input.rounds import Round
-from stratagem._replicas.nests import map_leaves
-from stratagem._replicas.values import PerReplica
 from stratagem_proto.errors import OutOfRangeError
 
 

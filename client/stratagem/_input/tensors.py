@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stratagem._replicas.nests import opened
+from stratagem._core.tensors.nests import opened
 
 _NUMERIC_KINDS = frozenset("biufc")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from stratagem._core.tensors.nests import leaves, map_leaves
 from stratagem._input.rounds import Round
-from stratagem._replicas.nests import leaves, map_leaves
 
 
 class TransferredRounds(Iterator[Round]):

@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import Parameter
 
-from stratagem._devices import torch_device
-from stratagem._enums import VariableAggregation, VariableSynchronization
-from stratagem._modules.adoption import Adoption
-from stratagem._modules.attached import AttachedHostingExtended
-from stratagem._modules.extended import living_extended
+from stratagem._core.device_names import torch_device
+from stratagem._core.distributed_variables.aggregating import AggregatingVariable
+from stratagem._core.enums import VariableAggregation, VariableSynchronization
+from stratagem._core.variables.traits import VariableTraits
+from stratagem._core.variables.variable import Variable
+from stratagem._hosting.modules.adoption import Adoption
+from stratagem._hosting.modules.attached import AttachedHostingExtended
+from stratagem._hosting.modules.extended import living_extended
 from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._parameter_server.hosting.loaded_values import OnlyTheChief
+from stratagem._parameter_server.loaded_values import OnlyTheChief
 from stratagem._parameter_server.strategy import ParameterServerStrategy
+from stratagem._parameter_server.tables.dynamic import DynamicTable, KeyLayout
+from stratagem._parameter_server.tables.parameter import TableParameter
+from stratagem._parameter_server.tables.shard import LazyRows, TableShard
+from stratagem._parameter_server.tables.variable import Reach, TableVariable
 from stratagem._parameter_server.variables.placement import Place, server_named
 from stratagem._parameter_server.variables.shards import Layout, Rows
 from stratagem._parameter_server.variables.split_variable import SplitVariable, parts_of
 from stratagem._parameter_server.variables.variable import Owner, RemoteVariable, Shard
-from stratagem._tables.dynamic import DynamicTable, KeyLayout
-from stratagem._tables.parameter import TableParameter
-from stratagem._tables.shard import LazyRows, TableShard
-from stratagem._tables.variable import Reach, TableVariable
-from stratagem._variables.aggregating import AggregatingVariable
-from stratagem._variables.traits import VariableTraits
-from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InternalError
 from stratagem_proto.v1.variable_pb2 import (
     Aggregation,

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from stratagem._cluster.membership import Membership
-from stratagem._variables.indexed_slices import IndexedSlices
-from stratagem._variables.variable import Variable
+from stratagem._core.tensors.indexed_slices import IndexedSlices
+from stratagem._core.variables.variable import Variable
 
 Named = Iterable[tuple[str, torch.Tensor]]
 

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from stratagem._checkpoints.deferred import Restoration
-from stratagem._contexts.context import require_cross_replica_or_default
-from stratagem._contexts.scope import entered
+from stratagem._core.contexts.context import require_cross_replica_or_default
+from stratagem._core.contexts.scope import entered
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.local_extended import LocalExtended
 from stratagem._strategies.strategy import Strategy

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from stratagem._enums import ReduceOp
+from stratagem._core.contexts.worker_index import runs_on_a_worker
+from stratagem._core.enums import ReduceOp
+from stratagem._core.options import InputContext
+from stratagem._core.values.reduction import Axis
+from stratagem._core.variables.creators import NextCreator
+from stratagem._core.variables.variable import Variable
 from stratagem._input.options import AutoShardPolicy, InputOptions
-from stratagem._options import InputContext
 from stratagem._parameter_server.worker_extended import WorkerExtended
-from stratagem._replicas.reduction import Axis
-from stratagem._variables.creators import NextCreator
-from stratagem._variables.variable import Variable
-from stratagem._worker_servers.worker_index import runs_on_a_worker
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 

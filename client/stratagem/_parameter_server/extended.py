@@ -12,25 +12,32 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from stratagem import _devices
 from stratagem._checkpoints.deferred import Restoration
 from stratagem._cluster.membership import Membership
-from stratagem._contexts.scope import entered
-from stratagem._devices import DeviceName, torch_device
-from stratagem._enums import VariableSynchronization
-from stratagem._modules.adoption import Adoption
+from stratagem._core import device_names
+from stratagem._core.contexts.scope import entered
+from stratagem._core.device_names import DeviceName, torch_device
+from stratagem._core.distributed_variables.aggregating import AggregatingVariable
+from stratagem._core.distributed_variables.updating import smallest_by_name
+from stratagem._core.enums import VariableSynchronization
+from stratagem._core.variables.creators import NextCreator
+from stratagem._core.variables.initial_values import initial_tensor
+from stratagem._core.variables.traits import VariableTraits
+from stratagem._core.variables.variable import Variable
+from stratagem._hosting.modules.adoption import Adoption
 from stratagem._parameter_server.buffer_means import BufferMeans
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.checkpoints.snapshot import snapshot_of
 from stratagem._parameter_server.hosting import updates as _remote_updates
 from stratagem._parameter_server.hosting.creation import RemoteCreation
-from stratagem._parameter_server.hosting.loaded_values import LoadedValues
 from stratagem._parameter_server.hosting.local_writes import (
     refuse_writes_in_replicas,
 )
 from stratagem._parameter_server.hosting.store import RemoteStore
+from stratagem._parameter_server.loaded_values import LoadedValues
 from stratagem._parameter_server.remote_optimizers import RemoteOptimizers
 from stratagem._parameter_server.settings import Settings
+from stratagem._parameter_server.tables.variable import require_whole_state
 from stratagem._parameter_server.variables.placement import (
     placement_named,
     server_named,
@@ -44,15 +51,8 @@ from stratagem._parameter_server.variables.variable_placement import (
     VariablePlacement,
     placements,
 )
-from stratagem._servers.requests.barriers import barrier
-from stratagem._servers.traffic import Traffic
-from stratagem._tables.variable import require_whole_state
-from stratagem._variables.aggregating import AggregatingVariable
-from stratagem._variables.creators import NextCreator
-from stratagem._variables.initial_values import initial_tensor
-from stratagem._variables.traits import VariableTraits
-from stratagem._variables.updating import smallest_by_name
-from stratagem._variables.variable import Variable
+from stratagem._ps_client.requests.barriers import barrier
+from stratagem._ps_client.traffic import Traffic
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class ParameterServerExtended(RemoteOptimizers):
             return self._create_per_worker(next_creator, kwargs)
         self._require_one_writer(kwargs)
         # Device scopes around the strategy's do not count. Spec: PSV-2, PSV-3.
-        with _devices.device(self._membership.name):
+        with device_names.device(self._membership.name):
             variable = next_creator(**kwargs, make=self._create_remote)
         if self._num_local_replicas == 1:
             return variable
@@ -160,7 +160,7 @@ class ParameterServerExtended(RemoteOptimizers):
         value.requires_grad_(traits.trainable and differentiable)
         colocated = self._required_remote(kwargs.get("colocate_with"))
         owner = Owner(shard=kwargs.get("shard"))
-        moved_to = server_named(_devices.current())
+        moved_to = server_named(device_names.current())
         variable = self._creation.placed(traits, value, owner, colocated, moved_to)
         self._establish([variable])
         return variable

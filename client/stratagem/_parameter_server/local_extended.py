@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from stratagem._parameter_server.variables.variable_placement import VariablePlacement
-from stratagem._servers.traffic import Traffic
-from stratagem._strategies.central_storage import (
+from stratagem._core.variables.variable import Variable
+from stratagem._local.central_storage import (
     CentralStorageExtended,
     default_parameter_device,
 )
-from stratagem._variables.variable import Variable
+from stratagem._parameter_server.variables.variable_placement import VariablePlacement
+from stratagem._ps_client.traffic import Traffic
 from stratagem.consistency import Consistency, ConsistencyReport
 
 if TYPE_CHECKING:

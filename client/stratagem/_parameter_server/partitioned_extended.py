@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stratagem._cluster.membership import Membership
-from stratagem._modules.adoption import Adoption
+from stratagem._core.variables.creators import NextCreator
+from stratagem._core.variables.initial_values import require_dense
+from stratagem._core.variables.traits import VariableTraits
+from stratagem._hosting.modules.adoption import Adoption
 from stratagem._parameter_server.coordinated import CoordinatedExtended
 from stratagem._parameter_server.hosting.creation import RemoteCreation
 from stratagem._parameter_server.settings import Settings
@@ -21,9 +24,6 @@ from stratagem._parameter_server.variables.sharded_variable import ShardedVariab
 from stratagem._parameter_server.variables.shards import Layout
 from stratagem._parameter_server.variables.split_variable import SplitVariable
 from stratagem._parameter_server.variables.variable import Owner, RemoteVariable, Shard
-from stratagem._variables.creators import NextCreator
-from stratagem._variables.initial_values import require_dense
-from stratagem._variables.traits import VariableTraits
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy

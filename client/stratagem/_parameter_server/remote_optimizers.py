@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from stratagem._optimizers.compressor import Compressor
-from stratagem._optimizers.early import Early
-from stratagem._optimizers.step import OptimizerStep
+from stratagem._core.variables.variable import Variable
+from stratagem._gradients.compressor import Compressor
+from stratagem._gradients.early import Early
+from stratagem._gradients.step import OptimizerStep
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.consistencies import decoded, encoded
 from stratagem._parameter_server.hosting import slots as _remote_slots
@@ -17,17 +18,16 @@ from stratagem._parameter_server.hosting import steps as _remote_steps
 from stratagem._parameter_server.hosting.local_writes import (
     refuse_writes_in_replicas,
 )
-from stratagem._parameter_server.hosting.remote_values import RemoteValues
 from stratagem._parameter_server.hosting.trainers import Trainers
 from stratagem._parameter_server.pushing.early_push import EarlyPush
+from stratagem._parameter_server.remote_values import RemoteValues
+from stratagem._parameter_server.tables.variable import require_whole_state
 from stratagem._parameter_server.variables.split_variable import (
     divided_slots,
     joined_slots,
 )
 from stratagem._parameter_server.variables.variable import RemoteVariable
-from stratagem._servers.requests.consistency import change, describe
-from stratagem._tables.variable import require_whole_state
-from stratagem._variables.variable import Variable
+from stratagem._ps_client.requests.consistency import change, describe
 from stratagem.consistency import Consistency, ConsistencyReport
 
 

@@ -10,14 +10,15 @@ from typing import Any, TypeVar
 import torch
 
 from stratagem._cluster.device_filters import ClusterDeviceFilters
-from stratagem._contexts.context import require_cross_replica_or_default
-from stratagem._contexts.scope import Scope, entered
-from stratagem._devices import canonicalize
-from stratagem._optimizers.optimizer import DistributedOptimizer
+from stratagem._core.contexts.context import require_cross_replica_or_default
+from stratagem._core.contexts.scope import Scope, entered
+from stratagem._core.device_names import canonicalize
+from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
 from stratagem._parameter_server.checkpointed import CheckpointedStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.local_extended import LocalExtended
 from stratagem._parameter_server.settings import Settings
+from stratagem._parameter_server.tables.extended import META_ABOVE
 from stratagem._parameter_server.task import (
     member_of,
     replica_devices,
@@ -25,8 +26,7 @@ from stratagem._parameter_server.task import (
     store_of,
 )
 from stratagem._parameter_server.variables.partitioning import VariablePartitioner
-from stratagem._servers.traffic import Traffic
-from stratagem._tables.extended import META_ABOVE
+from stratagem._ps_client.traffic import Traffic
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.cluster_resolver._tf_config import given_or_default
 from stratagem.consistency import (
@@ -204,8 +204,8 @@ class ParameterServerStrategy(CheckpointedStrategy):
         return self._resolver
 
     def scope(
-        self, name: str | None = None, *, meta_above: float = META_ABOVE
-    ) -> Scope:
+        self: _Self, name: str | None = None, *, meta_above: float = META_ABOVE
+    ) -> Scope[_Self]:
         """Return a context manager that makes this strategy the current one.
 
         Modules may have parameters that are larger than any machine: those get no

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from stratagem._cluster.membership import Membership
 from stratagem._cluster.visibility import visible_servers
-from stratagem._devices import list_logical_devices
+from stratagem._core.device_names import list_logical_devices
 from stratagem._parameter_server.consistencies import encoded
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.pushing.pace import Pace
 from stratagem._parameter_server.pushing.pushes import Fusing
 from stratagem._parameter_server.server_lookup import ServerLookup
 from stratagem._parameter_server.settings import Settings
-from stratagem._servers.connections.session import Identity
-from stratagem._servers.group import ServerGroup
+from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.group import ServerGroup
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.consistency import Async, Consistency
 from stratagem_proto.configuration.token_file import token_from_environment

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from stratagem._core.contexts.worker_index import runs_on_a_worker
 from stratagem._input.dataset import DistributedDataset
 from stratagem._input.pipeline import Pipeline
 from stratagem._strategies.strategy import Strategy
-from stratagem._worker_servers.worker_index import runs_on_a_worker
 from stratagem_proto.errors import InvalidArgumentError
 
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stratagem import _devices
 from stratagem._cluster.membership import Membership
-from stratagem._contexts.scope import entered
-from stratagem._devices import DeviceName
-from stratagem._enums import ReduceOp
-from stratagem._modules.extended import HostingExtended
-from stratagem._modules.unscoped import workers
-from stratagem._options import CommunicationOptions, InputContext
-from stratagem._variables.variable import Variable
+from stratagem._core import device_names
+from stratagem._core.contexts.scope import entered
+from stratagem._core.device_names import DeviceName
+from stratagem._core.enums import ReduceOp
+from stratagem._core.options import CommunicationOptions, InputContext
+from stratagem._core.variables.variable import Variable
+from stratagem._hosting.modules.extended import HostingExtended
+from stratagem._hosting.modules.unscoped import workers
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
@@ -61,7 +61,7 @@ class WorkerExtended(HostingExtended):
         return self._devices
 
     def _replica_devices(self) -> Sequence[Any]:
-        return [[_devices.current()]]
+        return [[device_names.current()]]
 
     @property
     def _trains_in_place(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.hosting.local_writes import carry, written_in
@@ -16,9 +16,9 @@ from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.pickles.marks import mark_of
 from stratagem._shipping.pickles.pickling import Pickler
 from stratagem._shipping.pickles.refusal import refusal
-from stratagem._shipping.residents.handles import HandleTable, Tracked
-from stratagem._shipping.residents.registered import OF_COORDINATOR, KindTable
-from stratagem._shipping.residents.resident import Resident
+from stratagem._shipping.remote_objects.handles import HandleTable, Tracked
+from stratagem._shipping.remote_objects.kind_table import KindTable
+from stratagem._shipping.remote_objects.resident import Resident
 from stratagem._strategies.strategy import Strategy
 
 
@@ -32,15 +32,11 @@ class Dumper:
 
     Args:
         strategy: The coordinator's.
-
-    Attributes:
         kinds: What of it stays on the workers.
     """
 
-    kinds: ClassVar[KindTable] = OF_COORDINATOR
-
-    def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
+    def __init__(self, strategy: Strategy, kinds: KindTable) -> None:
+        self._strategy, self._kinds = strategy, kinds
         self._table = HandleTable()
         self._lock = threading.Lock()
         self._pickled = PickledCalls()
@@ -94,7 +90,7 @@ class _Dump:
 
     def __init__(self, dumper: Dumper) -> None:
         self._strategy = dumper._strategy
-        self._kinds = dumper.kinds
+        self._kinds = dumper._kinds
         self._table = dumper._table
         self._pickled = dumper._pickled
         self._forget()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stratagem._shipping.pickles.exceptions import words_of
-from stratagem._shipping.residents.kinds import WorkerTask
+from stratagem._shipping.remote_objects.kinds import WorkerTask
 from stratagem_proto.errors import ClosureInputError
 
 

@@ -12,15 +12,15 @@ from stratagem._shipping.input_errors import input_error
 from stratagem._shipping.parcel import Definition
 from stratagem._shipping.pickles.classes import SessionClasses
 from stratagem._shipping.pickles.pickling import Unpickler
-from stratagem._shipping.residents.kinds import (
+from stratagem._shipping.remote_objects.kinds import (
     Change,
     ChangingKind,
     Kind,
     SessionKind,
     WorkerTask,
 )
-from stratagem._shipping.residents.registered import KINDS
-from stratagem._shipping.residents.waiting import WaitingDefinitions
+from stratagem._shipping.remote_objects.results import ResultKind
+from stratagem._shipping.remote_objects.waiting import WaitingDefinitions
 from stratagem_proto.errors import ClosureInputError, NotFoundError
 
 
@@ -32,22 +32,19 @@ class Loader:
     is to be done in one thread.
 
     Args:
-        worker_index: Index of the worker in the job "worker" of the cluster.
-        token: The secret of the cluster; None for that of the environment. It does not
-            travel with strategies.
-        address: Where the coordinator reaches it, if that may be news to the cluster.
+        task: The worker.
+        kinds: What may stay on it, by name.
 
     Attributes:
         task: The worker.
+        kinds: What may stay on it, by name.
         waiting: Definitions that nothing has needed yet.
         held: What there is, by handle.
         classes: Those that came by value.
     """
 
-    def __init__(
-        self, worker_index: int, token: str | None = None, address: str = ""
-    ) -> None:
-        self.task = WorkerTask(worker_index, token, address)
+    def __init__(self, task: WorkerTask, kinds: Mapping[str, Kind]) -> None:
+        self.task, self.kinds = task, kinds
         self.waiting = WaitingDefinitions()
         self.held: dict[int, _Held] = {}
         self.classes = SessionClasses()
@@ -77,7 +74,7 @@ class Loader:
 
     def keep(self, handle: int, value: object) -> None:
         """Keep what a closure returned, for values that name it."""
-        self.held[handle] = _Held(KINDS["result"], None, value)
+        self.held[handle] = _Held(self.kinds[ResultKind.name], None, value)
 
     def load(self, payload: bytes) -> Any:
         """Return a value.
@@ -230,7 +227,7 @@ class _Reading:
     def _apply(self, definition: Definition) -> None:
         held, handle = self._loader.held, definition.handle
         if handle not in held:
-            kind = KINDS[definition.kind]
+            kind = self._loader.kinds[definition.kind]
             essence = self.part(definition.essence)
             made = kind.make(essence, self._loader.task)
             held[handle] = _Held(kind, essence, made)

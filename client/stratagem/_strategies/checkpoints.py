@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from stratagem._contexts.context import require_cross_replica_or_default
-from stratagem._contexts.scope import entered
+from stratagem._core.contexts.context import require_cross_replica_or_default
+from stratagem._core.contexts.scope import entered
 
 if TYPE_CHECKING:
     from stratagem._checkpoints.deferred import Restoration
-    from stratagem._strategies.extended import StrategyExtended
-    from stratagem._strategies.strategy import Strategy
+    from stratagem._core.protocols import AnyExtended, AnyStrategy
 
 
 class CheckpointMethods:
     """The part of `Strategy` that is about checkpoints. Spec: VCK-1 to VCK-9."""
 
-    _extended: StrategyExtended
+    _extended: AnyExtended
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return snapshots of the variables, by name.
@@ -69,7 +68,8 @@ class CheckpointMethods:
         """
         require_cross_replica_or_default(self._extended, "load_state_dict")
         with entered(self._own()):
-            return self._extended._load_state_dict(state, strict)
+            restoration: Restoration = self._extended._load_state_dict(state, strict)
+            return restoration
 
     def save(self, path: str | os.PathLike[str], wait: bool = True) -> Future[None]:
         """Save `state_dict` as one safetensors file.
@@ -132,5 +132,5 @@ class CheckpointMethods:
 
         return self.load_state_dict(read_state(path), strict)
 
-    def _own(self) -> Strategy:
-        return cast("Strategy", self)
+    def _own(self) -> AnyStrategy:
+        return cast("AnyStrategy", self)

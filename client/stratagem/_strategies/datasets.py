@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from stratagem._core.options import InputContext, ValueContext
 from stratagem._input.options import AutoShardPolicy, InputOptions
-from stratagem._options import InputContext, ValueContext
 
 if TYPE_CHECKING:
-    from stratagem._strategies.extended import StrategyExtended
+    from stratagem._strategies.hooks.strategy import StrategyHooks
 
 
 class DatasetMethods:
     """The part of `Strategy` that is about input. Spec: STR-33, STR-35, STR-36."""
 
-    _extended: StrategyExtended
+    _extended: StrategyHooks
 
     def experimental_distribute_dataset(
         self,

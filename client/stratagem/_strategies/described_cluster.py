@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from stratagem._strategies.strategy import Strategy
+    from stratagem._core.protocols import AnyStrategy
 
 
 def require_described(
-    strategy: Strategy, cluster_spec: Any, task_type: str | None, task_id: int | None
+    strategy: AnyStrategy, cluster_spec: Any, task_type: str | None, task_id: int | None
 ) -> None:
     """Check that a description of a cluster is that of the strategy's own.
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import torch
 
-from stratagem._devices import DeviceName, canonicalize, list_logical_devices
+from stratagem._core.device_names import DeviceName, canonicalize, list_logical_devices
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 

@@ -8,33 +8,33 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stratagem._contexts.context import (
+from stratagem._core.contexts.context import (
     current_context,
-    get_replica_context,
     require_cross_replica_or_default,
     require_strategy,
 )
-from stratagem._contexts.scope import entered
-from stratagem._enums import ReduceOp, destined_reduce_op_from
-from stratagem._input.numpy_dataset import NumpyDataset
-from stratagem._replicas.placement import refused_destinations
-from stratagem._replicas.without_rows import (
+from stratagem._core.contexts.scope import entered
+from stratagem._core.distributed_variables.updating import require_same_everywhere
+from stratagem._core.enums import ReduceOp, destined_reduce_op_from
+from stratagem._core.names import UniqueNames
+from stratagem._core.replicas.replica_context import get_replica_context
+from stratagem._core.values.placement import refused_destinations
+from stratagem._core.values.without_rows import (
     marked,
     replicas_without_rows,
     running_without_rows,
 )
+from stratagem._core.variables.creators import NextCreator, creator_scope
+from stratagem._core.variables.traits import VariableTraits
+from stratagem._core.variables.variable import Variable
+from stratagem._input.numpy_dataset import NumpyDataset
 from stratagem._strategies.extended_arguments import extended_strategy, only_argument
 from stratagem._strategies.hooks.strategy import StrategyHooks
-from stratagem._variables.creators import NextCreator, creator_scope
-from stratagem._variables.names import UniqueNames
-from stratagem._variables.traits import VariableTraits
-from stratagem._variables.updating import require_same_everywhere
-from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidTypeError
 
 if TYPE_CHECKING:
+    from stratagem._core.options import CommunicationOptions
     from stratagem._input.iterator import DistributedIterator
-    from stratagem._options import CommunicationOptions
     from stratagem._strategies.multi_step import MultiStepContext
     from stratagem._strategies.strategy import Strategy
 
@@ -56,6 +56,10 @@ class StrategyExtended(StrategyHooks):
     def __init__(self, container_strategy: Strategy | None = None) -> None:
         super().__init__(extended_strategy(container_strategy))
         self._names = UniqueNames()
+
+    if TYPE_CHECKING:
+
+        def _container_strategy(self) -> Strategy: ...
 
     def call_for_each_replica(
         self,

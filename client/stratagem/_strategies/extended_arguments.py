@@ -6,23 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stratagem._replicas.values import DistributedValues
+from stratagem._core.values.distributed_values import DistributedValues
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 if TYPE_CHECKING:
-    from stratagem._strategies.strategy import Strategy
+    from stratagem._core.protocols import AnyStrategy
 
 
-def extended_strategy(container_strategy: Strategy | None) -> Strategy:
-    from stratagem._strategies.strategy import Strategy
-
-    if not isinstance(container_strategy, Strategy):
+def extended_strategy(container_strategy: Any) -> AnyStrategy:
+    if not hasattr(container_strategy, "scope"):
         raise InvalidTypeError(
             "StrategyExtended extends a strategy and takes it as its argument, not "
             f"{container_strategy!r}; use the `extended` of a strategy, such as "
             "MirroredStrategy().extended"
         )
-    return container_strategy
+    strategy: AnyStrategy = container_strategy
+    return strategy
 
 
 def only_argument(value: Any) -> tuple[Any]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stratagem._deprecation import old_spelling
+from stratagem._core.deprecation import old_spelling
 
 if TYPE_CHECKING:
-    from stratagem._strategies.strategy import Strategy
+    from stratagem._core.protocols import AnyStrategy
 
 
 def _moved(old: str, new: str) -> property:
     """Return a property that gives the method or property `new` of `extended`."""
 
-    def read(strategy: Strategy) -> Any:
+    def read(strategy: AnyStrategy) -> Any:
         return getattr(strategy._extended, new)
 
     read.__name__ = read.__qualname__ = old

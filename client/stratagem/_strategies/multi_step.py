@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stratagem._contexts.context import get_replica_context, get_strategy
-from stratagem._enums import ReduceOp
-from stratagem._replicas.nests import leaves
+from stratagem._core.contexts.context import get_strategy
+from stratagem._core.enums import ReduceOp
+from stratagem._core.replicas.replica_context import get_replica_context
+from stratagem._core.tensors.nests import leaves
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from stratagem._strategies.strategy import Strategy
+    from stratagem._core.protocols import AnyStrategy
 
 
 class GivesInputs(Protocol):
@@ -109,7 +110,7 @@ class MultiStepContext:
             self._set_other(name, output, listed=False)
             return
 
-        def set_all(strategy: Strategy, merged: Any) -> None:
+        def set_all(strategy: AnyStrategy, merged: Any) -> None:
             outputs = strategy.experimental_local_results(merged)
             self._set_other(name, outputs, listed=True)
 
@@ -133,7 +134,7 @@ def _require_reduction(name: str, reduce_op: object) -> None:
 
 
 def run_steps(
-    strategy: Strategy,
+    strategy: AnyStrategy,
     fn: Callable[[MultiStepContext, Any], Any],
     iterator: GivesInputs,
     iterations: int,
@@ -161,7 +162,9 @@ def run_steps(
     return context
 
 
-def require_as_many(strategy: Strategy, initial: Any, outputs: dict[str, Any]) -> None:
+def require_as_many(
+    strategy: AnyStrategy, initial: Any, outputs: dict[str, Any]
+) -> None:
     """Check that a graph's loop could carry the outputs.
 
     Raises:

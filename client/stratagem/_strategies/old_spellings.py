@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from stratagem._contexts.context import require_cross_replica_or_default
-from stratagem._contexts.scope import entered
-from stratagem._deprecation import old_spelling
+from stratagem._core.contexts.context import require_cross_replica_or_default
+from stratagem._core.contexts.scope import entered
+from stratagem._core.deprecation import old_spelling
+from stratagem._core.options import InputContext
 from stratagem._input.options import InputOptions, InputReplicationMode
-from stratagem._options import InputContext
 from stratagem._strategies.described_cluster import require_described
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 if TYPE_CHECKING:
+    from stratagem._core.protocols import AnyStrategy
     from stratagem._input.iterator import InputIterator
     from stratagem._input.numpy_dataset import NumpyDataset
     from stratagem._strategies.extended import StrategyExtended
-    from stratagem._strategies.strategy import Strategy
     from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
@@ -190,8 +190,8 @@ class OldSpellings:
             updated = self._this().update_config_proto(session_config)
             session_config.CopyFrom(updated)
 
-    def _this(self) -> Strategy:
-        return cast("Strategy", self)
+    def _this(self) -> AnyStrategy:
+        return cast("AnyStrategy", self)
 
 
 def _require_divisible(dataset: Any, replicas: int) -> None:

@@ -6,22 +6,22 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stratagem._enums import ReduceOp
-from stratagem._replicas.placement import place
-from stratagem._replicas.reduction import reduce_nest
-from stratagem._replicas.threads import run_replicas
+from stratagem._core.distributed_variables.aggregating import AggregatingVariable
+from stratagem._core.distributed_variables.updating import run_update
+from stratagem._core.enums import ReduceOp
+from stratagem._core.replicas.threads import run_replicas
+from stratagem._core.values.placement import place
+from stratagem._core.values.reduction import reduce_nest
+from stratagem._core.variables.variable import Variable
 from stratagem._strategies.multi_step import (
     GivesInputs,
     MultiStepContext,
     run_steps,
 )
-from stratagem._variables.aggregating import AggregatingVariable
-from stratagem._variables.updating import run_update
-from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from stratagem._strategies.strategy import Strategy
+    from stratagem._core.protocols import AnyStrategy
 
 
 class StrategyPrimitives:
@@ -34,10 +34,10 @@ class StrategyPrimitives:
         container_strategy: The strategy; only a weak reference is kept.
     """
 
-    def __init__(self, container_strategy: Strategy) -> None:
+    def __init__(self, container_strategy: AnyStrategy) -> None:
         self._container = weakref.ref(container_strategy)
 
-    def _container_strategy(self) -> Strategy:
+    def _container_strategy(self) -> AnyStrategy:
         strategy = self._container()
         if strategy is None:
             raise InvalidArgumentError(

@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from stratagem._contexts.context import (
+from stratagem._core.contexts.context import (
     current_context,
     require_cross_replica_or_default,
     running_with,
 )
-from stratagem._contexts.scope import ImplicitScope, Scope
-from stratagem._enums import ReduceOp, reduce_op_from
-from stratagem._options import RunOptions
-from stratagem._replicas.nests import leaves
-from stratagem._replicas.reduction import Axis
-from stratagem._replicas.without_rows import warn_of_replicas_without_rows
+from stratagem._core.contexts.scope import ImplicitScope, Scope
+from stratagem._core.enums import ReduceOp, reduce_op_from
+from stratagem._core.options import RunOptions
+from stratagem._core.tensors.nests import leaves
+from stratagem._core.values.reduction import Axis
+from stratagem._core.values.without_rows import warn_of_replicas_without_rows
 from stratagem._strategies.checkpoints import CheckpointMethods
 from stratagem._strategies.datasets import DatasetMethods
 from stratagem._strategies.extended import StrategyExtended
@@ -43,6 +43,8 @@ class Strategy(CheckpointMethods, DatasetMethods, OldSpellings, MovedToExtended)
     Spec: STR-1 to STR-24.
     """
 
+    _extended: StrategyExtended
+
     def __init__(self, extended: StrategyExtended) -> None:
         self._extended = extended
 
@@ -61,7 +63,7 @@ class Strategy(CheckpointMethods, DatasetMethods, OldSpellings, MovedToExtended)
         """The resolver that describes the cluster, None without. Spec: STR-4."""
         return getattr(self._extended, "_cluster_resolver", None)
 
-    def scope(self, name: str | None = None) -> Scope:
+    def scope(self: _Self, name: str | None = None) -> Scope[_Self]:
         """Return a context manager that makes this strategy the current one.
 
         Variables and modules created inside belong to the strategy.

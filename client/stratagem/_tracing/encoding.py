@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import torch
 
+from stratagem._core.variables.variable import Variable
 from stratagem._tracing.recording import Call, Value
 from stratagem._tracing.source import refused
-from stratagem._variables.variable import Variable
 from stratagem_proto.programs.operations import INT64
 from stratagem_proto.v1.update_program_pb2 import (
     GraphArgument,

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from stratagem._core.variables.variable import Variable
 from stratagem._tracing.numbers import NumberNode, traced
 from stratagem._tracing.recording import Recording, Source, Value
 from stratagem._tracing.variable import TracedVariable
-from stratagem._variables.variable import Variable
 
 
 class TracedInputs:

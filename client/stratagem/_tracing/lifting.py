@@ -25,10 +25,10 @@ from typing import Any, Protocol
 
 import torch
 
+from stratagem._core.tensors.indexed_slices import IndexedSlices
+from stratagem._core.variables.variable import Variable
 from stratagem._tracing.numbers import MATH_STAND_INS, as_number
 from stratagem._tracing.source import Location, refused
-from stratagem._variables.indexed_slices import IndexedSlices
-from stratagem._variables.variable import Variable
 
 # Larger containers and object graphs hold data, not hyperparameters: they stay as
 # they are.

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stratagem._core.variables.variable import Variable
 from stratagem._tracing.numbers import example_of, is_traced, node_of
 from stratagem._tracing.source import Location, here, refused
-from stratagem._variables.variable import Variable
 from stratagem_proto.programs.operations import (
     OPERATIONS,
     Effect,

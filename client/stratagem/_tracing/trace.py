@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from stratagem._replicas.nests import map_leaves
+from stratagem._core.tensors.nests import map_leaves
+from stratagem._core.variables.variable import Variable
 from stratagem._tracing.encoding import encode_graph
 from stratagem._tracing.gate import Gate
 from stratagem._tracing.inputs import TracedInputs
@@ -25,7 +26,6 @@ from stratagem._tracing.numbers import is_traced
 from stratagem._tracing.recording import Recording, Source, Value
 from stratagem._tracing.source import Location, definition_of, refused
 from stratagem._tracing.variable import TracedVariable
-from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, UpdateFunctionError
 from stratagem_proto.programs.graph_program import check_graph, digest
 from stratagem_proto.v1.update_program_pb2 import GraphInput, GraphProgram

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from stratagem._core.variables.assignable import Write
+from stratagem._core.variables.local import LocalVariable
+from stratagem._core.variables.traits import VariableTraits
+from stratagem._core.variables.variable import Variable
 from stratagem._tracing.source import refused
-from stratagem._variables.assignable import Write
-from stratagem._variables.local import LocalVariable
-from stratagem._variables.traits import VariableTraits
-from stratagem._variables.variable import Variable
 from stratagem_proto.errors import StratagemError, UpdateFunctionError
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from stratagem._cluster.spec import ClusterSpec
+from stratagem_proto.configuration.token_file import token_from_environment
 
 
 class ClusterResolver(ABC):
@@ -89,6 +90,11 @@ class ClusterResolver(ABC):
     def environment(self) -> str | None:
         """Free text about where the cluster runs."""
         return self._environment
+
+    def _secret(self) -> str:
+        """Return the secret of the cluster; by default that of the environment."""
+        token = self.cluster_token
+        return token_from_environment() if token is None else token
 
     def _own_master(
         self, task_type: str | None, task_id: int | None, rpc_layer: str | None

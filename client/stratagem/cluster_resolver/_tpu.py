@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-
 from stratagem._cluster.spec import ClusterSpec
+from stratagem._core.device_names import list_logical_devices
 from stratagem.cluster_resolver._base import ClusterResolver
 from stratagem_proto.errors import InvalidArgumentError
 
@@ -89,19 +88,16 @@ class TPUClusterResolver(ClusterResolver):
             InvalidArgumentError: The cluster has no such task.
             UnavailableError: The host, which is asked, cannot be reached.
             UnauthenticatedError: It has another cluster token.
+            FailedPreconditionError: What answers there is no worker server.
         """
         if self._is_local:
-            return {"TPU": torch.cuda.device_count()}
-        # Late: it needs all that sends functions to other processes.
-        from stratagem._hosts.inquiry import asked
+            return {"TPU": len(list_logical_devices("GPU"))}
+        # Late: few programs ask, and nothing else here needs the wire.
+        from stratagem._cluster.accelerators import gpus_of
 
         if task_type is None or task_id is None:
             task_type, task_id = self.task_type, self.task_id
-        return {"TPU": asked(self, task_type or "", task_id or 0, _count_gpus)}
-
-
-def _count_gpus() -> int:
-    return torch.cuda.device_count()
+        return {"TPU": gpus_of(self._address(task_type, task_id), self._secret())}
 
 
 def _addresses(tpu: str) -> list[str]:

@@ -8,7 +8,7 @@ operations then has the eager behaviour of then. The names of 1.13 that
 
 from __future__ import annotations
 
-from stratagem._enums import VariableAggregation
+from stratagem._core.enums import VariableAggregation
 from stratagem.contrib._map_output import MapOutput
 from stratagem.contrib._multi_step import MultiStepContext
 from stratagem.contrib._strategies import (

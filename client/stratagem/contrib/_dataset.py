@@ -8,12 +8,12 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from stratagem._deprecation import old_spelling
+from stratagem._core.deprecation import old_spelling
+from stratagem._core.options import InputContext
 from stratagem._input.input_function import dataset_of, input_function_pipeline
 from stratagem._input.iterator import InputIterator
 from stratagem._input.options import InputReplicationMode
 from stratagem._input.reader import Reader
-from stratagem._options import InputContext
 from stratagem._strategies.strategy import Strategy
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from stratagem import _devices
-from stratagem._deprecation import old_spelling
-from stratagem._replicas.regroup import select_replica_mirrored
-from stratagem._replicas.values import PerReplica
+from stratagem._core import device_names
+from stratagem._core.deprecation import old_spelling
+from stratagem._core.values.distributed_values import PerReplica
+from stratagem._core.values.regroup import select_replica_mirrored
 from stratagem_proto.errors import InvalidArgumentError
 
 
@@ -46,7 +46,7 @@ def mapped(
     for number, element in enumerate(map_over):
         index = number % len(devices)
         mine = select_replica_mirrored(index, (tuple(args), dict(kwargs)))
-        with _devices.device(devices[index]):
+        with device_names.device(devices[index]):
             outputs[index].append(fn(element, *mine[0], **mine[1]))
     results = [MapOutput(each) for each in outputs]
     return results[0] if len(results) == 1 else PerReplica(results)

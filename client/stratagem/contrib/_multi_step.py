@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stratagem._contexts.context import get_replica_context, get_strategy
-from stratagem._deprecation import old_spelling
-from stratagem._enums import VariableAggregation
-from stratagem._replicas.regroup import select_replica
+from stratagem._core.deprecation import old_spelling
+from stratagem._core.enums import VariableAggregation
+from stratagem._core.replicas.replica_context import get_replica_context
+from stratagem._core.values.regroup import select_replica
 from stratagem._strategies import multi_step
+from stratagem._strategies.current import get_strategy
 from stratagem._strategies.strategy import Strategy
 from stratagem.contrib._reduction import reduced
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from stratagem._deprecation import old_spelling
+from stratagem._core.deprecation import old_spelling
+from stratagem._core.variables.variable import Variable
 from stratagem._strategies.strategy import Strategy
-from stratagem._variables.variable import Variable
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stratagem._enums import ReduceOp, VariableAggregation
-from stratagem._replicas.placement import components
-from stratagem._replicas.reduction import combine
-from stratagem._replicas.values import DistributedValues
+from stratagem._core.enums import ReduceOp, VariableAggregation
+from stratagem._core.values.distributed_values import DistributedValues
+from stratagem._core.values.placement import components
+from stratagem._core.values.reduction import combine
 from stratagem._strategies.strategy import Strategy
 from stratagem.contrib._map_output import with_all_outputs
 from stratagem_proto.errors import InvalidArgumentError

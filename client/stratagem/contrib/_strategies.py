@@ -9,14 +9,14 @@ from typing import Any, NoReturn
 import torch
 
 from stratagem._cluster.spec import ClusterSpec
-from stratagem._contexts.context import cross_replica
-from stratagem._deprecation import old_spelling
-from stratagem._devices import list_logical_devices
-from stratagem._enums import VariableAggregation
+from stratagem._core.contexts.context import cross_replica
+from stratagem._core.deprecation import old_spelling
+from stratagem._core.device_names import list_logical_devices
+from stratagem._core.enums import VariableAggregation
+from stratagem._core.values.cross_device_ops import CrossDeviceOps
+from stratagem._core.values.distributed_values import Mirrored
+from stratagem._local import mirrored, one_device
 from stratagem._parameter_server import strategy as parameter_server
-from stratagem._replicas.cross_device_ops import CrossDeviceOps
-from stratagem._replicas.values import Mirrored
-from stratagem._strategies import mirrored, one_device
 from stratagem._strategies.described_cluster import require_described
 from stratagem._strategies.devices import require_local
 from stratagem.cluster_resolver import SimpleClusterResolver

@@ -8,18 +8,18 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
-from stratagem._contexts.context import (
+from stratagem._core.contexts.context import (
     in_cross_replica_context,
     require_strategy,
 )
-from stratagem._deprecation import old_spelling
-from stratagem._enums import VariableAggregation
+from stratagem._core.deprecation import old_spelling
+from stratagem._core.enums import VariableAggregation
+from stratagem._core.options import RunOptions
+from stratagem._core.tensors.nests import map_leaves
+from stratagem._core.values.distributed_values import PerReplica
+from stratagem._core.values.placement import components
+from stratagem._core.values.regroup import select_replica_mirrored
 from stratagem._input.iterator import InputIterator
-from stratagem._options import RunOptions
-from stratagem._replicas.nests import map_leaves
-from stratagem._replicas.placement import components
-from stratagem._replicas.regroup import select_replica_mirrored
-from stratagem._replicas.values import PerReplica
 from stratagem._strategies.strategy import Strategy
 from stratagem.contrib._dataset import PerDeviceDataset
 from stratagem.contrib._map_output import mapped

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from stratagem import _devices
-from stratagem._contexts.context import (
+from stratagem._core import device_names
+from stratagem._core.contexts.context import (
     DEFAULT,
-    get_replica_context,
-    get_strategy,
     has_strategy,
     in_cross_replica_context,
     require_replica,
 )
-from stratagem._contexts.replica_context import ReplicaContext
-from stratagem._deprecation import old_spelling
+from stratagem._core.deprecation import old_spelling
+from stratagem._core.replicas.replica_context import ReplicaContext, get_replica_context
+from stratagem._core.variables.variable import Variable
+from stratagem._strategies.current import get_strategy
 from stratagem._strategies.strategy import Strategy
-from stratagem._variables.variable import Variable
 from stratagem.contrib._strategies import DefaultStrategy
 from stratagem.contrib._strategy import DistributionStrategy, entered
 from stratagem.contrib._wording import in_tower_words
@@ -75,14 +74,14 @@ class TowerContext:
     @old_spelling("ReplicaContext.strategy")
     def distribution_strategy(self) -> DistributionStrategy:
         """The strategy that runs the tower."""
-        return _tower_strategy(self._replica.strategy)
+        return _tower_strategy(cast("Strategy", self._replica.strategy))
 
     @property
     @old_spelling("Variable.device_name, or torch.Tensor.device,")
     def device(self) -> str:
         """The device of the tower."""
         self._require_running()
-        return _devices.current()
+        return device_names.current()
 
     def _require_running(self) -> None:
         with in_tower_words():

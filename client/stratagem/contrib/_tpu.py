@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stratagem._deprecation import old_spelling
-from stratagem._devices import canonicalize
-from stratagem._enums import ReduceOp, VariableAggregation
-from stratagem._hosts import strategy as hosts
+from stratagem._core.deprecation import old_spelling
+from stratagem._core.device_names import canonicalize
+from stratagem._core.enums import ReduceOp, VariableAggregation
+from stratagem._core.options import RunOptions
+from stratagem._core.values.distributed_values import DistributedValues
+from stratagem._core.values.placement import components
+from stratagem._core.values.reduction import combine
 from stratagem._input.iterator import InputIterator
-from stratagem._options import RunOptions
-from stratagem._replicas.placement import components
-from stratagem._replicas.reduction import combine
-from stratagem._replicas.values import DistributedValues
 from stratagem._strategies.described_cluster import require_described
+from stratagem._tpu import strategy as hosts
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.contrib._dataset import UndistributedDataset
 from stratagem.contrib._map_output import mapped, with_all_outputs

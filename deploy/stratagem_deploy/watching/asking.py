@@ -10,14 +10,10 @@ from dataclasses import dataclass, field
 import grpc
 
 from stratagem_deploy.watching.places import Place
-from stratagem_proto.protocol import PROTOCOL_VERSION
-from stratagem_proto.serving.status import SERVICE
-from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
-from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
+from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.wire.channel import open_channel
+from stratagem_proto.wire.server_status import begin_status
 from stratagem_proto.wire.status import from_rpc_error
-
-_GET_STATUS = f"/{SERVICE}/GetStatus"
 
 
 @dataclass(frozen=True)
@@ -60,21 +56,11 @@ def ask(
         timeout: Longest wait for the slowest, in seconds.
         with_variables: Whether they are to list their variables.
     """
-    asking = OpenSessionRequest(
-        protocol_version=PROTOCOL_VERSION, cluster_token=token, role=ROLE_CLIENT
-    )
-    request = GetStatusRequest(asking=asking, with_variables=with_variables)
     with ExitStack() as channels:
         calls = []
         for place in places:
             channel = channels.enter_context(open_channel(place.address))
-            method: grpc.UnaryUnaryMultiCallable[GetStatusRequest, GetStatusResponse]
-            method = channel.unary_unary(
-                _GET_STATUS,
-                GetStatusRequest.SerializeToString,
-                GetStatusResponse.FromString,
-            )
-            calls.append(method.future(request, timeout=timeout))
+            calls.append(begin_status(channel, token, timeout, with_variables))
         return [_answer(*each) for each in zip(places, calls, strict=True)]
 
 

@@ -16,8 +16,7 @@ from stratagem_proto.serving.methods import unary_handler
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_proto.v1.session_pb2 import Task
-
-SERVICE = pb.DESCRIPTOR.services_by_name["StatusService"].full_name
+from stratagem_proto.wire.server_status import SERVICE
 
 Fill = Callable[[pb.GetStatusResponse, bool], Awaitable[None]]
 """Adds what only servers of one kind know; is told whether to list variables."""

@@ -10,8 +10,8 @@ import stratagem
 from stratagem import ParameterServerStrategy, Variable
 from stratagem._parameter_server.checkpoints.restoration import Restoration
 from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._servers.group import ServerGroup
-from stratagem._servers.requests.checkpoints import Wanted
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.requests.checkpoints import Wanted
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.checkpoints.test_cluster_checkpoints import Training, sharding

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from stratagem._worker_servers.closure_failure import FailureKind, failure_of
+from stratagem._worker_client.closure_failure import FailureKind, failure_of
 from stratagem_proto.errors import AbortedError
 from stratagem_proto.v1 import worker_pb2 as pb
 

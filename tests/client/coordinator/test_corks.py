@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from functools import partial
 
-from stratagem._worker_servers.corks import Cork, Corks
+from stratagem._worker_client.corks import Cork, Corks
 from tests.waiting import eventually
 
 PAUSE = 1.0

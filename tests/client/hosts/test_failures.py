@@ -24,9 +24,9 @@ from stratagem import (
     WorkerLostError,
     config,
 )
-from stratagem._hosts.crew import connected
-from stratagem._hosts.remote import RemoteCoresExtended
 from stratagem._shipping.parcel import Parcel
+from stratagem._tpu.crew import connected
+from stratagem._tpu.remote import RemoteCoresExtended
 from stratagem.cluster_resolver import SimpleClusterResolver, TPUClusterResolver
 from stratagem_deploy import LocalCluster
 from stratagem_proto.wire.channel import Deadlines

@@ -7,7 +7,7 @@ from weakref import ref
 
 import torch
 
-from stratagem._modules.data_access import Lent
+from stratagem._hosting.modules.data_access import Lent
 
 
 def lent_to_nobody(lent: Lent, write: bool = False) -> ref[torch.Tensor]:

@@ -17,9 +17,9 @@ from torch.nn.utils import prune
 
 import stratagem
 from stratagem import PerReplica, Variable
-from stratagem._contexts.context import updating
-from stratagem._modules.hosting import HostedParameter, hosted_parameter
-from stratagem._modules.recurrent import Following
+from stratagem._core.contexts.context import updating
+from stratagem._hosting.modules.hosting import HostedParameter, hosted_parameter
+from stratagem._hosting.modules.recurrent import Following
 from tests.client.one_copy import OneCopy, extended_of
 
 BATCHES = [

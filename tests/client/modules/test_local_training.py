@@ -22,7 +22,7 @@ from stratagem import (
     Strategy,
     Variable,
 )
-from stratagem._modules.extended import HostingExtended
+from stratagem._hosting.modules.extended import HostingExtended
 from stratagem_proto.programs.optimizers import OPTIMIZERS
 from tests.client.small_model import BATCHES, loss_of, seeded_model
 from tests.client.two_replicas import number

@@ -28,7 +28,7 @@ from stratagem import (
     config,
     get_replica_context,
 )
-from stratagem._modules.extended import HostingExtended
+from stratagem._hosting.modules.extended import HostingExtended
 from tests.client.small_model import BATCHES, loss_of, seeded_model
 
 pytestmark = [

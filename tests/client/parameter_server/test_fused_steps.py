@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from stratagem import DistributedOptimizer, ParameterServerStrategy, Variable
-from stratagem._servers.requests import updates
-from stratagem._servers.requests.reading import NOTHING_FOLLOWS
-from stratagem._servers.requests.updates_and_reads import and_read
+from stratagem._ps_client.requests import updates
+from stratagem._ps_client.requests.reading import NOTHING_FOLLOWS
+from stratagem._ps_client.requests.updates_and_reads import and_read
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.protocol import PROTOCOL_VERSION
-from stratagem_proto.serving.status import SERVICE
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
+from stratagem_proto.wire.server_status import SERVICE
 from tests.client.clusters import Cluster, running
 from tests.client.connections import connected
 from tests.client.parameter_server.test_synchronous_training import (

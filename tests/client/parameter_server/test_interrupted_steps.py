@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stratagem._servers.transports.socket_link import SocketLink
+from stratagem._ps_client.transports.socket_link import SocketLink
 from stratagem.consistency import Sync
 from tests.client.clusters import running
 from tests.client.parameter_server.pairs import Pair, pairs

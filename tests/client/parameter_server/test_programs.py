@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from stratagem._enums import ReduceOp
-from stratagem._optimizers.compressor import Compressor
-from stratagem._optimizers.limiter import Limiter
-from stratagem._optimizers.step import GroupStep, OptimizerStep
+from stratagem._core.enums import ReduceOp
+from stratagem._gradients.compressor import Compressor
+from stratagem._gradients.limiter import Limiter
+from stratagem._gradients.step import GroupStep, OptimizerStep
 from stratagem._parameter_server.hosting.programs import Programs
 from stratagem_proto.programs.gradient_limits import GradientLimits
 from stratagem_proto.v1.parameter_server_pb2 import UpdateHeader

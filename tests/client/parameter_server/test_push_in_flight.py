@@ -13,8 +13,8 @@ from torch import nn
 
 from stratagem import DistributedOptimizer, ParameterServerStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._servers.requests import updates_and_reads
-from stratagem._servers.step_count import StepCount
+from stratagem._ps_client.requests import updates_and_reads
+from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import InvalidArgumentError
 from tests.client.clusters import Cluster, running
 from tests.client.parameter_server.test_synchronous_training import (

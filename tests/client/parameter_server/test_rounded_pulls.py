@@ -15,9 +15,9 @@ from stratagem import (
     InvalidArgumentError,
     Variable,
 )
-from stratagem._servers.requests.reading import Reading
-from stratagem._servers.requests.reads import read
-from stratagem._servers.transports.call import Responses
+from stratagem._ps_client.requests.reading import Reading
+from stratagem._ps_client.requests.reads import read
+from stratagem._ps_client.transports.call import Responses
 from stratagem.nn import prefetch
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_proto.errors import MalformedStreamError

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 import stratagem
-from stratagem import _devices
+from stratagem._core import device_names
 
 LOCAL = "/job:localhost/replica:0/task:0/device:"
 
 
 def test_every_cpu_is_the_one_that_torch_has() -> None:
-    assert _devices.torch_device("/job:ps/task:1/device:CPU:3") == torch.device("cpu")
-    assert _devices.torch_device("GPU:1") == torch.device("cuda", 1)
+    cpu = device_names.torch_device("/job:ps/task:1/device:CPU:3")
+    assert cpu == torch.device("cpu")
+    assert device_names.torch_device("GPU:1") == torch.device("cuda", 1)
 
 
 def test_new_tensors_go_to_the_current_device() -> None:

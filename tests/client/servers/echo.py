@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from stratagem._servers.transports.call import Attempt, Call
-from stratagem._servers.transports.places import places
-from stratagem._servers.transports.socket_transport import SocketTransport
+from stratagem._ps_client.transports.call import Attempt, Call
+from stratagem._ps_client.transports.places import places
+from stratagem._ps_client.transports.socket_transport import SocketTransport
 from stratagem_proto.serving.border import Context
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.sockets.listener import SocketListener

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stratagem._servers.connections.connection import Connection
-from stratagem._servers.requests.barriers import barrier
-from stratagem._servers.transports.call import Attempt, Call
-from stratagem._servers.transports.socket_transport import SocketTransport
+from stratagem._ps_client.connections.connection import Connection
+from stratagem._ps_client.requests.barriers import barrier
+from stratagem._ps_client.transports.call import Attempt, Call
+from stratagem._ps_client.transports.socket_transport import SocketTransport
 from stratagem_proto.errors import (
     DeadlineExceededError,
     InvalidArgumentError,

@@ -7,14 +7,14 @@ import threading
 import pytest
 import torch
 
-from stratagem._servers.connections.session import Identity
-from stratagem._servers.group import ServerGroup
-from stratagem._servers.requests.barriers import barrier
-from stratagem._servers.requests.listings import list_variables
-from stratagem._servers.requests.reading import Reading
-from stratagem._servers.requests.reads import read
-from stratagem._servers.requests.writes import Writing, assign, create
-from stratagem._servers.step_count import StepCount
+from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.requests.barriers import barrier
+from stratagem._ps_client.requests.listings import list_variables
+from stratagem._ps_client.requests.reading import Reading
+from stratagem._ps_client.requests.reads import read
+from stratagem._ps_client.requests.writes import Writing, assign, create
+from stratagem._ps_client.step_count import StepCount
 from stratagem_deploy.watching.asking import ask
 from stratagem_deploy.watching.calls import calls_of
 from stratagem_deploy.watching.places import Place

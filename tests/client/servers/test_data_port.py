@@ -12,8 +12,8 @@ import grpc
 import pytest
 import torch
 
-from stratagem._servers.transports.places import TcpPlace
-from stratagem._servers.transports.socket_error import broken
+from stratagem._ps_client.transports.places import TcpPlace
+from stratagem._ps_client.transports.socket_error import broken
 from stratagem_proto.errors import (
     DeadlineExceededError,
     SessionLostError,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from stratagem._servers.requests.writes import Writing, assign
+from stratagem._ps_client.requests.writes import Writing, assign
 from stratagem_proto.errors import (
     ForkedProcessError,
 )

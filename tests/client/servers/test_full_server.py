@@ -10,10 +10,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from stratagem._servers.connections.connection import Connection
-from stratagem._servers.requests.reading import Reading
-from stratagem._servers.requests.reads import read
-from stratagem._servers.step_count import StepCount
+from stratagem._ps_client.connections.connection import Connection
+from stratagem._ps_client.requests.reading import Reading
+from stratagem._ps_client.requests.reads import read
+from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import (
     ResourceExhaustedError,
 )

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from stratagem._servers.transports.places import Place, TcpPlace
-from stratagem._servers.transports.server_transport import ServerTransport
-from stratagem._servers.transports.socket_link import SocketLink
+from stratagem._ps_client.transports.places import Place, TcpPlace
+from stratagem._ps_client.transports.server_transport import ServerTransport
+from stratagem._ps_client.transports.socket_link import SocketLink
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.serving.sockets import listener, peer
 from stratagem_proto.v1.error_pb2 import RecordedStatus

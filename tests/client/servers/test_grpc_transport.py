@@ -7,9 +7,9 @@ import threading
 import grpc
 import pytest
 
-from stratagem._servers.transports import grpc_transport
-from stratagem._servers.transports.call import Call
-from stratagem._servers.transports.grpc_transport import GrpcTransport
+from stratagem._ps_client.transports import grpc_transport
+from stratagem._ps_client.transports.call import Call
+from stratagem._ps_client.transports.grpc_transport import GrpcTransport
 from stratagem_proto.wire.channel import open_channel
 
 

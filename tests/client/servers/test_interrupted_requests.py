@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from stratagem._servers.connections.connection import Connection
-from stratagem._servers.connections.pending import Pending
-from stratagem._servers.group import ServerGroup
-from stratagem._servers.requests.request import Request
-from stratagem._servers.requests.writes import Writing, assign, create
-from stratagem._servers.step_count import StepCount
+from stratagem._ps_client.connections.connection import Connection
+from stratagem._ps_client.connections.pending import Pending
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.requests.request import Request
+from stratagem._ps_client.requests.writes import Writing, assign, create
+from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_ADD
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 from stratagem_proto.wire.tensors import spec_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from stratagem._servers.requests import updates
-from stratagem._servers.requests.reading import Reading, following
-from stratagem._servers.requests.updates_and_reads import and_read
-from stratagem._servers.requests.writes import delete
+from stratagem._ps_client.requests import updates
+from stratagem._ps_client.requests.reading import Reading, following
+from stratagem._ps_client.requests.updates_and_reads import and_read
+from stratagem._ps_client.requests.writes import delete
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.client.connections import connected, make

@@ -12,8 +12,8 @@ import torch
 import stratagem
 from stratagem import ClusterSpec, ParameterServerStrategy, Variable
 from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._servers.connections.pending import Pending
-from stratagem._servers.requests.writes import Writing, assign
+from stratagem._ps_client.connections.pending import Pending
+from stratagem._ps_client.requests.writes import Writing, assign
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem.coordinator import ClusterCoordinator
 from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_ADD

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from stratagem._servers.push_in_flight import PushInFlight
-from stratagem._servers.step_count import StepCount
+from stratagem._ps_client.push_in_flight import PushInFlight
+from stratagem._ps_client.step_count import StepCount
 
 _GRACE_SECONDS = 0.2
 """In which a push would be begun that did not wait for the one before."""

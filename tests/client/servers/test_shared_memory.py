@@ -14,13 +14,13 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from stratagem._servers.connections.connection import Connection
-from stratagem._servers.connections.session import opening
-from stratagem._servers.requests import updates
-from stratagem._servers.requests.reading import Reading
-from stratagem._servers.requests.reads import read
-from stratagem._servers.transports.places import Place, places
-from stratagem._servers.transports.socket_link import SocketLink
+from stratagem._ps_client.connections.connection import Connection
+from stratagem._ps_client.connections.session import opening
+from stratagem._ps_client.requests import updates
+from stratagem._ps_client.requests.reading import Reading
+from stratagem._ps_client.requests.reads import read
+from stratagem._ps_client.transports.places import Place, places
+from stratagem._ps_client.transports.socket_link import SocketLink
 from stratagem_deploy.processes.process import import_path
 from stratagem_proto.programs.optimizers import OPTIMIZERS
 from stratagem_proto.v1 import parameter_server_pb2 as pb

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from stratagem._servers.transports import socket_link, socket_transport
-from stratagem._servers.transports.socket_link import SocketLink
+from stratagem._ps_client.transports import socket_link, socket_transport
+from stratagem._ps_client.transports.socket_link import SocketLink
 from stratagem_proto.wire.sockets.frames import Kind
 from stratagem_proto.wire.transport import UNIX
 from tests.client.servers.echo import MEBIBYTE, Served

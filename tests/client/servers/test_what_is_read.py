@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stratagem._servers.requests.reading import Reading, asked
+from stratagem._ps_client.requests.reading import Reading, asked
 from stratagem_proto.v1.parameter_server_pb2 import ReadRequest, Rows, Selection
 from stratagem_proto.wire.tensors import encode_dtype
 

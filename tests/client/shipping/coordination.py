@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from stratagem import ClusterSpec, ParameterServerStrategy
+from stratagem._remote_kinds import KINDS
+from stratagem._remote_objects.kinds import COORDINATOR_KINDS
 from stratagem._shipping.dumper import Dumper
 from stratagem._shipping.loader import Loader
+from stratagem._shipping.remote_objects.kinds import WorkerTask
 from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.clusters import running
 from tests.conftest import TOKEN
@@ -41,8 +44,8 @@ class Coordination:
         resolver = SimpleClusterResolver(cluster, task_type="chief", task_id=0)
         settings = {"token": TOKEN, "peer_seconds": 60, **settings}
         self.strategy = ParameterServerStrategy(resolver, **settings)
-        self.dumper = Dumper(self.strategy)
-        self._workers = [Loader(index, token=TOKEN) for index in range(2)]
+        self.dumper = Dumper(self.strategy, COORDINATOR_KINDS)
+        self._workers = [Loader(WorkerTask(index, TOKEN), KINDS) for index in range(2)]
         self._sent: list[dict[int, int]] = [{}, {}]
 
     def built(self, build: Callable[[], Any]) -> Any:

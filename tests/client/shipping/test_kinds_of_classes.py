@@ -7,8 +7,8 @@ from weakref import WeakSet
 
 from torch import nn
 
-from stratagem._shipping.residents.modules import ModuleKind
-from stratagem._shipping.residents.registered import KindTable
+from stratagem._remote_objects.modules import ModuleKind
+from stratagem._shipping.remote_objects.kind_table import KindTable
 
 _MADE = 3000
 _KEPT = 2000

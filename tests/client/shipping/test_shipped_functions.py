@@ -19,11 +19,13 @@ from torch import Tensor
 
 import stratagem
 from stratagem import DistributedOptimizer, ShardedVariable, Variable
+from stratagem._remote_kinds import KINDS
 from stratagem._shipping.calls.call import Call
 from stratagem._shipping.loader import Loader
 from stratagem._shipping.parcel import Definition
-from stratagem._shipping.residents.resident import Resident
-from stratagem._shipping.residents.results import dump_result, load_result
+from stratagem._shipping.remote_objects.kinds import WorkerTask
+from stratagem._shipping.remote_objects.resident import Resident
+from stratagem._shipping.remote_objects.results import dump_result, load_result
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_deploy.processes.process import import_path
 from tests.client.clusters import running
@@ -293,6 +295,7 @@ import sys
 from pathlib import Path
 import torch
 from stratagem import ClusterSpec, ParameterServerStrategy
+from stratagem._remote_objects.kinds import COORDINATOR_KINDS
 from stratagem._shipping.dumper import Dumper
 from stratagem.cluster_resolver import SimpleClusterResolver
 
@@ -317,7 +320,7 @@ def predict(features):
     return strategy.run(model, args=(features,))
 
 
-parcel = Dumper(strategy).dump(predict)
+parcel = Dumper(strategy, COORDINATOR_KINDS).dump(predict)
 sent = [parcel.payload, *((one.handle, one.encode()) for one in parcel.definitions)]
 Path(sys.argv[1]).write_bytes(__import__("pickle").dumps(sent))
 strategy.close()
@@ -333,7 +336,7 @@ def test_a_program_ships_its_own_classes_to_another_process(tmp_path: Path) -> N
         command = [sys.executable, str(program), *arguments]
         run(command, check=True, timeout=60, env=os.environ | paths)
         payload, *definitions = pickle.loads(sent.read_bytes())
-        loader = Loader(0, token=TOKEN)
+        loader = Loader(WorkerTask(0, TOKEN), KINDS)
         for handle, definition in definitions:
             loader.define(handle, definition)
         predict = loader.load(payload)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from stratagem._core.variables.local import LocalVariable
 from stratagem._tracing.trace import trace
-from stratagem._variables.local import LocalVariable
 from stratagem_proto.errors import UpdateFunctionError
 from tests.client.tracing.traced import ones, variable
 

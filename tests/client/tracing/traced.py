@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from stratagem._core.variables.local import LocalVariable
 from stratagem._tracing.trace import TracedUpdate
-from stratagem._variables.local import LocalVariable
 from stratagem_proto.v1.update_program_pb2 import GraphInput
 
 

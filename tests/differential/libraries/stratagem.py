@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, Dataset
 
 import stratagem
-from stratagem import _devices
 from stratagem._cluster import roles, slurm
-from stratagem._contexts import context
+from stratagem._core import device_names
+from stratagem._core.contexts import context
+from stratagem._core.values import regroup
+from stratagem._core.variables.creators import creator_scope
 from stratagem._input.specs import LeafSpec, PerReplicaSpec
-from stratagem._replicas import regroup
-from stratagem._variables.creators import creator_scope
 from tests.client.clusters import running
 from tests.client.coordinator.coordination import Coordination, coordinating
 from tests.differential.library import Names, filters_by_task
@@ -36,7 +36,7 @@ class Stratagem:
         self.distribute = self.v1 = Names(stratagem, regroup, context)
         self.contrib: Any = stratagem.contrib
         self.roles: Any = roles
-        self.devices: Any = _devices
+        self.devices: Any = device_names
         self.slurm: Any = slurm
 
     def tensor(self, value: Any, dtype: str = "float32") -> Any:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratagem import IndexedSlices, Variable
+from stratagem._core.variables.local import LocalVariable
 from stratagem._tracing.trace import TracedUpdate, trace
-from stratagem._variables.local import LocalVariable
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_psserver.programs.graph_run import prepare
 from stratagem_psserver.programs.graphs import GraphCache

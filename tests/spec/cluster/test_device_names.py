@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import stratagem
-from stratagem import _devices
+from stratagem._core import device_names
 
 LOCAL = "/job:localhost/replica:0/task:0/device:"
 
@@ -28,8 +28,8 @@ LOCAL = "/job:localhost/replica:0/task:0/device:"
     ],
 )
 def test_names_are_completed(device: str | torch.device, full: str) -> None:
-    assert _devices.canonicalize(device) == full
-    assert _devices.canonicalize(full) == full
+    assert device_names.canonicalize(device) == full
+    assert device_names.canonicalize(full) == full
 
 
 @pytest.mark.spec("DEV-1")
@@ -37,8 +37,8 @@ def test_a_default_fills_the_gaps_first() -> None:
     """Parts from `default` win over these."""
     worker = "/job:worker/task:2/device:GPU:0"
     expected = "/job:worker/replica:0/task:2/device:CPU:1"
-    assert _devices.canonicalize("CPU:1", worker) == expected
-    assert _devices.canonicalize("/job:ps", worker).startswith(
+    assert device_names.canonicalize("CPU:1", worker) == expected
+    assert device_names.canonicalize("/job:ps", worker).startswith(
         "/job:ps/replica:0/task:2"
     )
 
@@ -47,17 +47,18 @@ def test_a_default_fills_the_gaps_first() -> None:
 @pytest.mark.parametrize("name", ["/device:cpu:0", "CPU:x", "/task:0/job:a", "TPU"])
 def test_what_names_no_device_is_refused(name: str) -> None:
     with pytest.raises(stratagem.InvalidArgumentError, match="is not a device name"):
-        _devices.canonicalize(name)
+        device_names.canonicalize(name)
     with pytest.raises(stratagem.InvalidTypeError):
-        _devices.canonicalize(0)
+        device_names.canonicalize(0)
 
 
 @pytest.mark.spec("DEV-3", "DEV-4")
 def test_scopes_nest_and_complete_each_other() -> None:
-    assert _devices.current() == ""
+    assert device_names.current() == ""
     with stratagem.device("/job:worker/task:1"):
         with stratagem.device("CPU:2"):
-            assert _devices.current() == ("/job:worker/replica:0/task:1/device:CPU:2")
-            assert _devices.resolve("CPU:0").startswith("/job:worker/replica:0/task:1")
-        assert _devices.current().endswith("/task:1/device:CPU:0")
-    assert _devices.current() == ""
+            worker = "/job:worker/replica:0/task:1"
+            assert device_names.current() == f"{worker}/device:CPU:2"
+            assert device_names.resolve("CPU:0").startswith(worker)
+        assert device_names.current().endswith("/task:1/device:CPU:0")
+    assert device_names.current() == ""

@@ -247,7 +247,7 @@ def test_variables_belong_to_the_strategy_in_charge() -> None:
     strategy, other = MirroredStrategy(["CPU:0", "CPU:1"]), TwoReplicas()
     outer = shared(strategy, 1.0)
 
-    def owner() -> Strategy | None:
+    def owner() -> object:
         return stratagem.Variable(1.0).distribute_strategy
 
     assert owner() is None

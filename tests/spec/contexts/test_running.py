@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import stratagem
-from stratagem import PerReplica, _devices
+from stratagem import PerReplica
+from stratagem._core import device_names
 from tests.client.two_replicas import TwoReplicas, number
 
 spec = pytest.mark.spec
@@ -91,7 +92,7 @@ def test_replicas_see_the_modes_of_the_calling_thread(strategy: TwoReplicas) -> 
 @spec("RUN-3")
 def test_each_replica_has_its_device(strategy: TwoReplicas) -> None:
     with stratagem.device("CPU:7"):
-        devices = strategy.run(_devices.current).values
+        devices = strategy.run(device_names.current).values
     assert devices == strategy.extended.worker_devices
     assert devices[1].endswith("/device:CPU:1")
 

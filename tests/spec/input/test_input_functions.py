@@ -16,7 +16,7 @@ from stratagem import (
     Strategy,
     device,
 )
-from stratagem import _devices as devices
+from stratagem._core import device_names as devices
 from stratagem._input.rounds import DealElements
 from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.batches import Streamed, batches, shares, steps

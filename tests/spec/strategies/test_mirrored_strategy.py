@@ -10,14 +10,8 @@ import pytest
 import torch
 
 import stratagem
-from stratagem import (
-    ConfigProto,
-    MirroredStrategy,
-    PerReplica,
-    Variable,
-    _devices,
-    config,
-)
+from stratagem import ConfigProto, MirroredStrategy, PerReplica, Variable, config
+from stratagem._core import device_names
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:"
 
@@ -83,7 +77,7 @@ def test_devices_are_named_in_full_in_the_order_given(form: str) -> None:
     extended = strategy.extended
     assert extended.worker_devices == (f"{CPU}1", f"{CPU}0", f"{CPU}2")
     assert extended.parameter_devices == extended.worker_devices
-    assert strategy.run(_devices.current).values == extended.worker_devices
+    assert strategy.run(device_names.current).values == extended.worker_devices
 
 
 @pytest.mark.spec("MS-12", "MS-13")

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 import stratagem
-from stratagem import _deprecation, contrib, experimental
+from stratagem import contrib, experimental
+from stratagem._core import deprecation
 from stratagem._strategies.moved_to_extended import MovedToExtended
 
 
 def test_a_process_is_told_once_of_each_spelling() -> None:
-    _deprecation.warned.clear()
+    deprecation.warned.clear()
     strategy = stratagem.OneDeviceStrategy("CPU:0")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -33,7 +34,7 @@ def test_a_process_is_told_once_of_each_spelling() -> None:
 
 
 def test_where_warnings_are_errors_every_use_is_one() -> None:
-    _deprecation.warned.clear()
+    deprecation.warned.clear()
     for _ in range(2):
         with pytest.raises(DeprecationWarning, match=r"use stratagem\.OneDeviceStr"):
             contrib.OneDeviceStrategy("CPU:0")

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import stratagem
-from stratagem import ConfigProto, OneDeviceStrategy, Variable, _devices
+from stratagem import ConfigProto, OneDeviceStrategy, Variable
+from stratagem._core import device_names
 
 CPU_1 = "/job:localhost/replica:0/task:0/device:CPU:1"
 
@@ -24,7 +25,7 @@ def strategy() -> OneDeviceStrategy:
 @pytest.mark.spec("OD-1")
 def test_there_is_one_replica_on_the_device(strategy: OneDeviceStrategy) -> None:
     def fn(x: int) -> tuple[int, str]:
-        return x + 1, _devices.current()
+        return x + 1, device_names.current()
 
     assert strategy.num_replicas_in_sync == 1
     assert strategy.extended.worker_devices == (CPU_1,)

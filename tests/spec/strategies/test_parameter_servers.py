@@ -9,13 +9,8 @@ import pytest
 import torch
 
 import stratagem
-from stratagem import (
-    ClusterSpec,
-    ParameterServerStrategy,
-    Variable,
-    _devices,
-    contrib,
-)
+from stratagem import ClusterSpec, ParameterServerStrategy, Variable, contrib
+from stratagem._core import device_names
 from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.clusters import Cluster, running
 
@@ -98,8 +93,8 @@ def test_the_worker_computes_on_devices_of_its_own(
     own = "/job:worker/replica:0/task:0"
     assert strategy.extended.worker_devices == (f"{own}/device:CPU:0",)
     with strategy.scope():
-        assert _devices.current().startswith(own)
-        assert strategy.run(_devices.current) == f"{own}/device:CPU:0"
+        assert device_names.current().startswith(own)
+        assert strategy.run(device_names.current) == f"{own}/device:CPU:0"
     several = strategy_of(CLUSTER, "worker", 1, num_replicas_per_worker=2)
     assert several.extended.worker_devices == tuple(
         f"/job:worker/replica:0/task:1/device:CPU:{index}" for index in range(2)
@@ -107,7 +102,9 @@ def test_the_worker_computes_on_devices_of_its_own(
 
 
 def servers_of(variables: list[Variable]) -> list[int]:
-    return [int(_devices.DeviceName.parse(v.device_name).task or 0) for v in variables]
+    return [
+        int(device_names.DeviceName.parse(v.device_name).task or 0) for v in variables
+    ]
 
 
 @pytest.mark.spec("PS1-5")

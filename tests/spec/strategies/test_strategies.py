@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import stratagem
-from stratagem import Variable, _devices
+from stratagem import Variable
+from stratagem._core import device_names
 from tests.client.batches import batches, steps
 from tests.client.two_replicas import HOME, TwoReplicas, _Extended
 from tests.deprecations import warns_to_use
@@ -110,10 +111,10 @@ def test_variables_know_where_another_strategy_took_over() -> None:
 def test_a_scope_enters_the_default_device_where_there_is_one() -> None:
     strategy = TwoReplicas()
     with strategy.scope():
-        assert _devices.current() == ""
+        assert device_names.current() == ""
     strategy.extended._default_device = HOME
     with strategy.scope():
-        assert _devices.current() == HOME
+        assert device_names.current() == HOME
 
 
 @pytest.mark.spec("STR-24")

@@ -20,8 +20,8 @@ from stratagem import (
     Variable,
     VariableAggregation,
     VariableSynchronization,
-    _devices,
 )
+from stratagem._core import device_names
 
 pytestmark = pytest.mark.usefixtures("four_cpus")
 
@@ -235,7 +235,7 @@ def test_other_variables_are_where_non_slot_devices_says(
 @pytest.mark.spec("EXT-6")
 def test_a_function_runs_on_the_devices_that_are_named() -> None:
     strategy = MirroredStrategy(DEVICES)
-    where = strategy.extended.update_non_slot(("CPU:3",), _devices.current)
+    where = strategy.extended.update_non_slot(("CPU:3",), device_names.current)
     assert where == "/job:localhost/replica:0/task:0/device:CPU:3"
 
 

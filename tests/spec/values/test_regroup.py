@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 import stratagem
 from stratagem import Mirrored, PerReplica
-from stratagem._replicas import regroup
+from stratagem._core.values import regroup
 
 Point = namedtuple("Point", ["x", "y"])
 

@@ -15,9 +15,9 @@ from stratagem import (
     VariableAggregation,
     VariableSynchronization,
 )
-from stratagem._variables.creators import creator_scope
-from stratagem._variables.mirrored import MirroredVariable
-from stratagem._variables.sync_on_read import SyncOnReadVariable
+from stratagem._core.distributed_variables.mirrored import MirroredVariable
+from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
+from stratagem._core.variables.creators import creator_scope
 from tests.client.two_replicas import number
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:"

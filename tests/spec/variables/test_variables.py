@@ -12,8 +12,8 @@ import torch
 
 import stratagem
 from stratagem import Variable, VariableAggregation, VariableSynchronization
-from stratagem._variables import shared_creation
-from stratagem._variables.creators import creator_scope
+from stratagem._core.variables import shared_creation
+from stratagem._core.variables.creators import creator_scope
 from tests.client.two_replicas import HOME, TwoReplicas, number, shared
 
 MEAN = VariableAggregation.MEAN

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from stratagem._worker_servers.link import WorkerLink
-from stratagem._worker_servers.output import labelled
+from stratagem._worker_client.link import WorkerLink
+from stratagem._worker_client.output import labelled
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.conftest import TOKEN

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import stratagem
-from stratagem._servers.closure_identity import next_closure_key
-from stratagem._shipping.residents.results import load_result
-from stratagem._worker_servers.closure_failure import ClosureFailure, FailureKind
-from stratagem._worker_servers.link import WorkerLink
-from stratagem._worker_servers.worker_index import experimental_get_current_worker_index
+from stratagem._core.contexts.worker_index import experimental_get_current_worker_index
+from stratagem._ps_client.closure_identity import next_closure_key
+from stratagem._shipping.remote_objects.results import load_result
+from stratagem._worker_client.closure_failure import ClosureFailure, FailureKind
+from stratagem._worker_client.link import WorkerLink
 from stratagem_proto.errors import AbortedError
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
 from stratagem_worker.server import WorkerServer

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from stratagem._shipping.residents.results import load_result
-from stratagem._worker_servers.answer import Answer
-from stratagem._worker_servers.link import WorkerLink
+from stratagem._shipping.remote_objects.results import load_result
+from stratagem._worker_client.answer import Answer
+from stratagem._worker_client.link import WorkerLink
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings

@@ -14,15 +14,15 @@ from typing import Any
 import grpc
 import pytest
 
-from stratagem._servers.traffic import TrafficMeter
-from stratagem._servers.transports.places import places
-from stratagem._servers.transports.socket_link import SocketLink
-from stratagem._shipping.residents.results import load_result
-from stratagem._worker_servers.answer import Answer
-from stratagem._worker_servers.closure_failure import ClosureFailure, FailureKind
-from stratagem._worker_servers.grpc_wire import GrpcWire
-from stratagem._worker_servers.link import WorkerLink
-from stratagem._worker_servers.work_stream import WorkStream
+from stratagem._ps_client.traffic import TrafficMeter
+from stratagem._ps_client.transports.places import places
+from stratagem._ps_client.transports.socket_link import SocketLink
+from stratagem._shipping.remote_objects.results import load_result
+from stratagem._worker_client.answer import Answer
+from stratagem._worker_client.closure_failure import ClosureFailure, FailureKind
+from stratagem._worker_client.grpc_wire import GrpcWire
+from stratagem._worker_client.link import WorkerLink
+from stratagem._worker_client.work_stream import WorkStream
 from stratagem_proto.errors import (
     CancelledError,
     SessionLostError,

@@ -12,14 +12,14 @@ import torch
 
 from stratagem import ParameterServerStrategy, Variable
 from stratagem._parameter_server.extended import ParameterServerExtended
-from stratagem._servers.connections.pending import Pending
-from stratagem._servers.group import ServerGroup
-from stratagem._servers.interruption import Guard, guarded_by
-from stratagem._servers.requests.writes import delete
-from stratagem._servers.write_behind import Backlog, WritesBehind, writing_behind
-from stratagem._shipping.residents.results import load_result
-from stratagem._worker_servers.closure_failure import ClosureFailure
-from stratagem._worker_servers.link import WorkerLink
+from stratagem._ps_client.connections.pending import Pending
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.interruption import Guard, guarded_by
+from stratagem._ps_client.requests.writes import delete
+from stratagem._ps_client.write_behind import Backlog, WritesBehind, writing_behind
+from stratagem._shipping.remote_objects.results import load_result
+from stratagem._worker_client.closure_failure import ClosureFailure
+from stratagem._worker_client.link import WorkerLink
 from stratagem_proto.errors import VariableNotFoundError
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, VARIABLE
 from stratagem_psserver.server import ParameterServer

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
-from stratagem._servers.interruption import Guard, guarded_by
+from stratagem._ps_client.interruption import Guard, guarded_by
 
 Name = TypeVar("Name")
 Result = TypeVar("Result")
@@ -30,7 +30,7 @@ class Interruptible(Generic[Name]):
     CPython raises the exception in the thread before one of the next instructions of
     its Python code. That must not be one of our own, so there is no lock here: one
     that is just being taken would stay taken. Nor one of gRPC's, so it is put off there
-    (`stratagem._servers.interruption`).
+    (`stratagem._ps_client.interruption`).
     """
 
     def __init__(self) -> None:

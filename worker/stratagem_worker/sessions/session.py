@@ -8,11 +8,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
-from stratagem._contexts.remains import clear_remains
-from stratagem._servers.closure_identity import running
-from stratagem._servers.write_behind import WritesBehind, writing_behind
+from stratagem._core.contexts.remains import clear_remains
+from stratagem._core.contexts.worker_index import on_worker
+from stratagem._ps_client.closure_identity import running
+from stratagem._ps_client.write_behind import WritesBehind, writing_behind
 from stratagem._shipping.loader import Loader
-from stratagem._worker_servers.worker_index import on_worker
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.serving.log import LOG
 from stratagem_proto.v1 import worker_pb2 as pb

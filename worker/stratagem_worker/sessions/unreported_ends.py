@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from stratagem._servers.write_behind import WritesBehind
+from stratagem._ps_client.write_behind import WritesBehind
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_worker.functions.closure import write_failed
 from stratagem_worker.sessions.watch import Watch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from stratagem._servers.write_behind import Backlog
+from stratagem._ps_client.write_behind import Backlog
 from stratagem_worker.sessions.watch import Watch
 
 # What a function wrote that runs on for longer is sent at the next look.

@@ -9,8 +9,8 @@ from itertools import count
 from queue import SimpleQueue
 
 from stratagem._coordinator.accounts.unended import Ended, Inherited, Unended
-from stratagem._servers.group import ServerGroup
-from stratagem._servers.requests.closures import end_closures
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.requests.closures import end_closures
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from stratagem._coordinator.closures.result import Result
-from stratagem._replicas.nests import map_leaves
-from stratagem._replicas.values import DistributedValues, Mirrored
-from stratagem._shipping.residents.resident import Resident
-from stratagem._shipping.residents.results import load_result
-from stratagem._variables.arrays import as_array
+from stratagem._core.tensors.arrays import as_array
+from stratagem._core.tensors.nests import map_leaves
+from stratagem._core.values.distributed_values import DistributedValues, Mirrored
+from stratagem._shipping.remote_objects.resident import Resident
+from stratagem._shipping.remote_objects.results import load_result
 
 
 class RemoteValueStatus(Enum):

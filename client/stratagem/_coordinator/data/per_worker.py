@@ -7,13 +7,13 @@ from functools import cached_property, partial
 from typing import Any
 
 from stratagem._coordinator.data.residents import Keeper, Residents, WorkerValue
+from stratagem._core.contexts.worker_index import on_worker
+from stratagem._core.variables.creators import NextCreator, creator_scope
+from stratagem._core.variables.variable import Variable
 from stratagem._input.dataset import DistributedDataset
 from stratagem._input.reader import Reader, check_dataset, is_dataset
 from stratagem._input.specs import element_spec
 from stratagem._shipping.calls.call import Call
-from stratagem._variables.creators import NextCreator, creator_scope
-from stratagem._variables.variable import Variable
-from stratagem._worker_servers.worker_index import on_worker
 from stratagem_proto.errors import (
     InvalidArgumentError,
     OutOfRangeError,

@@ -11,14 +11,14 @@ import torch
 from stratagem._coordinator.data.per_worker import PerWorkerValues
 from stratagem._coordinator.data.residents import Residents
 from stratagem._coordinator.threads.patience import Patience
-from stratagem._shipping.calls.call import Call
-from stratagem._shipping.parcel import Parcel
-from stratagem._shipping.residents.results import load_result
-from stratagem._variables.local import LocalVariable
-from stratagem._worker_servers.worker_index import (
+from stratagem._core.contexts.worker_index import (
     experimental_get_current_worker_index,
     on_worker,
 )
+from stratagem._core.variables.local import LocalVariable
+from stratagem._shipping.calls.call import Call
+from stratagem._shipping.parcel import Parcel
+from stratagem._shipping.remote_objects.results import load_result
 
 AskAll = Callable[[Parcel, Patience], Sequence[bytes]]
 """Lets every worker run a call; returns what each answers in time, in their order."""

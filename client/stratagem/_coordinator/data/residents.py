@@ -9,7 +9,7 @@ from typing import Protocol
 
 from stratagem._shipping.dumper import Dumper
 from stratagem._shipping.parcel import Definition, Parcel
-from stratagem._shipping.residents.resident import Resident
+from stratagem._shipping.remote_objects.resident import Resident
 from stratagem_proto.v1.worker_pb2 import ResultPlace
 
 

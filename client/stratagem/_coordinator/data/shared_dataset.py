@@ -13,10 +13,10 @@ from stratagem._coordinator.accounts.data_account import DataAccount, OpenedPass
 from stratagem._coordinator.data.per_worker import PerWorkerDataset, PerWorkerIterator
 from stratagem._coordinator.data.residents import Residents
 from stratagem._coordinator.data.shared_reader import SharedReader
+from stratagem._core.contexts.worker_index import on_worker
+from stratagem._core.names import UniqueNames
 from stratagem._input.numbered_batches import require_numbered, seed_of
 from stratagem._parameter_server.strategy import ParameterServerStrategy
-from stratagem._variables.names import UniqueNames
-from stratagem._worker_servers.worker_index import on_worker
 from stratagem_proto.errors import AlreadyExistsError
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
 

@@ -9,7 +9,7 @@ from typing import Any
 from stratagem._coordinator.accounts.data_account import BatchKeeper
 from stratagem._input.numbered_batches import NumberedBatches, Order
 from stratagem._parameter_server.strategy import ParameterServerStrategy
-from stratagem._servers.requests.draws import DataPass
+from stratagem._ps_client.requests.draws import DataPass
 
 
 class SharedReader(Iterator[Any]):

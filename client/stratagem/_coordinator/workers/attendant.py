@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
-from stratagem._waiting import Wait
+from stratagem._core.waiting import Wait
 from stratagem_proto.errors import StratagemError, UnavailableError
 
 _PAUSE_SECONDS = 0.1

@@ -10,13 +10,13 @@ from stratagem._cluster.membership import COORDINATOR
 from stratagem._coordinator.accounts.acknowledging import Acknowledging
 from stratagem._coordinator.workers.gpu_counts import GpuCounts
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
+from stratagem._core.variables.variable import Variable
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
-from stratagem._servers.connections.session import Identity
-from stratagem._servers.traffic import TrafficMeter
-from stratagem._variables.variable import Variable
-from stratagem._worker_servers.corks import Corks
-from stratagem._worker_servers.link import WorkerLink, task_at
+from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.traffic import TrafficMeter
+from stratagem._worker_client.corks import Corks
+from stratagem._worker_client.link import WorkerLink, task_at
 from stratagem.consistency import Async
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.protocol import SESSION_ID_BYTES

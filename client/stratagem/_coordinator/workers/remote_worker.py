@@ -13,8 +13,8 @@ from stratagem._coordinator.closures.closure import Closure
 from stratagem._coordinator.data.residents import WorkerValue
 from stratagem._coordinator.queue.pace import Pace
 from stratagem._shipping.parcel import Definition, Parcel
-from stratagem._worker_servers.answer import Answer, Reply
-from stratagem._worker_servers.link import WorkerLink
+from stratagem._worker_client.answer import Answer, Reply
+from stratagem._worker_client.link import WorkerLink
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.v1.worker_pb2 import (
     RESULT_USE_LARGE_STAYS,

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from stratagem._parameter_server.pushing.global_norm import finish_all
-from stratagem._servers.group import ServerGroup
-from stratagem._servers.requests.checkpoints import hold_steps, release_steps
-from stratagem._servers.requests.request import Request
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.requests.checkpoints import hold_steps, release_steps
+from stratagem._ps_client.requests.request import Request
 from stratagem_proto.errors import (
     AbortedError,
     DeadlineExceededError,

@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 
-from stratagem._servers.group import ServerGroup
-from stratagem._servers.requests.checkpoints import (
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.requests.checkpoints import (
     Wanted,
     restore_staged,
     stage_variables,

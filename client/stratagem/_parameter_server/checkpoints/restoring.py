@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from stratagem._checkpoints.entry import Entry
+from stratagem._core.waiting import Wait
 from stratagem._parameter_server.checkpoints.restoration import Restoration
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
-from stratagem._servers.requests.checkpoints import (
+from stratagem._ps_client.requests.checkpoints import (
     Wanted,
     announce_restored,
     list_restored,
 )
-from stratagem._waiting import Wait
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, open_checkpoint
 from stratagem_proto.checkpoint.whole import Whole, whole_name

@@ -17,8 +17,8 @@ import torch
 
 from stratagem._parameter_server.checkpoints.cut import Cut, take_cut
 from stratagem._parameter_server.checkpoints.worker_states import states_of
-from stratagem._servers.group import ServerGroup
-from stratagem._servers.requests.checkpoints import SavedPart, begin_save, finish_save
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.requests.checkpoints import SavedPart, begin_save, finish_save
 from stratagem_proto.checkpoint.folder import LOCAL_PART, NewCheckpoint
 from stratagem_proto.checkpoint.index import Index, Part
 from stratagem_proto.checkpoint.parts import Content, write_part

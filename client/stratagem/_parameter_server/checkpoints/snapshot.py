@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 
 from stratagem._parameter_server.checkpoints.cut import take_cut
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._servers.requests.checkpoints import close_snapshot, open_snapshot
+from stratagem._ps_client.requests.checkpoints import close_snapshot, open_snapshot
 from stratagem_proto.errors import FailedPreconditionError, StratagemError
 
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import torch
 
 from stratagem._cluster.membership import Membership
+from stratagem._core.waiting import Wait
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._servers.requests.checkpoints import announce_restored, list_restored
-from stratagem._waiting import Wait
+from stratagem._ps_client.requests.checkpoints import announce_restored, list_restored
 from stratagem_proto.errors import FailedPreconditionError
 
 _PAUSE_SECONDS = 0.05

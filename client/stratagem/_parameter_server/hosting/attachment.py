@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from stratagem._waiting import Wait
+from stratagem._core.waiting import Wait
 from stratagem_proto.errors import AttachmentError
 from stratagem_proto.v1.variable_pb2 import VariableInfo, VariableSpec
 from stratagem_proto.wire.tensors import decode_dtype

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 
 from stratagem._cluster.membership import Membership
+from stratagem._core.variables.traits import VariableTraits
 from stratagem._parameter_server.hosting.attachment import Attachment
 from stratagem._parameter_server.hosting.earlier_run import EarlierRun
 from stratagem._parameter_server.hosting.store import RemoteStore
@@ -22,7 +23,6 @@ from stratagem._parameter_server.variables.variable import (
     Owner,
     RemoteVariable,
 )
-from stratagem._variables.traits import VariableTraits
 from stratagem_proto.errors import AttachmentError, InvalidArgumentError
 
 Kind = TypeVar("Kind", bound=RemoteVariable)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stratagem._modules.hosting import HostedParameter
-from stratagem._modules.registry import ParameterRegistry
+from stratagem._hosting.modules.hosting import HostedParameter
+from stratagem._hosting.modules.registry import ParameterRegistry
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.split_variable import parts_of
-from stratagem._servers.requests.writes import Writing
+from stratagem._ps_client.requests.writes import Writing
 from stratagem_proto.errors import (
     ContextError,
     InvalidArgumentError,

@@ -7,10 +7,10 @@ from functools import partial
 
 from stratagem._parameter_server.pushing.global_norm import finish
 from stratagem._parameter_server.pushing.pace import Pace
-from stratagem._servers.group import ServerGroup
-from stratagem._servers.requests.reading import Reading
-from stratagem._servers.requests.reads import read
-from stratagem._servers.requests.request import Request
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.requests.reading import Reading
+from stratagem._ps_client.requests.reads import read
+from stratagem._ps_client.requests.request import Request
 from stratagem_proto.errors import UnfinishedStepError
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import ReadHeader, StepMark

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 import torch
 
-from stratagem._enums import ReduceOp
-from stratagem._optimizers.step import OptimizerStep
+from stratagem._core.enums import ReduceOp
+from stratagem._gradients.step import OptimizerStep
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.pushing.contributions import Staged
 from stratagem._parameter_server.pushing.early_push import EarlyPush
 from stratagem._parameter_server.pushing.loads import Loads, add_gradient, no_loads
 from stratagem._parameter_server.pushing.pushes import Push
-from stratagem._servers.requests import updates
-from stratagem._servers.requests.updates import Limits
+from stratagem._ps_client.requests import updates
+from stratagem._ps_client.requests.updates import Limits
 from stratagem_proto.consistency import has_backups
 from stratagem_proto.v1.consistency_pb2 import CONSISTENCY_MODE_SYNC, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import (

@@ -24,13 +24,13 @@ from stratagem._parameter_server.variables.variable import (
     RemoteVariable,
     by_server,
 )
-from stratagem._servers.group import ServerGroup
-from stratagem._servers.requests.consistency import begin
-from stratagem._servers.requests.keys import list_keys
-from stratagem._servers.requests.listings import list_variables
-from stratagem._servers.requests.reading import Reading
-from stratagem._servers.requests.request import Request, Result
-from stratagem._servers.requests.writes import Writing, assign, create
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.requests.consistency import begin
+from stratagem._ps_client.requests.keys import list_keys
+from stratagem._ps_client.requests.listings import list_variables
+from stratagem._ps_client.requests.reading import Reading
+from stratagem._ps_client.requests.request import Request, Result
+from stratagem._ps_client.requests.writes import Writing, assign, create
 from stratagem_proto.errors import (
     DeadlineExceededError,
 )

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from stratagem._contexts.context import cross_replica, get_strategy
+from stratagem._core.contexts.context import cross_replica, get_strategy
+from stratagem._core.variables.variable import Variable
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.variable import remote_of
-from stratagem._servers.requests import updates
-from stratagem._servers.requests.request import Request
-from stratagem._servers.requests.writes import Attachments
+from stratagem._ps_client.requests import updates
+from stratagem._ps_client.requests.request import Request
+from stratagem._ps_client.requests.writes import Attachments
 from stratagem._tracing.recording import Source
 from stratagem._tracing.trace import TracedUpdate, trace
-from stratagem._variables.variable import Variable
 from stratagem_proto.v1.update_program_pb2 import GraphInput, InputBinding
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from stratagem._parameter_server.pushing.global_norm import finish
 from stratagem._parameter_server.pushing.loads import Load
 from stratagem._parameter_server.pushing.pace import Pace
-from stratagem._servers.group import ServerGroup
-from stratagem._servers.requests import updates
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.requests import updates
 from stratagem_proto.errors import (
     DeadlineExceededError,
     StratagemError,

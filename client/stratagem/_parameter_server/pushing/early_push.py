@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from stratagem._optimizers.compressor import Compressor
+from stratagem._core.variables.variable import Variable
+from stratagem._gradients.compressor import Compressor
 from stratagem._parameter_server.pushing.loads import Loads, add_gradient, no_loads
-from stratagem._servers.group import ServerGroup
-from stratagem._servers.interruption import uninterrupted
-from stratagem._servers.requests import updates
-from stratagem._variables.variable import Variable
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.interruption import uninterrupted
+from stratagem._ps_client.requests import updates
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
 
 # Smaller gradients wait for others that go to the same server.

@@ -6,16 +6,16 @@ from collections import defaultdict
 
 import torch
 
-from stratagem._optimizers.compressor import Compressor
+from stratagem._core.tensors.indexed_slices import IndexedSlices
+from stratagem._core.variables.variable import Variable
+from stratagem._gradients.compressor import Compressor
 from stratagem._parameter_server.variables.split_variable import (
     SplitVariable,
     rows_or_dense,
 )
 from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
-from stratagem._servers.requests.request import Request, Result
-from stratagem._servers.requests.updates import Gradient, step
-from stratagem._variables.indexed_slices import IndexedSlices
-from stratagem._variables.variable import Variable
+from stratagem._ps_client.requests.request import Request, Result
+from stratagem._ps_client.requests.updates import Gradient, step
 from stratagem_proto.errors import InternalError
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
 

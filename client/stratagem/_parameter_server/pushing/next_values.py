@@ -10,8 +10,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
-from stratagem._servers.group import ServerGroup
-from stratagem._servers.requests.reading import Following, Reading, following
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.requests.reading import Following, Reading, following
 
 # Values wait in memory of their own for the step that takes them. What takes longer
 # to copy from there than a request takes is not worth it.

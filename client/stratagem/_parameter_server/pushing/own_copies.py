@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from stratagem._servers.requests.request import Request
+from stratagem._ps_client.requests.request import Request
 from stratagem_proto.wire.placed import Layout
 
 

@@ -17,15 +17,15 @@ from stratagem._parameter_server.pushing.pace import Pace
 from stratagem._parameter_server.pushing.routes import DenseLoad
 from stratagem._parameter_server.variables.cached_reads import unread
 from stratagem._parameter_server.variables.variable import Copies, RemoteVariable
-from stratagem._servers.group import ServerGroup
-from stratagem._servers.requests.reading import (
+from stratagem._ps_client.group import ServerGroup
+from stratagem._ps_client.requests.reading import (
     NOTHING_FOLLOWS,
     Following,
     Reading,
     following,
 )
-from stratagem._servers.requests.request import Request
-from stratagem._servers.requests.updates_and_reads import Answer, and_read
+from stratagem._ps_client.requests.request import Request
+from stratagem._ps_client.requests.updates_and_reads import Answer, and_read
 from stratagem_proto.v1.consistency_pb2 import (
     CONSISTENCY_MODE_ASYNC,
     StepBegin,

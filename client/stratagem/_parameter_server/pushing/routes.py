@@ -9,7 +9,8 @@ from operator import is_
 
 import torch
 
-from stratagem._optimizers.step import OptimizerStep
+from stratagem._core.variables.variable import Variable
+from stratagem._gradients.step import OptimizerStep
 from stratagem._parameter_server.variables.split_variable import parts_of
 from stratagem._parameter_server.variables.variable import (
     Copies,
@@ -17,9 +18,8 @@ from stratagem._parameter_server.variables.variable import (
     by_server,
     remote_of,
 )
-from stratagem._servers.requests.request import Request, Result
-from stratagem._servers.requests.updates import Naming, dense_step
-from stratagem._variables.variable import Variable
+from stratagem._ps_client.requests.request import Request, Result
+from stratagem._ps_client.requests.updates import Naming, dense_step
 
 
 @dataclass(frozen=True)

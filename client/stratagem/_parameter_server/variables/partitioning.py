@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from stratagem._core.tensors.operators import TensorStandIn
+from stratagem._core.variables.initial_values import initial_tensor
 from stratagem._parameter_server.variables.shards import Layout, Rows
-from stratagem._variables.initial_values import initial_tensor
-from stratagem._variables.operators import TensorStandIn
 from stratagem_proto.errors import InvalidArgumentError
 
 _LOG = logging.getLogger("stratagem")

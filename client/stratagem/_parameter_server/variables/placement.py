@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stratagem._devices import DeviceName
+from stratagem._core.device_names import DeviceName
 from stratagem_proto.errors import InvalidArgumentError
 
 

@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stratagem._contexts.context import DEFAULT
+from stratagem._core.contexts.context import DEFAULT
+from stratagem._core.tensors.arrays import as_array
+from stratagem._core.tensors.indexed_slices import IndexedSlices
+from stratagem._core.tensors.operators import Operators
+from stratagem._core.tensors.row_numbers import row_numbers
+from stratagem._core.variables.assignable import Assignable, Write
+from stratagem._core.variables.initial_values import operand
+from stratagem._core.variables.variable import Variable
 from stratagem._parameter_server.variables.shard_indexing import index_rows
 from stratagem._parameter_server.variables.shards import Layout, merge
-from stratagem._variables.arrays import as_array
-from stratagem._variables.assignable import Assignable, Write
-from stratagem._variables.indexed_slices import IndexedSlices
-from stratagem._variables.initial_values import operand
-from stratagem._variables.operators import Operators
-from stratagem._variables.row_numbers import row_numbers
-from stratagem._variables.variable import Variable
 from stratagem_proto.errors import (
     InvalidArgumentError,
     InvalidTypeError,
@@ -26,7 +26,7 @@ from stratagem_proto.errors import (
 )
 
 if TYPE_CHECKING:
-    from stratagem._strategies.hooks.strategy import StrategyHooks
+    from stratagem._core.protocols import AnyExtended
 
 
 class ShardedVariable(Assignable, Operators):
@@ -145,7 +145,7 @@ class ShardedVariable(Assignable, Operators):
     def _values(self, shards: Sequence[Variable]) -> list[torch.Tensor]:
         return self._hooks()._values_of(shards)
 
-    def _hooks(self) -> StrategyHooks:
+    def _hooks(self) -> AnyExtended:
         strategy = self._variables[0].distribute_strategy or DEFAULT.strategy
         return strategy.extended
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stratagem._core.tensors.indexed_slices import IndexedSlices
+from stratagem._core.variables.assignable import Write
+from stratagem._core.variables.initial_values import operand
+from stratagem._core.variables.traits import VariableTraits
+from stratagem._core.variables.variable import Variable
 from stratagem._parameter_server.variables.shards import Layout
 from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
-from stratagem._variables.assignable import Write
-from stratagem._variables.indexed_slices import IndexedSlices
-from stratagem._variables.initial_values import operand
-from stratagem._variables.traits import VariableTraits
-from stratagem._variables.variable import Variable
 
 if TYPE_CHECKING:
-    from stratagem._strategies.strategy import Strategy
+    from stratagem._core.protocols import AnyStrategy
 
 Slots = Mapping[str, torch.Tensor]
 """An optimizer's state for one variable, by torch's keys."""
@@ -42,7 +42,7 @@ class SplitVariable(Variable):
         self.parts = tuple(parts)
         self.layout = layout
 
-    def _join(self, strategy: Strategy, container: Variable | None = None) -> None:
+    def _join(self, strategy: AnyStrategy, container: Variable | None = None) -> None:
         super()._join(strategy, container)
         for part in self.parts:
             part._join(strategy, container=self)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
-from stratagem._contexts.context import current_replica_id
+from stratagem._core.contexts.context import current_replica_id
+from stratagem._core.distributed_variables.aggregating import AggregatingVariable
+from stratagem._core.tensors.indexed_slices import IndexedSlices
+from stratagem._core.variables.assignable import Write
+from stratagem._core.variables.initial_values import operand
+from stratagem._core.variables.traits import VariableTraits
+from stratagem._core.variables.variable import Variable
 from stratagem._parameter_server.variables.placement import Place, server_device
 from stratagem._parameter_server.variables.shards import Rows
-from stratagem._servers.requests.reading import Reading
-from stratagem._servers.requests.writes import Writing
-from stratagem._variables.aggregating import AggregatingVariable
-from stratagem._variables.assignable import Write
-from stratagem._variables.indexed_slices import IndexedSlices
-from stratagem._variables.initial_values import operand
-from stratagem._variables.traits import VariableTraits
-from stratagem._variables.variable import Variable
+from stratagem._ps_client.requests.reading import Reading
+from stratagem._ps_client.requests.writes import Writing
 from stratagem_proto.v1.parameter_server_pb2 import (
     ASSIGN_MODE_ADD,
     ASSIGN_MODE_DIVIDE,
@@ -40,8 +40,8 @@ from stratagem_proto.versions import is_newer
 from stratagem_proto.wire.tensors import decode_dtype, nbytes_of, spec_of
 
 if TYPE_CHECKING:
-    from stratagem._modules.hosting import HostedParameter
-    from stratagem._parameter_server.hosting.store import RemoteStore
+    from stratagem._hosting.modules.hosting import HostedParameter
+    from stratagem._parameter_server.variables.any_store import AnyStore
 
 MODES: dict[Write, AssignMode.ValueType] = {
     Write.ASSIGN: ASSIGN_MODE_SET,
@@ -112,7 +112,7 @@ class RemoteVariable(Variable):
 
     def __init__(
         self,
-        store: RemoteStore,
+        store: AnyStore,
         place: Place,
         traits: VariableTraits,
         value: torch.Tensor,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from stratagem._contexts.scope import entered
+from stratagem._core.contexts.scope import entered
 from stratagem_proto.errors import InvalidTypeError, OutOfRangeError
 
 if TYPE_CHECKING:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stratagem import _devices
+from stratagem._core import device_names
+from stratagem._core.options import InputContext
 from stratagem._input.per_replica_values import per_replica_values
-from stratagem._options import InputContext
 from stratagem._strategies.hooks.replicas import ReplicaHooks
 
 if TYPE_CHECKING:
+    from stratagem._core.options import ValueContext
     from stratagem._input.options import AutoShardPolicy, InputOptions
     from stratagem._input.sharding import InputWorker
-    from stratagem._options import ValueContext
 
 
 class InputHooks(ReplicaHooks):
@@ -28,7 +28,7 @@ class InputHooks(ReplicaHooks):
         from stratagem._input.sharding import InputWorker
 
         local = self.worker_devices[: self._num_local_replicas]
-        devices = tuple(_devices.torch_device(device) for device in local)
+        devices = tuple(device_names.torch_device(device) for device in local)
         return InputWorker(self._input_context(), devices)
 
     def _input_left(self, here: bool) -> bool:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stratagem._replicas.gathering import gather
-from stratagem._replicas.nests import leaves, map_leaves
-from stratagem._replicas.reduction import Axis, combine, reduce_axes
+from stratagem._core.tensors.nests import leaves, map_leaves
+from stratagem._core.values.gathering import gather
+from stratagem._core.values.reduction import Axis, combine, reduce_axes
 from stratagem._strategies.hooks.replicas import ReplicaHooks
 
 if TYPE_CHECKING:
-    from stratagem._enums import ReduceOp
-    from stratagem._options import CommunicationOptions
+    from stratagem._core.enums import ReduceOp
+    from stratagem._core.options import CommunicationOptions
 
 
 class ReductionHooks(ReplicaHooks):

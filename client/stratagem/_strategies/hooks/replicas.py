@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from stratagem import _devices
-from stratagem._replicas.nests import map_leaves, opened
-from stratagem._replicas.regroup import select_component
-from stratagem._replicas.values import DistributedValues
+from stratagem._core import device_names
+from stratagem._core.tensors.nests import map_leaves, opened
+from stratagem._core.values.distributed_values import DistributedValues
+from stratagem._core.values.regroup import select_component
+from stratagem._core.variables.variable import Variable
 from stratagem._strategies.primitives import StrategyPrimitives
-from stratagem._variables.variable import Variable
 from stratagem_proto.errors import UnimplementedError
 
 
@@ -42,10 +42,10 @@ class ReplicaHooks(StrategyPrimitives):
 
     def _replica_devices(self) -> Sequence[Any]:
         """Return the `ReplicaContext.devices` of the running replica."""
-        return (_devices.current(),)
+        return (device_names.current(),)
 
     def _current_device(self) -> str:
-        return _devices.current() or self._default_device or "/device:CPU:0"
+        return device_names.current() or self._default_device or "/device:CPU:0"
 
     def _local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of this process's replicas. Spec: LOC-1 to LOC-6."""

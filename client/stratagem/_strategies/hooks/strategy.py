@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stratagem._core.variables.assignable import Write
+from stratagem._core.variables.variable import Variable
 from stratagem._strategies.hooks.inputs import InputHooks
 from stratagem._strategies.hooks.reduction import ReductionHooks
-from stratagem._variables.assignable import Write
-from stratagem._variables.variable import Variable
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
     from stratagem._checkpoints.deferred import Restoration
+    from stratagem._core.variables.creators import NextCreator
     from stratagem._input.iterator import DistributedIterator
     from stratagem._strategies.multi_step import MultiStepContext
-    from stratagem._variables.creators import NextCreator
     from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 

@@ -1,1 +1,0 @@
-"""Where a thread stands among replicas, and how it gets there."""

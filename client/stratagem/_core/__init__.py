@@ -1,0 +1,1 @@
+"""What every strategy is made of: devices, tensors, variables, contexts and values."""

@@ -1,0 +1,1 @@
+"""Which strategy and which replica the running code is in."""

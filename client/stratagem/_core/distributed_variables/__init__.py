@@ -1,0 +1,1 @@
+"""Variables with a copy for each replica."""

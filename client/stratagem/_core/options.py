@@ -1,0 +1,146 @@
+"""Small values that callers hand to strategies, and strategies to callers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from stratagem._core.enums import CommunicationImplementation
+from stratagem._core.no_effect import warn_of_no_effect
+from stratagem_proto.errors import InvalidArgumentError
+
+
+class RunOptions(NamedTuple):
+    """Options of `Strategy.run`.
+
+    Attributes:
+        experimental_enable_dynamic_batch_size: Has no effect; shapes are always
+            dynamic. `Strategy.run` warns once if it is set, as of the next two.
+        experimental_bucketizing_dynamic_shape: Has no effect; nothing is padded.
+        experimental_xla_options: Has no effect; there is no XLA.
+        run_concurrently: Let replicas overlap instead of running one at a time
+            in replica order; worthwhile where each has a GPU.
+
+    Spec: ENU-10, RUN-1.
+    """
+
+    experimental_enable_dynamic_batch_size: bool = True
+    experimental_bucketizing_dynamic_shape: bool = False
+    experimental_xla_options: Any = None
+    run_concurrently: bool = False
+
+    def warn_of_no_effect(self) -> None:
+        """Say, once of each, which of the fields that are set do nothing."""
+        for name, reason in _WITHOUT_EFFECT.items():
+            if getattr(self, name) != self._field_defaults[name]:
+                warn_of_no_effect(f"RunOptions.{name}", reason)
+
+
+_WITHOUT_EFFECT = {
+    "experimental_enable_dynamic_batch_size": "shapes are always dynamic in PyTorch",
+    "experimental_bucketizing_dynamic_shape": "no input is padded",
+    "experimental_xla_options": "there is no XLA; torch.compile takes its own options",
+}
+
+
+@dataclass(frozen=True)
+class CommunicationOptions:
+    """Hints for operations that communicate between replicas.
+
+    Attributes:
+        bytes_per_pack: Pack tensors into messages of about so many bytes;
+            0 lets the implementation choose.
+        timeout_seconds: Give up after so many seconds; None waits for ever.
+        implementation: A `CommunicationImplementation`, or its name in any case.
+
+    Raises:
+        InvalidArgumentError: A field has no meaning. Spec: ENU-8.
+    """
+
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+    implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
+
+    def __post_init__(self) -> None:
+        if self.bytes_per_pack < 0:
+            raise InvalidArgumentError(
+                f"bytes_per_pack must be >=0, not {self.bytes_per_pack}"
+            )
+        object.__setattr__(self, "implementation", _implementation(self.implementation))
+
+    def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
+        """Return these options with the fields that `other` sets."""
+        default = CommunicationOptions()
+        given = {} if other is None else vars(other)
+        changes = {k: v for k, v in given.items() if v != getattr(default, k)}
+        return replace(self, **changes)
+
+
+def _implementation(value: object) -> CommunicationImplementation:
+    if isinstance(value, CommunicationImplementation):
+        return value
+    names = CommunicationImplementation.__members__
+    if isinstance(value, str) and value.upper() in names:
+        return CommunicationImplementation[value.upper()]
+    raise InvalidArgumentError(
+        f"implementation must be one of {', '.join(names)}, not {value!r}"
+    )
+
+
+@dataclass(frozen=True)
+class InputContext:
+    """What a dataset function may know about the pipeline it makes.
+
+    Attributes:
+        num_input_pipelines: How many pipelines there are.
+        input_pipeline_id: Which of them this one is.
+        num_replicas_in_sync: How many replicas share a global batch.
+
+    Spec: ENU-12.
+    """
+
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """Return the rows of a global batch that each replica gets.
+
+        Raises:
+            InvalidArgumentError: The batch cannot be split evenly. Spec: ENU-13.
+        """
+        size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
+        if rest:
+            raise InvalidArgumentError(
+                f"The global batch size {global_batch_size} is not divisible by the "
+                f"{self.num_replicas_in_sync} replicas in sync; choose a multiple"
+            )
+        return size
+
+    def __str__(self) -> str:
+        return (
+            "tf.distribute.InputContext(input pipeline id "
+            f"{self.input_pipeline_id}, total: {self.num_input_pipelines})"
+        )
+
+
+@dataclass(frozen=True)
+class ValueContext:
+    """What a value function may know about the replica it makes a value for.
+
+    Attributes:
+        replica_id_in_sync_group: The replica.
+        num_replicas_in_sync: How many replicas there are.
+
+    Spec: ENU-14.
+    """
+
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
+
+    def __str__(self) -> str:
+        return (
+            "tf.distribute.ValueContext(replica id "
+            f"{self.replica_id_in_sync_group},  total replicas in sync: "
+            f"{self.num_replicas_in_sync})"
+        )

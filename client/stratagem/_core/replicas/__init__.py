@@ -1,0 +1,1 @@
+"""Running replica functions, each in its context."""

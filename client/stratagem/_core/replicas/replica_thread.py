@@ -1,0 +1,149 @@
+"""The thread of one replica, which runs when it is told to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from contextvars import copy_context
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from stratagem._core.replicas.replica_context import MergeCall
+from stratagem._core.replicas.torch_state import TorchState
+from stratagem_proto.errors import ContextError
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The replica's function has returned."""
+
+    result: Any
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The replica's function has raised."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True)
+class Merging:
+    """The replica waits in a merge call."""
+
+    merge_fn: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    torch_state: TorchState
+
+
+Report = Finished | Failed | Merging
+
+
+class _Stopped(BaseException):
+    """Ends a replica that waits in a merge call, because another one failed."""
+
+
+class _Pool:
+    """Threads for replicas, reused because torch keeps state for each thread."""
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        # A waiting replica holds its thread, so a cap would be a deadlock.
+        self.executor = ThreadPoolExecutor(1 << 20, "stratagem-replica")
+
+
+_pool = _Pool()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.renew)
+
+
+class ReplicaThread:
+    """One replica with its thread, told when to go on by the calling thread.
+
+    Args:
+        surroundings: Makes a thread run the replica, given its merge call.
+        call: The replica function with its arguments.
+    """
+
+    def __init__(
+        self,
+        surroundings: Callable[[MergeCall], AbstractContextManager[None]],
+        call: Callable[[], Any],
+    ) -> None:
+        self._surroundings = surroundings
+        self._call = call
+        self._answers: SimpleQueue[Any] = SimpleQueue()
+        self._reports: SimpleQueue[Report] = SimpleQueue()
+        self._started = self._ended = False
+
+    def turn(self, answer: Any) -> Report:
+        """Let the replica run until it ends or reaches a merge call."""
+        self.resume(answer)
+        return self.report()
+
+    def resume(self, answer: Any) -> None:
+        """Start the replica, or let its merge call return `answer`."""
+        if self._started:
+            self._answers.put(answer)
+        else:
+            self._started = True
+            _pool.executor.submit(copy_context().run, self._run)
+
+    def report(self) -> Report:
+        """Wait until the replica has ended or reached a merge call."""
+        report = self._reports.get()
+        self._ended = not isinstance(report, Merging)
+        return report
+
+    def stop(self) -> None:
+        """End the replica at its next merge call, and wait for that."""
+        while self._started and not self._ended:
+            self._answers.put(_Stopped())
+            self.report()
+
+    def _merge(
+        self, merge_fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        _require_untraced()
+        self._reports.put(Merging(merge_fn, args, kwargs, TorchState.capture()))
+        answer = self._answers.get()
+        if isinstance(answer, _Stopped):
+            raise answer
+        return answer
+
+    def _run(self) -> None:
+        try:
+            with self._surroundings(self._merge):
+                result = self._call()
+        except BaseException as error:
+            self._reports.put(Failed(error))
+        else:
+            self._reports.put(Finished(result))
+
+
+def _require_untraced() -> None:
+    """Check that no graph is being recorded, which would miss the other replicas.
+
+    Functions by torch.compile are cut in two at a merge call, so they need no check.
+
+    Raises:
+        ContextError: torch.jit.trace or torch.export records one. Spec: RUN-4.
+    """
+    compiler = torch.compiler
+    exporting = compiler.is_compiling() and not compiler.is_dynamo_compiling()
+    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+    if exporting or tracing:
+        raise ContextError(
+            "`merge_call` called while defining a new graph or a tf.function: the "
+            "replicas meet only outside of what torch.jit.trace and torch.export "
+            "record; trace a part of the replica function without merge_call, "
+            "all_reduce or assign, or use torch.compile"
+        )

@@ -1,0 +1,184 @@
+"""Running a function once per replica.
+
+Several replicas have a thread each, but only one of them runs at a time: the
+first until it ends or reaches a merge call, then the second, and so on. The
+calling thread passes the turn and runs the merge functions. Spec: RUN-1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stratagem._core import device_names
+from stratagem._core.contexts.context import cross_replica, run_options
+from stratagem._core.replicas.replica_context import MergeCall, ReplicaContext
+from stratagem._core.replicas.replica_thread import (
+    Failed,
+    Finished,
+    Merging,
+    ReplicaThread,
+    Report,
+)
+from stratagem._core.replicas.torch_state import TorchState
+from stratagem._core.values.regroup import regroup, select_replica
+from stratagem._core.variables import creators as _creators
+from stratagem._core.variables.shared_creation import SharedCreation
+from stratagem_proto.errors import ContextError
+
+if TYPE_CHECKING:
+    from stratagem._core.protocols import AnyStrategy
+
+
+def run_replicas(
+    strategy: AnyStrategy,
+    devices: Sequence[str],
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call `fn` once per device and merge what the calls return.
+
+    Distributed values among the arguments are replaced by each replica's
+    component. A single replica runs in the calling thread.
+
+    Args:
+        strategy: The strategy, current in this thread, in cross-replica context.
+        devices: The device of each replica of this process.
+        fn: The replica function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+
+    Raises:
+        ContextError: The replicas make different numbers of merge calls.
+        Exception: What a replica or a merge function raises, unchanged.
+
+    Spec: RUN-1 to RUN-7, MRG-1 to MRG-6, REG-1 to REG-8.
+    """
+    if len(devices) > 1:
+        return _Rounds(strategy, devices, fn, args, kwargs).run()
+    first = strategy._extended._first_replica_id
+    with ReplicaContext(strategy, first), device_names.device(devices[0]):
+        return _bound(0, fn, args, kwargs)()
+
+
+def _bound(
+    index: int, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> Callable[[], Any]:
+    """Return `fn` with what the replica `index` gets as arguments."""
+    mine = {key: select_replica(index, value) for key, value in kwargs.items()}
+    return partial(fn, *[select_replica(index, value) for value in args], **mine)
+
+
+class _Rounds:
+    """The replicas of one run, from one merge call to the next."""
+
+    def __init__(
+        self,
+        strategy: AnyStrategy,
+        devices: Sequence[str],
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> None:
+        options = run_options()
+        self._concurrent = options is not None and options.run_concurrently
+        self._strategy = strategy
+        self._shared = SharedCreation()
+        surroundings = _Surroundings(strategy, devices, self._shared)
+        self._replicas = [
+            ReplicaThread(
+                partial(surroundings.entered, index),
+                _bound(index, fn, args, kwargs),
+            )
+            for index in range(len(devices))
+        ]
+
+    def run(self) -> Any:
+        """Run all replicas to their ends and merge their results."""
+        answers: Sequence[Any] = [None] * len(self._replicas)
+        try:
+            while True:
+                reports = self._round(answers)
+                ends = [r.result for r in reports if isinstance(r, Finished)]
+                if len(ends) == len(reports):
+                    return regroup(ends)
+                answers = self._merged(reports)
+        finally:
+            for replica in self._replicas:
+                replica.stop()
+
+    def _round(self, answers: Sequence[Any]) -> list[Report]:
+        self._shared.first_runs(True)
+        reports = []
+        for report in self._next_reports(answers):
+            self._shared.first_runs(False)
+            reports.append(_unfailed(report))
+        return reports
+
+    def _next_reports(self, answers: Sequence[Any]) -> Iterator[Report]:
+        turns = zip(self._replicas, answers, strict=True)
+        if not self._concurrent:
+            return (replica.turn(answer) for replica, answer in turns)
+        for replica, answer in turns:
+            replica.resume(answer)
+        return (replica.report() for replica in self._replicas)
+
+    def _merged(self, reports: Sequence[Report]) -> list[Any]:
+        """Run the merge function of the first replica; return each one's answer."""
+        calls = [report for report in reports if isinstance(report, Merging)]
+        if len(calls) < len(reports):
+            raise self._unequal_merges(reports)
+        first = calls[0]
+        args = regroup([tuple(call.args) for call in calls])
+        kwargs = regroup([call.kwargs for call in calls])
+        with cross_replica(self._strategy), first.torch_state.applied():
+            result = first.merge_fn(self._strategy, *args, **kwargs)
+        return [select_replica(index, result) for index in range(len(calls))]
+
+    def _unequal_merges(self, reports: Sequence[Report]) -> ContextError:
+        waiting = [i for i, r in enumerate(reports) if isinstance(r, Merging)]
+        return ContextError(
+            "The replicas made a different number of `merge_call` calls: replicas "
+            f"{waiting} of {len(reports)} wait in one and the others have returned; "
+            "whether to call it (or all_reduce, or assign) must not depend on the "
+            "replica"
+        )
+
+
+def _unfailed(report: Report) -> Report:
+    if isinstance(report, Failed):
+        raise report.error
+    return report
+
+
+class _Surroundings:
+    """What the threads of all replicas take over from the calling thread.
+
+    Spec: RUN-3.
+    """
+
+    def __init__(
+        self, strategy: AnyStrategy, devices: Sequence[str], shared: SharedCreation
+    ) -> None:
+        self._strategy = strategy
+        self._devices = devices
+        self._creators = _creators.creators()
+        self._torch_state = TorchState.capture()
+        self._shared = shared
+
+    @contextmanager
+    def entered(self, index: int, merge: MergeCall) -> Iterator[None]:
+        """Make this thread run the replica `index`."""
+        strategy = self._strategy
+        number = strategy.extended._first_replica_id + index
+        creators = (*self._creators, self._shared.creator(index))
+        with (
+            ReplicaContext(strategy, number, merge),
+            device_names.device(self._devices[index]),
+            _creators.creator_scope(*creators),
+            self._torch_state.applied(),
+        ):
+            yield

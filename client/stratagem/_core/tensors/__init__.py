@@ -1,0 +1,1 @@
+"""Tensors and nests of them, and what may be done with them."""

@@ -1,0 +1,1 @@
+"""Values that differ between replicas, and how they are merged."""

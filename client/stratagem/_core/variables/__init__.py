@@ -1,0 +1,1 @@
+"""Variables, and how they are created."""

@@ -1,0 +1,138 @@
+"""The values that variables start with and that are written into them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from stratagem._core.tensors.operators import TensorStandIn
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+
+
+def initial_tensor(
+    value: Any, dtype: torch.dtype | None, shape: Sequence[int] | None
+) -> torch.Tensor:
+    """Return the initial value of a variable as a tensor.
+
+    Raises:
+        InvalidArgumentError: It has another shape than `shape`, or it is sparse or
+            without contents, or None.
+        InvalidTypeError: It cannot become a tensor of the dtype.
+    """
+    if callable(value) and not isinstance(value, torch.Tensor | TensorStandIn):
+        value = value()
+    if isinstance(value, TensorStandIn):
+        value = value._operand()
+    tensor = _as_tensor(value, "The initial value of a variable")
+    if dtype is not None:
+        if not torch.can_cast(tensor.dtype, dtype):
+            raise InvalidTypeError(
+                f"The initial value of a variable of dtype {dtype} cannot be of "
+                f"{tensor.dtype}; leave dtype out, or convert the value"
+            )
+        tensor = torch.as_tensor(value, dtype=dtype)
+    require_dense(tensor, "The initial value of a variable")
+    if shape is not None and tuple(tensor.shape) != tuple(shape):
+        raise InvalidArgumentError(
+            f"The initial value has shape {tuple(tensor.shape)}, but shape="
+            f"{tuple(shape)} was asked for; make them equal or leave shape out"
+        )
+    return tensor
+
+
+def require_dense(tensor: torch.Tensor, what: str) -> None:
+    """Check that a tensor has contents that a variable can have.
+
+    Args:
+        tensor: The tensor.
+        what: What messages call it.
+
+    Raises:
+        InvalidArgumentError: It is sparse, or on the meta device.
+    """
+    if tensor.layout is not torch.strided:
+        raise InvalidArgumentError(
+            f"{what} has the layout {tensor.layout}, but variables are dense; convert "
+            "it with .to_dense()"
+        )
+    if tensor.is_meta:
+        raise InvalidArgumentError(
+            f"{what} is on the meta device and has no contents; make it on the CPU, or "
+            "give it memory by to_empty() and initialise it before the scope closes"
+        )
+
+
+class Written(Protocol):
+    """What a value is written into."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        ...
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape that values have."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of their elements."""
+        ...
+
+
+def operand(variable: Written, value: Any) -> torch.Tensor:
+    """Return `value` as a tensor that can be written into `variable`.
+
+    Raises:
+        InvalidArgumentError: Shape or dtype differ from the variable's, or the
+            value is None, too large, or a `PerReplica` outside of a replica.
+        InvalidTypeError: It is no tensor and cannot become one of the dtype.
+    """
+    if isinstance(value, TensorStandIn):
+        value = value._operand()
+    tensor = _converted(variable, value, variable.dtype)
+    if tensor.shape != variable.shape:
+        raise InvalidArgumentError(
+            f"Variable {variable.name!r} has shape {tuple(variable.shape)}, but the "
+            f"value to be written has shape {tuple(tensor.shape)}; the shapes must be "
+            "equal, nothing is broadcast"
+        )
+    return tensor
+
+
+def _converted(variable: Written, value: Any, dtype: torch.dtype) -> torch.Tensor:
+    tensor = _as_tensor(value, f"What is written into variable {variable.name!r}")
+    if tensor.dtype == dtype:
+        return tensor
+    given = isinstance(value, torch.Tensor)
+    if given or not torch.can_cast(tensor.dtype, dtype):
+        kind = InvalidArgumentError if given else InvalidTypeError
+        raise kind(
+            f"Variable {variable.name!r} has dtype {dtype}, but the value to be "
+            f"written has dtype {tensor.dtype}; convert it with .to({dtype})"
+        )
+    try:
+        return torch.as_tensor(value, dtype=dtype)
+    except RuntimeError as error:
+        raise InvalidArgumentError(
+            f"Variable {variable.name!r} has dtype {dtype}, which does not hold the "
+            f"value to be written ({error}); make the variable of a wider dtype"
+        ) from error
+
+
+def _as_tensor(value: Any, what: str) -> torch.Tensor:
+    expected = "pass a tensor, an array, a number or a nested list of numbers"
+    if value is None:
+        raise InvalidArgumentError(f"{what} is None; {expected}")
+    if type(value) is torch.Tensor:
+        return value
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidTypeError(
+            f"{what} cannot be a {type(value).__name__} like this one "
+            f"({str(error).splitlines()[0]}); {expected}"
+        ) from error

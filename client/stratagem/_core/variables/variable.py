@@ -1,0 +1,300 @@
+"""The public `Variable`: what all kinds of variables have in common."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from stratagem._core.enums import VariableAggregation, VariableSynchronization
+from stratagem._core.tensors.arrays import as_array
+from stratagem._core.tensors.indexed_slices import IndexedSlices
+from stratagem._core.tensors.operators import Operators
+from stratagem._core.tensors.row_numbers import row_numbers
+from stratagem._core.tensors.torch_writes import is_in_place
+from stratagem._core.variables.assignable import Assignable, Write
+from stratagem._core.variables.creators import create
+from stratagem._core.variables.traits import VariableTraits
+from stratagem_proto.errors import (
+    InvalidArgumentError,
+    UnimplementedError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stratagem._core.protocols import AnyStrategy
+
+
+class VariableType(type):
+    """Sends the call `Variable(...)` through the creators of the thread."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Create a variable: `Variable` itself as the current strategy wants it."""
+        if cls is not Variable:
+            return super().__call__(*args, **kwargs)
+        given = _SIGNATURE.bind(*args, **kwargs).arguments
+        return create(_make, **given)
+
+
+class Variable(Assignable, Operators, metaclass=VariableType):
+    """A tensor that keeps its identity while its value changes.
+
+    In a strategy's scope the strategy decides where the variable lives and how
+    many copies there are. It is usable wherever torch takes a tensor.
+
+    Args:
+        initial_value: Tensor, array, number or nested list; or a function
+            without arguments that returns one.
+        trainable: Whether gradients are wanted; by default yes, except for
+            `synchronization=ON_READ`.
+        name: Name; by default "Variable". Within a strategy it is made unique
+            by a suffix `_1`, `_2`, ...
+        dtype: Element type; by default that of the initial value.
+        shape: Shape that the initial value must have.
+        synchronization: When copies are brought together.
+        aggregation: How assignments of several replicas are combined.
+        per_worker_variable: Whether each worker of a `ClusterCoordinator` is to have
+            one of its own, in its memory. Without workers it makes no difference.
+
+    Raises:
+        InvalidArgumentError: A mode is not a member of its enumeration, or the
+            initial value has another shape than `shape`.
+
+    Spec: VAR-1, VAR-15 to VAR-22, VRD-7 to VRD-12.
+    """
+
+    _traits: VariableTraits
+    _strategy: AnyStrategy | None = None
+    _container_ref: weakref.ref[Variable] | None = None
+    # Name of the variable that a strategy divided into this one and others.
+    _shard_of: str | None = None
+
+    def __init__(  # noqa: PLR0913 - the signature of tf.Variable
+        self,
+        initial_value: Any,
+        trainable: bool | None = None,
+        name: str | None = None,
+        dtype: torch.dtype | None = None,
+        shape: Sequence[int] | None = None,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+        per_worker_variable: bool = False,
+    ) -> None:
+        raise self._missing("__init__")
+
+    # What a kind of variable has to provide. Not marked as abstract: for a type
+    # checker, too, the call `Variable(...)` has to make one.
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the elements."""
+        raise self._missing("dtype")
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape."""
+        raise self._missing("shape")
+
+    @property
+    def device_name(self) -> str:
+        """Full name of the device, maybe a remote one, on which it lives."""
+        raise self._missing("device_name")
+
+    def value(self) -> torch.Tensor:
+        """Return the tensor through which this thread sees the variable.
+
+        It is a leaf of autograd that requires gradients if the variable is
+        trainable, and is not a copy: treat it as read-only.
+        """
+        raise self._missing("value")
+
+    def _write(self, write: Write, value: Any) -> None:
+        """Carry out `write`.
+
+        Called by `assign*` with whatever the user passed, and by `scatter_*`
+        with `IndexedSlices`; once this returns, reads in the same thread see
+        the new value.
+        """
+        raise self._missing("_write")
+
+    def _is_seen_as(self, tensor: torch.Tensor) -> bool:
+        """Return whether `value` returns exactly this tensor, in any replica."""
+        return self.value() is tensor
+
+    def _saved_value(self) -> torch.Tensor:
+        """Return a snapshot of what is saved of it. Spec: VCK-1 to VCK-6."""
+        return self.value().detach().clone()
+
+    def _result(self) -> Any:
+        """Return what a write returns. Spec: VWR-20, VWR-21."""
+        return self
+
+    def _copied(
+        self, strategy: AnyStrategy | None, traits: VariableTraits, memo: dict[int, Any]
+    ) -> Variable:
+        """Return an independent variable of `strategy` with an equal value."""
+        raise UnimplementedError(
+            f"Variable {self.name!r} cannot be deep-copied where it lives, on "
+            f"{self.device_name}; make another Variable of its read_value()"
+        )
+
+    def _missing(self, member: str) -> UnimplementedError:
+        return UnimplementedError(
+            f"{type(self).__name__}.{member} must be implemented in descendants"
+        )
+
+    # What follows from it.
+
+    def _join(self, strategy: AnyStrategy, container: Variable | None = None) -> None:
+        """Note which strategy it belongs to, and what it is a component of."""
+        self._strategy = strategy
+        if container is not None:
+            self._container_ref = weakref.ref(container)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Variable:
+        """Return an independent variable of the same strategy, with an equal value.
+
+        Its name is made unique by a suffix.
+        """
+        if self._strategy is None or id(self._strategy) in memo:
+            # All of the strategy is being copied, its names too.
+            return self._copied(memo.get(id(self._strategy)), self._traits, memo)
+        names = self._strategy.extended._names
+        traits = replace(self._traits, name=names.choose(self.name))
+        copied = self._copied(self._strategy, traits, memo)
+        names.record(traits.name, copied)
+        return copied
+
+    @property
+    def name(self) -> str:
+        """The name, unique within the strategy."""
+        return self._traits.name
+
+    @property
+    def trainable(self) -> bool:
+        """Whether gradients with respect to it are wanted."""
+        return self._traits.trainable
+
+    @property
+    def synchronization(self) -> VariableSynchronization:
+        """When copies are brought together."""
+        return self._traits.synchronization
+
+    @property
+    def aggregation(self) -> VariableAggregation:
+        """How assignments of several replicas are combined."""
+        return self._traits.aggregation
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tensor that `value` returns."""
+        return self.value().device
+
+    @property
+    def distribute_strategy(self) -> AnyStrategy | None:
+        """The strategy that it belongs to. Spec: VAR-18."""
+        return self._strategy
+
+    @property
+    def container(self) -> Variable | None:
+        """The distributed variable that this one is a component of.
+
+        None if there is none, or if it has been collected. Spec: EXT-8.
+        """
+        return None if self._container_ref is None else self._container_ref()
+
+    @property
+    def values(self) -> tuple[Variable, ...]:
+        """The copies, in replica order; the variable itself where it is the only one.
+
+        Spec: VRD-9, VRD-10.
+        """
+        return (self,)
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """The gradient that `backward` accumulated for this replica."""
+        return self.value().grad
+
+    @grad.setter
+    def grad(self, gradient: torch.Tensor | None) -> None:
+        self.value().grad = gradient
+
+    def read_value(self) -> torch.Tensor:
+        """Return a snapshot of the value, differentiable with respect to it."""
+        return self._operand().clone()
+
+    def numpy(self) -> npt.NDArray[Any]:
+        """Return a copy of the value as an array; bfloat16 becomes float32."""
+        return np.array(as_array(self.value()))
+
+    def sparse_read(self, indices: Any) -> torch.Tensor:
+        """Return rows, in the order in which they are asked for, as shards do.
+
+        Args:
+            indices: Integers, of any shape.
+
+        Returns:
+            A tensor of that shape and of the shape of a row, differentiable with
+            respect to the value.
+
+        Raises:
+            InvalidTypeError: They are no integers.
+            InvalidArgumentError: There is no such row.
+        """
+        if not self.shape:
+            raise InvalidArgumentError(
+                f"Variable {self.name!r} is a scalar and has no rows; use read_value()"
+            )
+        return self._operand()[row_numbers(indices, self.name, self.shape[0])]
+
+    def _written(self, write: Write, value: Any, read_value: bool) -> Any:
+        self._write(write, value)
+        return self._result() if read_value else None
+
+    def _scattered(self, write: Write, delta: IndexedSlices) -> Any:
+        self._write(write, delta)
+        return self._result()
+
+    def _operand(self) -> torch.Tensor:
+        return self.value()
+
+    def _target(self, function: str) -> Any:
+        raise InvalidArgumentError(
+            f"Variable {self.name!r} cannot be written by torch's {function}; use "
+            "assign, assign_add, assign_sub or scatter_*"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        # Copying and pickling probe for dunders before there is a value.
+        if name.startswith("_"):
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}"
+            )
+        tensor = self._target(name) if is_in_place(name) else self._operand()
+        return getattr(tensor, name)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Variable {self.name!r} shape={tuple(self.shape)} dtype={self.dtype}, "
+            f"value={self.value().detach()!r}>"
+        )
+
+
+def _make(**kwargs: Any) -> Any:
+    """The last creator: makes a plain variable, or calls a strategy's `make`."""
+    # The plain variable is a subclass of this module's class.
+    from stratagem._core.variables.local import LocalVariable
+
+    kwargs.pop("per_worker_variable", None)
+    return kwargs.pop("make", LocalVariable)(**kwargs)
+
+
+_INIT = signature(Variable.__init__)
+_SIGNATURE = _INIT.replace(parameters=list(_INIT.parameters.values())[1:])

@@ -1,0 +1,96 @@
+"""Optimizers of torch that run in this process, over copies of variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from stratagem._core.values.regroup import select_replica
+from stratagem._core.variables.variable import Variable
+from stratagem._gradients.step import GroupStep, OptimizerStep
+from stratagem_proto.programs.optimizers import rule_named
+
+Slots = dict[str, torch.Tensor]
+"""An optimizer's state for one copy of a variable, by torch's keys."""
+
+
+class LocalOptimizers:
+    """Carries out steps on every copy of each variable, and keeps the state.
+
+    Each copy has state of its own on its own device. Copies that are equal stay
+    equal, because they all get the same gradient.
+    """
+
+    def __init__(self) -> None:
+        # By optimizer, variable and number of the copy.
+        self._state: dict[tuple[str, str, int], Slots] = {}
+
+    def step(self, step: OptimizerStep, gradients: Sequence[Any]) -> None:
+        """Apply gradients.
+
+        Args:
+            step: The step.
+            gradients: The reduced gradient of each of `step.updates()`: a tensor, or
+                one for each copy as `Mirrored`.
+        """
+        rest = iter(gradients)
+        for group in step.groups:
+            mine = [next(rest) for _ in group.updates]
+            values = [update.variable.values for update in group.updates]
+            for index, variables in enumerate(zip(*values, strict=True)):
+                self._step_copies(step, group, index, variables, mine)
+
+    def _step_copies(
+        self,
+        step: OptimizerStep,
+        group: GroupStep,
+        index: int,
+        copies: Sequence[Variable],
+        gradients: Sequence[Any],
+    ) -> None:
+        keys = [
+            (step.optimizer, update.variable.name, index) for update in group.updates
+        ]
+        # Not the leaves themselves: their `grad` is the replica's own.
+        tensors = [copy.value().detach() for copy in copies]
+        build: Callable[..., Optimizer] = rule_named(step.class_name).cls
+        engine = build([{**group.hyperparameters, "params": tensors}])
+        for key, tensor, gradient in zip(keys, tensors, gradients, strict=True):
+            tensor.grad = _gradient_for(tensor, index, gradient)
+            engine.state[tensor].update(self._state.get(key, {}))
+        engine.step()
+        for key, tensor in zip(keys, tensors, strict=True):
+            self._state[key] = engine.state[tensor]
+
+    def names(self) -> list[str]:
+        """Return the names of the optimizers that have state."""
+        return sorted({optimizer for optimizer, _, _ in self._state})
+
+    def slots(self, optimizer: str, variable: Variable) -> Slots:
+        """Return copies of an optimizer's state for a variable; {} without any."""
+        state = self._state.get((optimizer, variable.name, 0), {})
+        return {key: value.clone() for key, value in state.items()}
+
+    def replace_slots(
+        self, optimizer: str, variable: Variable, slots: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Replace an optimizer's state for every copy of a variable."""
+        for index, copy in enumerate(variable.values):
+            self._state[optimizer, variable.name, index] = {
+                key: _slot_for(copy, key, value) for key, value in slots.items()
+            }
+
+
+def _gradient_for(tensor: torch.Tensor, index: int, gradient: Any) -> torch.Tensor:
+    own: torch.Tensor = select_replica(index, gradient)
+    # Some optimizers use the gradient as scratch memory.
+    return own.to(tensor.device, copy=own is gradient)
+
+
+def _slot_for(variable: Variable, key: str, value: torch.Tensor) -> torch.Tensor:
+    # torch keeps counts of steps on the CPU, whatever the parameter's device.
+    device = value.device if key == "step" else variable.device
+    return value.to(device, copy=True)

@@ -1,0 +1,123 @@
+"""What one step of a `DistributedOptimizer` asks of a strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from stratagem._core.enums import ReduceOp
+
+if TYPE_CHECKING:
+    from stratagem._core.variables.variable import Variable
+    from stratagem._gradients.compressor import Compressor
+    from stratagem._gradients.limiter import Limiter
+
+
+class VariableGradients(NamedTuple):
+    """The gradients of one variable in this process.
+
+    Attributes:
+        variable: The variable.
+        gradients: Dense or `torch.sparse_coo`, of the variable's shape and dtype,
+            from those replicas that have one, in replica order; at least one.
+    """
+
+    variable: Variable
+    gradients: tuple[torch.Tensor, ...]
+
+    def total(self) -> torch.Tensor:
+        """Return the sum, on the first gradient's device; added in replica order.
+
+        With one replica it is that gradient itself, not a copy.
+        """
+        first, *others = self.gradients
+        if not others:
+            return first
+        total = first + others[0].to(first.device)
+        for gradient in others[1:]:
+            total = total + gradient.to(first.device)
+        return total
+
+
+class GroupStep(NamedTuple):
+    """The part of a step that concerns one param group.
+
+    Attributes:
+        hyperparameters: The group as torch has it, without its "params".
+        variables: The variables of the group that have a gradient, in its order; the
+            same object as in the step before, where all have one.
+        gradients: As of `VariableGradients`, of each variable.
+    """
+
+    hyperparameters: Mapping[str, object]
+    variables: Sequence[Variable]
+    gradients: Sequence[tuple[torch.Tensor, ...]]
+
+    @classmethod
+    def of(
+        cls,
+        hyperparameters: Mapping[str, object],
+        updates: Sequence[VariableGradients],
+    ) -> GroupStep:
+        """Return the part that consists of certain updates."""
+        variables = [update.variable for update in updates]
+        return cls(hyperparameters, variables, [update.gradients for update in updates])
+
+    @property
+    def updates(self) -> list[VariableGradients]:
+        """What is done to each variable."""
+        return list(map(VariableGradients, self.variables, self.gradients))
+
+
+class OptimizerStep(NamedTuple):
+    """One step, after the replicas of this process have met.
+
+    Attributes:
+        optimizer: Name of the optimizer, unique within the strategy and equal in
+            all workers: "Adam_1". Slot variables bear it.
+        class_name: Name of the class in `torch.optim`, one of
+            `stratagem_proto.programs.optimizers.OPTIMIZERS`.
+        groups: The param groups, in the optimizer's order.
+        reduce_op: SUM, or MEAN over those replicas that took part.
+        replicas: How many replicas of this process took part: have any gradient.
+        compressor: Makes gradients smaller where they leave this process.
+        limiter: Keeps them within limits.
+    """
+
+    optimizer: str
+    class_name: str
+    groups: tuple[GroupStep, ...]
+    reduce_op: ReduceOp
+    replicas: int
+    compressor: Compressor
+    limiter: Limiter
+
+    def reduced(self, update: VariableGradients) -> torch.Tensor:
+        """Return a gradient as this process alone would apply it.
+
+        A replica that took part but has no gradient for the variable counts as
+        zero in a mean.
+        """
+        total = update.total()
+        if self.reduce_op is ReduceOp.MEAN and self.replicas > 1:
+            return total / self.replicas
+        return total
+
+    def reduced_gradients(self) -> dict[str, torch.Tensor]:
+        """Return all gradients as this process alone would apply them, by variable."""
+        if self.replicas == 1:
+            return {
+                variable.name: gradient
+                for group in self.groups
+                for variable, (gradient,) in zip(
+                    group.variables, group.gradients, strict=True
+                )
+            }
+        return {one.variable.name: self.reduced(one) for one in self.updates()}
+
+    def updates(self) -> Iterator[VariableGradients]:
+        """Return the updates of all groups."""
+        for group in self.groups:
+            yield from group.updates

@@ -1,0 +1,1 @@
+"""Modules and optimizers whose parameters a strategy hosts."""

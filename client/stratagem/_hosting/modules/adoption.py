@@ -1,0 +1,218 @@
+"""Making the parameters of plain modules variables of a strategy."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+from torch.nn.parameter import is_lazy
+
+from stratagem._core.names import UniqueNames
+from stratagem._hosting.modules.hosting import hosted_parameter
+from stratagem._hosting.modules.named_buffers import NamedBuffers
+from stratagem._hosting.modules.registry import Owner, ParameterRegistry
+from stratagem._hosting.modules.state_dicts import keep_fresh
+from stratagem._hosting.modules.watch import ModuleWatch
+from stratagem_proto.errors import ContextError
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """A parameter that is to become a variable.
+
+    Attributes:
+        name: Name of the variable, as in `named_parameters()` of its root module,
+            after the scope's prefix and with a suffix if it was taken.
+        parameter: The user's parameter.
+        owners: Where modules have it; tied parameters have several.
+        module_path: Class of the root module and path within it, by which people
+            recognise the module: "Recommender.users".
+    """
+
+    name: str
+    parameter: Parameter
+    owners: tuple[Owner, ...]
+    module_path: str
+
+
+class ModuleAdopter:
+    """Adopts the modules that are built in one strategy's scopes.
+
+    Args:
+        names: The names taken in the strategy.
+        registry: The parameters that the strategy hosts.
+        host: Makes variables of parameters: adds each to the registry. All
+            workers call it with equal names in the same order.
+        host_buffers: Takes care of the buffers of modules.
+        prepare: Makes another kind of parameter of one that is to be adopted, in its
+            place.
+
+    Attributes:
+        buffers: The buffers of the modules by name.
+    """
+
+    def __init__(
+        self,
+        names: UniqueNames,
+        registry: ParameterRegistry,
+        host: Callable[[Sequence[Adoption]], None],
+        host_buffers: Callable[[Sequence[nn.Module]], None],
+        prepare: Callable[[Adoption], None],
+    ) -> None:
+        self._names = names
+        self._registry = registry
+        self._host = host
+        self._host_buffers = host_buffers
+        self._prepare = prepare
+        self.buffers = NamedBuffers(names)
+        # By thread: a scope is open in one thread only.
+        self._open: dict[int, tuple[ModuleWatch, str]] = {}
+        self._lazy: list[Adoption] = []
+        # By id: modules may define equality.
+        self._adopted: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
+
+    @contextmanager
+    def watching(self, prefix: str | None) -> Iterator[None]:
+        """Scope whose modules are adopted at its end, unless it fails.
+
+        Args:
+            prefix: Put in front of the names, with a "/" between.
+        """
+        thread = threading.get_ident()
+        with ModuleWatch() as watch:
+            self._open[thread] = watch, f"{prefix}/" if prefix else ""
+            try:
+                yield
+                self.adopt()
+            finally:
+                del self._open[thread]
+
+    def adopt(self) -> None:
+        """Adopt what this thread has built in its open scope so far.
+
+        Lazy modules get their names now, and are hosted once they know their
+        shapes: before their first forward, or when this is called after it.
+
+        Raises:
+            ContextError: A module belongs to another strategy.
+        """
+        if not (self._open or self._lazy):
+            return
+        found = self._found_in_scope()
+        for adoption in found:
+            if is_lazy(adoption.parameter):
+                self._await(adoption)
+        ready = [one for one in found if not is_lazy(one.parameter)]
+        self._host_all([*self._materialised(), *ready])
+
+    def reserves(self, parameter: torch.Tensor) -> bool:
+        """Return whether a parameter is lazy and will be hosted."""
+        return any(adoption.parameter is parameter for adoption in self._lazy)
+
+    def has_adopted(self, module: nn.Module) -> bool:
+        """Return whether a module was built in a scope, by itself or in another."""
+        return self._adopted.get(id(module)) is module
+
+    def _host_all(self, adoptions: Sequence[Adoption]) -> None:
+        if adoptions:
+            self._host(adoptions)
+
+    def _found_in_scope(self) -> list[Adoption]:
+        watch, prefix = self._open.get(threading.get_ident(), (None, ""))
+        if not watch:
+            return []
+        # Which roots there are must not depend on when cycles are collected: all
+        # workers have to come to the same names.
+        gc.collect()
+        roots = watch.drain()
+        parts = [part for root in roots for part in root.modules()]
+        keep_fresh(parts)
+        self._adopted.update((id(module), module) for module in parts)
+        self.buffers.add(prefix, roots)
+        self._host_buffers(roots)
+        return [self._named(prefix, one) for one in self._new(roots)]
+
+    def _new(self, roots: Iterable[nn.Module]) -> list[Adoption]:
+        fresh = []
+        for adoption in _parameters_of(roots):
+            hosted = hosted_parameter(adoption.parameter)
+            if hosted is None:
+                if not self.reserves(adoption.parameter):
+                    fresh.append(adoption)
+            elif any(hosted is own for own in self._registry):
+                self._registry.tie(hosted, adoption.owners)
+            else:
+                raise ContextError(
+                    f"Mixing different tf.distribute.Strategy objects: "
+                    f"{adoption.name!r} of {adoption.module_path} is "
+                    f"{hosted.name!r} of another strategy; build the module anew"
+                )
+        return fresh
+
+    def _named(self, prefix: str, adoption: Adoption) -> Adoption:
+        self._prepare(adoption)
+        name = self._names.choose(prefix + adoption.name)
+        self._names.record(name, adoption.parameter)
+        return replace(adoption, name=name)
+
+    def _await(self, adoption: Adoption) -> None:
+        self._lazy.append(adoption)
+        for module, _ in adoption.owners:
+            hook = BeforeFirstForward(self.adopt)
+            hook.handle = module.register_forward_pre_hook(hook)
+
+    def _materialised(self) -> list[Adoption]:
+        ready = [one for one in self._lazy if not is_lazy(one.parameter)]
+        self._lazy = [one for one in self._lazy if is_lazy(one.parameter)]
+        return ready
+
+
+class BeforeFirstForward:
+    """Forward pre-hook of a lazy module; comes after torch has given it its shape.
+
+    A copy of the module is no business of the strategy, so a copied hook does
+    nothing.
+    """
+
+    def __init__(self, adopt: Callable[[], None] | None = None) -> None:
+        self._adopt = adopt
+        self.handle: Any = None
+
+    def __call__(self, module: nn.Module, args: object) -> None:
+        if self._adopt is not None:
+            self.handle.remove()
+            self._adopt()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BeforeFirstForward, ()
+
+
+def _parameters_of(roots: Iterable[nn.Module]) -> list[Adoption]:
+    """The parameters of modules, each once, under its first name."""
+    found: dict[int, Adoption] = {}
+    for root in roots:
+        for path, module in root.named_modules():
+            for key, parameter in module._parameters.items():
+                if parameter is not None:
+                    here = _adoption(root, path, (module, key), parameter)
+                    first = found.setdefault(id(parameter), here)
+                    if first is not here:
+                        owners = (*first.owners, (module, key))
+                        found[id(parameter)] = replace(first, owners=owners)
+    return list(found.values())
+
+
+def _adoption(
+    root: nn.Module, path: str, owner: Owner, parameter: Parameter
+) -> Adoption:
+    name = f"{path}.{owner[1]}" if path else owner[1]
+    place = f"{type(root).__name__}.{path}" if path else type(root).__name__
+    return Adoption(name, parameter, (owner,), place)

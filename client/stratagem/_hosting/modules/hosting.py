@@ -1,0 +1,256 @@
+"""Parameters of plain modules whose values belong to a strategy's variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import NamedTuple, Protocol
+from weakref import WeakValueDictionary, ref
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+
+from stratagem._core.contexts.context import current_replica_id
+from stratagem._core.variables.variable import Variable
+from stratagem._hosting.modules.data_access import Lent, watch_data
+
+_hosted: WeakValueDictionary[int, HostedParameter] = WeakValueDictionary()
+
+
+def hosted_parameter(tensor: torch.Tensor) -> HostedParameter | None:
+    """Return what hosts a parameter, or a replica's leaf of it; None if nothing.
+
+    The lookup spans all strategies of the process.
+    """
+    # Everything that is registered is kept alive by its entry, so that ids are
+    # not used twice.
+    return _hosted.get(id(tensor))
+
+
+class AnyHosting(Protocol):
+    """A `HostingExtended`, as what belongs to a hosted parameter meets it."""
+
+    @property
+    def _trains_in_place(self) -> bool: ...
+
+    def _before_replicas(self) -> None: ...
+
+
+class _Mark(NamedTuple):
+    """What shows that a parameter was touched since it was last settled."""
+
+    address: int
+    version: int
+    dtype: torch.dtype
+    shape: torch.Size
+    device: torch.device
+    requires_grad: bool
+
+    def shows_write_since(self, earlier: _Mark) -> bool:
+        """Whether the values may differ from those of the `earlier` mark.
+
+        Freezing does not change them, nor does moving to another device, which
+        leaves the version as it is.
+        """
+        moved = self.device != earlier.device
+        unchanged = earlier._replace(
+            requires_grad=self.requires_grad,
+            device=self.device,
+            address=self.address if moved else earlier.address,
+        )
+        return self != unchanged
+
+
+# What is in a `_Mark` behind the address. Each parameter is looked at three times in a
+# step, which is worth neither a `_Mark` nor a function of our own.
+_state_of = attrgetter("_version", "dtype", "shape", "device", "requires_grad")
+
+
+class HostedParameter:
+    """A module's parameter that follows a variable of a strategy.
+
+    The first replica of this process works on the user's own parameter, each
+    other replica on a leaf of its own, so that gradients stay apart. Leaves that
+    are made here share the storage of the parameter if they are on its device.
+
+    Args:
+        variable: The variable that has the value.
+        parameter: The user's parameter, equal to the variable.
+        devices: The device of each replica of this process.
+        others: Leaves with storage of their own for the replicas after the first.
+
+    Attributes:
+        variable: The variable that has the value.
+        leaves: The parameter as each replica sees it.
+    """
+
+    def __init__(
+        self,
+        variable: Variable,
+        parameter: Parameter,
+        devices: Sequence[torch.device],
+        others: Sequence[Parameter] | None = None,
+    ) -> None:
+        self.variable = variable
+        self._separate = others is not None
+        if others is None:
+            others = [_leaf(parameter, device) for device in devices[1:]]
+        self._owners: list[tuple[ref[nn.Module], str]] = []
+        self._replaced: list[Parameter] = []
+        self.leaves = (parameter, *others)
+        # Each parameter is looked at three times in a step; few give out their data.
+        self._lent: Lent | None = None
+        for leaf in self.leaves:
+            _hosted[id(leaf)] = self
+        watch_data(_lend)
+        self.accept()
+        # Of the variable's tensor, when the parameter last took over its value.
+        self._followed = (0, 0)
+
+    @property
+    def name(self) -> str:
+        """The name of the variable."""
+        return self.variable.name
+
+    @property
+    def parameter(self) -> Parameter:
+        """The user's parameter."""
+        return self.leaves[0]
+
+    def leaf(self) -> Parameter:
+        """Return what the replica that this thread runs works on.
+
+        Outside of a replica that is the user's parameter.
+        """
+        return self.leaves[current_replica_id() or 0]
+
+    def leaf_in(self, replica: int) -> Parameter:
+        """Return what a replica works on; see `leaf`."""
+        return self.leaves[replica]
+
+    def add_owner(self, module: nn.Module, key: str) -> None:
+        """Note that `module` has the parameter as `key`."""
+        self._owners.append((ref(module), key))
+
+    def write(self, value: torch.Tensor) -> None:
+        """Put a newer value of the variable into the parameter, in place.
+
+        Not to be called while a replica runs: it would invalidate what autograd
+        saved in forward.
+
+        Args:
+            value: Tensor of the parameter's shape and dtype, on any device.
+        """
+        with torch.no_grad():
+            self.parameter.copy_(value)
+        self.settle()
+
+    def follow_variable(self) -> None:
+        """Take over what was written into the variable since this was called last.
+
+        Its tensor may be the parameter itself. Otherwise as for `write`.
+        """
+        value = self.variable.value()
+        if value is self.parameter:
+            self.settle()
+            return
+        state = value.data_ptr(), value._version
+        if state != self._followed:
+            self.write(value)
+            self._followed = state
+
+    def settle(self) -> None:
+        """Accept the parameter as it is now: equal to the variable.
+
+        Leaves of the other replicas follow it.
+        """
+        self.accept()
+        for leaf in self.leaves[1:]:
+            _follow(leaf, self.parameter, self._separate)
+
+    def accept(self) -> None:
+        """Note that all leaves were written alike, and are equal as they are."""
+        parameter = self.leaves[0]
+        self._address, self._state = parameter.data_ptr(), _state_of(parameter)
+        if self._lent is not None:
+            self._lent.accept()
+
+    def lend(self, data: torch.Tensor) -> None:
+        """Take note that the user got the parameter's `.data`."""
+        self._lent = self._lent or Lent()
+        self._lent.add(data)
+
+    def written_locally(self) -> bool:
+        """Return whether the user wrote the parameter since it was last settled.
+
+        Writes by numpy to the same storage cannot be seen. Where the user put another
+        parameter in its place (`load_state_dict(assign=True)`), that one is hosted
+        from now on, and counts as written.
+        """
+        if self._lent is not None and self._lent.were_written():
+            return True
+        if not self._is_in_place():
+            for parameter in self._replacements():
+                self._replace(parameter)
+                return True
+        parameter = self.leaves[0]
+        address, state = parameter.data_ptr(), _state_of(parameter)
+        if address == self._address and state == self._state:
+            return False
+        earlier = _Mark(self._address, *self._state)
+        if _Mark(address, *state).shows_write_since(earlier):
+            return True
+        self.settle()
+        return False
+
+    def _is_in_place(self) -> bool:
+        """Return whether all modules have the parameter, as nearly always."""
+        parameter = self.leaves[0]
+        for owner, key in self._owners:
+            module = owner()
+            # Not what the current replica sees, but what is stored.
+            if module is None or dict.get(module._parameters, key) is not parameter:
+                return False
+        return True
+
+    def _replacements(self) -> Iterator[Parameter]:
+        for owner, key in self._owners:
+            module = owner()
+            stored = module and dict.get(module._parameters, key)
+            if isinstance(stored, Parameter) and hosted_parameter(stored) is None:
+                yield stored
+
+    def _replace(self, parameter: Parameter) -> None:
+        # Optimizers may still hold the old one, and have to find this entry by it.
+        self._replaced.append(self.parameter)
+        self.leaves = (parameter, *self.leaves[1:])
+        _hosted[id(parameter)] = self
+        for owner, key in self._owners:
+            module = owner()
+            if module is not None and key in module._parameters:
+                module._parameters[key] = parameter
+
+
+def _lend(parameter: Parameter, data: torch.Tensor) -> None:
+    hosted = hosted_parameter(parameter)
+    if hosted is not None and hosted.parameter is parameter:
+        hosted.lend(data)
+
+
+def _leaf(parameter: Parameter, device: torch.device) -> Parameter:
+    # A detached alias shares the version counter too, so that a write through it
+    # is seen as one to the parameter.
+    return Parameter(parameter.detach().to(device), parameter.requires_grad)
+
+
+def _follow(leaf: Parameter, parameter: Parameter, separate: bool) -> None:
+    leaf.requires_grad_(parameter.requires_grad)
+    if leaf.dtype != parameter.dtype or leaf.shape != parameter.shape:
+        leaf.grad = None
+        leaf.data = parameter.detach().to(leaf.device, copy=separate)
+    elif separate or leaf.device != parameter.device:
+        with torch.no_grad():
+            leaf.copy_(parameter)
+    elif leaf.data_ptr() != parameter.data_ptr():
+        leaf.data = parameter.detach()

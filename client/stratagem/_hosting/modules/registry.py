@@ -1,0 +1,87 @@
+"""The parameters of plain modules that one strategy hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+
+from stratagem._core.variables.variable import Variable
+from stratagem._hosting.modules.hosting import HostedParameter, hosted_parameter
+from stratagem._hosting.modules.plain_optimizers import watch_plain_optimizers
+from stratagem._hosting.modules.replica_parameters import show_leaves
+from stratagem_proto.errors import InternalError
+
+Owner = tuple[nn.Module, str]
+"""A module and the key in its `_parameters`."""
+
+
+class ParameterRegistry:
+    """The parameters that one strategy hosts, in the order of their adoption.
+
+    They are hosted for as long as the strategy lives.
+
+    Args:
+        devices: The device of each replica of this process.
+    """
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self._devices = tuple(devices)
+        self._entries: list[HostedParameter] = []
+
+    def add(
+        self,
+        parameter: Parameter,
+        variable: Variable,
+        owners: Sequence[Owner],
+        others: Sequence[Parameter] | None = None,
+    ) -> HostedParameter:
+        """Let a parameter follow a variable, whose value it has.
+
+        Args:
+            parameter: The user's parameter.
+            variable: The variable.
+            owners: Where modules have the parameter; tied ones have several.
+            others: Leaves with storage of their own for the replicas after the first;
+                by default leaves are made, which share storage where they can.
+
+        Raises:
+            InternalError: The parameter is hosted already.
+        """
+        if hosted_parameter(parameter) is not None:
+            raise InternalError(f"a parameter is hosted twice: {variable.name!r}")
+        hosted = HostedParameter(variable, parameter, self._devices, others)
+        return self.host(hosted, owners)
+
+    def host(self, hosted: HostedParameter, owners: Sequence[Owner]) -> HostedParameter:
+        """Take in a parameter that follows a variable; `owners` as for `add`."""
+        watch_plain_optimizers()
+        self._entries.append(hosted)
+        self.tie(hosted, owners)
+        return hosted
+
+    def tie(self, hosted: HostedParameter, owners: Sequence[Owner]) -> None:
+        """Note further places where modules have a hosted parameter.
+
+        With one replica the modules stay as they are.
+        """
+        for module, key in owners:
+            hosted.add_owner(module, key)
+            if len(self._devices) > 1:
+                show_leaves(module)
+
+    def written_locally(self) -> list[HostedParameter]:
+        """Return those that the user wrote since they were last settled.
+
+        Changes that leave the value alone (freezing, moving to another device) are
+        passed on to the other replicas' leaves here.
+        """
+        return [hosted for hosted in self._entries if hosted.written_locally()]
+
+    def __iter__(self) -> Iterator[HostedParameter]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)

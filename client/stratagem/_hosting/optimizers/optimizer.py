@@ -1,0 +1,318 @@
+"""A torch optimizer whose steps a strategy carries out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch.optim import Optimizer
+
+from stratagem._core.contexts.context import (
+    current_context,
+    current_replica_id,
+    has_strategy,
+    updating,
+)
+from stratagem._core.enums import ReduceOp, reduce_op_from
+from stratagem._core.replicas.replica_context import get_replica_context
+from stratagem._gradients.compressor import compressor_for
+from stratagem._gradients.contributions import Contribution, group_steps
+from stratagem._gradients.limiter import Limiter
+from stratagem._gradients.step import OptimizerStep
+from stratagem._hosting.optimizers.overlap import Overlap
+from stratagem._hosting.optimizers.slots import OptimizerWithSlots
+from stratagem._hosting.optimizers.trained import LeafList, TrainedTensors
+from stratagem._hosting.optimizers.wrapped import is_recorded, require_fresh, rule_of
+from stratagem._strategies.current import get_strategy
+from stratagem.consistency import Consistency, consistency_from
+from stratagem_proto.errors import ContextError
+from stratagem_proto.programs.gradient_limits import GradientLimits
+from stratagem_proto.programs.optimizers import require_honoured, values_of
+
+if TYPE_CHECKING:
+    from stratagem._core.replicas.replica_context import ReplicaContext
+    from stratagem._hosting.modules.extended import HostingExtended
+    from stratagem._strategies.strategy import Strategy
+    from stratagem.compression import Compression
+
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+class DistributedOptimizer(OptimizerWithSlots):
+    """Wraps an optimizer of `torch.optim`, and has the strategy make its steps.
+
+    It is an `Optimizer` itself: schedulers, clipping, gradient accumulation and
+    hooks work as with the one it wraps, whose param groups it shares. Each step
+    sends the groups' hyperparameters along with the gradients, so that a change by
+    a scheduler (on either of the two) is part of the next step::
+
+        with strategy.scope():
+            model = Model()
+        optimizer = DistributedOptimizer(torch.optim.Adam(model.parameters()))
+
+        def replica_step(batch):
+            optimizer.zero_grad()
+            loss = model(batch).mean()
+            loss.backward()
+            optimizer.step()
+
+        strategy.run(replica_step, args=(batch,))
+
+    The optimizer's state lives with the variables, so `state` is empty here;
+    `state_dict` and `load_state_dict` fetch and replace it, in torch's format. A
+    `stratagem.Variable` takes part by its `value()` in the param groups.
+
+    Parameters and variables that were made outside of every scope belong to the
+    default strategy: there each step is simply one of the wrapped optimizer.
+
+    Args:
+        optimizer: An optimizer of one of the classes that parameter servers run
+            (`stratagem_proto.programs.optimizers.OPTIMIZERS`), over parameters of one
+            strategy. Its state is empty.
+        reduce_op: MEAN divides the sum of the replicas' gradients by the number of
+            replicas that have any, as suits a loss that is a mean; SUM does not. A
+            replica that got nothing but tensors of 0 rows has none.
+        compression: How gradients travel to parameter servers: "bf16", "fp16",
+            "int8", one of `stratagem.compression`, or None for as they are. What
+            stays on the machine is never compressed, nor is what
+            `MultiWorkerMirroredStrategy` sends.
+        clip_norm: Scales the reduced gradients of each step down, all together, where
+            their norm is larger, as `torch.nn.utils.clip_grad_norm_`. What is reduced
+            over workers is clipped after that.
+        clip_value: Likewise the bound of each element; comes before `clip_norm`.
+        on_nonfinite: What NaN or an infinity in a gradient leads to, before anything
+            is clipped: "zero" in its place, "reject" the step, "raise" a
+            `NonFiniteGradientError`. None applies it like any number.
+        consistency: What holds the workers of a `ParameterServerStrategy` together
+            in the steps of this optimizer, where it is not the strategy's own.
+        overlap: Whether gradients go to parameter servers while backward goes on, each
+            once it is final; `step` then sends the rest, and the servers apply all or
+            nothing. Excludes limits, accumulation over several backwards, and whatever
+            changes gradients between backward and step, as clipping and `GradScaler`
+            do. Of no effect where nothing is sent.
+
+    Raises:
+        InvalidTypeError: `optimizer` is no `torch.optim.Optimizer`, or `compression`
+            nothing of the above.
+        InvalidArgumentError: Its class is not one that servers run, a flag of it
+            is not, there are no parameters, or one was made outside of the scope
+            that is open or that the others were made in. Or a bound is not above 0, or
+            a consistency is given where replicas are always in sync. Or `overlap`
+            together with limits, or with several replicas in this process.
+        ContextError: Its parameters belong to several strategies.
+        FailedPreconditionError: It has state already.
+    """
+
+    __module__ = "stratagem"
+
+    def __init__(  # noqa: PLR0913 - independent settings, by name
+        self,
+        optimizer: Optimizer,
+        reduce_op: ReduceOp | str = ReduceOp.MEAN,
+        *,
+        compression: Compression | str | None = None,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        on_nonfinite: str | None = None,
+        consistency: Consistency | str | None = None,
+        overlap: bool = False,
+    ) -> None:
+        self._inner = optimizer
+        self._reduce_op = reduce_op_from(reduce_op)
+        self._compressor = compressor_for(compression)
+        self._limiter = Limiter(GradientLimits(on_nonfinite, clip_value, clip_norm))
+        self._rule = rule_of(optimizer)
+        require_fresh(optimizer)
+        self._initial_state = dict(optimizer.state)
+        self._tensors = TrainedTensors()
+        self._overlap: Overlap | None = None
+        for number, group in enumerate(optimizer.param_groups):
+            self._take_over(number, group)
+        self._strategy = self._tensors.strategy
+        self._name = type(optimizer).__name__
+        if not self._plain:
+            own = None if consistency is None else consistency_from(consistency)
+            self._name = self._extended._name_optimizer(self._name, own)
+        if overlap:
+            self._begin_overlap()
+        # Sets up hooks and profiling; __init__ would build groups of its own.
+        Optimizer.__setstate__(self, {})
+
+    @property
+    def name(self) -> str:
+        """The name that slot variables and reports bear, as in "Adam_1"."""
+        return self._name
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, as `torch.optim.Optimizer` does.
+
+        Raises:
+            InvalidArgumentError: A parameter was made outside of the strategy's
+                scope; the groups are as before.
+            ContextError: A parameter belongs to another strategy; likewise.
+        """
+        groups = self._inner.param_groups
+        self._inner.add_param_group(param_group)
+        with ExitStack() as undo:
+            undo.callback(groups.pop)
+            self._take_over(len(groups) - 1, groups[-1])
+            undo.pop_all()
+
+    def _take_over(self, number: int, group: dict[str, Any]) -> None:
+        # Refuses flags that servers cannot honour.
+        require_honoured(self._rule, values_of(self._rule, group))
+        self._tensors.add(group["params"], f"param group {number}")
+        if not self._plain:
+            group["params"] = LeafList(group["params"], self._tensors)
+        if self._overlap is not None:
+            self._overlap.watch(number, group["params"])
+
+    def _begin_overlap(self) -> None:
+        self._limiter.require_none("overlap=True")
+        if self._plain:
+            return
+        early = self._extended._early_push(self._name, self._compressor)
+        if early is not None:
+            self._overlap = Overlap(early, self._tensors)
+            # So a GradScaler makes itself known.
+            self._step_supports_amp_scaling = True
+            for number, group in enumerate(self.param_groups):
+                self._overlap.watch(number, group["params"])
+
+    @property
+    def rejected_steps(self) -> int:
+        """How many steps were dropped by `on_nonfinite="reject"`.
+
+        Of steps that workers take together, as of the last refresh.
+        """
+        found = self._limiter.rejected_steps
+        return (
+            found if self._plain else found + self._extended._rejected_steps(self._name)
+        )
+
+    # Steps.
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Bring the replicas' gradients together and have them applied.
+
+        Every replica has to make the call; where this process has but one, it may also
+        be made outside of `run`. Parameters that have no gradient on any replica stay
+        as they are. The others have their new values when this returns.
+
+        Args:
+            closure: Computes the loss and the gradients of this replica, first.
+
+        Returns:
+            What `closure` returned.
+
+        Raises:
+            ContextError: No replica of the parameters' strategy is running, and it has
+                several in this process, or another strategy is in charge.
+            FailedPreconditionError: With `overlap`, a gradient was changed since
+                backward; nothing is applied.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._is_outside_of_runs():
+            self._extended._step_outside_of_runs(self._contribute)
+        else:
+            self._contribute()
+        return loss
+
+    def _is_outside_of_runs(self) -> bool:
+        """Whether this is the loop of a program with one replica and no `run`."""
+        if self._plain or self._extended._num_local_replicas != 1:
+            return False
+        context = current_context()
+        if context is None:
+            return True
+        return context.replica_context is None and context.strategy is self._strategy
+
+    def _contribute(self) -> None:
+        replica = self._replica()
+        if self._plain:
+            self._limiter.step_alone(self._inner)
+            return
+        if self._overlap is not None:
+            self._overlap.refuse_scaling(self)
+        contribution = Contribution.of_this_replica(self._inner.param_groups)
+        with self._overlap or _NOTHING:
+            replica.merge_call(self._meet, args=(contribution,))
+        self._show_schedulers_a_step()
+
+    def _replica(self) -> ReplicaContext:
+        context = get_replica_context()
+        if context is not None and context.strategy is self._strategy:
+            return context
+        if self._plain and has_strategy():
+            raise ContextError(
+                f"DistributedOptimizer.step() of {self._name!r} is called under "
+                f"{get_strategy()}, but its parameters were made outside of every "
+                "scope; build their module inside `with strategy.scope():`"
+            )
+        if has_strategy() and get_strategy() is not self._strategy:
+            raise ContextError(
+                f"DistributedOptimizer.step() of {self._name!r} is called under "
+                f"{get_strategy()}, but its parameters are those of {self._strategy}; "
+                "call it in a function that the latter's run() is given"
+            )
+        raise ContextError(
+            f"DistributedOptimizer.step() of {self._name!r} must be called in a "
+            "replica; call it in the function that you give to strategy.run()"
+        )
+
+    def _meet(self, strategy: Strategy, contributions: Any) -> None:
+        extended = self._extended
+        present = [one for one in _each(contributions, extended) if one]
+        extended._apply_gradients(
+            OptimizerStep(
+                self._name,
+                type(self._inner).__name__,
+                group_steps(self.param_groups, present),
+                self._reduce_op,
+                len(present),
+                self._compressor,
+                self._limiter,
+            )
+        )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of this replica; outside of replicas, of all."""
+        if self._overlap is not None:
+            self._overlap.discard()
+        if self._plain:
+            super().zero_grad(set_to_none)
+        elif current_replica_id() is not None:
+            self._clear(set_to_none)
+        else:
+            for replica, _ in enumerate(self._extended._local_devices()):
+                with updating(self._strategy, replica):
+                    self._clear(set_to_none)
+
+    def _clear(self, set_to_none: bool) -> None:
+        is_watched = is_recorded() or torch.compiler.is_compiling()
+        if not set_to_none or is_watched:
+            super().zero_grad(set_to_none)
+            return
+        # What torch does, without what a compiler or a profiler would see of it.
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+
+def _each(contributions: Any, extended: HostingExtended) -> Sequence[Contribution]:
+    """Those of all replicas of this process; a lone one is not merged."""
+    if isinstance(contributions, Contribution):
+        return (contributions,)
+    return extended._local_results(contributions)

@@ -1,0 +1,101 @@
+"""The state of optimizers, which lives with the variables of their strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stratagem._core.contexts.context import require_cross_replica_or_default
+from stratagem._hosting.modules.extended import HostingExtended
+from stratagem._hosting.optimizers.trained import Trained, TrainedTensors
+from stratagem._hosting.optimizers.wrapped import OptimizerAround
+from stratagem_proto.errors import InvalidTypeError
+
+if TYPE_CHECKING:
+    from stratagem._strategies.strategy import Strategy
+
+
+class OptimizerWithSlots(OptimizerAround):
+    """An optimizer around another, whose state is slot variables.
+
+    Under the default strategy it is the wrapped optimizer's own.
+    """
+
+    _name: str
+    _strategy: Strategy
+    _tensors: TrainedTensors
+    # What an optimizer has made of it when it was built, by parameter.
+    _initial_state: dict[torch.Tensor, Any]
+
+    @property
+    def _plain(self) -> bool:
+        return self._tensors.plain
+
+    @property
+    def _extended(self) -> HostingExtended:
+        extended = self._strategy.extended
+        assert isinstance(extended, HostingExtended)
+        return extended
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as the wrapped optimizer would have it locally.
+
+        Raises:
+            ContextError: A replica is running, of another strategy than the default.
+        """
+        if self._plain:
+            return super().state_dict()
+        self._require_no_replica("state_dict")
+        pairs = list(self._pairs())
+        variables = [trained.variable for _, trained in pairs]
+        found = self._extended._slots(self._name, variables)
+        for (parameter, _), slots in zip(pairs, found, strict=True):
+            state = dict(slots) or self._initial_state.get(parameter)
+            if state:
+                self._inner.state[parameter] = state
+        try:
+            return super().state_dict()
+        finally:
+            self._inner.state.clear()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Replace hyperparameters and state by those of a torch state dict.
+
+        Raises:
+            ContextError: A replica is running, of another strategy than the default.
+        """
+        if self._plain:
+            super().load_state_dict(state_dict)
+            return
+        self._require_no_replica("load_state_dict")
+        super().load_state_dict(state_dict)
+        try:
+            state = self._inner.state
+            slots = {one.variable: state.get(p, {}) for p, one in self._pairs()}
+            self._extended._set_slots(self._name, slots)
+        finally:
+            self._inner.state.clear()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # The last thing that load_state_dict does; classes fill in what older
+        # checkpoints lack.
+        self._inner.__setstate__(state)
+
+    def __reduce__(self) -> Any:
+        raise InvalidTypeError(
+            f"DistributedOptimizer {self._name!r} cannot be copied or pickled, because "
+            "its state lives with its strategy's variables; keep its state_dict()"
+        )
+
+    def _pairs(self) -> Iterator[tuple[torch.Tensor, Trained]]:
+        for group in self.param_groups:
+            trained = group["params"].trained()
+            for parameter, one in zip(group["params"], trained, strict=True):
+                if one is not None:
+                    yield parameter, one
+
+    def _require_no_replica(self, method: str) -> None:
+        name = f"DistributedOptimizer.{method}"
+        require_cross_replica_or_default(self._extended, name)

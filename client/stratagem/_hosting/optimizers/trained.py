@@ -1,0 +1,210 @@
+"""The tensors of an optimizer's param groups and the variables behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from operator import is_
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from stratagem._core.contexts.context import current_replica_id, has_strategy
+from stratagem._core.variables.variable import Variable
+from stratagem._hosting.modules.extended import HostingExtended, living_extended
+from stratagem._hosting.modules.hosting import hosted_parameter
+from stratagem._hosting.modules.unscoped import workers
+from stratagem._strategies.current import default_strategy, get_strategy
+from stratagem_proto.errors import ContextError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from stratagem._strategies.strategy import Strategy
+
+
+class Trained(Protocol):
+    """A variable that each replica sees by a leaf of its own."""
+
+    @property
+    def variable(self) -> Variable:
+        """The variable."""
+        ...
+
+    def leaf_in(self, replica: int) -> torch.Tensor:
+        """Return the leaf of a replica, which is that of this thread if it has one."""
+        ...
+
+
+class _TrainedVariable:
+    """A `stratagem.Variable` whose `value()` is in a param group."""
+
+    def __init__(self, variable: Variable) -> None:
+        self.variable = variable
+
+    def leaf_in(self, replica: int) -> torch.Tensor:
+        # It looks for itself where it is.
+        return self.variable.value()
+
+
+class TrainedTensors:
+    """Finds what is behind the tensors of one optimizer; all of one strategy.
+
+    Attributes:
+        plain: Whether they are tensors of the default strategy, which are just what
+            they are, and are stepped by torch itself.
+    """
+
+    def __init__(self) -> None:
+        self.plain = False
+        self._extended: HostingExtended | None = None
+        # By id; the param groups keep the tensors alive.
+        self._variables: dict[int, _TrainedVariable] = {}
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy of the tensors.
+
+        Raises:
+            InvalidArgumentError: There are no tensors yet.
+        """
+        if self.plain:
+            return default_strategy()
+        if self._extended is None:
+            raise InvalidArgumentError(
+                "the optimizer has no parameters; give it those of a module that was "
+                "built inside `with strategy.scope():`"
+            )
+        return self._extended._container_strategy()
+
+    def add(self, tensors: Iterable[torch.Tensor], where: str) -> None:
+        """Take tensors in.
+
+        Args:
+            tensors: Parameters, or the `value()` of variables.
+            where: What errors call their container.
+
+        Raises:
+            InvalidArgumentError: One belongs to no strategy, though another strategy
+                than the default one is in charge or has the tensors before it.
+            ContextError: Several strategies.
+        """
+        current = get_strategy().extended
+        if isinstance(current, HostingExtended):
+            current._adopter.adopt()
+        for index, tensor in enumerate(tensors):
+            what = f"parameter {index} of {where}"
+            extended = self._strategy_of(tensor)
+            if extended is not None:
+                self._join(extended, what)
+            elif has_strategy() or self._extended is not None:
+                raise InvalidArgumentError(
+                    f"{what}, of shape {_shape(tensor)}, belongs to no strategy; build "
+                    "its module or Variable inside `with strategy.scope():`, and pass "
+                    "that module's parameters or that variable's value()"
+                )
+            else:
+                self.plain = True
+                workers.warn_of_any("DistributedOptimizer")
+
+    def _strategy_of(self, tensor: torch.Tensor) -> HostingExtended | None:
+        hosted = hosted_parameter(tensor)
+        if hosted is not None:
+            return _hosting_extended(hosted.variable)
+        for extended in living_extended:
+            if extended._adopter.reserves(tensor):
+                return extended
+            variable = extended._variable_seen_as(tensor)
+            if variable is not None:
+                self._variables[id(tensor)] = _TrainedVariable(variable)
+                return extended
+        return None
+
+    def _join(self, extended: HostingExtended, what: str) -> None:
+        if self.plain or self._extended not in (None, extended):
+            raise ContextError(
+                f"Mixing different tf.distribute.Strategy objects: {what} belongs to "
+                "another strategy than those before it; use an optimizer for each"
+            )
+        self._extended = extended
+
+    def find(self, tensor: torch.Tensor) -> Trained | None:
+        """Return what is behind a tensor; None for a lazy one without a shape."""
+        return self._variables.get(id(tensor)) or hosted_parameter(tensor)
+
+
+class _Found(NamedTuple):
+    """What is behind tensors of a `LeafList`, as long as these are in it."""
+
+    tensors: Sequence[torch.Tensor]
+    trained: Sequence[Trained | None]
+    variables: Sequence[Variable | None]
+
+
+class LeafList(list[torch.Tensor]):
+    """The "params" of a param group, which each replica reads as its own leaves.
+
+    Code that walks through param groups, as clipping and gradient scaling do, so
+    meets the gradients of the replica that it runs in.
+
+    Args:
+        tensors: The tensors of the group.
+        trained: Finds what is behind them.
+    """
+
+    def __init__(
+        self, tensors: Iterable[torch.Tensor], trained: TrainedTensors
+    ) -> None:
+        super().__init__(tensors)
+        self._trained = trained
+        self._found = _Found((), (), ())
+
+    def trained(self) -> Sequence[Trained | None]:
+        """Return what is behind each tensor; None for a lazy one without a shape."""
+        return self._present().trained
+
+    def variables(self) -> Sequence[Variable | None]:
+        """Return the variable of each tensor, in the same object unless one changes."""
+        return self._present().variables
+
+    def _present(self) -> _Found:
+        tensors = self._found.tensors
+        if len(self) != len(tensors) or not all(map(is_, super().__iter__(), tensors)):
+            trained = [self._trained.find(tensor) for tensor in super().__iter__()]
+            variables = tuple([one if one is None else one.variable for one in trained])
+            found = _Found([*super().__iter__()], trained, variables)
+            if None in trained:
+                return found
+            self._found = found
+        return self._found
+
+    def _leaf(self, tensor: torch.Tensor) -> torch.Tensor:
+        trained = self._trained.find(tensor)
+        return tensor if trained is None else trained.leaf_in(_present_replica())
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        pairs = zip(self.trained(), super().__iter__(), strict=True)
+        replica = _present_replica()
+        return iter([t if one is None else one.leaf_in(replica) for one, t in pairs])
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return (
+            self._leaf(found) if isinstance(found, torch.Tensor) else list(self)[index]
+        )
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        return list, (list(self),)
+
+
+def _present_replica() -> int:
+    return current_replica_id() or 0
+
+
+def _hosting_extended(variable: Variable) -> HostingExtended:
+    strategy = variable.distribute_strategy
+    extended = strategy and strategy.extended
+    assert isinstance(extended, HostingExtended)
+    return extended
+
+
+def _shape(tensor: torch.Tensor) -> object:
+    return "unknown" if is_lazy(tensor) else tuple(tensor.shape)

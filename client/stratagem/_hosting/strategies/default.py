@@ -1,0 +1,161 @@
+"""The strategy that is in charge where the user chose none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from stratagem._core.contexts import context as _context
+from stratagem._core.contexts.context import has_strategy, require_strategy
+from stratagem._core.contexts.scope import Scope
+from stratagem._core.options import InputContext
+from stratagem._core.replicas.replica_context import ReplicaContext
+from stratagem._core.variables.creators import NextCreator, creator_scope
+from stratagem._core.variables.variable import Variable
+from stratagem._hosting.strategies.one_replica import OneReplicaExtended
+from stratagem._input.options import AutoShardPolicy, InputOptions
+from stratagem._strategies.strategy import Strategy
+from stratagem_proto.errors import ContextError
+
+if TYPE_CHECKING:
+    from stratagem._input.sharding import InputWorker
+
+
+class _DefaultScope(Scope[Strategy]):
+    """A scope that leaves the thread in the default context. Spec: CTX-14."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        super().__init__(strategy)
+        self._guards: list[creator_scope] = []
+
+    def __enter__(self) -> Strategy:
+        if has_strategy():
+            raise ContextError(
+                "Must not nest tf.distribute.Strategy scopes: the default strategy's "
+                f"is entered within that of {_context.get_strategy()}"
+            )
+        if not self._guards:
+            self._require_unused()
+        self._used = True
+        guard = creator_scope(_create_by_default)
+        guard.__enter__()
+        self._guards.append(guard)
+        return self._strategy
+
+    def __exit__(self, *error: Any) -> None:
+        self._guards[-1].__exit__(*error)
+        self._guards.pop()
+
+
+def _create_by_default(next_creator: NextCreator, **kwargs: Any) -> Variable:
+    # Another strategy's scope may have been opened inside this one: CTX-15.
+    if has_strategy():
+        require_strategy(_context.DEFAULT.strategy)
+    return next_creator(**kwargs)
+
+
+class _DefaultStrategy(Strategy):
+    """One replica on whatever device torch uses. Spec: DEF-1 to DEF-11."""
+
+    def __init__(self) -> None:
+        if hasattr(_context.DEFAULT, "strategy"):
+            _refuse_second()
+        super().__init__(_DefaultExtended(self))
+
+    def scope(self, name: str | None = None) -> Scope[Any]:
+        return _DefaultScope(self)
+
+    def _implicit_scope(self) -> Scope[Any]:
+        return self.scope()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        _refuse_second()
+
+
+def _refuse_second() -> NoReturn:
+    raise ContextError(
+        "Should only create a single instance of the default strategy; "
+        "get_strategy() returns it outside of every scope"
+    )
+
+
+class _DefaultExtended(OneReplicaExtended):
+    @property
+    def worker_devices(self) -> NoReturn:
+        raise _unsupported("worker_devices")
+
+    @property
+    def parameter_devices(self) -> NoReturn:
+        raise _unsupported("parameter_devices")
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return True
+
+    @property
+    def should_save_summary(self) -> bool:
+        return True
+
+    def variable_created_in_scope(self, v: Variable) -> bool:
+        return v.distribute_strategy is None
+
+    def colocate_vars_with(
+        self, colocate_with_variable: Any
+    ) -> AbstractContextManager[None]:
+        super().colocate_vars_with(colocate_with_variable)
+        return nullcontext()
+
+    def _validate_colocate_with(self, colocate_with_variable: Any) -> None:
+        if getattr(colocate_with_variable, "distribute_strategy", None) is not None:
+            super()._validate_colocate_with(colocate_with_variable)
+
+    def _call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        with ReplicaContext(self._container_strategy(), 0):
+            return fn(*args, **kwargs)
+
+    def _input_worker(self) -> InputWorker:
+        # Late: not every program has a strategy read its data.
+        from stratagem._input.sharding import InputWorker
+
+        return InputWorker(InputContext(), (None,))
+
+    def _distribute_dataset(
+        self,
+        dataset: Any,
+        options: InputOptions | None,
+        auto_shard_policy: AutoShardPolicy | int,
+    ) -> Any:
+        return dataset
+
+    def _distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[InputContext], Any],
+        options: InputOptions | None,
+    ) -> Any:
+        return dataset_fn(InputContext())
+
+
+def _unsupported(member: str) -> ContextError:
+    return ContextError(
+        f"{member} is unsupported by the default strategy; enter the scope of a "
+        "strategy first"
+    )
+
+
+class _DefaultReplicaContext(ReplicaContext):
+    """The replica that runs outside of every scope."""
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        """A plain 0. Spec: REP-2."""
+        return 0
+
+
+def install() -> None:
+    """Put the default strategy in charge of this process."""
+    strategy = _DefaultStrategy()
+    _context.DEFAULT.strategy = strategy
+    _context.DEFAULT.replica_context = _DefaultReplicaContext(strategy, 0)

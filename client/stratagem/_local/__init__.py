@@ -1,0 +1,1 @@
+"""Strategies whose replicas are threads of this process."""

@@ -1,0 +1,70 @@
+"""Everything on one device, which need not be the default one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from stratagem._core.values.cross_device_ops import ReductionToOneDevice
+from stratagem._core.variables.creators import NextCreator
+from stratagem._core.variables.local import LocalVariable
+from stratagem._core.variables.variable import Variable
+from stratagem._hosting.strategies.one_replica import OneReplicaExtended
+from stratagem._local.copies import CopiesExtended
+from stratagem._strategies.devices import distinct_devices
+from stratagem._strategies.strategy import Strategy
+
+
+class OneDeviceStrategy(Strategy):
+    """Variables and the only replica on one device.
+
+    A way to try code that is written for several replicas: it takes the same paths.
+
+    Args:
+        device: The device, for instance "CPU:0", "cuda:1" or a `torch.device`.
+
+    Raises:
+        InvalidArgumentError: It names no device of this process.
+
+    Spec: OD-1 to OD-4.
+    """
+
+    __module__ = "stratagem"
+
+    def __init__(self, device: str | torch.device) -> None:
+        super().__init__(_OneDeviceExtended(self, distinct_devices([device])))
+
+
+class _OneDeviceExtended(OneReplicaExtended, CopiesExtended):
+    def __init__(self, container_strategy: Strategy, devices: Sequence[str]) -> None:
+        super().__init__(container_strategy, devices, ReductionToOneDevice())
+
+    def _replica_devices(self) -> Sequence[Any]:
+        return self.worker_devices
+
+    def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
+        kwargs.pop("colocate_with", None)
+        return next_creator(**{**kwargs, "device": self._devices[0]})
+
+    def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        return tensor
+
+    def _update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        return self._run_update(self._devices[0], fn, args, kwargs, group)
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[str, ...]:
+        return self._devices
+
+    def _united(self, copies: Sequence[LocalVariable]) -> Variable:
+        (variable,) = copies
+        variable._join(self._container_strategy())
+        return variable

@@ -1,0 +1,180 @@
+"""Collective operations between workers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+
+from stratagem._multi_worker.links import Links
+from stratagem._multi_worker.place import WorkerPlace
+from stratagem_proto.errors import AbortedError, InvalidArgumentError
+
+_DIGEST_BYTES = 32
+
+
+class WorkerGroup:
+    """The workers that train together, as one of them sees them.
+
+    All of them call the same methods in the same order. Each operation begins with
+    an `exchange`, by which workers notice that they are at different ones. Nothing
+    is connected before the first. A worker that is alone never connects.
+
+    Args:
+        place: Who this process is.
+        timeout: Longest time that a worker waits for the others, in seconds.
+        facts: What has to be equal on all workers.
+    """
+
+    def __init__(self, place: WorkerPlace, timeout: float, facts: Any) -> None:
+        self.place = place
+        self._timeout = timeout
+        self._facts = facts
+        self._links: Links | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return self.place.size
+
+    def exchange(self, operation: str, details: Any) -> list[Any]:
+        """Tell all workers something, and hear it from them.
+
+        It is cheap where all say the same.
+
+        Args:
+            operation: What this is for; other workers must be at the same.
+            details: What JSON can carry.
+
+        Returns:
+            The details of each worker, by rank.
+
+        Raises:
+            AbortedError: Workers are at different operations.
+            UnavailableError: A worker has ended.
+            DeadlineExceededError: A worker did not take part in time.
+        """
+        if self.size == 1:
+            return [details]
+        text = json.dumps([operation, details], default=str).encode()
+        texts = [text] * self.size
+        if not self._all_equal(hashlib.sha256(text).digest()):
+            texts = self._joined_bytes(text)
+        heard = [json.loads(text) for text in texts]
+        self._require_same_operation([at for at, _ in heard])
+        return [details for _, details in heard]
+
+    def agree(self, what: str, details: Any, beside: Any = None) -> list[Any]:
+        """Check that something is equal on all workers.
+
+        Args:
+            what: What it is, for the message.
+            details: It, as JSON can carry it.
+            beside: What may differ between workers.
+
+        Returns:
+            What each worker has beside it, by rank.
+
+        Raises:
+            InvalidArgumentError: It is not equal; shows the first difference.
+            AbortedError: As `exchange`; so are the others.
+        """
+        heard = self.exchange(what, [details, beside])
+        for rank, (other, _) in enumerate(heard):
+            if other != heard[0][0]:
+                mine, theirs = _first_difference(heard[0][0], other)
+                raise InvalidArgumentError(
+                    f"{what} differs between the workers: {self.place.tasks[0]} has "
+                    f"{mine}, {self.place.tasks[rank]} has {theirs}; run the same "
+                    "program on all workers",
+                    task=self.place.name,
+                )
+        return [beside for _, beside in heard]
+
+    def sums(
+        self, tensors: Sequence[torch.Tensor], pack_bytes: int = 0
+    ) -> list[torch.Tensor]:
+        """Return the sum over workers of each tensor, the same bits on every worker.
+
+        The workers have agreed on shapes and dtypes.
+
+        Args:
+            tensors: Dense, of any dtype.
+            pack_bytes: Send tensors together, up to about so many bytes; 0 is no
+                bound.
+        """
+        if self.size == 1:
+            return list(tensors)
+        return self._connected().sums(tensors, pack_bytes)
+
+    def joined(
+        self, tensor: torch.Tensor, lengths: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Return the tensors of all workers, by rank.
+
+        Args:
+            tensor: Dense, of any dtype; shapes may differ in the first dimension.
+            lengths: That dimension, by rank.
+        """
+        if self.size == 1:
+            return [tensor]
+        return self._connected().joined(tensor, lengths)
+
+    def spread(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the tensors of the chief, in place of those of the same form here."""
+        if self.size == 1:
+            return list(tensors)
+        return self._connected().spread(tensors)
+
+    def _all_equal(self, digest: bytes) -> bool:
+        mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+        links = self._connected()
+        found = links.joined_on_host(mine, [_DIGEST_BYTES] * self.size)
+        return all(torch.equal(mine, other) for other in found)
+
+    def _joined_bytes(self, text: bytes) -> list[bytes]:
+        links = self._connected()
+        size = torch.tensor([len(text)])
+        sizes = links.joined_on_host(size, [1] * self.size)
+        lengths = [int(each) for each in sizes]
+        mine = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        found = links.joined_on_host(mine, lengths)
+        return [bytes(each.tolist()) for each in found]
+
+    def _require_same_operation(self, operations: Sequence[str]) -> None:
+        for rank, operation in enumerate(operations):
+            if operation != operations[0]:
+                raise AbortedError(
+                    f"The workers are not at the same point of the program: "
+                    f"{self.place.tasks[0]} is at {operations[0]}, "
+                    f"{self.place.tasks[rank]} at {operation}; run the same program on "
+                    "all workers, and what all take part in outside of conditions on "
+                    "the worker",
+                    task=self.place.name,
+                )
+
+    def _connected(self) -> Links:
+        if self._links is None:
+            self._links = Links(self.place, self._timeout)
+            self.agree("The configuration", self._facts)
+        return self._links
+
+    def leave(self) -> None:
+        """Give up the connections; whoever still needs this worker fails."""
+        self._links = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WorkerGroup:
+        """Return a group of its own, not yet connected."""
+        return WorkerGroup(self.place, self._timeout, self._facts)
+
+
+def _first_difference(one: Any, other: Any) -> tuple[Any, Any]:
+    """Return those elements of two lists that differ, the first ones."""
+    if not (isinstance(one, list) and isinstance(other, list)):
+        return one, other
+    pairs = zip_longest(one, other, fillvalue="nothing more")
+    return next((pair for pair in pairs if pair[0] != pair[1]), (one, other))

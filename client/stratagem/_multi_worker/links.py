@@ -1,0 +1,198 @@
+"""The connections between workers, and the tensors that they carry."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import TypeVar
+from weakref import finalize
+
+import torch
+from torch import distributed
+from torch._C._distributed_c10d import PrefixStore
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from stratagem._multi_worker.meeting import Meeting
+from stratagem._multi_worker.place import WorkerPlace
+from stratagem._multi_worker.process_groups import ProcessGroup, gloo, nccl, wait
+from stratagem_proto.errors import (
+    DeadlineExceededError,
+    StratagemError,
+    UnavailableError,
+)
+
+_Result = TypeVar("_Result")
+
+# What both of gloo and NCCL add; others are joined and added here.
+_SUMMABLE = {
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+}
+
+
+class Links:
+    """One process's connections with all other workers.
+
+    Args:
+        place: Who this process is.
+        timeout: Longest time to wait for the others, in seconds.
+
+    Raises:
+        UnavailableError: They cannot be connected.
+        DeadlineExceededError: Not all workers came in time.
+    """
+
+    def __init__(self, place: WorkerPlace, timeout: float) -> None:
+        self._place = place
+        self._timeout = timedelta(seconds=timeout)
+        self._operations = 0
+        self._failure: StratagemError | None = None
+        self._meeting = Meeting(place, timeout)
+        self._meeting.wait_for_all()
+        # By the type of the devices whose tensors they carry.
+        self._groups: dict[str, ProcessGroup] = {}
+        # Their threads have to end before the interpreter does.
+        finalize(self, self._groups.clear)
+        self._group_for(torch.device("cpu"))
+
+    def sums(
+        self, tensors: Sequence[torch.Tensor], pack_bytes: int
+    ) -> list[torch.Tensor]:
+        """Carry out `WorkerGroup.sums`."""
+        found: dict[int, torch.Tensor] = {}
+        for pack in _packs(tensors, pack_bytes):
+            parts = [tensors[number] for number in pack]
+            # What is flattened may still be the memory of the only tensor in it.
+            flat = _flatten_dense_tensors([part.detach() for part in parts])
+            total = self._sum(flat if len(parts) > 1 else flat.clone())
+            found |= zip(pack, _unflatten_dense_tensors(total, parts), strict=True)
+        return [found[number] for number in range(len(tensors))]
+
+    def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the sum over workers, in place where that is possible."""
+        if tensor.dtype not in _SUMMABLE:
+            total, *others = self.joined(tensor, [len(tensor)] * self._place.size)
+            for other in others:
+                total = total + other
+            return total
+        self._await(tensor.device, lambda group: group.allreduce([tensor]))
+        return tensor
+
+    def joined(
+        self, tensor: torch.Tensor, lengths: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Carry out `WorkerGroup.joined`."""
+        return self._joined(tensor.detach(), lengths, tensor.device)
+
+    def joined_on_host(
+        self, tensor: torch.Tensor, lengths: Sequence[int]
+    ) -> list[torch.Tensor]:
+        """Like `joined`, for small tensors in the memory of the host."""
+        return self._joined(tensor, lengths, torch.device("cpu"))
+
+    def _joined(
+        self, tensor: torch.Tensor, lengths: Sequence[int], device: torch.device
+    ) -> list[torch.Tensor]:
+        # As bytes any dtype can be sent, but all have to send equally many.
+        width = tensor.shape[1:].numel() * tensor.element_size()
+        own = _bytes_of(tensor)
+        mine = torch.zeros(max(lengths) * width, dtype=torch.uint8, device=device)
+        mine[: len(own)] = own
+        found = [torch.empty_like(mine) for _ in lengths]
+        self._await(device, lambda group: group.allgather([found], [mine]))
+        return [
+            _tensor_of(
+                part[: length * width], tensor.dtype, (length, *tensor.shape[1:])
+            )
+            for part, length in zip(found, lengths, strict=True)
+        ]
+
+    def spread(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Carry out `WorkerGroup.spread`."""
+        if not tensors:
+            return []
+        device = tensors[0].device
+        parts = [_bytes_of(tensor.detach().to(device)) for tensor in tensors]
+        packed = torch.cat(parts)
+        self._await(device, lambda group: group.broadcast(packed, 0))
+        received = packed.split([len(part) for part in parts])
+        return [
+            _tensor_of(part.clone(), tensor.dtype, tensor.shape).to(tensor.device)
+            for part, tensor in zip(received, tensors, strict=True)
+        ]
+
+    def _await(
+        self,
+        device: torch.device,
+        start: Callable[[ProcessGroup], distributed.Work],
+    ) -> None:
+        group = self._group_for(device)
+        self._carried_out(lambda: wait(start(group), device))
+
+    def _group_for(self, device: torch.device) -> ProcessGroup:
+        """Return the process group that carries tensors on a device."""
+        if device.type not in self._groups:
+            connect = gloo if device.type == "cpu" else partial(nccl, device=device)
+            store = PrefixStore(device.type, self._meeting.store)
+            self._groups[device.type] = self._carried_out(
+                lambda: connect(store, self._place, self._timeout)
+            )
+        return self._groups[device.type]
+
+    def _carried_out(self, operation: Callable[[], _Result]) -> _Result:
+        """Do what takes all workers; once it has failed nothing works any more."""
+        if self._failure is not None:
+            raise self._failure
+        self._operations += 1
+        try:
+            return operation()
+        except StratagemError:
+            raise
+        except RuntimeError as error:
+            self._failure = self._failed(error)
+            raise self._failure from error
+
+    def _failed(self, error: RuntimeError) -> StratagemError:
+        missing = self._meeting.missing_after_failure(self._operations)
+        reason = str(error).splitlines()[0]
+        message = (
+            f"{self._place.name} could not finish an operation with the other workers, "
+            f"at {self._place.meeting_point}; missing: {missing} ({reason}). Look at "
+            "the output of the missing, and start all workers anew"
+        )
+        late = "timed out" in reason.lower() or "timeout" in reason.lower()
+        kind = DeadlineExceededError if late else UnavailableError
+        return kind(message, task=self._place.name)
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _tensor_of(
+    content: torch.Tensor, dtype: torch.dtype, shape: Sequence[int]
+) -> torch.Tensor:
+    return content.view(dtype).reshape(shape)
+
+
+def _packs(tensors: Sequence[torch.Tensor], pack_bytes: int) -> list[list[int]]:
+    """Return the numbers of those tensors that are sent together."""
+    packs: list[list[int]] = []
+    latest: dict[object, list[int]] = {}
+    sizes: Counter[object] = Counter()
+    for number, tensor in enumerate(tensors):
+        kind = tensor.dtype, tensor.device
+        sizes[kind] += tensor.nbytes
+        if kind not in latest or (pack_bytes and sizes[kind] > pack_bytes):
+            latest[kind], sizes[kind] = [], tensor.nbytes
+            packs.append(latest[kind])
+        latest[kind].append(number)
+    return packs

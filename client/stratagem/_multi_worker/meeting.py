@@ -1,0 +1,170 @@
+"""How workers find each other, and what they know of each other without collectives.
+
+They meet in a key-value store of torch that the chief serves. In it each group of
+workers has keys of its own, by the order in which their programs make groups.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import timedelta
+from functools import lru_cache
+
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import DistStoreError
+
+from stratagem._core.waiting import Wait
+from stratagem._multi_worker.place import WorkerPlace
+from stratagem_proto.errors import (
+    DeadlineExceededError,
+    FailedPreconditionError,
+    UnavailableError,
+)
+
+_REPORT_SECONDS = 2.0
+_STORES = 16
+"""How many connections are kept; a worker server may meet others again and again."""
+
+# By meeting point, attempt and rank: workers may be threads of one process.
+_numbers: defaultdict[tuple[str, str, int], itertools.count[int]] = defaultdict(
+    itertools.count
+)
+
+
+class Meeting:
+    """The part of the store that belongs to one group of workers.
+
+    Args:
+        place: Who this process is.
+        timeout: Longest time to wait for the others, in seconds.
+
+    Raises:
+        UnavailableError: Nobody listens where the workers meet.
+        FailedPreconditionError: A worker of this rank was here before.
+    """
+
+    def __init__(self, place: WorkerPlace, timeout: float) -> None:
+        self._place = place
+        self._timeout = timeout
+        key = place.meeting_point, place.attempt, place.rank
+        prefix = f"stratagem/{place.attempt}/{next(_numbers[key])}"
+        self.store: Store = PrefixStore(prefix, _connected(place, timeout))
+        self._arrive()
+
+    def _arrive(self) -> None:
+        if self.store.add(f"arrivals/{self._place.rank}", 1) > 1:
+            raise FailedPreconditionError(
+                f"{self._place.name} has joined the workers at "
+                f"{self._place.meeting_point} before: it was started again while "
+                "others still run; start all workers anew",
+                task=self._place.name,
+            )
+        self.store.set(f"here/{self._place.rank}", "")
+
+    def wait_for_all(self) -> None:
+        """Wait until all workers are here.
+
+        Raises:
+            DeadlineExceededError: Some are not; it names them.
+        """
+        give_up_at = time.monotonic() + self._timeout
+        name, where = self._place.name, self._place.meeting_point
+        with Wait(name, f"the other workers, at {where}", self._timeout) as wait:
+            while not self._are_here(give_up_at):
+                wait.whom = f"{self._missing('here')}, at {where}"
+
+    def _are_here(self, give_up_at: float) -> bool:
+        """Wait for all for a while, at the end of which somebody may be missing."""
+        left = max(give_up_at - time.monotonic(), 0.0)
+        is_last = left <= _REPORT_SECONDS
+        try:
+            seconds = left if is_last else _REPORT_SECONDS
+            self.store.wait(self._keys("here"), timedelta(seconds=seconds))
+        except (DistStoreError, RuntimeError) as error:
+            if isinstance(error, DistStoreError) and not is_last:
+                return False
+            raise DeadlineExceededError(
+                f"{self._place.name} waited {self._timeout:g} s at "
+                f"{self._place.meeting_point} for {self._missing('here')}: start "
+                "all workers of the cluster, or allow more time by "
+                "CommunicationOptions(timeout_seconds=...)",
+                task=self._place.name,
+            ) from error
+        return True
+
+    def missing_after_failure(self, operation: int) -> str:
+        """Return who did not take part in an operation that failed for this worker.
+
+        Every worker to which it happens calls this, so that the others are known.
+
+        Args:
+            operation: The number of the operation.
+        """
+        topic = f"failed/{operation}"
+        try:
+            self.store.set(f"{topic}/{self._place.rank}", "")
+            self.store.wait(self._keys(topic), timedelta(seconds=_REPORT_SECONDS))
+        except (DistStoreError, RuntimeError):
+            return self._missing(topic)
+        return "nobody; the connections between the workers failed"
+
+    def _keys(self, topic: str, ranks: Iterable[int] | None = None) -> list[str]:
+        ranks = range(self._place.size) if ranks is None else ranks
+        return [f"{topic}/{rank}" for rank in ranks]
+
+    def _missing(self, topic: str) -> str:
+        try:
+            missing = [
+                task
+                for rank, task in enumerate(self._place.tasks)
+                if not self.store.check(self._keys(topic, [rank]))
+            ]
+        except (DistStoreError, RuntimeError):
+            return f"{self._place.tasks[0]}, at whose address the workers meet"
+        return ", ".join(missing)
+
+
+# It stays while later groups may use it: the chief serves them too. Each group holds
+# its own for as long as it lives.
+@lru_cache(maxsize=_STORES)
+def _connected(place: WorkerPlace, timeout: float) -> TCPStore:
+    whom = f"{place.tasks[0]} at {place.meeting_point}, where the workers meet"
+    try:
+        with Wait(place.name, whom, timeout):
+            return _store(place, timeout)
+    except (DistStoreError, RuntimeError) as error:
+        raise _not_connected(place, timeout, error) from error
+
+
+def _store(place: WorkerPlace, timeout: float) -> TCPStore:
+    host, _, port = place.meeting_point.rpartition(":")
+    return TCPStore(
+        host.strip("[]"),
+        int(port),
+        is_master=place.hosts_meeting,
+        timeout=timedelta(seconds=timeout),
+        wait_for_workers=False,
+        # The user's own process group may be served at the same address.
+        multi_tenant=True,
+    )
+
+
+def _not_connected(
+    place: WorkerPlace, timeout: float, error: Exception
+) -> UnavailableError:
+    reason = str(error).splitlines()[0]
+    if place.hosts_meeting:
+        return UnavailableError(
+            f"{place.name} cannot listen at {place.meeting_point}, where the workers "
+            f"meet: {reason}. Give the chief an address of its machine and a free port",
+            task=place.name,
+        )
+    return UnavailableError(
+        f"{place.name} found nobody at {place.meeting_point} in {timeout:g} s, where "
+        f"{place.tasks[0]} lets the workers meet: {reason}. Start that worker, or "
+        "correct its address in the cluster",
+        task=place.name,
+    )

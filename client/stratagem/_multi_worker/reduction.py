@@ -1,0 +1,193 @@
+"""Sums, means and concatenations over the replicas of all workers.
+
+Each worker first brings its own replicas together; then all do so with what they
+have. Every worker gets the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from stratagem._core.enums import ReduceOp
+from stratagem._core.tensors.indexed_slices import IndexedSlices
+from stratagem._core.values.gathering import gather
+from stratagem._core.values.placement import components
+from stratagem._core.values.reduction import (
+    Axis,
+    axis_sum,
+    combine,
+    dense,
+    dimensions,
+    finished,
+    sum_of_plain,
+)
+from stratagem._multi_worker.group import WorkerGroup
+
+Reduced = torch.Tensor | IndexedSlices
+
+
+class AcrossWorkers:
+    """Brings values of all replicas of all workers together.
+
+    Args:
+        group: The workers.
+        local: How many replicas each of them has.
+    """
+
+    def __init__(self, group: WorkerGroup, local: int) -> None:
+        self._group = group
+        self._local = local
+
+    def _components(self, leaf: Any) -> tuple[Any, ...] | None:
+        """Return what each replica of this worker has; None for a plain value.
+
+        The values of a single replica are not wrapped, so any value is one.
+        """
+        found = components(leaf)
+        return (leaf,) if found is None and self._local == 1 else found
+
+    def reduced(
+        self, op: ReduceOp, leaves: Sequence[Any], pack_bytes: int = 0
+    ) -> list[Any]:
+        """Reduce values; plain ones count as equal on all replicas.
+
+        Args:
+            op: The reduction.
+            leaves: What this worker has of each value.
+            pack_bytes: As for `WorkerGroup.sums`.
+
+        Raises:
+            InvalidArgumentError: A plain value is to be summed, or shapes or dtypes
+                differ between replicas.
+        """
+        parts = [self._components(leaf) for leaf in leaves]
+        if op is ReduceOp.SUM:
+            _require_components(leaves, parts)
+        own = [combine(ReduceOp.SUM, part) for part in parts if part is not None]
+        totals = iter(self.summed(own, pack_bytes))
+        return [
+            leaf if part is None else self._finished(op, next(totals))
+            for leaf, part in zip(leaves, parts, strict=True)
+        ]
+
+    def _finished(self, op: ReduceOp, total: Reduced) -> Reduced:
+        count = self._group.size * self._local
+        if isinstance(total, IndexedSlices):
+            values = finished(op, total.values, count)
+            return IndexedSlices(values, total.indices, total.dense_shape)
+        return finished(op, total, count)
+
+    def summed(self, own: Sequence[Reduced], pack_bytes: int = 0) -> list[Reduced]:
+        """Add up what the workers have of each value; of rows the sum is all rows."""
+        if not own:
+            return []
+        forms = [_form(value) for value in own]
+        counts = [_rows(value) for value in own]
+        by_rank = self._group.agree("A value to be reduced", forms, counts)
+        tensors = [value for value in own if isinstance(value, torch.Tensor)]
+        sums = iter(self._group.sums(tensors, pack_bytes))
+        return [
+            self._all_rows(value, [counts[number] for counts in by_rank])
+            if isinstance(value, IndexedSlices)
+            else next(sums)
+            for number, value in enumerate(own)
+        ]
+
+    def _all_rows(self, value: IndexedSlices, counts: Sequence[int]) -> IndexedSlices:
+        values = torch.cat(self._group.joined(value.values, counts))
+        indices = torch.cat(self._group.joined(value.indices, counts))
+        return IndexedSlices(values, indices, value.dense_shape)
+
+    def reduced_over_axis(
+        self, op: ReduceOp, leaves: Sequence[Any], axis: Axis
+    ) -> list[torch.Tensor]:
+        """Reduce values over dimensions of theirs as well.
+
+        A mean weights every element alike, however many a replica has.
+
+        Raises:
+            InvalidArgumentError: `axis` does not exist, or shapes differ otherwise.
+            InvalidTypeError: `axis` is neither an integer nor several.
+        """
+        parts = [self._components(leaf) or (leaf,) * self._local for leaf in leaves]
+        own = [axis_sum([dense(one) for one in part], axis) for part in parts]
+        totals = self.summed([total for total, _ in own])
+        counts = self.summed([torch.tensor([count for _, count in own])])
+        means = zip(totals, dense(counts[0]).tolist(), strict=True)
+        return [finished(op, dense(total), count) for total, count in means]
+
+    def gathered(self, leaves: Sequence[Any], axis: int) -> list[Any]:
+        """Concatenate values along `axis`, in the order of replicas.
+
+        A plain value is returned as it is.
+
+        Raises:
+            InvalidArgumentError: The values have no such axis, or differ in another.
+            UnimplementedError: One is an `IndexedSlices`.
+        """
+        spread = [self._components(leaf) is not None for leaf in leaves]
+        own = [gather(leaf, axis) for leaf in leaves]
+        tensors = [dense(x) for x, many in zip(own, spread, strict=True) if many]
+        joined = iter(self._joined(tensors, axis))
+        return [
+            next(joined) if many else leaf
+            for leaf, many in zip(own, spread, strict=True)
+        ]
+
+    def _joined(self, tensors: Sequence[torch.Tensor], axis: int) -> list[torch.Tensor]:
+        # The axis comes first, where lengths may differ.
+        dims = [dimensions(tensor, axis)[0] for tensor in tensors]
+        moved = [each.movedim(dim, 0) for each, dim in zip(tensors, dims, strict=True)]
+        forms = [_form_of_row(each) for each in moved]
+        counts = [len(each) for each in moved]
+        by_rank = self._group.agree("A value to be gathered", forms, counts)
+        lengths = zip(*by_rank, strict=True)
+        return [
+            torch.cat(self._group.joined(each, length)).movedim(0, dim)
+            for each, length, dim in zip(moved, lengths, dims, strict=True)
+        ]
+
+    def lengths_before(self, lengths: Sequence[int]) -> list[int]:
+        """Return the sums, over the workers before this one, of each length."""
+        by_rank = self._group.agree("A position", [], list(lengths))
+        before = by_rank[: self._group.place.rank]
+        return [sum(each[number] for each in before) for number in range(len(lengths))]
+
+    def of_chief(self, value: Any) -> Reduced:
+        """Return the chief's value, on every worker.
+
+        Raises:
+            InvalidArgumentError: Shapes or dtypes differ between workers.
+        """
+        own = value if isinstance(value, IndexedSlices) else dense(value)
+        by_rank = self._group.agree("A value to be broadcast", _form(own), _rows(own))
+        if isinstance(own, torch.Tensor):
+            return self._group.spread([own])[0]
+        values = self._group.joined(own.values, by_rank)[0]
+        indices = self._group.joined(own.indices, by_rank)[0]
+        return IndexedSlices(values, indices, own.dense_shape)
+
+
+def _require_components(leaves: Sequence[Any], parts: Sequence[Any]) -> None:
+    for leaf, part in zip(leaves, parts, strict=True):
+        if part is None:
+            raise sum_of_plain(leaf)
+
+
+def _form(value: Reduced) -> list[Any]:
+    """Return what of a value has to be equal on all workers."""
+    if isinstance(value, torch.Tensor):
+        return [str(value.dtype), list(value.shape)]
+    return ["IndexedSlices", *_form_of_row(value.values), value.dense_shape]
+
+
+def _form_of_row(rows: torch.Tensor) -> list[Any]:
+    return [str(rows.dtype), list(rows.shape[1:])]
+
+
+def _rows(value: Reduced) -> int:
+    """Return what of a value may differ: how many rows of `IndexedSlices` it has."""
+    return len(value.values) if isinstance(value, IndexedSlices) else 0

@@ -1,0 +1,189 @@
+"""Values that the program sets itself, in parameters and in optimizers' state.
+
+The chief's go to the servers. Other tasks may set the same ones, so that one program
+does for all of them; what they set is held until the next run, step or barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from stratagem._cluster.membership import Membership
+from stratagem._core.variables.variable import Variable
+from stratagem._hosting.modules.hosting import HostedParameter
+from stratagem._hosting.modules.registry import ParameterRegistry
+from stratagem._parameter_server.hosting.agreement import Agreement, Held, mark_of
+from stratagem._parameter_server.hosting.local_writes import (
+    carry,
+    written_in,
+)
+from stratagem._parameter_server.hosting.store import RemoteStore
+from stratagem._parameter_server.tables.variable import TableVariable
+from stratagem._parameter_server.variables.split_variable import Slots, parts_of
+
+
+class LoadedValues:
+    """What the program of one task has set, until the servers have it.
+
+    Args:
+        store: The variables on the servers.
+        parameters: What the user may have written.
+        membership: Which task this is.
+    """
+
+    def __init__(
+        self, store: RemoteStore, parameters: ParameterRegistry, membership: Membership
+    ) -> None:
+        self._store = store
+        self._parameters = parameters
+        self._creates = membership.creates
+        self._agreement = Agreement(store, membership)
+        self._others: dict[object, Held] = {}
+
+    def carry(self) -> None:
+        """Write what the chief has set to the servers; what others set is held.
+
+        Raises:
+            InvalidArgumentError: A parameter has another shape or dtype than before.
+        """
+        if not self._creates:
+            return
+        written = written_in(self._store, self._parameters)
+        if written:
+            marks = [_mark(hosted) for hosted in written]
+            carry(self._store, written)
+            self._agreement.tell(marks)
+
+    def settle(self, seconds: float | None = None) -> None:
+        """As `carry`, and require of other tasks that the chief has set the same.
+
+        Args:
+            seconds: How long to wait for the chief; by default `peer_seconds`.
+
+        Raises:
+            FailedPreconditionError: He has not. What was set here stays held.
+            InvalidArgumentError: A parameter has another shape or dtype than before.
+        """
+        if self._creates:
+            return self.carry()
+        written = written_in(self._store, self._parameters)
+        if not written and not self._others:
+            return None
+        held = [self._held(hosted) for hosted in written] + [*self._others.values()]
+        wait = self._store.peer_seconds if seconds is None else seconds
+        self._agreement.require(held, wait)
+        self._others.clear()
+        for hosted in written:
+            for part in parts_of(hosted.variable):
+                # The chief may have trained on.
+                part.distrust()
+        return None
+
+    def _held(self, hosted: HostedParameter) -> Held:
+        parts = parts_of(hosted.variable)
+        values = [part.leaf.detach().clone() for part in parts]
+
+        def is_current() -> bool:
+            found = map(self._store.snapshot, parts)
+            return all(map(_same_bytes, found, values))
+
+        return Held(f"parameter {hosted.name!r}", _mark(hosted), is_current)
+
+    def tell_slots(self, optimizer: str, slots: Mapping[Variable, Slots]) -> None:
+        """Let other tasks know which state the chief has given an optimizer."""
+        self._agreement.tell(
+            [_mark_of_slots(optimizer, one, state) for one, state in slots.items()]
+        )
+
+    def hold_slots(
+        self,
+        optimizer: str,
+        slots: Mapping[Variable, Slots],
+        read: Callable[[str, Sequence[Variable]], Sequence[Slots]],
+    ) -> None:
+        """Hold the state that a task that is not the chief has given an optimizer.
+
+        Args:
+            optimizer: Its name.
+            slots: The state.
+            read: Asks the servers for what they have for an optimizer and variables.
+        """
+        for variable, state in slots.items():
+            mark = _mark_of_slots(optimizer, variable, state)
+            is_current = partial(_has_slots, read, optimizer, variable, mark)
+            what = f"the state of optimizer {optimizer!r} for {variable.name!r}"
+            self._others[optimizer, variable] = Held(what, mark, is_current)
+
+    def set_table(
+        self, table: TableVariable, value: torch.Tensor, write: Callable[[], None]
+    ) -> None:
+        """Carry out `Loading.set_table`."""
+        mark = _mark_of(table.name, value)
+        if self._creates:
+            write()
+            self._agreement.tell([mark])
+            return
+
+        def is_current() -> bool:
+            return table.is_readable and _mark_of(table.name, table.present()) == mark
+
+        self._others[table] = Held(f"parameter {table.name!r}", mark, is_current)
+
+    def settle_table(self, table: TableVariable) -> None:
+        """Carry out `Loading.settle_table`."""
+        if table in self._others:
+            self.settle()
+
+
+class OnlyTheChief:
+    """Where nobody waits for the chief: what others set is refused.
+
+    Args:
+        membership: Which task this is.
+    """
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+
+    def set_table(
+        self, table: TableVariable, value: torch.Tensor, write: Callable[[], None]
+    ) -> None:
+        """Carry out `Loading.set_table`.
+
+        Raises:
+            FailedPreconditionError: This task is not the chief.
+        """
+        self._membership.require_creator(f"parameter {table.name!r}")
+        write()
+
+    def settle_table(self, table: TableVariable) -> None:
+        """Carry out `Loading.settle_table`: nothing is held."""
+
+
+def _mark(hosted: HostedParameter) -> str:
+    return _mark_of(hosted.name, hosted.parameter)
+
+
+def _mark_of(name: str, value: torch.Tensor) -> str:
+    return mark_of(f"parameter {name}", [("", value)])
+
+
+def _mark_of_slots(optimizer: str, variable: Variable, slots: Slots) -> str:
+    return mark_of(f"state {optimizer} {variable.name}", sorted(slots.items()))
+
+
+def _has_slots(
+    read: Callable[[str, Sequence[Variable]], Sequence[Slots]],
+    optimizer: str,
+    variable: Variable,
+    mark: str,
+) -> bool:
+    (found,) = read(optimizer, [variable])
+    return _mark_of_slots(optimizer, variable, found) == mark
+
+
+def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return mark_of("", [("", one)]) == mark_of("", [("", other)])

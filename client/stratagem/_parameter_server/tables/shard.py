@@ -1,0 +1,108 @@
+"""The client's end of the part of a table that is on one server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from stratagem._core.tensors.indexed_slices import IndexedSlices
+from stratagem._core.variables.assignable import Write
+from stratagem._core.variables.traits import VariableTraits
+from stratagem._parameter_server.variables.placement import Place
+from stratagem._parameter_server.variables.variable import Owner, RemoteVariable
+from stratagem._ps_client.requests.reading import Reading
+from stratagem._ps_client.requests.writes import Writing
+from stratagem_proto.errors import InternalError
+from stratagem_proto.v1.variable_pb2 import Initializer, TableSpec, VariableSpec
+
+if TYPE_CHECKING:
+    from stratagem._hosting.modules.hosting import HostedParameter
+    from stratagem._parameter_server.variables.any_store import AnyStore
+
+
+class LazyRows(NamedTuple):
+    """Rows that a server makes itself, and stores once they were written.
+
+    Attributes:
+        initializer: How it makes them.
+        table: Which rows there may be.
+    """
+
+    initializer: Initializer
+    table: TableSpec
+
+
+class TableShard(RemoteVariable):
+    """A variable on a server of which this process has no copy.
+
+    Args:
+        store: Where it is kept.
+        place: Its server and its place in the order of creation.
+        traits: What it is called and how it is meant to be used.
+        value: Its initial value, which is dropped once it is there; or a tensor
+            without values, of its shape and dtype.
+        owner: What it belongs to.
+        lazy: What the server is to make instead of being sent the value.
+    """
+
+    def __init__(
+        self,
+        store: AnyStore,
+        place: Place,
+        traits: VariableTraits,
+        value: torch.Tensor,
+        owner: Owner,
+        lazy: LazyRows | None = None,
+    ) -> None:
+        super().__init__(store, place, traits, value, owner)
+        self._nothing = torch.empty((), dtype=value.dtype).expand(value.shape)
+        self._lazy = lazy
+
+    @property
+    def spec(self) -> VariableSpec:
+        spec = super().spec
+        if self._lazy is not None:
+            spec.initializer.CopyFrom(self._lazy.initializer)
+            spec.table.CopyFrom(self._lazy.table)
+        return spec
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the server stores all rows."""
+        return self._lazy is None
+
+    @property
+    def has_copy(self) -> bool:
+        return False
+
+    @property
+    def leaf(self) -> torch.Tensor:
+        return self._own_leaf
+
+    def value(self) -> torch.Tensor:
+        raise self._has_none()
+
+    def reading(
+        self,
+        narrowed_to: torch.dtype | None = None,
+        into: torch.Tensor | None = None,
+    ) -> Reading:
+        raise self._has_none()
+
+    def __repr__(self) -> str:
+        return (
+            f"<TableShard {self.name!r} shape={tuple(self.shape)} dtype={self.dtype}>"
+        )
+
+    def _has_none(self) -> InternalError:
+        return InternalError(f"there is no copy of {self.name!r}, a part of a table")
+
+    def show_in(self, hosted: HostedParameter) -> None:
+        """Drop the initial value, which is on the server now."""
+        self._own_leaf = self._nothing
+
+    def writing(self, write: Write, value: Any) -> Writing:
+        if not self.is_dense and not isinstance(value, IndexedSlices):
+            value = IndexedSlices(value, torch.arange(self.shape[0]))
+        return super().writing(write, value)

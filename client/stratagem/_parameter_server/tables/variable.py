@@ -1,0 +1,254 @@
+"""A table: a variable on servers of which this process has only what it looks up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from stratagem._core.contexts.context import current_replica_id
+from stratagem._core.tensors.indexed_slices import IndexedSlices
+from stratagem._core.variables.assignable import Write
+from stratagem._core.variables.initial_values import operand
+from stratagem._core.variables.traits import VariableTraits
+from stratagem._core.variables.variable import Variable
+from stratagem._parameter_server.tables.pulled_rows import PulledRows
+from stratagem._parameter_server.tables.reading import pull_missing, read
+from stratagem._parameter_server.tables.row_values import added_up
+from stratagem._parameter_server.tables.shard import TableShard
+from stratagem._parameter_server.variables.shards import Layout
+from stratagem._parameter_server.variables.split_variable import SplitVariable
+from stratagem_proto.errors import (
+    ContextError,
+    InvalidArgumentError,
+    RowIndexError,
+    UnimplementedError,
+)
+
+if TYPE_CHECKING:
+    from stratagem._hosting.modules.hosting import HostedParameter
+    from stratagem._parameter_server.variables.any_store import AnyStore
+
+
+class Loading(Protocol):
+    """What becomes of values that the program of one task sets."""
+
+    def set_table(
+        self, table: TableVariable, value: torch.Tensor, write: Callable[[], None]
+    ) -> None:
+        """Write a value if this task does that, or hold it.
+
+        Args:
+            table: Whose value it is.
+            value: The whole value.
+            write: Writes it.
+        """
+
+    def settle_table(self, table: TableVariable) -> None:
+        """Require that what is held of a table has become its value."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What a process may do with a table as a whole.
+
+    Attributes:
+        nbytes: The most bytes that it reads.
+        loading: Sees to it that what it sets agrees with what the chief does.
+    """
+
+    nbytes: float
+    loading: Loading
+
+
+class TableVariable(SplitVariable):
+    """A variable whose rows are pulled from the servers when they are looked up.
+
+    Args:
+        store: Where it is kept.
+        traits: What it is called and how it is meant to be used.
+        parts: The parts on the servers.
+        layout: Which rows they have.
+        reach: What this process may do with it as a whole.
+
+    Attributes:
+        store: Where it is kept.
+        reach: What this process may do with it as a whole.
+        pulled: The rows that the run of the replicas has looked up so far.
+        pulling: To be held while that is read or written.
+    """
+
+    parts: tuple[TableShard, ...]
+    pulled: PulledRows
+
+    def __init__(
+        self,
+        store: AnyStore,
+        traits: VariableTraits,
+        parts: Sequence[TableShard],
+        layout: Layout,
+        reach: Reach,
+    ) -> None:
+        super().__init__(traits, parts, layout)
+        self.store = store
+        self.reach = reach
+        self._hosted: HostedParameter | None = None
+        self.pulling = threading.Lock()
+        self.forget()
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the servers store all rows, written or not."""
+        return self.parts[0].is_dense
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether it is small enough to be read whole."""
+        return self.shape.numel() * self.dtype.itemsize <= self.reach.nbytes
+
+    def show_in(self, hosted: HostedParameter) -> None:
+        """Note which parameter of a module stands for it."""
+        self._hosted = hosted
+
+    def value(self) -> torch.Tensor:
+        """Return the parameter of the replica that this thread runs."""
+        assert self._hosted is not None
+        return self._hosted.leaf()
+
+    def _is_seen_as(self, tensor: torch.Tensor) -> bool:
+        leaves = () if self._hosted is None else self._hosted.leaves
+        return any(leaf is tensor for leaf in leaves)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Table {self.name!r} shape={tuple(self.shape)} dtype={self.dtype} on "
+            f"{len(self.parts)} servers>"
+        )
+
+    # Reading.
+
+    def pull(self, rows: torch.Tensor, training: bool) -> torch.Tensor:
+        """Return rows: in a replica as they were when its run first looked them up.
+
+        Args:
+            rows: int64 vector, ascending and without repetitions, on the CPU.
+            training: Whether their gradient is wanted.
+
+        Raises:
+            RowIndexError: There is no such row.
+        """
+        self.require_rows(rows)
+        if current_replica_id() is None:
+            self.reach.loading.settle_table(self)
+            return read({self: rows})[0]
+        with self.pulling:
+            pull_missing({self: rows}, training)
+            return self.pulled.of(rows)
+
+    def forget(self) -> None:
+        """Pull rows anew from now on."""
+        self.pulled = PulledRows(self.shape[1:], self.dtype)
+
+    def gradient_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the rows of the parameter by which their gradients go."""
+        return rows
+
+    def require_rows(self, rows: torch.Tensor) -> None:
+        """Check that there are these rows; ascending ones.
+
+        Raises:
+            RowIndexError: There is no such row.
+        """
+        total = self.layout.total
+        if len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < total:
+            raise RowIndexError(
+                f"rows {int(rows[0])} to {int(rows[-1])} of {self.name!r} are looked "
+                f"up; it has {total} rows, from 0",
+                variable=self.name,
+            )
+
+    @property
+    def no_rows(self) -> torch.Tensor:
+        """What a read of no rows returns."""
+        return torch.empty(0, *self.shape[1:], dtype=self.dtype)
+
+    @property
+    def whole_rows(self) -> torch.Tensor:
+        """The numbers of all rows."""
+        return torch.arange(self.layout.total)
+
+    def read_whole(self) -> torch.Tensor:
+        """Return the value.
+
+        Raises:
+            InvalidArgumentError: It is too large.
+        """
+        if not self.is_readable:
+            raise InvalidArgumentError(
+                f"{self!r} is read as a whole, which takes more than the "
+                f"{self.reach.nbytes:.0f} bytes of scope(meta_above=...). Look "
+                "rows up by torch.nn.functional.embedding",
+                variable=self.name,
+            )
+        return self.pull(self.whole_rows, training=False)
+
+    def present(self) -> torch.Tensor:
+        """Return the value that the servers have, whatever is held here."""
+        return read({self: self.whole_rows})[0]
+
+    # Writing.
+
+    def gradients(self, gradient: torch.Tensor) -> list[torch.Tensor | IndexedSlices]:
+        """Return the gradient of each part; repeated rows are added up before."""
+        if gradient.is_sparse:
+            return list(self._shares(added_up(gradient)))
+        if self.is_dense:
+            return super().gradients(gradient)
+        # Servers take no dense gradient of what they store by rows.
+        return list(self._shares(IndexedSlices(gradient, self.whole_rows)))
+
+    def replace(self, value: torch.Tensor) -> None:
+        """Write the whole value, as assigning to a parameter does.
+
+        Raises:
+            ContextError: A replica is running.
+        """
+        if current_replica_id() is not None:
+            raise ContextError(
+                f"parameter {self.name!r} was written in a replica, where each step "
+                "would lose it again; write parameters outside of run(), or change "
+                "them by an optimizer"
+            )
+        write = partial(self._write, Write.ASSIGN, operand(self, value))
+        self.reach.loading.set_table(self, value, write)
+
+    def _write(self, write: Write, value: Any) -> None:
+        values: list[Any]
+        if isinstance(value, IndexedSlices):
+            values = list(self._shares(value))
+        else:
+            whole = operand(self, value).detach()
+            values = [rows.of(whole) for rows in self.layout.shards]
+        pairs = zip(self.parts, values, strict=True)
+        self.store.write({part: part.writing(write, one) for part, one in pairs})
+        self.forget()
+
+
+def require_whole_state(variables: Iterable[Variable]) -> None:
+    """Check that the state of an optimizer for variables can be read and written whole.
+
+    Raises:
+        UnimplementedError: One is a table of which servers store the written rows.
+    """
+    for variable in variables:
+        if isinstance(variable, TableVariable) and not variable.is_dense:
+            raise UnimplementedError(
+                f"the optimizer's state for {variable!r} is stored by rows beside the "
+                "table and has no place in a state dict; give the table an optimizer "
+                "of its own",
+                variable=variable.name,
+            )

@@ -1,0 +1,60 @@
+"""Which scheduled function runs here, by which servers know what it asks again."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+
+from stratagem._core.contexts.presence import Presence
+from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
+
+
+class RunningClosure:
+    """A scheduled function while it runs. Thread-safe.
+
+    Args:
+        identity: Its name, the same when it runs again on another worker.
+    """
+
+    def __init__(self, identity: ClosureIdentity) -> None:
+        self._identity = identity
+        self._mutations: dict[str, int] = {}
+        self._counting = threading.Lock()
+
+    def next_key(self, server: str) -> ClosureKey:
+        """Numbers the next of its mutations of a server.
+
+        The numbers are the same when the function runs again, as long as it changes
+        each server in the same order.
+        """
+        with self._counting:
+            ordinal = self._mutations.get(server, 0) + 1
+            self._mutations[server] = ordinal
+        return ClosureKey(identity=self._identity, ordinal=ordinal)
+
+
+_running: ContextVar[RunningClosure | None] = ContextVar(
+    "stratagem_running_closure", default=None
+)
+
+
+def running(identity: ClosureIdentity | None) -> AbstractContextManager[None]:
+    """Let this thread run a function of that name; or of none, for None.
+
+    Threads of its replicas belong to it; those that it starts itself do not.
+    """
+    return Presence(_running, RunningClosure(identity) if identity else None)
+
+
+def next_closure_key(server: str) -> ClosureKey | None:
+    """Number the next mutation of a server by the function that this thread runs.
+
+    Args:
+        server: The server, by whatever name it always has.
+
+    Returns:
+        None if this thread runs none.
+    """
+    closure = _running.get()
+    return closure.next_key(server) if closure else None

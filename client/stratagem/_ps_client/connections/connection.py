@@ -1,0 +1,396 @@
+"""One parameter server: a channel, a session, and requests that are applied once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from stratagem._ps_client.closure_identity import next_closure_key
+from stratagem._ps_client.connections import unusable
+from stratagem._ps_client.connections.attendance import Attendance
+from stratagem._ps_client.connections.pending import Pending
+from stratagem._ps_client.connections.session import (
+    Identity,
+    Session,
+    farewell,
+    heartbeat,
+    opened,
+    opening,
+)
+from stratagem._ps_client.connections.turns import Turns
+from stratagem._ps_client.requests.request import Request, Result
+from stratagem._ps_client.step_count import StepCount
+from stratagem._ps_client.traffic import TrafficMeter
+from stratagem._ps_client.transports.call import Attempt, Call, Style
+from stratagem._ps_client.transports.server_transport import ServerTransport
+from stratagem_proto import tracing
+from stratagem_proto.errors import StratagemError
+from stratagem_proto.protocol import CHUNK_BYTES
+from stratagem_proto.v1.session_pb2 import (
+    HeartbeatResponse,
+    OpenSessionResponse,
+    RequestKey,
+)
+from stratagem_proto.wire.channel import Deadlines
+from stratagem_proto.wire.segment import Segment
+
+_LOG = logging.getLogger("stratagem")
+
+_FAREWELL_SECONDS = 1.0
+
+
+class Connection:
+    """All dealings of this process with one server. Thread-safe.
+
+    Nothing is sent before the first request. Mutations are numbered and go one at a
+    time, except for those that are pipelined; other requests may overlap them.
+
+    Attributes:
+        needs_all: Whether this process cannot go on without what the server had
+            applied, whatever its identity says.
+    """
+
+    def __init__(
+        self,
+        task: int,
+        address: str,
+        identity: Identity,
+        deadlines: Deadlines,
+        steps: StepCount | None = None,
+        locate: Callable[[], str] | None = None,
+    ) -> None:
+        """Describes the server; does not connect.
+
+        Args:
+            task: Index of the server in the ps job.
+            address: Its "host:port".
+            identity: What to tell it about this process.
+            deadlines: How long its calls may take.
+            steps: The steps of this process; none if not given.
+            locate: Says where the server is now, "" if that is not known; by default
+                where it was.
+        """
+        self._task = f"/job:ps/task:{task}"
+        self.peer = f"{self._task} at {address}"
+        self.deadlines = deadlines
+        self.closed = threading.Event()
+        self.meter = TrafficMeter()
+        self.needs_all: Callable[[], bool] = bool
+        self._given = identity
+        self._steps = steps or StepCount()
+        self._process = os.getpid()
+        self._transport = ServerTransport(address)
+        self._left: list[ServerTransport] = []
+        self._locate = locate
+        self._session: Session | None = None
+        self._expected = b""
+        self._restarted = False
+        self._moving = threading.Lock()
+        self._opening = threading.Lock()
+        self._turns = Turns()
+        self._attendance = Attendance()
+
+    @property
+    def _identity(self) -> Identity:
+        """What to tell the server about this process now."""
+        outlives = self._given.outlives_servers and not self.needs_all()
+        return replace(self._given, outlives_servers=outlives)
+
+    @property
+    def session(self) -> Session | None:
+        """The session; None while there is none."""
+        return self._session
+
+    @property
+    def run(self) -> bytes:
+        """The run of the server process that the session is with; empty for none."""
+        return self._session.incarnation if self._session else b""
+
+    def expect(self, run: bytes) -> None:
+        """Takes the server for lost if another run of it opens the first session.
+
+        Who learns of variables from another process could not tell otherwise whether
+        the server has been restarted since.
+        """
+        self._expected = run
+
+    @property
+    def name(self) -> str:
+        """Who this process is, for the log."""
+        return self._given.name
+
+    @property
+    def place(self) -> str:
+        """The server, and where it is looked for now."""
+        return f"{self._task} at {self.address}"
+
+    @property
+    def address(self) -> str:
+        """Where the server is, as far as is known."""
+        return self._transport.address
+
+    def find(self) -> None:
+        """Looks where the server is after it could not be reached."""
+        if self._locate is not None:
+            self.move(self._locate())
+
+    def move(self, address: str) -> None:
+        """Sends what comes from now on to another address, unless it is empty."""
+        with self._moving:
+            if address in ("", self.address) or self.closed.is_set():
+                return
+            _LOG.warning("%s is looked for at %s from now on", self.peer, address)
+            # Other threads may still wait there, each until its own call fails.
+            self._transport.retire()
+            self._left.append(self._transport)
+            self._transport = ServerTransport(address)
+
+    @property
+    def way(self) -> str:
+        """How requests go: "unix", "tcp" or "grpc"."""
+        return self._transport.way
+
+    def call(self, request: Request[Result]) -> Result:
+        """Sends a request and waits for its result; raises as `start` and `result`."""
+        try:
+            return self.start(request, style=Style.AWAITED).result()
+        except BaseException:
+            if request.mutates:
+                self.forgo()
+            raise
+
+    def forgo(self) -> None:
+        """Lets others change the server after this thread was interrupted in that."""
+        self._turns.forgo()
+
+    def start(
+        self, request: Request[Result], style: Style = Style.SENT
+    ) -> Pending[Result]:
+        """Sends a request. Waits while another mutation is under way, if it is one.
+
+        Args:
+            request: The request.
+            style: When it is sent, and its result is asked for.
+
+        Raises:
+            StratagemError: The server could not be reached, or refused the handshake.
+            SessionLostError: The server was restarted since the first request.
+            ForkedProcessError: This process was forked from the one that connected.
+            CancelledError: The connection is closed.
+        """
+        if not request.mutates:
+            return self._sent(request, self.open().key(self._steps), style)
+        # Who had the turn when this process was forked will not give it back here.
+        self._require_usable()
+        turn = self._turns.take()
+        try:
+            session = self._session or self._first_opened()
+            pending = self._sent(request, self._next_key(session), style, turn.end)
+        except BaseException:
+            turn.lose()
+            raise
+        turn.call = pending.attempt.call
+        return pending
+
+    def pipeline(self, request: Request[Result]) -> Pending[Result]:
+        """Sends a small mutation; others may follow before its result is asked for.
+
+        Results are to be asked for in the order of sending. Raises as `start`.
+        """
+        self._require_usable()
+        turn = self._turns.take()
+        try:
+            session = self._session or self._first_opened()
+            key = self._next_key(session)
+            settle = partial(session.settle, key.sequence)
+            pending = self._sent(request, key, Style.PIPELINED, settle)
+            session.pipelined()
+        except BaseException:
+            turn.lose()
+            raise
+        turn.end()
+        return pending
+
+    def _next_key(self, session: Session) -> RequestKey:
+        return session.next_key(self._steps, next_closure_key(self.peer))
+
+    def _sent(
+        self,
+        request: Request[Result],
+        key: RequestKey,
+        style: Style,
+        settled: Callable[[], None] = lambda: None,
+    ) -> Pending[Result]:
+        span = tracing.sending(request.method, self.peer)
+        try:
+            span.mark(key)
+            request.stamp(key)
+            return Pending(self, request, self.deadlines, span.before(settled), style)
+        except BaseException:
+            span.end()
+            raise
+
+    def open(self) -> Session:
+        """Returns the session, after the handshake if there is none; as `start`."""
+        self._require_usable()
+        return self._session or self._first_opened()
+
+    def attempt(
+        self,
+        request: Request[Result],
+        deadlines: Deadlines,
+        style: Style = Style.SENT,
+    ) -> Attempt:
+        """Sends a stamped request once.
+
+        Args:
+            request: The request.
+            deadlines: For the attempt.
+            style: When it is sent, and its responses are asked for.
+
+        Raises:
+            CancelledError: The connection is closed.
+        """
+        self.require_open()
+        sent = request.request_nbytes
+        nbytes = sent + request.response_nbytes
+        if request.response_nbytes > CHUNK_BYTES:
+            style = Style.SENT
+
+        def encode(segment: Segment | None) -> Iterator[bytes]:
+            placed = 0 if segment is None else sent
+            return self.meter.sending(request.encoded(segment), placed)
+
+        call = Call(
+            request.path,
+            encode,
+            deadlines.attempt(nbytes, request.wait),
+            uploads=request.is_stream,
+            downloads=request.response_nbytes > 0,
+            style=style,
+            room=request.room,
+        )
+        try:
+            attempt = self._transport.send(call, control=request.opens)
+        except ValueError:
+            # What grpc raises where another thread has closed the channel.
+            self.require_open()
+            raise
+        attempt.responses.received = self.meter.received
+        return attempt
+
+    def attempt_again(self, request: Request[Result], deadlines: Deadlines) -> Attempt:
+        """As `attempt`, of a request that may have been sent before."""
+        if request.mutates and self._session is not None:
+            # A server that went back may not know of what was answered meanwhile.
+            request.acknowledge(self._session.acknowledged)
+        return self.attempt(request, deadlines, Style.AWAITED)
+
+    def resume(self) -> None:
+        """Opens the session again after the server has ended it.
+
+        Raises:
+            SessionLostError: It cannot go on, because the server was restarted.
+            StratagemError: The server could not be reached, or refused the handshake.
+        """
+        session = self._session
+        if session is not None:
+            request = opening(self._identity, session)
+            answer = Pending(self, request, self.deadlines).result()
+            if not session.goes_on(answer):
+                self._require_restored(answer)
+                session.continues(answer)
+            self._transport.learn(answer.frame_sockets)
+            self.attend()
+        self._require_usable()
+
+    def _require_restored(self, answer: OpenSessionResponse) -> None:
+        # Set once: other threads look at it.
+        self._restarted = not (answer.restored and self._identity.outlives_servers)
+        self._require_usable()
+        _LOG.warning(
+            "%s was restarted and went back to its last checkpoint; this program goes "
+            "on without what the server had applied since",
+            self.peer,
+        )
+
+    def has_room_for(self, request: Request[Result]) -> bool:
+        """Whether the server could take a request if it had nothing else to do."""
+        staged = request.request_nbytes + request.derived_nbytes
+        nbytes = max(staged, request.response_nbytes)
+        return self._session is None or nbytes <= self._session.max_request_bytes
+
+    def trim(self) -> None:
+        """Gives up shared memory that was not used since the last call."""
+        self._transport.trim()
+
+    def attend(self) -> bool:
+        """Has the server see that this process lives; whether it could until now."""
+        session = self._session
+        if session is None or self._restarted:
+            return True
+        return self._attendance.begin(self.address, session.identifier)
+
+    def renew_lease(self) -> Pending[HeartbeatResponse] | None:
+        """Tells the server that this process lives, if there is a session.
+
+        Raises:
+            CancelledError: The connection is closed.
+        """
+        session = self._session
+        if session is None or self._restarted:
+            return None
+        # Who waits for one server renews no other's lease meanwhile.
+        patience = min(session.lease_seconds, 2 * session.reconnect_seconds) / 3
+        beat = heartbeat(session, self._steps)
+        return Pending(self, beat, Deadlines(call=patience, connect=0))
+
+    def close(self) -> None:
+        """Ends the session; requests under way fail. May be called again."""
+        if os.getpid() != self._process or self.closed.is_set():
+            return
+        with suppress(StratagemError):
+            self._say_goodbye()
+        self.closed.set()
+        self._attendance.close()
+        with self._moving:
+            for transport in (*self._left, self._transport):
+                transport.close()
+
+    def _say_goodbye(self) -> None:
+        if self._session is not None and not self._restarted:
+            goodbye = farewell(self._session)
+            Pending(self, goodbye, Deadlines(_FAREWELL_SECONDS, connect=0)).result()
+
+    def _first_opened(self) -> Session:
+        with self._opening:
+            if self._session is None:
+                request = opening(self._identity, run=self._expected)
+                answer = Pending(self, request, self.deadlines).result()
+                if self._expected not in (b"", answer.incarnation):
+                    self._require_restored(answer)
+                session = opened(request, answer, self.peer)
+                self._transport.learn(answer.frame_sockets)
+                self._session = session
+                self.attend()
+            return self._session
+
+    def require_open(self) -> None:
+        """Checks that nobody has closed the connection.
+
+        Raises:
+            CancelledError: It is closed.
+        """
+        if self.closed.is_set():
+            raise unusable.closed(self.peer)
+
+    def _require_usable(self) -> None:
+        if os.getpid() != self._process:
+            raise unusable.forked(self.peer, self._process)
+        if self._restarted:
+            raise unusable.restarted(self.peer)

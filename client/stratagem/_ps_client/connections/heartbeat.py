@@ -1,0 +1,135 @@
+"""The sign of life that a client gives its servers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+
+from stratagem._ps_client.connections.connection import Connection
+from stratagem._ps_client.connections.session import Session
+from stratagem._ps_client.step_count import StepCount
+from stratagem_proto.errors import CancelledError, StratagemError
+from stratagem_proto.protocol import PING_SECONDS
+
+# Between looks at a group that has not met its servers yet.
+_EARLY_SECONDS = 0.2
+
+# Less than a ping waits for its answer, by which servers tell a process that ended from
+# one that is silent.
+_LONGEST_SECONDS = PING_SECONDS * 0.6
+
+# A program that trains sends its next request sooner, and tells by that.
+_IDLE_SECONDS = 0.025
+
+
+class Heartbeat:
+    """The thread that renews the leases of a group's sessions, and attends them.
+
+    It also tells a server which step was the last when nothing else is sent, so that a
+    checkpoint need not wait for the next one.
+    """
+
+    def __init__(
+        self,
+        connections: Sequence[Connection],
+        steps: StepCount,
+        idle: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Describes it; starts nothing.
+
+        Args:
+            connections: Whose leases it renews.
+            steps: Of this process.
+            idle: Called when a step has ended and none begins soon.
+        """
+        self._connections = connections
+        self._steps, self._idle = steps, idle
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def start(self) -> None:
+        """Starts it, unless it runs."""
+        if self._thread is not None:
+            return
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="stratagem-heartbeat", daemon=True
+                )
+                self._thread.start()
+
+    def stop(self) -> None:
+        """Stops it; does not wait for a heartbeat under way."""
+        self._stopped.set()
+        self._steps.wake()
+
+    def _run(self) -> None:
+        due = time.monotonic() + self._interval()
+        self._trim_due = time.monotonic() + self._third_of_lease()
+        while not self._stopped.is_set():
+            look = min(due, time.monotonic() + self._glance())
+            ended = self._steps.wait_for_end(max(look - time.monotonic(), 0))
+            # Failures are left to the next request, which reports them.
+            with suppress(CancelledError):
+                if ended:
+                    self._tell_last_step()
+                if not self._attend():
+                    due = time.monotonic()
+                if time.monotonic() >= due:
+                    due = time.monotonic() + self._interval()
+                    self._renew_leases()
+
+    def _attend(self) -> bool:
+        """Whether the servers see that this process lives, until now."""
+        return all([connection.attend() for connection in self._connections])
+
+    def _tell_last_step(self) -> None:
+        step, begun = self._steps.untold(), self._steps.begun
+        if self._stopped.wait(_IDLE_SECONDS):
+            return
+        if self._steps.begun == begun:
+            self._idle()
+        if step and self._steps.untold() >= step:
+            # One server is enough: who takes a cut asks all.
+            beats = (connection.renew_lease() for connection in self._connections)
+            with suppress(StratagemError):
+                for beat in islice(filter(None, beats), 1):
+                    beat.result()
+
+    def _renew_leases(self) -> None:
+        # All at once: one server that is away must not cost the leases of others.
+        beats = [connection.renew_lease() for connection in self._connections]
+        self._trim()
+        for beat in filter(None, beats):
+            with suppress(StratagemError):
+                beat.result()
+
+    def _trim(self) -> None:
+        """Gives memory back that was not used for a third of a lease."""
+        now = time.monotonic()
+        if now >= self._trim_due:
+            self._trim_due = now + self._third_of_lease()
+            for connection in self._connections:
+                connection.trim()
+
+    def _glance(self) -> float:
+        """Seconds until servers may be told anew that this process lives."""
+        return _third(session.reconnect_seconds for session in self._sessions())
+
+    def _sessions(self) -> Iterator[Session]:
+        return filter(None, (connection.session for connection in self._connections))
+
+    def _interval(self) -> float:
+        """Seconds to the next heartbeat; short before the first lease is known."""
+        return min(self._third_of_lease(), _LONGEST_SECONDS)
+
+    def _third_of_lease(self) -> float:
+        return _third(session.lease_seconds for session in self._sessions())
+
+
+def _third(times: Iterable[float]) -> float:
+    return min((time / 3 for time in times if time), default=_EARLY_SECONDS)

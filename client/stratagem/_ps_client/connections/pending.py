@@ -1,0 +1,231 @@
+"""A request under way, repeated under the same number until there is an answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic
+
+import grpc
+
+from stratagem._core.waiting import Wait
+from stratagem._ps_client.requests.request import Request, Result
+from stratagem._ps_client.transports.call import Attempt, Style
+from stratagem_proto.errors import (
+    AbortedError,
+    CancelledError,
+    DeadlineExceededError,
+    ResourceExhaustedError,
+    SessionLostError,
+    StratagemError,
+    UnavailableError,
+)
+from stratagem_proto.wire.channel import Deadlines
+from stratagem_proto.wire.status import from_rpc_error, is_transient
+
+if TYPE_CHECKING:
+    from stratagem._ps_client.connections.connection import Connection
+
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 1.0
+
+
+class Pending(Generic[Result]):
+    """A request that was sent. Ask for its `result`, or `abandon` it; once.
+
+    Who was interrupted while waiting for the result may ask for it again.
+
+    Attributes:
+        attempt: What was sent last.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        request: Request[Result],
+        deadlines: Deadlines,
+        settled: Callable[[], None] = lambda: None,
+        style: Style = Style.SENT,
+    ) -> None:
+        """Sends the request for the first time.
+
+        Args:
+            connection: To the server.
+            request: Stamped with its session, and with its number if it has one.
+            deadlines: For each attempt, and for repeating it.
+            settled: Called when the request is answered or given up.
+            style: When it is sent for the first time, and its result is asked for.
+        """
+        self._connection = connection
+        self._request = request
+        self._deadlines = deadlines
+        self._settled: Callable[[], None] | None = settled
+        self._give_up_at: float | None = None
+        self._repeats = True
+        self._wait: Wait | None = None
+        # Those of the server during which the connection was lost.
+        self._lost_runs: set[bytes] = set()
+        self._run = connection.run
+        self.attempt = connection.attempt(request, deadlines, style)
+
+    def result(self) -> Result:
+        """Waits for the result.
+
+        The request is repeated where connections fail, or, not before it says, where
+        the server has no room for it at the moment.
+
+        Raises:
+            StratagemError: The server's answer.
+            ResourceExhaustedError: The request is larger than the server allows, or
+                there was no room for as long as requests are repeated.
+            UnavailableError: It could not be reached for as long as requests are
+                repeated; of a mutation it is then unknown whether it was applied.
+            DeadlineExceededError: It was reached, but did not answer in that time.
+            CancelledError: The connection was closed meanwhile.
+            AbortedError: It is a mutation, and the server ended twice while it was
+                under way.
+        """
+        if self._settled is None:
+            # A part of the answer may be lost with whom it was read by.
+            self.attempt = self._anew()
+        if self._request.awaits or self._request.opens:
+            self._await(self._request.awaits, self._request.wait)
+        try:
+            return self._repeated()
+        finally:
+            if self._wait is not None:
+                self._wait.end()
+            self.abandon()
+
+    def _await(self, what: str, seconds: float) -> None:
+        """Has the log tell of the wait from now on, whatever it told of before."""
+        if self._wait is not None:
+            self._wait.end()
+        connection = self._connection
+        whom = f"{what}, at {connection.place}" if what else connection.place
+        self._wait = Wait(connection.name, whom, seconds or self._deadlines.connect)
+        self._wait.begin()
+
+    def push(self) -> None:
+        """Sends the request, if it waits for others that it could be sent with."""
+        self.attempt.push()
+
+    def abandon(self) -> None:
+        """Gives the request up, if it is not settled.
+
+        Of a mutation it is then unknown whether it was applied.
+        """
+        # Who is interrupted here drops what is to be called, and calls it no more.
+        settled, self._settled = self._settled, None
+        if settled is not None:
+            self.attempt.call.cancel()
+            settled()
+
+    def give_up_waiting(self) -> None:
+        """Sends the request no more after the attempt under way; in any thread."""
+        self._repeats = False
+
+    def _repeated(self) -> Result:
+        failures = 0
+        while True:
+            try:
+                return self._received()
+            except StratagemError as error:
+                self._require_repeatable(error)
+                pause = _pause(failures)
+                if isinstance(error, ResourceExhaustedError):
+                    pause = max(pause, error.retry_seconds)
+            failures += 1
+            self._connection.closed.wait(pause)
+            self.attempt = self._anew()
+
+    def _anew(self) -> Attempt:
+        self._run = self._connection.run
+        if self._request.mutates:
+            self._require_harmless()
+        return self._connection.attempt_again(self._request, self._deadlines)
+
+    def _received(self) -> Result:
+        try:
+            return self._request.receive(self.attempt.responses)
+        except grpc.RpcError as error:
+            peer, method = self._connection.peer, self._request.method
+            raise from_rpc_error(error, peer, method) from error
+        except ValueError:
+            # What grpc raises where another thread has closed the channel.
+            self._connection.require_open()
+            raise
+
+    def _require_repeatable(self, error: StratagemError) -> None:
+        if isinstance(error, SessionLostError):
+            self._connection.resume()
+        elif not self._may_pass(error):
+            raise error
+        elif not isinstance(error, ResourceExhaustedError):
+            self._lost_runs.add(self._run)
+            self._connection.find()
+        if self._connection.closed.is_set():
+            raise CancelledError(
+                f"{self._request.method} on {self._connection.peer}: the strategy was "
+                f"closed before the answer came{self._doubt}"
+            ) from error
+        # From the first failure on: a large request may have taken longer already.
+        now = time.monotonic()
+        if self._give_up_at is None and self._deadlines.connect:
+            self._await("", self._deadlines.connect)
+        self._give_up_at = self._give_up_at or now + self._deadlines.connect
+        if now >= self._give_up_at or not self._repeats:
+            raise self._unanswered(error) from error
+
+    def _require_harmless(self) -> None:
+        """Checks that it is not the request that ends the server.
+
+        Raises:
+            AbortedError: It was under way in two runs of the server that are over.
+        """
+        over = self._lost_runs - {self._run}
+        if len(over) > 1:
+            raise AbortedError(
+                f"{self._connection.peer} ended {len(over)} times while "
+                f"{self._request.method} was under way there, so it is not sent "
+                "again: it may be what ends the server, whose log says more. Of what "
+                "it was to change nothing is known to be applied"
+            )
+
+    def _may_pass(self, error: StratagemError) -> bool:
+        cause = error.__cause__
+        if not isinstance(cause, grpc.RpcError) or not is_transient(cause):
+            return False
+        full = isinstance(error, ResourceExhaustedError)
+        return not full or self._connection.has_room_for(self._request)
+
+    def _unanswered(self, error: StratagemError) -> StratagemError:
+        tried = (
+            f"{error.message}; tried for {self._deadlines.connect:g} s"
+            if self._repeats
+            else f"{error.message}; not tried again, for it was given up"
+        )
+        if isinstance(error, ResourceExhaustedError):
+            peer, method = self._connection.peer, self._request.method
+            return ResourceExhaustedError(f"{method} on {peer}: {tried}")
+        cls: type[StratagemError] = UnavailableError
+        if isinstance(error, DeadlineExceededError):
+            cls = DeadlineExceededError
+        return cls(
+            f"{tried}. Check that the server runs and that its address is "
+            f"right{self._doubt}"
+        )
+
+    @property
+    def _doubt(self) -> str:
+        if not self._request.mutates:
+            return ""
+        return (
+            ". It is not known whether the request was applied; it will not be sent "
+            "again, so read the variables before repeating it"
+        )
+
+
+def _pause(failures: int) -> float:
+    """Seconds before another attempt after so many, doubling up to the longest."""
+    return min(_FIRST_PAUSE_SECONDS * (1 << min(failures, 10)), _LONGEST_PAUSE_SECONDS)

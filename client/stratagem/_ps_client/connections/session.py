@@ -1,0 +1,228 @@
+"""Who this process is to the servers, and its session with one of them."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from dataclasses import dataclass, field
+
+from stratagem._ps_client.requests.request import Request, sole
+from stratagem._ps_client.step_count import StepCount
+from stratagem_proto.errors import FailedPreconditionError
+from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
+from stratagem_proto.v1.session_pb2 import (
+    CloseSessionRequest,
+    CloseSessionResponse,
+    ClosureKey,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    OpenSessionRequest,
+    OpenSessionResponse,
+    RequestKey,
+    Role,
+    Task,
+)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a client tells each server about itself.
+
+    Attributes:
+        role: What it is to the cluster.
+        job: Its job, for instance "worker"; "" for a program without a task.
+        index: Its index within the job.
+        token: The secret of the cluster.
+        client: Random bytes that name it in all its sessions; empty if it has but one.
+        outlives_servers: Whether it goes on with a server that restarts and restores a
+            checkpoint, without what was applied since.
+    """
+
+    role: Role.ValueType
+    job: str = ""
+    index: int = 0
+    token: str = field(default="", repr=False)
+    client: bytes = b""
+    outlives_servers: bool = False
+
+    @property
+    def name(self) -> str:
+        """As in "/job:worker/task:1"."""
+        return f"/job:{self.job}/task:{self.index}" if self.job else "this program"
+
+
+@dataclass
+class Session:
+    """One session with one server.
+
+    Attributes:
+        identifier: Random bytes that the server knows it by.
+        incarnation: The run of the server process that it belongs to.
+        lease_seconds: Silence after which the server takes this client for dead.
+        reconnect_seconds: The same once nothing attends the session any more.
+        max_request_bytes: Tensor bytes that one request may have, in either direction.
+        sequence: The last number given to a request.
+    """
+
+    identifier: bytes
+    incarnation: bytes
+    lease_seconds: float
+    reconnect_seconds: float
+    max_request_bytes: int
+    sequence: int = 0
+    _unsettled: dict[int, None] = field(default_factory=dict)
+    # The last number, unless its mutation outlasts its turn.
+    _in_turn: int = 0
+    _counting: threading.Lock = field(default_factory=threading.Lock)
+
+    def key(self, steps: StepCount) -> RequestKey:
+        """Identifies a request that changes nothing."""
+        finished, report = steps.tell()
+        return RequestKey(session_id=self.identifier, finished=finished, report=report)
+
+    def next_key(
+        self, steps: StepCount, closure: ClosureKey | None = None
+    ) -> RequestKey:
+        """Numbers the next mutation, for who has the turn.
+
+        The one before is settled by that, however it ended, unless it was `pipelined`:
+        by the keys after it that is closed for ever.
+
+        Args:
+            steps: Of this process.
+            closure: Which of a scheduled function's mutations it is, if it is one.
+        """
+        with self._counting:
+            self._unsettled.pop(self._in_turn, None)
+            self._in_turn = self.sequence = sequence = self.sequence + 1
+            self._unsettled[sequence] = None
+            acknowledged = next(iter(self._unsettled)) - 1
+        step, (finished, report) = steps.tell_within()
+        return RequestKey(
+            session_id=self.identifier,
+            sequence=sequence,
+            acknowledged=acknowledged,
+            step=step,
+            finished=finished,
+            report=report,
+            closure=closure,
+        )
+
+    def pipelined(self) -> None:
+        """Lets the mutation that was numbered last outlast its turn, up to `settle`."""
+        self._in_turn = 0
+
+    def settle(self, sequence: int) -> None:
+        """Takes note that a pipelined mutation will not be sent any more."""
+        with self._counting:
+            self._unsettled.pop(sequence, None)
+
+    @property
+    def acknowledged(self) -> int:
+        """The number up to which all mutations are known to be settled."""
+        with self._counting:
+            return next(iter(self._unsettled), self.sequence + 1) - 1
+
+    def goes_on(self, answer: OpenSessionResponse) -> bool:
+        """Whether a second handshake found the server as the first one left it."""
+        forgotten = answer.last_sequence == 0 and self.acknowledged > 0
+        return answer.incarnation == self.incarnation and not forgotten
+
+    def continues(self, answer: OpenSessionResponse) -> None:
+        """Goes on with another run of the server, which has restored a checkpoint.
+
+        The numbers that it does not know are below the next one's `acknowledged`.
+        """
+        self.incarnation = answer.incarnation
+
+
+def opening(
+    identity: Identity, session: Session | None = None, run: bytes = b""
+) -> Request[OpenSessionResponse]:
+    """The handshake of a new session, or of one that the server may have ended.
+
+    Another run of the server does not take it on, unless it restored a checkpoint
+    and the identity outlives servers.
+
+    Args:
+        identity: Who opens it.
+        session: The one that may have been ended; None for a new one.
+        run: The run of the server that a new one is meant for; empty for any.
+    """
+    identifier = (
+        session.identifier if session else secrets.token_bytes(SESSION_ID_BYTES)
+    )
+    message = handshake(identity, identifier)
+    message.incarnation = session.incarnation if session else run
+    message.outlives_servers = identity.outlives_servers
+    return Request("OpenSession", message, sole(OpenSessionResponse))
+
+
+def heartbeat(session: Session, steps: StepCount) -> Request[HeartbeatResponse]:
+    """What renews the lease of a session, and tells its last finished step."""
+    finished, report = steps.tell()
+    message = HeartbeatRequest(
+        session_id=session.identifier, finished=finished, report=report
+    )
+    return Request("Heartbeat", message, sole(HeartbeatResponse))
+
+
+def farewell(session: Session) -> Request[CloseSessionResponse]:
+    """What ends a session."""
+    message = CloseSessionRequest(session_id=session.identifier)
+    return Request("CloseSession", message, sole(CloseSessionResponse))
+
+
+def handshake(identity: Identity, identifier: bytes) -> OpenSessionRequest:
+    """What opens the session of that identifier, with a server of any kind."""
+    return OpenSessionRequest(
+        protocol_version=PROTOCOL_VERSION,
+        cluster_token=identity.token,
+        session_id=identifier,
+        role=identity.role,
+        task=Task(job=identity.job, index=identity.index),
+        client=identity.client,
+    )
+
+
+def opened(
+    request: Request[OpenSessionResponse], answer: OpenSessionResponse, server: str
+) -> Session:
+    """The session that a handshake gave.
+
+    Args:
+        request: What was asked.
+        answer: What the server said.
+        server: The task that the cluster has at this address, and the address.
+
+    Raises:
+        FailedPreconditionError: The address is another server's.
+    """
+    check_answering(answer.task, server)
+    return Session(
+        request.session_id,
+        answer.incarnation,
+        answer.lease_seconds,
+        answer.reconnect_seconds,
+        answer.max_request_bytes,
+    )
+
+
+def check_answering(answering: Task, server: str) -> None:
+    """Checks that a server is the one that was called.
+
+    Args:
+        answering: The task that it says it is.
+        server: As of `opened`.
+
+    Raises:
+        FailedPreconditionError: It is another one.
+    """
+    task = f"/job:{answering.job}/task:{answering.index}"
+    if not server.startswith(f"{task} "):
+        job = server.split("/")[1].removeprefix("job:")
+        raise FailedPreconditionError(
+            f"the cluster has {server}, but {task} answers there; correct the "
+            f"addresses of the {job} job",
+            task=task,
+        )

@@ -1,0 +1,347 @@
+"""All parameter servers of a cluster."""
+
+from __future__ import annotations
+
+import secrets
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from stratagem._cluster.visibility import VisibleServers
+from stratagem._ps_client.connections.connection import Connection
+from stratagem._ps_client.connections.heartbeat import Heartbeat
+from stratagem._ps_client.connections.pending import Pending
+from stratagem._ps_client.connections.session import Identity
+from stratagem._ps_client.push_in_flight import PushInFlight, attending
+from stratagem._ps_client.requests.request import Request, Result
+from stratagem._ps_client.step_count import StepCount
+from stratagem._ps_client.traffic import Traffic
+from stratagem._ps_client.write_behind import Backlog, present_writes
+from stratagem_proto.errors import FailedPreconditionError, StratagemError
+from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.wire.channel import Deadlines
+
+# Larger writes are waited for: there is more to gain by sending them well.
+_MOST_BEHIND_BYTES = 16 << 10
+
+
+class ServerGroup:
+    """The servers of the ps job, by task index. Thread-safe.
+
+    Connects at the first request and keeps the sessions alive until `close`, the end
+    of the program, or until nobody uses it any more.
+
+    Attributes:
+        steps: Which requests belong together; what `together` sends always does.
+        snapshot: The cut of which all is read, while nothing may be changed; empty
+            for what is there now.
+        changes: How often something was changed, other than by `push`.
+        flight: The push that was not waited for, if there is one. All but `push` waits
+            for it.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        identity: Identity,
+        deadlines: Deadlines | None = None,
+        visible: VisibleServers | None = None,
+        locate: Callable[[int], str] | None = None,
+    ) -> None:
+        """Describes the servers; does not connect.
+
+        Args:
+            addresses: "host:port" by task index.
+            identity: What to tell them about this process.
+            deadlines: How long calls may take.
+            visible: Which of them this task uses and may call; by default all.
+            locate: Says where the server of an index is now, "" if that is not known.
+        """
+        self._description = addresses, identity, deadlines, visible, locate
+        self._visible = visible or VisibleServers(tuple(range(len(addresses))))
+        self.steps = StepCount()
+        self.snapshot = b""
+        self.changes = 0
+        client = replace(identity, client=secrets.token_bytes(SESSION_ID_BYTES))
+        connections = tuple(
+            Connection(
+                task,
+                address,
+                client,
+                deadlines or Deadlines(),
+                self.steps,
+                partial(locate, task) if locate else None,
+            )
+            for task, address in enumerate(addresses)
+        )
+        self._connections = connections
+        self._backlog = Backlog(self.steps)
+        self.flight: PushInFlight[Any] = PushInFlight(self.steps)
+        self._heartbeat = Heartbeat(connections, self.steps, attending(self.flight))
+        self._finalizer = weakref.finalize(self, _close, connections, self._heartbeat)
+
+    def __deepcopy__(self, memo: object) -> ServerGroup:
+        # A copy talks to the same servers, in sessions of its own.
+        return ServerGroup(*self._description)
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """The "host:port" of each server as far as is known, by task index."""
+        return [connection.address for connection in self._connections]
+
+    @property
+    def identity(self) -> Identity:
+        """What servers are told about this process."""
+        return self._description[1]
+
+    @property
+    def traffic(self) -> Traffic:
+        """What has crossed the wire so far, to and from all servers."""
+        return sum((each.meter.total for each in self._connections), Traffic())
+
+    @property
+    def runs(self) -> dict[int, bytes]:
+        """The runs of the servers that there are sessions with, by task index."""
+        runs = ((task, each.run) for task, each in enumerate(self._connections))
+        return {task: run for task, run in runs if run}
+
+    @property
+    def whereabouts(self) -> object:
+        """What changes whenever `runs` or `addresses` do."""
+        return [(each.run, each.address) for each in self._connections]
+
+    def need_all(self, condition: Callable[[], bool]) -> None:
+        """Takes servers for lost that go back to a checkpoint while a condition holds.
+
+        Args:
+            condition: Whether this process needs all that servers have applied.
+        """
+        for connection in self._connections:
+            connection.needs_all = condition
+
+    def expect(self, runs: Mapping[int, bytes]) -> None:
+        """Takes servers for lost that were restarted since another task's sessions.
+
+        Args:
+            runs: That task's `runs`.
+        """
+        for task, run in runs.items():
+            self._connections[task].expect(run)
+
+    def move(self, addresses: Sequence[str]) -> None:
+        """Takes note of where servers are now.
+
+        Args:
+            addresses: Another task's `addresses`.
+        """
+        for connection, address in zip(self._connections, addresses, strict=True):
+            connection.move(address)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._finalizer.alive
+
+    @property
+    def used(self) -> Sequence[int]:
+        """Indices of the servers that variables are placed on."""
+        return self._visible.used
+
+    @property
+    def called(self) -> Sequence[int]:
+        """Indices of those among them that this task may call."""
+        return self._visible.called
+
+    def require_visible(self, task: int) -> None:
+        """Check that this task may call a server.
+
+        Raises:
+            FailedPreconditionError: Saying what hides it.
+        """
+        if reason := self._visible.hidden.get(task):
+            raise FailedPreconditionError(reason, task=f"/job:ps/task:{task}")
+
+    def require_all_visible(self, what: str) -> None:
+        """Check that this task may call all servers, as `what` needs.
+
+        Raises:
+            FailedPreconditionError: Saying what hides one.
+        """
+        for task, reason in self._visible.hidden.items():
+            raise FailedPreconditionError(
+                f"{what} needs all servers, but {reason}", task=f"/job:ps/task:{task}"
+            )
+
+    def call(self, task: int, request: Request[Result]) -> Result:
+        """Sends a request to one server; raises as `Connection.call`."""
+        return self.together({task: request})[task]
+
+    def start(self, task: int, request: Request[Result]) -> Pending[Result]:
+        """Sends a request that changes nothing to one server; raises as `call`."""
+        self.require_visible(task)
+        self._heartbeat.start()
+        self.flight.settle()
+        self._backlog.settle()
+        return self._connections[task].start(request)
+
+    def together(
+        self, requests: Mapping[int, Request[Result]], beside_push: bool = False
+    ) -> dict[int, Result]:
+        """Sends a request to each of several servers, all in flight at once.
+
+        Args:
+            requests: By task index.
+            beside_push: Whether not to wait for a push in flight.
+
+        Returns:
+            The results by task index.
+
+        Raises:
+            FailedPreconditionError: A server is hidden from this task, or something
+                is to be changed while this task reads from a snapshot.
+            StratagemError: A server could not be reached for the first time, and
+                nothing was sent. Or of the first server, by index, that failed; the
+                others' requests were carried out all the same.
+        """
+        if not beside_push:
+            self.flight.settle()
+        if any(request.mutates for request in requests.values()):
+            self.changes += 1
+            return self.push(requests)
+        self._prepare(requests)
+        return self._together(requests)
+
+    def push(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
+        """As `together`, for a part of a training step that each of them is."""
+        # Servers take one of them at a time.
+        self.flight.land()
+        self._prepare(requests)
+        self._require_present()
+        with self.steps.taking():
+            return self._together(requests)
+
+    def send(
+        self, requests: Mapping[int, Request[Result]]
+    ) -> Callable[[], dict[int, Result]]:
+        """As `push`, but only sends them.
+
+        Returns:
+            What waits for the results; to be called, once.
+        """
+        self._prepare(requests)
+        self._require_present()
+        with self.steps.taking():
+            return self._sent(requests)
+
+    def _prepare(self, tasks: Iterable[int]) -> None:
+        self._begin(tasks)
+        self._backlog.settle()
+
+    def _begin(self, tasks: Iterable[int]) -> None:
+        for task in tasks:
+            self.require_visible(task)
+        self._heartbeat.start()
+
+    def write(self, requests: Mapping[int, Request[Any]]) -> None:
+        """Sends writes to servers; a scheduled function does not wait for small ones.
+
+        Raises:
+            FailedPreconditionError: A server is hidden from this task, or this task
+                reads from a snapshot.
+            StratagemError: As `together`. Of writes that are not waited for, only that
+                they could not be sent; otherwise they fail the function.
+        """
+        writes = present_writes()
+        if writes is None or not all(map(_is_small, requests.values())):
+            self.together(requests)
+            return
+        self._begin(requests)
+        self._require_present()
+        self.flight.settle()
+        self.changes += 1
+        for task, request in requests.items():
+            # It may be sent again when whoever has the tensors has changed them.
+            send = partial(self._connections[task].pipeline, request.behind())
+            self._backlog.add(writes, send)
+
+    def _require_present(self) -> None:
+        if self.snapshot:
+            raise FailedPreconditionError(
+                "this strategy reads from a snapshot, in which nothing changes; leave "
+                "strategy.snapshot() before you write variables or take a step"
+            )
+
+    def _together(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
+        # One order for all threads, since mutations wait for each other.
+        tasks = sorted(requests)
+        if len(tasks) == 1:
+            return {
+                task: self._connections[task].call(requests[task]) for task in tasks
+            }
+        try:
+            return self._sent(requests)()
+        except BaseException:
+            for task in tasks:
+                if requests[task].mutates:
+                    self._connections[task].forgo()
+            raise
+
+    def _sent(
+        self, requests: Mapping[int, Request[Result]]
+    ) -> Callable[[], dict[int, Result]]:
+        tasks = sorted(requests)
+        # Before anything is sent: who cannot be reached may not leave half of it done.
+        for task in tasks:
+            self._connections[task].open()
+        pending: dict[int, Pending[Result]] = {}
+        try:
+            for task in tasks:
+                pending[task] = self._connections[task].start(requests[task])
+        except BaseException:
+            _abandon(pending)
+            raise
+        return partial(_results, pending)
+
+    def on_all(self, request: Callable[[], Request[Result]]) -> dict[int, Result]:
+        """Sends a request of its own, made by `request`, to each server it may."""
+        return self.together({task: request() for task in self.called})
+
+    def close(self) -> None:
+        """Ends the sessions. May be called again."""
+        self._finalizer()
+
+
+def _is_small(request: Request[Any]) -> bool:
+    return request.request_nbytes <= _MOST_BEHIND_BYTES
+
+
+def _results(pending: Mapping[int, Pending[Result]]) -> dict[int, Result]:
+    results: dict[int, Result] = {}
+    failures: list[StratagemError] = []
+    try:
+        for task, request in pending.items():
+            try:
+                results[task] = request.result()
+            except StratagemError as error:
+                failures.append(error)
+    finally:
+        _abandon(pending)
+    if failures:
+        raise failures[0]
+    return results
+
+
+def _abandon(pending: Mapping[int, Pending[Any]]) -> None:
+    for request in pending.values():
+        request.abandon()
+
+
+def _close(connections: Sequence[Connection], heartbeat: Heartbeat) -> None:
+    heartbeat.stop()
+    for connection in connections:
+        connection.close()

@@ -1,0 +1,147 @@
+"""Asking servers to save, to restore and to keep what they have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from stratagem._ps_client.requests.request import Request, sole
+from stratagem_proto.checkpoint.blocks import FileEntry
+from stratagem_proto.checkpoint.index import Part, TensorEntry
+from stratagem_proto.v1 import checkpoint_pb2 as pb
+
+
+@dataclass(frozen=True)
+class SavedPart:
+    """What a server has written.
+
+    Attributes:
+        part: Its file.
+        state: What the server needs to go on besides variables, as JSON.
+    """
+
+    part: Part
+    state: str
+
+
+def hold_steps(
+    cut: bytes, begun: Mapping[bytes, int], wait: float
+) -> Request[pb.HoldStepsResponse]:
+    """The request that lets steps wait that have not begun.
+
+    Args:
+        cut: Which cut is taken.
+        begun: The last step of each client that has begun on some server.
+        wait: How long the server may wait for steps to be finished, in seconds.
+    """
+    steps = [pb.ClientStep(client=client, step=step) for client, step in begun.items()]
+    message = pb.HoldStepsRequest(cut=cut, begun=steps, wait_seconds=wait)
+    return Request("HoldSteps", message, sole(pb.HoldStepsResponse), wait=wait)
+
+
+def release_steps(cut: bytes) -> Request[pb.ReleaseStepsResponse]:
+    """The request that gives a cut up."""
+    message = pb.ReleaseStepsRequest(cut=cut)
+    return Request("ReleaseSteps", message, sole(pb.ReleaseStepsResponse))
+
+
+def begin_save(cut: bytes, folder: str) -> Request[pb.BeginSaveResponse]:
+    """The request that marks the variables and begins to write them to a folder."""
+    message = pb.BeginSaveRequest(cut=cut, folder=folder)
+    return Request("BeginSave", message, sole(pb.BeginSaveResponse), wait=2.0)
+
+
+def open_snapshot(cut: bytes) -> Request[pb.OpenSnapshotResponse]:
+    """The request that keeps all values as they are for reads of this session."""
+    message = pb.OpenSnapshotRequest(cut=cut)
+    return Request("OpenSnapshot", message, sole(pb.OpenSnapshotResponse), wait=2.0)
+
+
+def close_snapshot() -> Request[pb.CloseSnapshotResponse]:
+    """The request that gives these values up."""
+    message = pb.CloseSnapshotRequest()
+    return Request("CloseSnapshot", message, sole(pb.CloseSnapshotResponse))
+
+
+def finish_save(cut: bytes, wait: float) -> Request[SavedPart | None]:
+    """The request for what was written; its result is None if it takes longer."""
+    message = pb.FinishSaveRequest(cut=cut, wait_seconds=wait)
+    return Request("FinishSave", message, _saved, wait=wait)
+
+
+def _saved(responses: Iterator[bytes]) -> SavedPart | None:
+    response = sole(pb.FinishSaveResponse)(responses)
+    if not response.HasField("part"):
+        return None
+    part = response.part
+    tensors = [
+        TensorEntry(
+            each.spec,
+            part.name,
+            each.begin,
+            each.version,
+            each.rows if each.HasField("rows") else None,
+        )
+        for each in part.tensors
+    ]
+    file = FileEntry(part.nbytes, tuple(part.blocks))
+    return SavedPart(Part(part.name, file, tensors), part.state)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a server is to read of a checkpoint.
+
+    Attributes:
+        variables: Names of what it hosts.
+        data: Whether also the account of data, which it keeps.
+        closures: Whether also what it had recorded of functions that had not ended.
+    """
+
+    variables: Sequence[str] = ()
+    data: bool = False
+    closures: bool = False
+
+
+def stage_variables(
+    restoration: bytes, path: str, wanted: Wanted, wait: float
+) -> Request[pb.StageVariablesResponse]:
+    """The request that reads what is on disk, and changes nothing yet.
+
+    Args:
+        restoration: What it is for.
+        path: Absolute path of the checkpoint; empty to forget what was read.
+        wanted: What to read.
+        wait: How long reading may take, in seconds.
+    """
+    message = pb.StageVariablesRequest(
+        restoration=restoration,
+        path=path,
+        variables=wanted.variables,
+        data=wanted.data,
+        closures=wanted.closures,
+    )
+    return Request(
+        "StageVariables", message, sole(pb.StageVariablesResponse), wait=wait
+    )
+
+
+def restore_staged(restoration: bytes) -> Request[pb.RestoreVariablesResponse]:
+    """The request that replaces values, and optimizers' state, by what was read."""
+    message = pb.RestoreVariablesRequest(restoration=restoration)
+    return Request("RestoreVariables", message, sole(pb.RestoreVariablesResponse))
+
+
+def announce_restored(identity: str) -> Request[pb.RestoreVariablesResponse]:
+    """The request that says that a checkpoint is restored, or values are set."""
+    message = pb.RestoreVariablesRequest(identity=identity)
+    return Request("RestoreVariables", message, sole(pb.RestoreVariablesResponse))
+
+
+def list_restored() -> Request[list[str]]:
+    """The request for what was announced, in its order."""
+    return Request("ListRestored", pb.ListRestoredRequest(), _identities)
+
+
+def _identities(responses: Iterator[bytes]) -> list[str]:
+    return list(sole(pb.ListRestoredResponse)(responses).identities)

@@ -1,0 +1,50 @@
+"""Asking the first server for leave to take steps, and what holds for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from stratagem._ps_client.requests.request import Request, sole
+from stratagem_proto.v1.consistency_pb2 import (
+    BeginStepRequest,
+    BeginStepResponse,
+    Consistency,
+    DescribeConsistencyRequest,
+    DescribeConsistencyResponse,
+    GroupConsistency,
+    SetConsistencyRequest,
+    SetConsistencyResponse,
+    StepBegin,
+    StepGrant,
+)
+
+
+def begin(steps: Sequence[StepBegin], wait: float) -> Request[list[StepGrant]]:
+    """The request for leave to take steps, one of each group.
+
+    Args:
+        steps: Where this worker is in each group.
+        wait: For how long to wait for slower workers, in seconds.
+    """
+    message = BeginStepRequest(steps=steps, wait_seconds=wait)
+    awaits = "workers that are behind" if wait else ""
+    return Request("BeginStep", message, _granted, wait=wait, awaits=awaits)
+
+
+def change(group: str, consistency: Consistency) -> Request[SetConsistencyResponse]:
+    """The request that changes a group's consistency."""
+    message = SetConsistencyRequest(group=group, consistency=consistency)
+    return Request("SetConsistency", message, sole(SetConsistencyResponse))
+
+
+def describe() -> Request[list[GroupConsistency]]:
+    """The request for what holds in each group, and how its workers fare."""
+    return Request("DescribeConsistency", DescribeConsistencyRequest(), _described)
+
+
+def _granted(responses: Iterator[bytes]) -> list[StepGrant]:
+    return list(sole(BeginStepResponse)(responses).grants)
+
+
+def _described(responses: Iterator[bytes]) -> list[GroupConsistency]:
+    return list(sole(DescribeConsistencyResponse)(responses).groups)

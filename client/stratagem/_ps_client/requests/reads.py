@@ -1,0 +1,292 @@
+"""Reading variables from a server, into tensors that the caller has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from google.protobuf.message import DecodeError
+
+from stratagem._ps_client.requests.reading import Reading, asked
+from stratagem._ps_client.requests.request import Request
+from stratagem._ps_client.transports.call import Responses
+from stratagem_proto.errors import FailedPreconditionError, MalformedStreamError
+from stratagem_proto.v1.consistency_pb2 import StepBegin
+from stratagem_proto.v1.parameter_server_pb2 import (
+    ReadContents,
+    ReadHeader,
+    ReadRequest,
+    ReadValue,
+    StepMark,
+)
+from stratagem_proto.v1.tensor_pb2 import (
+    ENCODING_KIND_NARROWED,
+    Encoding,
+    TensorSpec,
+)
+from stratagem_proto.wire.codec import Assembler
+from stratagem_proto.wire.contents import all_of
+from stratagem_proto.wire.frames import (
+    Frame,
+    Header,
+    decode_frame,
+    take_header,
+)
+from stratagem_proto.wire.placed import (
+    Layout,
+    announced,
+    kinds_described,
+    kinds_of,
+    layout_of,
+)
+from stratagem_proto.wire.tensors import (
+    allocate,
+    decode_dtype,
+    encode_dtype,
+    spec_of,
+)
+
+
+def read(
+    readings: Sequence[Reading],
+    after: StepMark | None = None,
+    wait: float = 0.0,
+    told: Callable[[ReadHeader], None] = lambda _: None,
+    snapshot: bytes = b"",
+    begins: Sequence[StepBegin] = (),
+) -> Request[list[int]]:
+    """The request that fills the readings' tensors.
+
+    Args:
+        readings: What to read, of one server.
+        after: Wait until this step is applied.
+        wait: For how long, in seconds.
+        told: Hears what else is said with the values.
+        snapshot: The cut whose values to read; empty for those of now.
+        begins: Steps to ask leave for before that, if that needs no waiting.
+
+    Returns:
+        A request whose result are the versions read, one for each reading.
+    """
+    message = ReadRequest(
+        after=after, wait_seconds=wait, snapshot=snapshot, begins=begins
+    )
+    layout = layout_of(kinds_of([reading.into for reading in readings]))
+    return Request(
+        "Read",
+        message,
+        _receiver(readings, layout, told),
+        rest=asked(readings),
+        response_nbytes=layout.nbytes,
+        response_room=layout.room,
+        wait=wait,
+        awaits="the other workers' parts of a step" if wait else "",
+    )
+
+
+def _receiver(
+    readings: Sequence[Reading], layout: Layout, told: Callable[[ReadHeader], None]
+) -> Callable[[Responses], list[int]]:
+    def receive(responses: Responses) -> list[int]:
+        header, versions = filled(readings, layout, responses, ReadHeader, _itself)
+        told(header)
+        return versions
+
+    return receive
+
+
+def _itself(header: ReadHeader) -> ReadHeader:
+    return header
+
+
+def filled(
+    readings: Sequence[Reading],
+    layout: Layout,
+    responses: Responses,
+    header_type: type[Header],
+    values_of: Callable[[Header], ReadHeader],
+) -> tuple[Header, list[int]]:
+    """Fills the readings' tensors.
+
+    Args:
+        readings: What was asked for.
+        layout: That of their tensors.
+        responses: The answer, and the segment of the call, if it has one.
+        header_type: Of the answer's header.
+        values_of: What that says of the values.
+
+    Returns:
+        The header, and the versions of the values, one for each reading.
+
+    Raises:
+        MalformedStreamError: It is no answer to that.
+        FailedPreconditionError: A variable is another one now.
+    """
+    first = next(responses, b"")
+    taken = take_header(first, header_type)
+    if taken is None:
+        raise MalformedStreamError("a read was answered without a header")
+    header, chunks = taken
+    values = values_of(header)
+    versions = _versions(readings, values)
+    if values.contents == all_of(layout):
+        targets = [reading.into for reading in readings]
+    else:
+        contents = _contents(values)
+        targets = _targets(readings, contents)
+        layout = layout_of(kinds_described(contents.tensors))
+    seen = [first]
+    if responses.segment is None or not _taken(
+        targets, layout, chunks, seen, responses
+    ):
+        frames = _decoded(seen, responses, header_type)
+        _assemble(targets, _contents(values).tensors, frames)
+    return header, versions
+
+
+def _versions(readings: Sequence[Reading], values: ReadHeader) -> list[int]:
+    versions = list(values.versions)
+    _require_one_each(readings, len(versions), "versions")
+    return versions
+
+
+def _contents(values: ReadHeader) -> ReadContents:
+    try:
+        return ReadContents.FromString(values.contents)
+    except DecodeError as error:
+        raise MalformedStreamError(
+            f"what came of a read is no ReadContents: {error}"
+        ) from error
+
+
+def _taken(
+    targets: list[torch.Tensor],
+    layout: Layout,
+    chunks: memoryview,
+    seen: list[bytes],
+    responses: Responses,
+) -> bool:
+    """Copies values run by run from where `starts` puts them in the segment.
+
+    Args:
+        targets: Where to.
+        layout: Where values that come are if they are there.
+        chunks: The chunks of the first message.
+        seen: Gets the other messages.
+        responses: Those.
+
+    Returns:
+        Whether all values were there.
+    """
+    assert responses.segment is not None
+    if layout.room > responses.segment.nbytes:
+        return False
+    views, places = responses.segment.tensors(layout.kinds), layout.places
+    message, taken = None, 0
+    with torch.no_grad():
+        while True:
+            if chunks:
+                run = announced(layout, chunks)
+                if run is None or run.start != taken:
+                    return False
+                first, last = places[run.start][0], places[run.stop - 1][0]
+                torch._foreach_copy_(targets[first : last + 1], views[first : last + 1])
+                taken = run.stop
+            message = next(responses, None)
+            if message is None:
+                break
+            seen.append(message)
+            chunks = memoryview(message)
+    responses.received(layout.nbytes)
+    return taken == len(places)
+
+
+def _decoded(
+    seen: Sequence[bytes], responses: Responses, header_type: type[Header]
+) -> Iterator[Frame[Header]]:
+    for message in chain(seen, responses):
+        frame = decode_frame(message, header_type, responses.segment)
+        placed = [len(one.data) for one in frame.chunks if one.start is not None]
+        responses.received(sum(placed))
+        yield frame
+
+
+def _assemble(
+    targets: Sequence[torch.Tensor],
+    sent: Sequence[TensorSpec],
+    frames: Iterable[Frame[Any]],
+) -> None:
+    landings = list(map(_landing, targets, sent))
+    assembler = Assembler(sent, landings)
+    for frame in frames:
+        assembler.add(frame.chunks)
+    assembler.finish()
+    _land(targets, landings)
+
+
+def _targets(readings: Sequence[Reading], contents: ReadContents) -> list[torch.Tensor]:
+    """The tensors to fill, in the order in which the stream brings them."""
+    _require_one_each(readings, len(contents.values), "values")
+    targets: dict[int, torch.Tensor] = {}
+    for reading, value in zip(readings, contents.values, strict=True):
+        if value.HasField("tensor"):
+            _require_same(reading, contents, value)
+            targets[value.tensor] = reading.into
+    if sorted(targets) != list(range(len(contents.tensors))):
+        raise MalformedStreamError(
+            f"a Read announced {len(contents.tensors)} tensors, but its values point "
+            f"to {len(targets)}"
+        )
+    return [targets[index] for index in range(len(targets))]
+
+
+def _require_one_each(readings: Sequence[Reading], number: int, what: str) -> None:
+    if number != len(readings):
+        raise MalformedStreamError(
+            f"{number} {what} came where {len(readings)} were asked for"
+        )
+
+
+def _require_same(reading: Reading, contents: ReadContents, value: ReadValue) -> None:
+    if value.tensor >= len(contents.tensors):
+        return
+    theirs, ours = contents.tensors[value.tensor], spec_of(reading.into)
+    if value.HasField("encoding"):
+        _require_narrowed(reading, theirs, value.encoding)
+        theirs = value.encoding.decoded
+    if theirs != ours:
+        raise FailedPreconditionError(
+            f"variable {reading.variable!r} has shape {tuple(theirs.shape)} and dtype "
+            f"{decode_dtype(theirs.dtype)} on its server, but {tuple(ours.shape)} and "
+            f"{reading.into.dtype} here: it was deleted and created anew meanwhile. "
+            "Start this program again",
+            variable=reading.variable,
+        )
+
+
+def _require_narrowed(reading: Reading, sent: TensorSpec, encoding: Encoding) -> None:
+    asked, expected = reading.narrowed_to, None
+    if asked is not None:
+        expected = TensorSpec(dtype=encode_dtype(asked), shape=encoding.decoded.shape)
+    if encoding.kind != ENCODING_KIND_NARROWED or sent != expected:
+        raise MalformedStreamError(
+            f"variable {reading.variable!r} was sent in an encoding that was not asked "
+            f"for; what was is {asked}"
+        )
+
+
+def _landing(target: torch.Tensor, sent: TensorSpec) -> torch.Tensor:
+    """Memory for the bytes: the target's own, where they are those of its elements."""
+    is_plain = target.device.type == "cpu" and target.is_contiguous()
+    return target if is_plain and spec_of(target) == sent else allocate(sent)
+
+
+def _land(targets: Sequence[torch.Tensor], landings: Sequence[torch.Tensor]) -> None:
+    for target, landing in zip(targets, landings, strict=True):
+        if landing is target:
+            torch.autograd.graph.increment_version(target)
+        else:
+            with torch.no_grad():
+                target.copy_(landing)

@@ -1,0 +1,306 @@
+"""Running update programs on a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple, cast
+
+import torch
+
+from stratagem._ps_client.requests.request import Request, sole
+from stratagem._ps_client.requests.writes import Attachments
+from stratagem_proto.programs.gradient_limits import GradientLimits
+from stratagem_proto.programs.update_programs import encode_limits
+from stratagem_proto.v1.closed_step_pb2 import (
+    ClosedStep,
+    FinishStepRequest,
+    FinishStepResponse,
+    GlobalNorm,
+    ListClosedStepsRequest,
+    ListClosedStepsResponse,
+)
+from stratagem_proto.v1.parameter_server_pb2 import (
+    CommitContributionRequest,
+    CommitContributionResponse,
+    Contribution,
+    GradientRef,
+    StepMark,
+    UpdateHeader,
+    UpdateNonSlotResponse,
+    UpdateResponse,
+)
+from stratagem_proto.v1.tensor_pb2 import Encoding
+from stratagem_proto.v1.update_program_pb2 import (
+    BackwardPass,
+    GraphProgram,
+    InputBinding,
+    OptimizerProgram,
+    UpdateProgram,
+)
+from stratagem_proto.wire.encodings import Encoded
+from stratagem_proto.wire.placed import Layout, kinds_of, layout_of
+from stratagem_proto.wire.segment import Kind
+from stratagem_proto.wire.tensors import spec_of_kind, total_nbytes
+
+
+class Gradient(NamedTuple):
+    """The gradient of one variable.
+
+    Attributes:
+        variable: Its name.
+        value: Of the variable's shape and dtype, or of the rows'; perhaps encoded.
+        group: Number of the param group whose hyperparameters apply.
+        rows: Indices of the rows that `value` has, int64; None for all.
+    """
+
+    variable: str
+    value: torch.Tensor | Encoded
+    group: int
+    rows: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of what contributions to a synchronous step add up to.
+
+    Attributes:
+        of_sum: The limits.
+        nonfinite_variable: Name of a variable of any server because of whose gradient
+            here the step is dropped or fails; "" if there is none.
+    """
+
+    of_sum: GradientLimits
+    nonfinite_variable: str = ""
+
+
+def step(
+    program: OptimizerProgram | bytes,
+    gradients: Sequence[Gradient],
+    contribution: Contribution | None = None,
+    limits: Limits | None = None,
+    backward: BackwardPass | None = None,
+) -> Request[list[int]]:
+    """The request that steps an optimizer over variables.
+
+    Args:
+        program: The optimizer, with the hyperparameters of this step; or the part of
+            an `UpdateHeader` that says so, encoded.
+        gradients: One for each variable to step.
+        contribution: Present when the gradients are this worker's part of a
+            synchronous step, which the server only keeps until `commit`.
+        limits: What becomes of a contribution.
+        backward: Present when earlier gradients were sent by `keep`.
+
+    Returns:
+        A request whose result are the variables' versions after it, in the order of
+        the gradients; nothing for a contribution.
+    """
+    header = UpdateHeader(
+        contribution=contribution,
+        limits=encode_limits(limits.of_sum) if limits else None,
+        nonfinite_variable=limits.nonfinite_variable if limits else "",
+        backward=backward,
+    )
+    if isinstance(program, bytes):
+        return _with_gradients(header, gradients, program)
+    header.program.optimizer.CopyFrom(program)
+    return _with_gradients(header, gradients)
+
+
+class Naming:
+    """Of which variables the dense gradients of a request are, step after step.
+
+    Args:
+        gradients: Variable and param group of each.
+
+    Attributes:
+        names: The variables, in that order.
+        variables: The same as a set.
+    """
+
+    def __init__(self, gradients: Sequence[tuple[str, int]]) -> None:
+        self.names = [variable for variable, _ in gradients]
+        self.variables = frozenset(self.names)
+        self._named = [(variable, group, True) for variable, group in gradients]
+        self._last = layout_of(()), b""
+
+    def of(self, tensors: Sequence[torch.Tensor]) -> tuple[Layout, bytes]:
+        """The layout of gradients, and the part of an `UpdateHeader` about them."""
+        kinds = kinds_of(tensors)
+        if kinds != self._last[0].kinds:
+            self._last = layout_of(kinds), _described(self._named, kinds)
+        return self._last
+
+
+def dense_step(
+    program: bytes, naming: Naming, gradients: Sequence[torch.Tensor]
+) -> Request[list[int]]:
+    """As `step`, of gradients that are neither of rows nor encoded.
+
+    Args:
+        program: As for `step`.
+        naming: What they are of.
+        gradients: In its order.
+    """
+    layout, described = naming.of(gradients)
+    rest = program + described
+    return Request("Update", UpdateHeader(), _updated, gradients, rest, layout=layout)
+
+
+def keep(backward: BackwardPass, gradients: Sequence[Gradient]) -> Request[list[int]]:
+    """The request that has a server keep gradients until the step that they are for.
+
+    Args:
+        backward: The pass.
+        gradients: Some of its gradients.
+    """
+    header = UpdateHeader(backward=backward)
+    header.backward.keep = True
+    return _with_gradients(header, gradients)
+
+
+def _with_gradients(
+    header: UpdateHeader, gradients: Sequence[Gradient], rest: bytes = b""
+) -> Request[list[int]]:
+    if any([isinstance(gradient.value, Encoded) for gradient in gradients]):
+        return _with_encoded(header, gradients, rest)
+    tensors = []
+    for _, value, _, rows in gradients:
+        tensors.append(cast(torch.Tensor, value))
+        if rows is not None:
+            tensors.append(rows)
+    named = tuple(
+        [(variable, group, rows is None) for variable, _, group, rows in gradients]
+    )
+    rest += _kept_described(named, kinds_of(tensors))
+    return Request("Update", header, _updated, tensors, rest)
+
+
+def _described(
+    gradients: Sequence[tuple[str, int, bool]], kinds: Sequence[Kind]
+) -> bytes:
+    """The part of an `UpdateHeader` that says of which variables gradients are.
+
+    Args:
+        gradients: Variable, group, and whether it is dense, of each.
+        kinds: Of their tensors; the indices of rows follow the rows.
+    """
+    header = UpdateHeader(tensors=[spec_of_kind(*kind) for kind in kinds])
+    tensor = 0
+    for variable, group, is_dense in gradients:
+        rows = None if is_dense else tensor + 1
+        header.gradients.add(variable=variable, tensor=tensor, group=group, rows=rows)
+        tensor += 1 if is_dense else 2
+    return header.SerializeToString()
+
+
+# Of the same variables with each step: 2.5 us instead of 11 for 5 of them. Numbers of
+# rows come again, too.
+_kept_described = lru_cache(maxsize=256)(_described)
+
+
+def _with_encoded(
+    header: UpdateHeader, gradients: Sequence[Gradient], rest: bytes
+) -> Request[list[int]]:
+    attachments = Attachments()
+    refs = [_reference(gradient, attachments) for gradient in gradients]
+    derived = [ref.encoding.decoded for ref in refs if ref.HasField("encoding")]
+    header.gradients.extend(refs)
+    header.tensors.extend(attachments.specs)
+    return Request(
+        "Update",
+        header,
+        _updated,
+        attachments.tensors,
+        rest,
+        derived_nbytes=total_nbytes(derived),
+    )
+
+
+def _reference(gradient: Gradient, attachments: Attachments) -> GradientRef:
+    value, encoding = gradient.value, None
+    if isinstance(value, Encoded):
+        companion = attachments.add_optional(value.companion)
+        encoding = Encoding(decoded=value.decoded, kind=value.kind, companion=companion)
+        value = value.tensor
+    return GradientRef(
+        variable=gradient.variable,
+        tensor=attachments.add(value),
+        group=gradient.group,
+        rows=attachments.add_optional(gradient.rows),
+        encoding=encoding,
+    )
+
+
+def run(
+    program: GraphProgram,
+    bindings: Sequence[InputBinding],
+    attachments: Attachments,
+    non_slot: bool = False,
+) -> Request[list[int]]:
+    """The request that runs a graph program.
+
+    Args:
+        program: The program.
+        bindings: What its inputs stand for, in order.
+        attachments: The tensors that the bindings point to.
+        non_slot: Whether it writes variables that belong to no one variable.
+
+    Returns:
+        A request whose result are the versions of the written variables after it.
+    """
+    header = UpdateHeader(
+        program=UpdateProgram(graph=program),
+        bindings=bindings,
+        tensors=attachments.specs,
+    )
+    if non_slot:
+        return Request(
+            "UpdateNonSlot", header, _updated_non_slot, tensors=attachments.tensors
+        )
+    return Request("Update", header, _updated, tensors=attachments.tensors)
+
+
+def commit(mark: StepMark) -> Request[CommitContributionResponse]:
+    """The request that makes this worker's staged part of a step count."""
+    return Request(
+        "CommitContribution",
+        CommitContributionRequest(step=mark),
+        sole(CommitContributionResponse),
+    )
+
+
+def closed_steps(
+    mark: StepMark, wait: float = 0.0
+) -> Request[Mapping[int, ClosedStep]]:
+    """The request for what a server has of the norm of closed steps, by number.
+
+    Args:
+        mark: The last step of interest.
+        wait: For how long to wait until it is closed, in seconds.
+    """
+    message = ListClosedStepsRequest(
+        group=mark.group, step=mark.step, wait_seconds=wait
+    )
+    return Request("ListClosedSteps", message, _listed, wait=wait)
+
+
+def finish_step(mark: StepMark, norm: GlobalNorm) -> Request[FinishStepResponse]:
+    """The request that has a closed step applied, given the norm on all servers."""
+    message = FinishStepRequest(group=mark.group, step=mark.step, norm=norm)
+    return Request("FinishStep", message, sole(FinishStepResponse))
+
+
+def _listed(responses: Iterator[bytes]) -> Mapping[int, ClosedStep]:
+    steps = sole(ListClosedStepsResponse)(responses).steps
+    return {each.step: each for each in steps}
+
+
+def _updated(responses: Iterator[bytes]) -> list[int]:
+    return list(sole(UpdateResponse)(responses).versions)
+
+
+def _updated_non_slot(responses: Iterator[bytes]) -> list[int]:
+    return list(sole(UpdateNonSlotResponse)(responses).versions)

@@ -1,0 +1,111 @@
+"""Creating, assigning and deleting variables of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from stratagem._ps_client.requests.request import Request, sole
+from stratagem_proto.v1.parameter_server_pb2 import (
+    AssignHeader,
+    Assignment,
+    AssignMode,
+    AssignResponse,
+)
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.v1.variable_pb2 import VariableSpec
+from stratagem_proto.v1.variable_requests_pb2 import (
+    CreateVariablesHeader,
+    CreateVariablesResponse,
+    DeleteVariablesRequest,
+    DeleteVariablesResponse,
+)
+from stratagem_proto.wire.tensors import spec_of
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What to write to one variable.
+
+    Attributes:
+        variable: Its name.
+        mode: What becomes of the present value.
+        value: Of the variable's dtype, and of its shape or that of the rows.
+        rows: Indices of the rows to write, int64; None for the whole variable.
+    """
+
+    variable: str
+    mode: AssignMode.ValueType
+    value: torch.Tensor
+    rows: torch.Tensor | None = None
+
+
+def create(
+    specs: Sequence[VariableSpec], values: Sequence[torch.Tensor]
+) -> Request[CreateVariablesResponse]:
+    """The request that creates variables with these initial values; all or none."""
+    header = CreateVariablesHeader(variables=specs)
+    return Request(
+        "CreateVariables", header, sole(CreateVariablesResponse), tensors=values
+    )
+
+
+def assign(writings: Sequence[Writing]) -> Request[list[int]]:
+    """The request that writes variables, all at once.
+
+    Returns:
+        A request whose result are the versions after it, one for each writing.
+    """
+    attachments = Attachments()
+    assignments = [
+        Assignment(
+            variable=writing.variable,
+            mode=writing.mode,
+            value=attachments.add(writing.value),
+            rows=attachments.add_optional(writing.rows),
+        )
+        for writing in writings
+    ]
+    header = AssignHeader(assignments=assignments, tensors=attachments.specs)
+    return Request("Assign", header, _assigned, tensors=attachments.tensors)
+
+
+def _assigned(responses: Iterator[bytes]) -> list[int]:
+    return list(sole(AssignResponse)(responses).versions)
+
+
+def delete(names: Sequence[str]) -> Request[list[str]]:
+    """The request that deletes variables and their slot variables; all or none.
+
+    Returns:
+        A request whose result are the names of all that was deleted.
+    """
+    message = DeleteVariablesRequest(names=names)
+    return Request("DeleteVariables", message, _deleted)
+
+
+def _deleted(responses: Iterator[bytes]) -> list[str]:
+    return list(sole(DeleteVariablesResponse)(responses).names)
+
+
+class Attachments:
+    """The tensors of one request, numbered as they are added."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+
+    def add(self, tensor: torch.Tensor) -> int:
+        """Takes a tensor along and returns its number."""
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+    def add_optional(self, tensor: torch.Tensor | None) -> int | None:
+        """As `add`, for what may be absent."""
+        return None if tensor is None else self.add(tensor)
+
+    @property
+    def specs(self) -> list[TensorSpec]:
+        """Descriptions of the tensors, by number."""
+        return [spec_of(tensor) for tensor in self.tensors]

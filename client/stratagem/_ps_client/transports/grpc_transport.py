@@ -1,0 +1,125 @@
+"""Calls by gRPC."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+import grpc
+
+from stratagem._ps_client.interruption import (
+    abandonable,
+    is_interruptible,
+    uninterrupted,
+)
+from stratagem._ps_client.transports.call import (
+    Attempt,
+    Call,
+    Cancellable,
+    Responses,
+    Style,
+    once,
+)
+from stratagem_proto.memory import keep_freed_memory
+from stratagem_proto.wire.channel import open_channel
+
+
+class _Unsent:
+    def cancel(self) -> None:
+        """Is called when there is nothing under way any more, or not yet."""
+
+
+class _Sent:
+    """A call under way, of a thread that is not interrupted in gRPC's code."""
+
+    def __init__(self, call: Cancellable) -> None:
+        self._call = call
+
+    def cancel(self) -> None:
+        """Gives the call up, if it has not ended."""
+        with uninterrupted():
+            self._call.cancel()
+
+
+class GrpcTransport:
+    """Calls a server by gRPC. Connects at the first call. Thread-safe.
+
+    Args:
+        address: Its "host:port".
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel: grpc.Channel | None = None
+        self._closed = False
+        self._opening = threading.Lock()
+
+    def send(self, call: Call) -> Attempt:
+        """Begins a call.
+
+        Raises:
+            ValueError: The transport is closed; also where responses are asked for.
+        """
+        with uninterrupted():
+            return self._send(call)
+
+    def _send(self, call: Call) -> Attempt:
+        if call.uploads:
+            return self._upload(call)
+        # A stream of one message is a unary call on the wire, which needs no thread to
+        # feed it.
+        (message,) = call.encode(None)
+        if call.style is Style.AWAITED and not is_interruptible():
+            return self._exchange(call, message)
+        method: grpc.UnaryStreamMultiCallable[bytes, bytes]
+        method = self._open().unary_stream(call.path)
+        answer = method(message, timeout=call.timeout)
+        return _attempt(answer, iter(answer))
+
+    def _exchange(self, call: Call, message: bytes) -> Attempt:
+        # Without a server's work it takes 0.5 ms instead of 0.6, and on a busy machine
+        # 0.8 instead of 1.5: the thread is woken once, and not for each part.
+        method: grpc.UnaryUnaryMultiCallable[bytes, bytes]
+        method = self._open().unary_unary(call.path)
+        answer = once(partial(method, message, timeout=call.timeout))
+        return Attempt(Responses(answer), _Unsent())
+
+    def _upload(self, call: Call) -> Attempt:
+        if call.downloads:
+            both: grpc.StreamStreamMultiCallable[bytes, bytes]
+            both = self._open().stream_stream(call.path)
+            answered = both(call.encode(None), timeout=call.timeout)
+            return _attempt(answered, iter(answered))
+        method: grpc.StreamUnaryMultiCallable[bytes, bytes]
+        method = self._open().stream_unary(call.path)
+        if call.style is Style.AWAITED and not is_interruptible():
+            # One thread less: a push of 10 MB takes 3.9 ms of processor, and not 4.6.
+            answer = partial(method, call.encode(None), timeout=call.timeout)
+            return Attempt(Responses(once(answer)), _Unsent())
+        sent = method.future(call.encode(None), timeout=call.timeout)
+        return _attempt(sent, once(sent.result))
+
+    def _open(self) -> grpc.Channel:
+        return self._channel or self._first_opened()
+
+    def _first_opened(self) -> grpc.Channel:
+        with self._opening:
+            if self._closed:
+                raise ValueError("the transport is closed")
+            if self._channel is None:
+                # A pull of 10 MB is 1.3 times as fast.
+                keep_freed_memory()
+                self._channel = open_channel(self._address)
+            return self._channel
+
+    def close(self) -> None:
+        """Ends all calls; none can be begun any more."""
+        with self._opening:
+            self._closed = True
+            if self._channel is not None:
+                self._channel.close()
+
+
+def _attempt(call: Cancellable, messages: Iterator[bytes]) -> Attempt:
+    return Attempt(Responses(abandonable(messages, call.cancel)), _Sent(call))

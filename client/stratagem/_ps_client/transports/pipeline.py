@@ -1,0 +1,110 @@
+"""A socket on which calls follow each other before they are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+from stratagem._ps_client.transports.call import Attempt, Call, Responses
+from stratagem._ps_client.transports.places import Place
+from stratagem._ps_client.transports.socket_error import broken, require_ok
+from stratagem._ps_client.transports.socket_link import SocketLink
+from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.wire.sockets.frames import Frame, Kind, parts
+
+
+class Pipeline:
+    """Sends calls of one message, whose answers are asked for in the same order.
+
+    Calls are kept until they are pushed on, which comes before their answers are asked
+    for. Those that follow each other closely are then sent, and read, at once.
+
+    One thread at a time sends or pushes, and one at a time receives. Where one call
+    fails to come through, or is given up, so do all that are under way.
+
+    Args:
+        place: Where the server takes frames.
+        seconds: How long connecting may take.
+
+    Raises:
+        OSError: Nobody, or not the server, answers there.
+    """
+
+    def __init__(self, place: Place, seconds: float) -> None:
+        self._link = SocketLink(place, seconds)
+        self._kept: list[bytes] = []
+        self._failure: OSError | None = None
+        self.is_broken = False
+
+    def send(self, call: Call) -> Attempt:
+        """Takes a call in; where it cannot be sent, its responses say so."""
+        try:
+            self._link.allow(call.timeout)
+        except OSError as error:
+            self._fail(error)
+        (message,) = call.encode(None)
+        self._kept += parts(Kind.CALL, message, is_last=True, path=call.path.encode())
+        turn = _Turn(self)
+        return Attempt(Responses(turn.responses()), turn, self.push)
+
+    def push(self) -> None:
+        """Sends what is kept."""
+        kept, self._kept = b"".join(self._kept), []
+        if kept:
+            try:
+                self._link.send_all((kept,))
+            except OSError as error:
+                self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        """Breaks the connection off, as nothing can be sent."""
+        self._failure = error
+        self.break_off()
+
+    def next_frame(self) -> Frame:
+        """Waits for the next answer.
+
+        Raises:
+            OSError: The connection broke, or it took too long.
+            MalformedStreamError: The server sent what it may not.
+        """
+        if self._failure is not None:
+            raise self._failure
+        return self._link.receive()
+
+    def break_off(self) -> None:
+        """Gives up all that is under way. May be called again."""
+        self.is_broken = True
+        self._link.close()
+
+
+class _Turn:
+    """One call; its answer is the next one when it is asked for."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._answered = False
+
+    def responses(self) -> Iterator[bytes]:
+        """The one response.
+
+        Raises:
+            SocketError: The call failed.
+        """
+        frame = self._answer()
+        if frame.kind == Kind.STATUS:
+            return require_ok(frame)
+        yield cast(bytes, frame.message)
+
+    def _answer(self) -> Frame:
+        try:
+            frame = self._pipeline.next_frame()
+        except (OSError, MalformedStreamError) as error:
+            raise broken(error) from error
+        self._answered = True
+        return frame
+
+    def cancel(self) -> None:
+        """Gives the call up, if it has not ended."""
+        if not self._answered:
+            self._pipeline.break_off()

@@ -1,0 +1,219 @@
+"""Calls of a server over sockets."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import cast
+
+from stratagem._ps_client.interruption import awaited
+from stratagem._ps_client.transports.call import Attempt, Call, Responses, Style
+from stratagem._ps_client.transports.idle_links import IdleLinks
+from stratagem._ps_client.transports.pipeline import Pipeline
+from stratagem._ps_client.transports.places import Place
+from stratagem._ps_client.transports.socket_error import broken, require_ok
+from stratagem._ps_client.transports.socket_link import SocketLink
+from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.wire.segment import Segment, grown
+from stratagem_proto.wire.sockets.frames import Frame, Kind
+
+
+class SocketTransport:
+    """Calls a server over sockets. Thread-safe.
+
+    Each call has a connection for itself, which its thread writes and reads; only those
+    that are pipelined share one.
+
+    Args:
+        place: Where the server takes them.
+        shares: Whether large tensors may go through shared memory, where there is any.
+    """
+
+    def __init__(self, place: Place, shares: bool = True) -> None:
+        self.place = place
+        self._idle = IdleLinks()
+        # The server's budget, or the system, was full for more; asked again by `trim`.
+        shares = shares and place.can_share
+        self._most_shared = self._wanted = sys.maxsize if shares else 0
+        self._busy: set[SocketLink] = set()
+        self._pipeline: Pipeline | None = None
+        self._closed = False
+
+    def connect(self) -> None:
+        """Opens the first connection.
+
+        Raises:
+            OSError: Nobody, or not the server, answers there.
+        """
+        self.give_back(SocketLink(self.place), usable=True)
+
+    def send(self, call: Call) -> Attempt:
+        """Begins a call.
+
+        Raises:
+            OSError: The transport is closed, or the server does not answer there any
+                more; nothing was sent.
+            MalformedStreamError: Somebody else answers there; nothing was sent.
+        """
+        if self._closed:
+            raise ConnectionAbortedError("the transport is closed")
+        if call.style is Style.PIPELINED:
+            return self._pipelined(call)
+        deadline = time.monotonic() + call.timeout
+        link = self._idle.take(call.room) or SocketLink(self.place, call.timeout)
+        self._busy.add(link)
+        if self._closed:
+            # Another thread has closed all that it knew of meanwhile.
+            link.close()
+        exchange = _Exchange(self, link, call, deadline)
+        return Attempt(Responses(exchange, exchange.segment), exchange)
+
+    def _pipelined(self, call: Call) -> Attempt:
+        pipeline = self._pipeline
+        if pipeline is None or pipeline.is_broken:
+            pipeline = self._pipeline = Pipeline(self.place, call.timeout)
+        if self._closed:
+            # Another thread has closed all that it knew of meanwhile.
+            pipeline.break_off()
+        return pipeline.send(call)
+
+    def memory_of(self, link: SocketLink, room: int) -> Segment | None:
+        """What a link shares with the server for a call; None if it is to send.
+
+        Args:
+            link: The link.
+            room: Bytes that the call needs, if any.
+
+        Raises:
+            OSError: The connection broke, or it took too long.
+        """
+        if not 0 < room <= self._most_shared:
+            return None
+        large_enough = link.segment is not None and link.segment.nbytes >= room
+        if not large_enough and not link.share(grown(room)):
+            self._most_shared = room - 1
+            return None
+        return link.segment
+
+    def trim(self) -> None:
+        """Gives up memory that was not used lately; called now and then."""
+        self._idle.trim()
+        self._most_shared = self._wanted
+
+    def give_back(self, link: SocketLink, usable: bool) -> None:
+        """Ends the use of a connection.
+
+        Args:
+            link: It.
+            usable: Whether another call can follow.
+        """
+        self._busy.discard(link)
+        if not usable or not self._idle.put(link):
+            link.close()
+
+    def distrust(self) -> None:
+        """Closes all that is idle: where one connection broke, others will have."""
+        self._idle.clear()
+
+    def retire(self) -> None:
+        """Lets the calls under way be the last ones; those that are pipelined fail."""
+        self._idle.close()
+        if self._pipeline is not None:
+            self._pipeline.break_off()
+
+    def close(self) -> None:
+        """Ends all calls; none can be begun any more."""
+        self._closed = True
+        self.retire()
+        for link in list(self._busy):
+            link.close()
+
+
+class _Exchange(Iterator[bytes]):
+    """One call: sent at once, its responses read by who iterates over them.
+
+    Raises:
+        SocketError: The call failed; where a response is asked for.
+
+    Attributes:
+        segment: What its messages may name places in; None if there is none.
+    """
+
+    def __init__(
+        self, transport: SocketTransport, link: SocketLink, call: Call, deadline: float
+    ) -> None:
+        self.segment: Segment | None = None
+        self._transport = transport
+        self._link: SocketLink | None = link
+        self._deadline = deadline
+        self._failure: OSError | None = None
+        self._over = False
+        try:
+            link.allow_until(deadline)
+            self._send(link, call)
+        except OSError as error:
+            # With its traceback it would keep whoever has called, and their turn.
+            self._failure = error.with_traceback(None)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def _send(self, link: SocketLink, call: Call) -> None:
+        kind, path = Kind.CALL, call.path.encode()
+        self.segment = self._transport.memory_of(link, call.room)
+        messages = call.encode(self.segment)
+        held = next(messages)
+        for message in messages:
+            link.send(kind, held, False, path)
+            link.allow_until(self._deadline)
+            kind, path, held = Kind.MESSAGE, b"", message
+            if link.is_answered:
+                held = b""
+                break
+        link.send(kind, held, True, path)
+
+    def __next__(self) -> bytes:
+        if self._over:
+            self._end(usable=True)
+            raise StopIteration
+        try:
+            message = awaited(self._next_message, self.cancel)
+        except (OSError, MalformedStreamError) as error:
+            self.cancel()
+            self._transport.distrust()
+            raise broken(error) from error
+        except BaseException:
+            self.cancel()
+            raise
+        if message is None:
+            raise StopIteration
+        return message
+
+    def _next_message(self) -> bytes | None:
+        if self._failure is not None:
+            raise self._failure
+        link = self._link
+        if link is None:
+            raise ConnectionAbortedError("the call was given up")
+        return self._taken(link.receive(self._deadline))
+
+    def _taken(self, frame: Frame) -> bytes | None:
+        self._over = frame.is_last
+        # What is in the segment must stay until it was taken.
+        if (self._over and self.segment is None) or frame.kind == Kind.STATUS:
+            self._end(usable=True)
+        if frame.kind == Kind.STATUS:
+            require_ok(frame)
+            return None
+        # A view of memory does wherever messages are taken apart.
+        return cast(bytes, frame.message)
+
+    def cancel(self) -> None:
+        """Gives the call up, if it has not ended."""
+        self._end(usable=False)
+
+    def _end(self, usable: bool) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            self._transport.give_back(link, usable)

@@ -1,0 +1,269 @@
+"""Small writes of scheduled functions, which do not wait until they are applied.
+
+As in a graph of TensorFlow, a write that fails fails the function that it is of, and
+not the line of it; what the function reads afterwards has all its writes.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from types import CodeType, FrameType
+from typing import Any, Protocol
+
+from stratagem._core.contexts.presence import Presence
+from stratagem._ps_client.connections.pending import Pending
+from stratagem._ps_client.interruption import uninterrupted
+from stratagem._ps_client.step_count import StepCount
+
+# Writes that are sent together, at most: half as many as functions run ahead of, so
+# that a server answers some while others are made.
+_MOST_KEPT = 8
+
+Line = tuple[str, int, str]
+"""A file, the number of a line, and the function that it is in."""
+
+
+class Write:
+    """A write that was sent.
+
+    Args:
+        pending: Its request.
+
+    Attributes:
+        settled: Whether it is known what came of it.
+        error: Why it failed, if it has.
+    """
+
+    def __init__(self, pending: Pending[Any]) -> None:
+        self._pending = pending
+        self._stack: list[tuple[CodeType, int]] = []
+        self.settled = False
+        self.error: Exception | None = None
+
+    def remember(self) -> None:
+        """Takes note of what asked for it: the caller, and its callers."""
+        self._stack = _stack()
+
+    @property
+    def lines(self) -> list[Line]:
+        """What asked for it, innermost first."""
+        return [_line(*place) for place in self._stack]
+
+    def give_up_waiting(self) -> None:
+        """Lets it fail where it would have to be sent again; in any thread."""
+        self._pending.give_up_waiting()
+
+    def settle(self) -> None:
+        """Waits until it is known what came of it."""
+        try:
+            self._pending.result()
+        except Exception as error:
+            self.error = error
+        finally:
+            self.settled = True
+
+
+def _stack() -> list[tuple[CodeType, int]]:
+    """Where the caller's caller is, and its callers: numbers of lines take a while."""
+    places = []
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        places.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return places
+
+
+def _line(code: CodeType, instruction: int) -> Line:
+    numbers = (
+        number
+        for begin, end, number in code.co_lines()
+        if number is not None and begin <= instruction < end
+    )
+    return code.co_filename, next(numbers, code.co_firstlineno), code.co_name
+
+
+class Cork(Protocol):
+    """Says which small writes wait for those that follow, to be sent with them."""
+
+    def keeps(self, backlog: Backlog) -> bool:
+        """Whether a write waits; if so, `push` of its backlog is called soon."""
+
+
+class WritesBehind:
+    """The writes of one function that it has not waited for. Thread-safe.
+
+    Args:
+        cork: Says which of them wait; None if each is sent at once.
+
+    Attributes:
+        accepting: Whether the function has not ended.
+        cork: As given.
+    """
+
+    def __init__(self, cork: Cork | None = None) -> None:
+        self.cork = cork
+        self._writes: list[Write] = []
+        self._backlogs: set[Backlog] = set()
+        self.accepting = True
+        self._given_up = False
+
+    def add(self, write: Write, backlog: Backlog) -> None:
+        """Takes a write in, which is settled with its backlog."""
+        self._writes.append(write)
+        self._backlogs.add(backlog)
+        if self._given_up:
+            write.give_up_waiting()
+
+    def give_up_waiting(self) -> None:
+        """Waits for answers, but not for servers that are away; in any thread.
+
+        For a function that was given up: nobody asks any more what came of its writes,
+        as long as none comes later.
+        """
+        self._given_up = True
+        for write in [*self._writes]:
+            write.give_up_waiting()
+
+    def keeps(self, backlog: Backlog) -> bool:
+        """Whether one that comes now is to wait for others of its backlog."""
+        return self.cork is not None and self.cork.keeps(backlog)
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is known what came of all of them."""
+        return all(write.settled for write in self._writes)
+
+    def settle(self) -> None:
+        """Waits until it is known what came of all of them."""
+        for backlog in self._backlogs:
+            backlog.settle()
+
+    @property
+    def failed(self) -> Write | None:
+        """The first one that has failed, if any has."""
+        return next((write for write in self._writes if write.error), None)
+
+
+class Backlog:
+    """The writes to the servers of one group that nobody has waited for. Thread-safe.
+
+    All of them are one step of the client: a checkpoint has all or none.
+    """
+
+    def __init__(self, steps: StepCount) -> None:
+        self._steps = steps
+        self._waiting: deque[Write] = deque()
+        self._taking = False
+        self._kept: list[Pending[Any]] = []
+        self._kept_since = 0.0
+        self._changing = threading.Lock()
+        self._settling = threading.Lock()
+
+    def add(self, writes: WritesBehind, send: Callable[[], Pending[Any]]) -> None:
+        """Sends a write of a function.
+
+        Raises:
+            StratagemError: It could not be sent.
+        """
+        # A call without its place in the line would be answered with another's answer,
+        # and a write that its function does not know of would land after its end.
+        with uninterrupted():
+            with self._changing:
+                write = self._sent(writes, send)
+            # The server has begun with it by now.
+            write.remember()
+            writes.add(write, self)
+
+    def _sent(self, writes: WritesBehind, send: Callable[[], Pending[Any]]) -> Write:
+        if not self._waiting:
+            self._taking = self._steps.enter()
+        try:
+            pending = send()
+            write = Write(pending)
+            self._waiting.append(write)
+        finally:
+            if not self._waiting:
+                self._leave(self._taken())
+        self._keep(pending)
+        if len(self._kept) >= _MOST_KEPT or not writes.keeps(self):
+            self._push()
+        return write
+
+    def _taken(self) -> bool:
+        """Whether a step was entered, which the caller is to leave."""
+        taking, self._taking = self._taking, False
+        return taking
+
+    def _leave(self, taking: bool) -> None:
+        if taking:
+            self._steps.leave()
+
+    def _keep(self, pending: Pending[Any]) -> None:
+        if not self._kept:
+            self._kept_since = time.monotonic()
+        self._kept.append(pending)
+
+    def keeps_since(self, moment: float) -> bool:
+        """Whether a write waits to be sent since a moment of a monotonic clock."""
+        return bool(self._kept) and self._kept_since <= moment
+
+    def push(self) -> None:
+        """Sends the writes that wait for others."""
+        with uninterrupted(), self._changing:
+            self._push()
+
+    def _push(self) -> None:
+        for pending in self._kept:
+            pending.push()
+        self._kept.clear()
+
+    def settle(self) -> None:
+        """Waits until it is known what came of all of them."""
+        if not self._waiting and not self._settling.locked():
+            return
+        # Writes of other functions must not be given up with this one.
+        with uninterrupted(), self._settling:
+            with self._changing:
+                self._push()
+                waiting, self._waiting = self._waiting, deque()
+                taking = self._taken()
+            try:
+                for write in waiting:
+                    write.settle()
+            finally:
+                self._leave(taking)
+
+
+_present: ContextVar[WritesBehind | None] = ContextVar(
+    "stratagem_writes_behind", default=None
+)
+
+
+def writing_behind(writes: WritesBehind) -> AbstractContextManager[None]:
+    """Lets this thread run a function that does not wait for its small writes.
+
+    Threads of its replicas belong to it; those that it starts itself do not.
+    """
+    return _Writing(writes)
+
+
+class _Writing(Presence["WritesBehind | None"]):
+    def __init__(self, writes: WritesBehind) -> None:
+        super().__init__(_present, writes)
+        self._writes = writes
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._writes.accepting = False
+
+
+def present_writes() -> WritesBehind | None:
+    """What takes the small writes of the function that this thread runs, if any."""
+    writes = _present.get()
+    return writes if writes is not None and writes.accepting else None

@@ -1,0 +1,12 @@
+"""All kinds of objects that stay on workers, for those who load them."""
+
+from __future__ import annotations
+
+from stratagem._remote_objects.kinds import COORDINATOR_KINDS
+from stratagem._shipping.remote_objects.kinds import Kind
+from stratagem._tpu.kinds import HOST_KINDS
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind for kind in (*COORDINATOR_KINDS.kinds, *HOST_KINDS.kinds)
+}
+"""The kinds by their names."""

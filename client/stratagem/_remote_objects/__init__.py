@@ -1,0 +1,1 @@
+"""What stays on workers of strategies, variables, modules and optimizers."""

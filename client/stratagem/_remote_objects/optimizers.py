@@ -1,0 +1,114 @@
+"""Optimizers as workers have them: their steps go to the servers from there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from stratagem._core.variables.variable import Variable
+from stratagem._gradients.contributions import hyperparameters_of
+from stratagem._hosting.modules.hosting import HostedParameter
+from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
+from stratagem._hosting.optimizers.trained import Trained
+from stratagem._parameter_server.attached import AttachedStrategy
+from stratagem._remote_objects.strategies import require_own
+from stratagem._shipping.remote_objects.kinds import Change, ChangingKind, WorkerTask
+from stratagem._strategies.strategy import Strategy
+from stratagem_proto.errors import FailedPreconditionError
+
+Group = tuple[dict[str, Any], list[Any]]
+"""Hyperparameters of a param group, and the parameters and variables in it."""
+
+
+class OptimizerKind(ChangingKind):
+    """A `DistributedOptimizer`: its hyperparameters, and what it trains.
+
+    Its state is with the variables. Hyperparameters travel when they change on the
+    coordinator, so schedulers run there.
+    """
+
+    name = "optimizer"
+    types = (DistributedOptimizer,)
+
+    def subject(self, value: DistributedOptimizer, strategy: Strategy) -> object | None:
+        require_own(f"DistributedOptimizer {value.name!r}", value._strategy, strategy)
+        value._show_schedulers_a_step()  # it steps, if elsewhere
+        return value
+
+    def label(self, subject: DistributedOptimizer) -> str:
+        return f"optimizer {subject.name!r}"
+
+    def essence(self, subject: DistributedOptimizer, strategy: Strategy) -> Any:
+        limits = subject._limiter.limits
+        settings = {
+            "reduce_op": subject._reduce_op,
+            "compression": subject._compressor.compression,
+            "clip_norm": limits.clip_norm,
+            "clip_value": limits.clip_value,
+            "on_nonfinite": limits.on_nonfinite,
+            "overlap": subject._overlap is not None,
+        }
+        inner = type(subject._inner), subject.defaults, _groups(subject)
+        return strategy, subject.name, settings, inner
+
+    def make(self, essence: Any, task: WorkerTask) -> DistributedOptimizer:
+        strategy: AttachedStrategy
+        strategy, name, settings, inner = essence
+        with strategy.extended.naming(name):
+            return DistributedOptimizer(_inner(*inner), **settings)
+
+    def state(self, subject: DistributedOptimizer) -> Mapping[str, Any]:
+        return {"groups": _groups(subject)}
+
+    def update(self, made: Any, change: Change) -> None:
+        groups: list[Group] = change.state.get("groups", [])
+        known = len(made.param_groups)
+        for own, (hyperparameters, _) in zip(made.param_groups, groups, strict=False):
+            own.update(hyperparameters)
+        for group in groups[known:]:
+            made.add_param_group(_param_group(group))
+
+
+def _groups(optimizer: DistributedOptimizer) -> list[Group]:
+    return [
+        (
+            hyperparameters_of(group),
+            [_travelling(one) for one in group["params"].trained()],
+        )
+        for group in optimizer.param_groups
+    ]
+
+
+def _travelling(trained: Trained | None) -> object:
+    if trained is None:
+        raise FailedPreconditionError(
+            "an optimizer has a lazy parameter, which has no shape yet; call its "
+            "module once on the coordinator before functions use the optimizer"
+        )
+    if isinstance(trained, HostedParameter):
+        return trained.parameter
+    return trained.variable
+
+
+def _inner(
+    cls: type[Optimizer], defaults: dict[str, Any], groups: Iterable[Group]
+) -> Optimizer:
+    # As when torch unpickles one: constructors would fill groups in anew.
+    made = cls.__new__(cls)
+    param_groups = [_param_group(group) for group in groups]
+    state: dict[str, Any] = {"defaults": defaults, "param_groups": param_groups}
+    made.__setstate__({**state, "state": defaultdict(dict)})
+    return made
+
+
+def _param_group(group: Group) -> dict[str, Any]:
+    hyperparameters, trained = group
+    return {**hyperparameters, "params": list(map(_tensor, trained))}
+
+
+def _tensor(trained: Any) -> torch.Tensor:
+    return trained.value() if isinstance(trained, Variable) else trained

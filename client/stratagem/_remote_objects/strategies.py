@@ -1,0 +1,156 @@
+"""Strategies as workers have them: tasks of the coordinator's cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from stratagem._cluster.spec import ClusterSpec, Tasks
+from stratagem._parameter_server.attached import AttachedStrategy
+from stratagem._parameter_server.extended import ParameterServerExtended
+from stratagem._parameter_server.strategy import ParameterServerStrategy
+from stratagem._ps_client.group import ServerGroup
+from stratagem._shipping.remote_objects.kinds import (
+    Change,
+    ChangingKind,
+    Kind,
+    SessionKind,
+    WorkerTask,
+)
+from stratagem._strategies.extended import StrategyExtended
+from stratagem._strategies.strategy import Strategy
+from stratagem.cluster_resolver import ClusterResolver, SimpleClusterResolver
+from stratagem_proto.errors import InvalidArgumentError
+
+
+class StrategyKind(SessionKind, ChangingKind):
+    """The coordinator's strategy. Workers have one replica for each device of theirs.
+
+    Where workers prove that they belong to the cluster, they do so by their own token.
+    Of each server they know the run that the coordinator knows, so that a new worker
+    sees as well that variables were lost, and its address.
+    """
+
+    name = "strategy"
+    types = (ParameterServerStrategy,)
+
+    def subject(self, value: Any, strategy: Strategy) -> object | None:
+        return require_own("a strategy", value, strategy)
+
+    def label(self, subject: ParameterServerStrategy) -> str:
+        return "the strategy"
+
+    def essence(self, subject: ParameterServerStrategy, strategy: Strategy) -> Any:
+        extended = subject.extended
+        assert isinstance(extended, ParameterServerExtended)
+        cluster = extended._membership.cluster.as_dict()
+        return cluster, subject._settings.of_all_tasks()
+
+    def make(self, essence: Any, task: WorkerTask) -> AttachedStrategy:
+        cluster, settings = essence
+        resolver = SimpleClusterResolver(
+            _joined_by(ClusterSpec(cluster), task),
+            task_type="worker",
+            task_id=task.index,
+        )
+        return AttachedStrategy(resolver, token=task.token, **settings)
+
+    def stamp(self, subject: ParameterServerStrategy) -> object:
+        return _servers(subject).whereabouts
+
+    def state(self, subject: ParameterServerStrategy) -> Mapping[str, Any]:
+        servers = _servers(subject)
+        return {"runs": servers.runs, "addresses": servers.addresses}
+
+    def update(self, made: AttachedStrategy, change: Change) -> None:
+        servers = _servers(made)
+        servers.move(change.state.get("addresses", servers.addresses))
+        servers.expect(change.state.get("runs", {}))
+
+    def refresh(self, made: AttachedStrategy) -> None:
+        made.extended.refresh_new()
+
+    def close(self, made: AttachedStrategy) -> None:
+        made.close()
+
+
+class ExtendedKind(Kind):
+    """The `extended` of a strategy."""
+
+    name = "extended"
+    types: ClassVar[tuple[type, ...]] = (ParameterServerExtended,)
+
+    def subject(self, value: Any, strategy: Strategy) -> object | None:
+        require_own("the extended of a strategy", value._container_strategy(), strategy)
+        extended: StrategyExtended = strategy.extended
+        return extended
+
+    def label(self, subject: StrategyExtended) -> str:
+        return "the strategy's extended"
+
+    def essence(self, subject: StrategyExtended, strategy: Strategy) -> Any:
+        return strategy
+
+    def make(self, essence: Any, task: WorkerTask) -> object:
+        return essence.extended
+
+
+class ResolverKind(Kind):
+    """The resolver of the strategy. Others might have the secret of the cluster."""
+
+    name = "resolver"
+    types = (ClusterResolver,)
+
+    def subject(self, value: Any, strategy: Strategy) -> object | None:
+        if strategy.cluster_resolver is not value:
+            raise InvalidArgumentError(
+                "a cluster resolver may have a secret, which does not travel; use "
+                "strategy.cluster_resolver of the coordinator's strategy"
+            )
+        resolver: ClusterResolver = value
+        return resolver
+
+    def label(self, subject: ClusterResolver) -> str:
+        return "the strategy's cluster_resolver"
+
+    def essence(self, subject: ClusterResolver, strategy: Strategy) -> Any:
+        return strategy
+
+    def make(self, essence: Any, task: WorkerTask) -> ClusterResolver:
+        resolver: ClusterResolver = essence.cluster_resolver
+        return resolver
+
+
+def _servers(strategy: ParameterServerStrategy) -> ServerGroup:
+    extended = strategy.extended
+    assert isinstance(extended, ParameterServerExtended)
+    return extended._store.servers
+
+
+def _joined_by(cluster: ClusterSpec, task: WorkerTask) -> ClusterSpec:
+    """Return a cluster with a worker that may have joined it since."""
+    if not task.address:
+        return cluster
+    workers = dict(enumerate(cluster.job_tasks("worker")))
+    known = {index: address for index, address in workers.items() if address}
+    tasks: dict[str, Tasks] = {**cluster.as_dict()}
+    return ClusterSpec({**tasks, "worker": {**known, task.index: task.address}})
+
+
+def require_own(what: str, found: object, own: Strategy) -> object:
+    """Check that something is of the strategy whose functions are sent, and return it.
+
+    Args:
+        what: What it is.
+        found: The strategy that it is of.
+        own: That whose functions are sent.
+
+    Raises:
+        InvalidArgumentError: It is of another strategy.
+    """
+    if found is not own:
+        raise InvalidArgumentError(
+            f"{what} is of another strategy than the one whose workers these are, and "
+            "they know nothing of it; use what was made in the scope of that one"
+        )
+    return own

@@ -1,0 +1,85 @@
+"""Variables as workers have them: found on the servers by their names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stratagem._core.distributed_variables.aggregating import AggregatingVariable
+from stratagem._core.variables.variable import Variable
+from stratagem._parameter_server.attached import AttachedStrategy
+from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
+from stratagem._parameter_server.variables.split_variable import SplitVariable
+from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
+from stratagem._remote_objects.strategies import require_own
+from stratagem._shipping.remote_objects.kinds import Kind, WorkerTask
+from stratagem._strategies.strategy import Strategy
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.v1.variable_pb2 import VariableSpec
+
+
+class VariableKind(Kind):
+    """A `Variable` on a server. Its value does not travel."""
+
+    name = "variable"
+    types = (RemoteVariable, AggregatingVariable, SplitVariable)
+
+    def subject(self, value: Any, strategy: Strategy) -> object | None:
+        if isinstance(value, AggregatingVariable) and remote_of(value) is None:
+            return None
+        whole = own_variable(value, strategy)
+        if isinstance(whole, SplitVariable):
+            raise of_a_parameter(whole)
+        return whole
+
+    def label(self, subject: Variable) -> str:
+        return f"variable {subject.name!r}"
+
+    def essence(self, subject: Variable, strategy: Strategy) -> Any:
+        remote = remote_of(subject)
+        assert remote is not None
+        return strategy, remote.spec.SerializeToString()
+
+    def make(self, essence: Any, task: WorkerTask) -> Variable:
+        strategy: AttachedStrategy
+        strategy, spec = essence
+        return strategy.extended.attach(VariableSpec.FromString(spec))
+
+
+class ShardedVariableKind(Kind):
+    """A `ShardedVariable`. Its shards are variables."""
+
+    name = "sharded variable"
+    types = (ShardedVariable,)
+
+    def subject(self, value: Any, strategy: Strategy) -> object | None:
+        return value if remote_of(value.variables[0]) is not None else None
+
+    def label(self, subject: ShardedVariable) -> str:
+        return f"sharded variable {subject.name!r}"
+
+    def essence(self, subject: ShardedVariable, strategy: Strategy) -> Any:
+        divided = subject.variables[0]._shard_of is not None
+        return subject.name, subject.variables, divided
+
+    def make(self, essence: Any, task: WorkerTask) -> ShardedVariable:
+        name, shards, divided = essence
+        if divided:
+            return ShardedVariable.divided(name, shards)
+        return ShardedVariable(shards, name)
+
+
+def own_variable(value: Variable, strategy: Strategy) -> Variable:
+    """Return the whole variable that one is, or is a component of.
+
+    Raises:
+        InvalidArgumentError: It is of another strategy.
+    """
+    require_own(f"variable {value.name!r}", value.distribute_strategy, strategy)
+    return value if value.container is None else value.container
+
+
+def of_a_parameter(variable: Variable) -> InvalidArgumentError:
+    """Return the error for a variable that follows a parameter."""
+    return InvalidArgumentError(
+        f"variable {variable.name!r} is that of a module's parameter; use the parameter"
+    )

@@ -1,1 +1,0 @@
-"""Running replicas, and what one value per replica becomes."""

@@ -1,0 +1,176 @@
+"""What a host carries out in one call."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from stratagem._core.contexts.scope import entered
+from stratagem._shipping.pickles.exceptions import dump_exception
+from stratagem._shipping.remote_objects.results import dump_result, load_result
+from stratagem._strategies.multi_step import MultiStepContext, run_steps
+from stratagem._tpu.host import HostExtended, HostStrategy
+from stratagem._tpu.inputs import HostInput
+from stratagem._tpu.outputs import LoopOutputs
+from stratagem._tpu.static_shapes import StaticShapes
+from stratagem._tpu.valued import Valued, variable_of
+from stratagem_proto.errors import (
+    AbortedError,
+    DeadlineExceededError,
+    UnavailableError,
+)
+
+OUT_OF_STEP = (AbortedError, DeadlineExceededError, UnavailableError)
+"""Errors after which hosts do not know what the others do."""
+
+
+@dataclass(frozen=True)
+class Writes:
+    """What was changed in the program since the hosts have heard of it.
+
+    Attributes:
+        values: New values, by position in the call's `state`.
+        slots: New states of optimizers: name, position of what is trained, state.
+    """
+
+    values: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    slots: Sequence[tuple[str, int, Mapping[str, torch.Tensor]]] = ()
+
+
+@dataclass(frozen=True)
+class HostAnswer:
+    """How a call has ended on one host.
+
+    Attributes:
+        result: What its work has returned, pickled.
+        error: What it has raised instead.
+        traceback: Where, as Python prints it.
+        in_step: Whether the host can go on with the others.
+        values: What has changed, by position in the call's `state`; of the first host.
+        buffers: Buffers of modules, by position in its `modules` and key; likewise.
+    """
+
+    result: bytes
+    error: BaseException | None
+    traceback: str
+    in_step: bool
+    values: Mapping[int, torch.Tensor]
+    buffers: Mapping[tuple[int, str], torch.Tensor]
+
+    def load(self) -> Any:
+        """Return what its work has returned."""
+        return load_result(self.result)
+
+
+def carry_out(
+    strategy: HostStrategy,
+    state: Sequence[Valued],
+    modules: Sequence[nn.Module],
+    writes: Writes,
+    work: Callable[[], Any],
+) -> HostAnswer:
+    """Do what a call is for, in the strategy's cross-replica context.
+
+    Args:
+        strategy: The strategy, as this host has it; so are the others.
+        state: All variables and parameters.
+        modules: All modules that have buffers.
+        writes: What is new of the state.
+        work: What to do.
+    """
+    extended = strategy.extended
+    with entered(strategy):
+        _take_over(extended, state, writes)
+        result, error = _done(work)
+        in_step = _end_together(extended, error)
+        chief = extended.group.place.is_chief and in_step
+        return HostAnswer(
+            result,
+            None if error is None else _portable(error),
+            "".join(traceback.format_exception(error)) if error else "",
+            in_step,
+            extended.changed_values(state) if in_step else {},
+            extended.buffers_of(modules) if chief else {},
+        )
+
+
+def _take_over(extended: HostExtended, state: Sequence[Valued], writes: Writes) -> None:
+    for position, value in writes.values.items():
+        extended.write(state[position], value)
+    for optimizer, position, slots in writes.slots:
+        extended._set_slots(optimizer, {variable_of(state[position]): slots})
+
+
+def _done(work: Callable[[], Any]) -> tuple[bytes, BaseException | None]:
+    try:
+        return dump_result(work()), None
+    except Exception as error:
+        return b"", error
+
+
+def _end_together(extended: HostExtended, error: BaseException | None) -> bool:
+    """Return whether all hosts have come to the end of their work, however."""
+    if isinstance(error, OUT_OF_STEP):
+        return False
+    try:
+        extended.group.exchange("The end of a call", None)
+    except OUT_OF_STEP:
+        return False
+    return True
+
+
+def _portable(error: BaseException) -> BaseException:
+    try:
+        dump_exception(error)
+    except Exception as reason:
+        return AbortedError(
+            f"{type(error).__name__}: {error} (the exception itself could not be sent: "
+            f"{reason})"
+        )
+    return error
+
+
+# What calls are for.
+
+
+def nothing() -> None:
+    """Do no work: for a call that is only to bring what is new."""
+
+
+def loop(
+    strategy: HostStrategy,
+    step: Callable[[MultiStepContext, Any], Any],
+    inputs: HostInput,
+    iterations: int,
+) -> LoopOutputs:
+    """Call a step for so many inputs, which this host reads."""
+    context = run_steps(strategy, step, StaticShapes(inputs), iterations, None)
+    return LoopOutputs.of(strategy, context)
+
+
+def run(
+    strategy: HostStrategy,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, ...]:
+    """Call a replica function for each core of this host; return what each returns."""
+    result = strategy.run(function, args, kwargs)
+    return strategy.experimental_local_results(result)
+
+
+def read_slots(
+    strategy: HostStrategy, optimizer: str, trained: Sequence[Valued]
+) -> list[Mapping[str, torch.Tensor]]:
+    """Return the state of an optimizer for variables and parameters."""
+    return [*strategy.extended._slots(optimizer, [*map(variable_of, trained)])]
+
+
+def optimizers_with_state(strategy: HostStrategy) -> list[str]:
+    """Return the names of the optimizers that have state."""
+    return [*strategy.extended._stateful_optimizers()]

@@ -1,0 +1,119 @@
+"""What a strategy tells of its accelerators, wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from stratagem._core.variables.variable import Variable
+from stratagem._local.copies import CopiesExtended
+from stratagem._strategies.multi_step import MultiStepContext
+from stratagem._tpu.inputs import Recipe
+from stratagem._tpu.plan import HostPlan
+from stratagem._tpu.static_shapes import StaticShapes
+from stratagem._tpu.topology import Topology, host_cpu
+from stratagem.cluster_resolver import ClusterResolver
+from stratagem_proto.v1.cluster_pb2 import ConfigProto
+
+if TYPE_CHECKING:
+    from stratagem._input.iterator import DistributedIterator
+    from stratagem._tpu.strategy import TPUStrategy
+
+
+class CoresExtended(CopiesExtended):
+    """The part of the `extended` of a `TPUStrategy` that is about its cores.
+
+    A subclass provides `_topology`.
+    """
+
+    _job: str
+
+    _cluster_resolver: ClusterResolver
+    _steps_per_run: int
+
+    @property
+    def _topology(self) -> Topology:
+        raise self._missing("_topology")
+
+    def _plan(self) -> HostPlan:
+        """Return what hosts are told of the strategy."""
+        raise self._missing("_plan")
+
+    def connect(self) -> None:
+        """Connect to the hosts, if they are elsewhere."""
+
+    def disconnect(self) -> None:
+        """End the session with the hosts, if they are elsewhere."""
+
+    def _opened_input(self, recipe: Recipe) -> Any:
+        """Return an iterator of a dataset, of each host's where it is read there."""
+        return recipe(cast("TPUStrategy", self._container_strategy()))
+
+    @property
+    def steps_per_run(self) -> int:
+        """How many steps a loop is to have. Spec: TPU-1, TPU-25."""
+        return self._steps_per_run
+
+    @property
+    def calls_per_host(self) -> int:
+        """How many calls each host was sent since it was connected.
+
+        A loop is one call, however many steps it has. In this process there are none.
+        """
+        return 0
+
+    @property
+    def num_hosts(self) -> int:
+        """How many hosts there are. Spec: TPU-3."""
+        return len(self._topology.tasks)
+
+    @property
+    def num_replicas_per_host(self) -> int:
+        """How many cores each host has, used or not. Spec: TPU-3, TPU-25."""
+        return len(self._topology.cores)
+
+    def get_host_cpu_device(self, host_id: int) -> str:
+        """Return the name of a host's CPU.
+
+        Args:
+            host_id: Index of its task.
+
+        Spec: TPU-24.
+        """
+        return host_cpu(self._job, host_id)
+
+    @property
+    def worker_devices(self) -> Sequence[str]:
+        return self._topology.devices
+
+    @property
+    def parameter_devices(self) -> Sequence[str]:
+        return self._topology.devices
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[str, ...]:
+        return (self.get_host_cpu_device(0),)
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return False
+
+    @property
+    def experimental_require_static_shapes(self) -> bool:
+        return True
+
+    def _update_config_proto(self, config: ConfigProto) -> None:
+        """Spec: TPU-23."""
+        config.isolate_session_state = True
+        cluster = self._cluster_resolver.cluster_spec()
+        if cluster:
+            config.cluster_def.CopyFrom(cluster.as_cluster_def())
+
+    def _experimental_run_steps_on_iterator(
+        self,
+        fn: Callable[[MultiStepContext, Any], Any],
+        iterator: DistributedIterator,
+        iterations: int,
+        initial_loop_values: Any,
+    ) -> MultiStepContext:
+        static = StaticShapes(iterator)
+        return self._run_steps(fn, static, iterations, initial_loop_values)

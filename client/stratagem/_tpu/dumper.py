@@ -1,0 +1,18 @@
+"""Taking what hosts are sent apart."""
+
+from __future__ import annotations
+
+from stratagem._hosting.modules.extended import HostingExtended
+from stratagem._shipping.dumper import Dumper
+
+
+class HostsDumper(Dumper):
+    """Makes parcels for the hosts of a strategy. Thread-safe.
+
+    Variables and parameters are named; their values are sent besides.
+    """
+
+    def _settle_parameters(self) -> None:
+        extended = self._strategy.extended
+        assert isinstance(extended, HostingExtended)
+        extended._adopter.adopt()

@@ -1,0 +1,112 @@
+"""Datasets that hosts read themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from stratagem._input.iterator import DistributedIterator
+from stratagem_proto.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from stratagem._tpu.strategy import TPUStrategy
+
+Recipe = Callable[["TPUStrategy"], DistributedIterator]
+"""Opens a dataset on a host, given the strategy there."""
+
+
+class HostsDataset:
+    """A dataset of which each host reads its own share.
+
+    Args:
+        strategy: The strategy.
+        recipe: Opens it.
+    """
+
+    def __init__(self, strategy: TPUStrategy, recipe: Recipe) -> None:
+        self._strategy = strategy
+        self._recipe = recipe
+
+    def __iter__(self) -> HostsIterator:
+        """Return an iterator from its beginning, for a loop of steps."""
+        return HostsIterator(self._strategy, self._recipe)
+
+
+class HostsIterator:
+    """Stands for an iterator of each host, for loops of steps.
+
+    Args:
+        strategy: The strategy.
+        recipe: Opens the dataset.
+
+    Attributes:
+        strategy: The strategy.
+        recipe: Opens the dataset.
+        passes: How often it was started again.
+    """
+
+    def __init__(self, strategy: TPUStrategy, recipe: Recipe) -> None:
+        self.strategy = strategy
+        self.recipe = recipe
+        self.passes = 0
+
+    def initialize(self) -> list[Any]:
+        """Start again from the beginning.
+
+        Returns:
+            The operations that would have to be run in a graph: none.
+        """
+        self.passes += 1
+        return []
+
+    @property
+    def initializer(self) -> list[Any]:
+        """What `initialize` returns, after calling it."""
+        return self.initialize()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> NoReturn:
+        """Raises an error: the data are on the hosts.
+
+        Raises:
+            InvalidArgumentError: Always.
+        """
+        raise InvalidArgumentError(
+            "Hosts read their data themselves, so there is no input to be had here; "
+            "pass the iterator to experimental_run_steps_on_iterator, or "
+            "run_steps_on_dataset"
+        )
+
+    def get_next(self) -> NoReturn:
+        """As `next`."""
+        next(self)
+
+
+class HostInput:
+    """A host's own iterator.
+
+    Args:
+        strategy: The strategy there.
+        recipe: Opens the dataset.
+    """
+
+    def __init__(self, strategy: TPUStrategy, recipe: Recipe) -> None:
+        self._strategy = strategy
+        self._recipe = recipe
+        self._iterator: DistributedIterator | None = None
+
+    def restart(self) -> None:
+        """Let the next input be the first one again."""
+        self._iterator = None
+
+    def get_next(self) -> Any:
+        """Return the input of the next step, for the cores of this host.
+
+        Raises:
+            OutOfRangeError: The data of all hosts have ended.
+        """
+        if self._iterator is None:
+            self._iterator = self._recipe(self._strategy)
+        return self._iterator.get_next()

@@ -1,0 +1,146 @@
+"""How what belongs to a strategy with hosts travels to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.nn import Parameter
+
+from stratagem._core.distributed_variables.mirrored import CopiedVariable
+from stratagem._core.variables.local import LocalVariable
+from stratagem._core.variables.variable import Variable
+from stratagem._hosting.modules.hosting import HostedParameter
+from stratagem._remote_objects.modules import ModuleKind
+from stratagem._remote_objects.optimizers import OptimizerKind
+from stratagem._remote_objects.parameters import HostedKind
+from stratagem._remote_objects.strategies import (
+    ExtendedKind,
+    ResolverKind,
+    require_own,
+)
+from stratagem._remote_objects.variables import of_a_parameter, own_variable
+from stratagem._shipping.remote_objects.kind_table import KindTable
+from stratagem._shipping.remote_objects.kinds import (
+    Change,
+    ChangingKind,
+    Kind,
+    SessionKind,
+    WorkerTask,
+)
+from stratagem._strategies.strategy import Strategy
+from stratagem._tpu.cores import CoresExtended
+from stratagem._tpu.host import HostStrategy, VariableForm
+from stratagem._tpu.inputs import HostInput, HostsIterator
+from stratagem._tpu.strategy import TPUStrategy
+
+
+class HostStrategyKind(SessionKind):
+    """The program's strategy."""
+
+    name = "strategy of hosts"
+    types = (TPUStrategy,)
+
+    def subject(self, value: Any, strategy: Strategy) -> object | None:
+        return require_own("a strategy", value, strategy)
+
+    def label(self, subject: TPUStrategy) -> str:
+        return "the strategy"
+
+    def essence(self, subject: TPUStrategy, strategy: Strategy) -> Any:
+        return subject.extended._plan()
+
+    def make(self, essence: Any, task: WorkerTask) -> HostStrategy:
+        return HostStrategy(essence, task.index)
+
+    def refresh(self, made: HostStrategy) -> None:
+        """Nothing: values come with calls."""
+
+    def close(self, made: HostStrategy) -> None:
+        made.extended.close()
+
+
+class CopiedVariableKind(Kind):
+    """A `Variable`. Its value is written where it was changed in the program."""
+
+    name = "copied variable"
+    types = (CopiedVariable, LocalVariable)
+
+    def subject(self, value: Variable, strategy: Strategy) -> object | None:
+        if value.distribute_strategy is None:
+            return None
+        whole = own_variable(value, strategy)
+        if isinstance(whole.values[0].value(), Parameter):
+            raise of_a_parameter(whole)
+        return whole
+
+    def label(self, subject: Variable) -> str:
+        return f"variable {subject.name!r}"
+
+    def essence(self, subject: Variable, strategy: Strategy) -> Any:
+        return strategy, VariableForm.of(subject)
+
+    def make(self, essence: Any, task: WorkerTask) -> Variable:
+        strategy: HostStrategy
+        strategy, form = essence
+        return strategy.extended.attach_variable(form)
+
+
+class HostParameterKind(HostedKind):
+    """A parameter of a module; values as for a variable."""
+
+    name = "parameter of hosts"
+
+    def essence(self, subject: HostedParameter, strategy: Strategy) -> Any:
+        return strategy, VariableForm.of(subject.variable)
+
+    def make(self, essence: Any, task: WorkerTask) -> Parameter:
+        strategy: HostStrategy
+        strategy, form = essence
+        return strategy.extended.attach_parameter(form)
+
+
+class HostInputKind(ChangingKind):
+    """An iterator. Each host has its own."""
+
+    name = "input of hosts"
+    types = (HostsIterator,)
+
+    def subject(self, value: HostsIterator, strategy: Strategy) -> object | None:
+        require_own("an iterator", value.strategy, strategy)
+        return value
+
+    def label(self, subject: HostsIterator) -> str:
+        return "the input"
+
+    def essence(self, subject: HostsIterator, strategy: Strategy) -> Any:
+        return strategy, subject.recipe
+
+    def make(self, essence: Any, task: WorkerTask) -> HostInput:
+        return HostInput(*essence)
+
+    def state(self, subject: HostsIterator) -> Mapping[str, Any]:
+        return {"passes": subject.passes}
+
+    def update(self, made: HostInput, change: Change) -> None:
+        made.restart()
+
+
+class HostExtendedKind(ExtendedKind):
+    """The `extended` of the program's strategy."""
+
+    name = "extended of hosts"
+    types = (CoresExtended,)
+
+
+HOST_KINDS = KindTable(
+    HostStrategyKind(),
+    HostExtendedKind(),
+    ResolverKind(),
+    CopiedVariableKind(),
+    HostParameterKind(),
+    ModuleKind(),
+    OptimizerKind(),
+    HostInputKind(),
+)
+"""What stays on hosts."""

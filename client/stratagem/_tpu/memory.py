@@ -1,0 +1,88 @@
+"""What hosts have heard of the variables of their program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from stratagem._core.variables.variable import Variable
+from stratagem._gradients.local import LocalOptimizers
+from stratagem._tpu.call import HostAnswer, Writes
+from stratagem._tpu.valued import Marks, Valued, variable_of, write
+
+
+class Memory:
+    """Tells what is new to the hosts, and takes over what is new from them.
+
+    Args:
+        optimizers: The state of optimizers, as far as it is known here.
+    """
+
+    def __init__(self, optimizers: LocalOptimizers) -> None:
+        self._optimizers = optimizers
+        self._marks = Marks()
+        # By name of the optimizer and of the variable.
+        self._new_slots: set[tuple[str, str]] = set()
+
+    @property
+    def has_new_slots(self) -> bool:
+        """Whether there is state of optimizers that hosts have not heard of."""
+        return bool(self._new_slots)
+
+    def set_slots(
+        self, optimizer: str, slots: Mapping[Variable, Mapping[str, torch.Tensor]]
+    ) -> None:
+        """Replace an optimizer's state for variables, here and then on the hosts."""
+        for variable, state in slots.items():
+            self._optimizers.replace_slots(optimizer, variable, state)
+            self._new_slots.add((optimizer, variable.name))
+
+    def writes(self, state: Sequence[Valued]) -> Writes:
+        """Return what hosts have to be told.
+
+        Args:
+            state: All variables and parameters.
+        """
+        variables = [*map(variable_of, state)]
+        values = {
+            position: tensor.detach()
+            for position, tensor in enumerate(map(_value, variables))
+            if self._marks.is_new(variables[position], tensor)
+        }
+        slots = [
+            (optimizer, position, self._optimizers.slots(optimizer, variable))
+            for position, variable in enumerate(variables)
+            for optimizer, name in sorted(self._new_slots)
+            if name == variable.name
+        ]
+        return Writes(values, slots)
+
+    def told(self, state: Sequence[Valued], writes: Writes) -> None:
+        """Note that the hosts have been told."""
+        variables = [*map(variable_of, state)]
+        for position in writes.values:
+            self._settle(variables[position])
+        for optimizer, position, _ in writes.slots:
+            self._new_slots.discard((optimizer, variables[position].name))
+
+    def take_over(
+        self, state: Sequence[Valued], modules: Sequence[nn.Module], answer: HostAnswer
+    ) -> None:
+        """Have what a host has changed, in cross-replica context."""
+        for position, value in answer.values.items():
+            write(state[position], value)
+            self._settle(variable_of(state[position]))
+        with torch.no_grad():
+            for (position, key), value in answer.buffers.items():
+                buffer = modules[position]._buffers[key]
+                if buffer is not None and not torch.equal(buffer, value):
+                    buffer.copy_(value)
+
+    def _settle(self, variable: Variable) -> None:
+        self._marks.settle(variable, _value(variable))
+
+
+def _value(variable: Variable) -> torch.Tensor:
+    return variable.values[0].value()

@@ -1,0 +1,77 @@
+"""What a loop on hosts has put out, put together of what each host has of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from stratagem._core.tensors.nests import map_leaves
+from stratagem._core.values.regroup import regroup
+from stratagem._strategies.multi_step import MultiStepContext
+from stratagem._strategies.strategy import Strategy
+
+_ATOMS = frozenset((bool, int, float, str, bytes))
+
+
+@dataclass(frozen=True)
+class LoopOutputs:
+    """What the last step has set on one host.
+
+    Attributes:
+        reduced: What is the same for all cores, by name.
+        of_cores: What each core of this host has, by name.
+        others: What is no tensor, by name.
+        others_of_cores: Likewise, a list or tuple of what each core of this host has.
+    """
+
+    reduced: Mapping[str, Any]
+    of_cores: Mapping[str, Sequence[Any]]
+    others: Mapping[str, Any]
+    others_of_cores: Mapping[str, Sequence[Any]]
+
+    @classmethod
+    def of(cls, strategy: Strategy, context: MultiStepContext) -> LoopOutputs:
+        """Return those of a loop that has run."""
+        last, others = context.last_step_outputs, context.non_tensor_outputs
+        local = strategy.experimental_local_results
+        return cls(
+            {name: last[name] for name in last if context._is_reduced(name)},
+            {name: local(last[name]) for name in last if not context._is_reduced(name)},
+            {name: others[name] for name in others if not context._is_listed(name)},
+            {name: others[name] for name in others if context._is_listed(name)},
+        )
+
+
+def context_of(hosts: Sequence[LoopOutputs]) -> MultiStepContext:
+    """Return the context of a loop that has run on several hosts, in their order."""
+    context, first = MultiStepContext(), hosts[0]
+    for name, value in first.reduced.items():
+        context._set_output(name, value, reduced=True)
+    for name in first.of_cores:
+        parts = chain.from_iterable(host.of_cores[name] for host in hosts)
+        context._set_output(name, of_all_cores([*parts]), reduced=False)
+    for name, value in first.others.items():
+        context._set_other(name, value, listed=False)
+    for name, value in first.others_of_cores.items():
+        everywhere = chain.from_iterable(host.others_of_cores[name] for host in hosts)
+        kind = list if isinstance(value, list) else tuple
+        context._set_other(name, kind(everywhere), listed=True)
+    return context
+
+
+def of_all_cores(results: Sequence[Any]) -> Any:
+    """Merge what all cores have, one nest for each, as `run` does.
+
+    Numbers and strings that are equal on all of them stay what they are.
+    """
+    if len(results) == 1:
+        return results[0]
+    known: dict[tuple[type, Any], Any] = {}
+
+    def one_object(leaf: Any) -> Any:
+        kind = type(leaf)
+        return known.setdefault((kind, leaf), leaf) if kind in _ATOMS else leaf
+
+    return regroup([map_leaves(one_object, result) for result in results])

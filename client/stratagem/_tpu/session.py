@@ -1,0 +1,134 @@
+"""A session with all hosts of a strategy, from its beginning to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stratagem._tpu.crew import Crew, connected
+from stratagem._tpu.dumper import HostsDumper
+from stratagem._tpu.kinds import HOST_KINDS
+from stratagem._tpu.meeting_point import open_meeting_point
+from stratagem._tpu.plan import HostPlan
+from stratagem._tpu.topology import Topology, cores_here
+from stratagem.cluster_resolver import ClusterResolver
+from stratagem_proto.errors import CancelledError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from stratagem._tpu.strategy import TPUStrategy
+
+
+class HostsSession:
+    """Worker servers that are the hosts of a strategy.
+
+    Args:
+        strategy: The strategy.
+        resolver: Describes the cluster.
+        job: The job of the hosts.
+        num_cores: How many cores to use; None for all.
+
+    Attributes:
+        topology: The hosts and their cores.
+        calls: How many calls each host was sent by `call`.
+
+    Raises:
+        UnavailableError: A host cannot be reached.
+        UnauthenticatedError: It has another cluster token.
+        FailedPreconditionError: It runs other versions of Python or libraries.
+        InvalidArgumentError: Hosts have different cores, or fewer than are wanted.
+    """
+
+    def __init__(
+        self,
+        strategy: TPUStrategy,
+        resolver: ClusterResolver,
+        job: str,
+        num_cores: int | None,
+    ) -> None:
+        self.calls = 0
+        self._dumper = HostsDumper(strategy, HOST_KINDS)
+        cluster = resolver.cluster_spec()
+        tasks = cluster.task_indices(job)
+        addresses = {task: cluster.task_address(job, task) for task in tasks}
+        found = sorted(addresses.items(), key=_name)
+        self._workers = connected(found, job, resolver._secret())
+        self._crew = Crew(self._workers)
+        try:
+            cores = self._same_cores()
+            self.topology = Topology.of(job, tasks, cores, num_cores)
+            meeting_point = self._meeting_point(addresses)
+        except BaseException:
+            self.close()
+            raise
+        self.plan = HostPlan(
+            self.topology, strategy.steps_per_run, cluster.as_dict(), meeting_point
+        )
+
+    def _same_cores(self) -> Sequence[str]:
+        """Return the cores that each host has."""
+        found = self._on_all(cores_here)
+        for worker, cores in zip(self._workers, found, strict=True):
+            if cores != found[0]:
+                raise InvalidArgumentError(
+                    f"{worker.name} has the cores {', '.join(cores)}, but "
+                    f"{self._workers[0].name} has {', '.join(found[0])}; hosts need "
+                    "equally many of one kind"
+                )
+        first: Sequence[str] = found[0]
+        return first
+
+    def _meeting_point(self, addresses: dict[int, str]) -> str:
+        used = self.topology.used_tasks
+        if len(used) == 1:
+            return ""
+        (port,) = self._crew.call([self._dumper.dump(open_meeting_point)])
+        host = addresses[used[0]].rpartition(":")[0]
+        return f"{host}:{port}"
+
+    def _on_all(self, function: Callable[[], Any]) -> list[Any]:
+        return self._crew.call([self._dumper.dump(function)] * len(self._workers))
+
+    def call(self, works: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Let each host that is used do something, all at the same time.
+
+        Args:
+            works: What each of them is to do; one for all if it is the same.
+
+        Returns:
+            What they have returned, in their order.
+
+        Raises:
+            WorkerLostError: A host was lost.
+            InvalidTypeError: Something cannot be sent.
+            Exception: What could not be loaded on a host.
+        """
+        self._crew.release(self._dumper.gone())
+        parcels = [self._dumper.dump(work, "what hosts are to do") for work in works]
+        used = len(self.topology.used_tasks)
+        self.calls += 1
+        return self._crew.call(parcels * used if len(parcels) == 1 else parcels)
+
+    def ask(self, question: Callable[[], Any]) -> Any:
+        """Let the first host alone do something; otherwise as `call`."""
+        (answer,) = self._crew.call([self._dumper.dump(question)])
+        return answer
+
+    @property
+    def failed(self) -> bool:
+        """Whether the hosts were given up, or one was lost."""
+        return self._crew.failed
+
+    def fail(self, why: str) -> None:
+        """Give the hosts up, because they cannot go on together."""
+        self._crew.fail(why)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """Return nothing: a copy of a strategy connects for itself."""
+
+    def close(self) -> None:
+        """End it; the hosts forget everything."""
+        self._crew.close(CancelledError("The session with the hosts has ended"))
+
+
+def _name(host: tuple[int, str]) -> str:
+    return str(host[0])

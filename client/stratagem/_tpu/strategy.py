@@ -1,0 +1,146 @@
+"""A replica with a full copy of all variables on each core of accelerator hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stratagem._core.options import InputContext
+from stratagem._core.values.cross_device_ops import default_cross_device_ops
+from stratagem._input.options import InputReplicationMode
+from stratagem._local.mirrored import MirroredExtended
+from stratagem._strategies.strategy import Strategy
+from stratagem._tpu.cores import CoresExtended
+from stratagem._tpu.topology import Topology
+from stratagem.cluster_resolver import ClusterResolver, TPUClusterResolver
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+
+
+class TPUStrategy(Strategy):
+    """Synchronous training on the cores of accelerator hosts.
+
+    Cores are GPUs, or where there are none logical CPUs. Each variable, and each
+    parameter of a module built in scope, has a copy on every core.
+
+    Args:
+        tpu_cluster_resolver: Describes the hosts; where it has none, and without a
+            resolver, this process is the only one.
+        steps_per_run: How many steps a loop is to have, for those who write loops.
+        num_cores: How many cores to use, the first ones; by default all.
+
+    Raises:
+        InvalidArgumentError: There are not as many cores, or `steps_per_run` is less
+            than 1.
+        InvalidTypeError: An argument is of another type.
+
+    Spec: TPU-1 to TPU-25.
+    """
+
+    __module__ = "stratagem"
+
+    def __init__(
+        self,
+        tpu_cluster_resolver: ClusterResolver | None = None,
+        steps_per_run: int = 1,
+        num_cores: int | None = None,
+    ) -> None:
+        if tpu_cluster_resolver is None:
+            tpu_cluster_resolver = TPUClusterResolver("local")
+        if not isinstance(tpu_cluster_resolver, ClusterResolver):
+            raise InvalidTypeError(
+                "tpu_cluster_resolver must be a ClusterResolver, not "
+                f"{tpu_cluster_resolver!r}; TPUClusterResolver('local') stands for "
+                "this process"
+            )
+        if steps_per_run < 1:
+            raise InvalidArgumentError(
+                f"steps_per_run is {steps_per_run}; a loop has at least 1 step"
+            )
+        extended = _extended(self, tpu_cluster_resolver, num_cores)
+        extended._cluster_resolver = tpu_cluster_resolver
+        extended._steps_per_run = steps_per_run
+        super().__init__(extended)
+
+    @property
+    def extended(self) -> CoresExtended:
+        """Methods for libraries and for authors of strategies. Spec: STR-2, TPU-25."""
+        assert isinstance(self._extended, CoresExtended)
+        return self._extended
+
+    @property
+    def steps_per_run(self) -> int:
+        """How many steps a loop is to have. Spec: TPU-1."""
+        return self.extended.steps_per_run
+
+    def experimental_initialize(self) -> list[Any]:
+        """Connect to the hosts, anew if one was lost.
+
+        Otherwise they are connected when they are needed first.
+
+        Returns:
+            The operations to run in a graph: none.
+
+        Raises:
+            UnavailableError: A host cannot be reached.
+
+        Spec: TPU-10, TPU-25.
+        """
+        self.extended.connect()
+        return []
+
+    def experimental_finalize(self) -> list[Any]:
+        """End the session with the hosts, which forget everything.
+
+        What they have computed stays here, and is there again in the next session.
+
+        Returns:
+            The operations to run in a graph: none.
+
+        Spec: TPU-10, TPU-25.
+        """
+        self.extended.disconnect()
+        return []
+
+    def _dataset_iterator(self, dataset: Any) -> Any:
+        def opened(strategy: TPUStrategy) -> Any:
+            return Strategy._dataset_iterator(strategy, dataset)
+
+        return self.extended._opened_input(opened)
+
+    def _input_fn_iterator(
+        self,
+        input_fn: Callable[[InputContext], Any],
+        replication_mode: InputReplicationMode,
+    ) -> Any:
+        def opened(strategy: TPUStrategy) -> Any:
+            return Strategy._input_fn_iterator(strategy, input_fn, replication_mode)
+
+        return self.extended._opened_input(opened)
+
+
+class _LocalCoresExtended(CoresExtended, MirroredExtended):
+    """Cores of this process."""
+
+    def __init__(self, container_strategy: Any, topology: Topology) -> None:
+        devices = topology.devices
+        ops = default_cross_device_ops(devices)
+        super().__init__(container_strategy, devices, ops)
+        self._hosts = topology
+        self._job = topology.job
+
+    @property
+    def _topology(self) -> Topology:
+        return self._hosts
+
+
+def _extended(
+    strategy: TPUStrategy, resolver: ClusterResolver, num_cores: int | None
+) -> CoresExtended:
+    if not resolver.cluster_spec():
+        return _LocalCoresExtended(strategy, Topology.of_this_process(num_cores))
+    # Late: it needs all that sends functions to other processes.
+    from stratagem._tpu.remote import RemoteCoresExtended
+
+    is_tpu = isinstance(resolver, TPUClusterResolver)
+    job = (resolver.task_type if is_tpu else None) or "worker"
+    return RemoteCoresExtended(strategy, resolver, job, num_cores)

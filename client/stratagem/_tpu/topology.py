@@ -1,0 +1,106 @@
+"""Hosts, and the accelerators that each of them has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stratagem._core.device_names import DeviceName, list_logical_devices
+from stratagem_proto.errors import InvalidArgumentError
+
+THIS_PROCESS = "localhost"
+"""The job of a host that is this process."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Hosts whose accelerators are the cores of a strategy.
+
+    Hosts and cores are in the order of their names as strings.
+
+    Attributes:
+        job: The job of the hosts; "localhost" for this process.
+        tasks: Their tasks.
+        cores: Those that each of them has, as in "GPU:0".
+        num_cores: How many are used, the first ones.
+
+    Raises:
+        InvalidArgumentError: There are not as many, or hosts would have different
+            numbers of those that are used.
+    """
+
+    job: str
+    tasks: tuple[int, ...]
+    cores: tuple[str, ...]
+    num_cores: int
+
+    @classmethod
+    def of(
+        cls,
+        job: str,
+        tasks: Sequence[int],
+        cores: Sequence[str],
+        num_cores: int | None = None,
+    ) -> Topology:
+        """Put hosts and cores in order; all cores are used if no number is given."""
+        count = len(tasks) * len(cores) if num_cores is None else num_cores
+        return cls(job, tuple(sorted(tasks, key=str)), tuple(sorted(cores)), count)
+
+    @classmethod
+    def of_this_process(cls, num_cores: int | None) -> Topology:
+        """Return this process as the only host."""
+        return cls.of(THIS_PROCESS, [0], cores_here(), num_cores)
+
+    def __post_init__(self) -> None:
+        each, have = len(self.cores), len(self.cores) * len(self.tasks)
+        if not 1 <= self.num_cores <= have:
+            raise InvalidArgumentError(
+                f"num_cores is {self.num_cores}, but {len(self.tasks)} host(s) with "
+                f"{', '.join(self.cores)} have {have}; ask for at most as many"
+            )
+        if self.num_cores > each and self.num_cores % each:
+            raise InvalidArgumentError(
+                f"num_cores is {self.num_cores}, but hosts have {each} cores each, and "
+                "all use equally many; ask for a multiple, or for some of one host"
+            )
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Full names of the cores that are used. Spec: TPU-4."""
+        names = [
+            f"/job:{self.job}/replica:0/task:{task}/device:{core}"
+            for task in self.tasks
+            for core in self.cores
+        ]
+        return tuple(names[: self.num_cores])
+
+    @property
+    def used_tasks(self) -> tuple[int, ...]:
+        """The hosts whose cores are used, in the order of these."""
+        return self.tasks[: -(-self.num_cores // len(self.cores))]
+
+    @property
+    def used_cores(self) -> tuple[str, ...]:
+        """The cores of each such host that are used."""
+        return self.cores[: self.num_cores]
+
+
+def host_cpu(job: str, host_id: int) -> str:
+    """Return the name of the CPU of a host.
+
+    Args:
+        job: The job of the hosts.
+        host_id: Index of its task.
+
+    Spec: TPU-24.
+    """
+    if job == THIS_PROCESS:
+        return "/replica:0/task:0/device:CPU:0"
+    return f"/job:{job}/task:{host_id}/device:CPU:0"
+
+
+def cores_here() -> tuple[str, ...]:
+    """Return the accelerators of this process: GPUs, or without any logical CPUs."""
+    found = list_logical_devices("GPU") or list_logical_devices("CPU")
+    names = map(DeviceName.parse, found)
+    return tuple(f"{name.kind}:{name.index}" for name in names)

@@ -1,0 +1,60 @@
+"""What has a value in the program and on its hosts."""
+
+from __future__ import annotations
+
+from weakref import ref
+
+import torch
+from torch.nn import Parameter
+
+from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
+from stratagem._core.variables.assignable import Write
+from stratagem._core.variables.variable import Variable
+from stratagem._hosting.modules.hosting import hosted_parameter
+
+Valued = Variable | Parameter
+"""A variable, or a parameter of a module that follows one."""
+
+
+def variable_of(valued: Valued) -> Variable:
+    """Return the variable that something is, or follows."""
+    if isinstance(valued, Variable):
+        return valued
+    hosted = hosted_parameter(valued)
+    assert hosted is not None
+    return hosted.variable
+
+
+def write(valued: Valued, value: torch.Tensor) -> None:
+    """Give all copies in this process a value, in cross-replica context."""
+    variable = variable_of(valued)
+    if isinstance(variable, SyncOnReadVariable):
+        variable.assign(value, read_value=False)
+        return
+    hosted = None if isinstance(valued, Variable) else hosted_parameter(valued)
+    if hosted is not None:
+        hosted.write(value)
+        return
+    for copy in variable.values:
+        copy._write(Write.ASSIGN, value)
+
+
+class Marks:
+    """Tells which tensors were written since they were settled."""
+
+    def __init__(self) -> None:
+        # By id: what has the tensors may define equality.
+        self._settled: dict[int, tuple[ref[object], tuple[int, int]]] = {}
+
+    def is_new(self, owner: object, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor of `owner` was written, or never settled."""
+        known = self._settled.get(id(owner))
+        return known is None or known[0]() is not owner or known[1] != _mark(tensor)
+
+    def settle(self, owner: object, tensor: torch.Tensor) -> None:
+        """Note that the tensor of `owner` is known as it is."""
+        self._settled[id(owner)] = ref(owner), _mark(tensor)
+
+
+def _mark(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor._version

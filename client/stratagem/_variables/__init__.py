@@ -1,1 +1,0 @@
-"""Variables, and how they come into being."""

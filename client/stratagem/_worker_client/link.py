@@ -1,0 +1,292 @@
+"""One worker server: a connection over which it runs functions."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+
+from stratagem._ps_client.connections.session import (
+    Identity,
+    check_answering,
+    handshake,
+)
+from stratagem._ps_client.traffic import TrafficMeter
+from stratagem._ps_client.transports.places import places
+from stratagem._worker_client.answer import Answer, Reply
+from stratagem._worker_client.corks import Corks
+from stratagem._worker_client.grpc_wire import GrpcWire
+from stratagem._worker_client.output import Show, labelled
+from stratagem._worker_client.runtime import this_runtime
+from stratagem._worker_client.socket_wire import SocketWire
+from stratagem._worker_client.wire import Instructions, MakeWire, Wire
+from stratagem._worker_client.work_stream import WorkStream, lost
+from stratagem_proto.errors import CancelledError, StratagemError
+from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.v1 import worker_pb2 as pb
+from stratagem_proto.v1.session_pb2 import ClosureIdentity, FrameSockets, Task
+from stratagem_proto.wire.channel import PATIENT_SECONDS, Deadlines
+from stratagem_proto.wire.payloads import split
+from stratagem_proto.wire.transport import GRPC, transport_from_environment
+
+
+class WorkerLink:
+    """All dealings of this process with one worker server. Thread-safe.
+
+    What it sends, the worker carries out in order, one function at a time. It can be
+    connected again after the worker was lost.
+
+    Attributes:
+        task: The worker, for instance "/job:worker/task:1".
+        incarnation: Names what the worker has of this link; another value after
+            `connect` means that everything is gone that was defined or kept.
+        meter: Counts what passes; another one may take its place before `connect`.
+        corks: Tell what waits to be sent with what follows; so may these.
+        gpus: How many GPUs the worker has.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        task: Task,
+        identity: Identity,
+        deadlines: Deadlines | None = None,
+        on_output: Show | None = None,
+    ) -> None:
+        """Describes the worker; does not connect.
+
+        Args:
+            address: Its "host:port".
+            task: Its task.
+            identity: What to tell it about this process.
+            deadlines: How long it may take to answer; the defaults if not given.
+            on_output: Called with what its functions write, from another thread; shows
+                it behind the worker's name if not given.
+        """
+        self.task = f"/job:{task.job}/task:{task.index}"
+        self.incarnation = b""
+        self.meter = TrafficMeter()
+        self.corks = Corks()
+        self.gpus = 0
+        self._address = address
+        self._identity = identity
+        self._deadlines = deadlines or Deadlines()
+        self._show = on_output or labelled(self.task)
+        self._wire: Wire | None = None
+        self._told = FrameSockets()
+        self._stream: WorkStream | None = None
+
+    @property
+    def peer(self) -> str:
+        """What errors call the worker."""
+        return f"{self.task} at {self._address}"
+
+    @property
+    def connect_seconds(self) -> float:
+        """How long the worker may take to answer at first."""
+        return self._deadlines.connect
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a session that has not ended."""
+        return self._stream is not None and self._stream.going
+
+    @property
+    def way(self) -> str:
+        """How the session goes: "unix", "tcp" or "grpc"."""
+        return self._wire.way if isinstance(self._wire, SocketWire) else GRPC
+
+    def connect(self) -> None:
+        """Opens a session; one that this link has already is ended.
+
+        Raises:
+            UnavailableError: The worker cannot be reached, or is shutting down.
+            UnauthenticatedError: It has another cluster token.
+            FailedPreconditionError: It runs other versions of Python, PyTorch,
+                cloudpickle or Stratagem, or is another task.
+        """
+        self.close()
+        setting = transport_from_environment()
+        self._begin(partial(GrpcWire, self._address))
+        for place in places(self._told, self._address, setting, PATIENT_SECONDS):
+            # Where that fails, gRPC does.
+            with suppress(OSError, StratagemError):
+                return self._begin(partial(SocketWire, place, self.corks))
+
+    def _begin(self, make: MakeWire) -> None:
+        """Opens a session, in place of the one there is."""
+        session = secrets.token_bytes(SESSION_ID_BYTES)
+        wire = make(_opening(self._identity, session, self._address), self.meter)
+        stream = WorkStream(wire, self.peer, self._show, self.meter)
+        try:
+            opened = stream.open(self._deadlines.connect)
+            check_answering(opened.session.task, self.peer)
+        except BaseException:
+            stream.end(lost(self.peer, "it cannot be used"))
+            wire.close()
+            raise
+        self.close()
+        self._wire, self._stream, self.incarnation = wire, stream, session
+        self._told, self.gpus = opened.session.frame_sockets, opened.gpus
+
+    def when_ended(self, tell: Callable[[StratagemError], None]) -> None:
+        """Lets a function know when the session that there is ends, and why.
+
+        Args:
+            tell: Called once, from any thread; at once if the session has ended.
+        """
+        assert self._stream is not None, "the link is not connected"
+        self._stream.ending.add_done_callback(lambda ending: tell(ending.result()))
+
+    def define(self, handle: int, payload: bytes) -> None:
+        """Gives the worker an object to which later payloads refer, or changes one."""
+        self._send(_define(handle, payload))
+
+    def run(
+        self,
+        closure: int,
+        payload: bytes,
+        keep_as: int = 0,
+        identity: ClosureIdentity | None = None,
+        use: pb.ResultUse.ValueType = pb.RESULT_USE_UNSPECIFIED,
+    ) -> Future[Answer]:
+        """Lets the worker call what a payload loads to, without arguments.
+
+        Args:
+            closure: A number of this link's own.
+            payload: The pickled function.
+            keep_as: Handle under which the worker keeps the result; 0 to get it.
+            identity: By which servers know what the function asks them again; None for
+                what may be done as often as it runs.
+            use: What becomes of the result, if it is not kept.
+
+        Returns:
+            The result to come, running once the function has begun. It fails
+            with `ClosureFailure`, or with `WorkerLostError` if the worker is lost
+            before.
+        """
+        future: Future[Answer] = Future()
+        order = pb.Run(closure=closure, keep_as=keep_as, identity=identity, use=use)
+        self.begin(order, payload, future)
+        return future
+
+    def begin(self, order: pb.Run, payload: bytes, reply: Reply) -> None:
+        """As `run`.
+
+        Args:
+            order: What to do, without the payload.
+            payload: The pickled function.
+            reply: Is told what becomes of it, as a future would be.
+        """
+        if self._stream is None:
+            reply.set_exception(self._unconnected())
+        else:
+            self._stream.run(order.closure, _run(order, payload), reply)
+
+    def send_back(self, closure: int) -> Future[Answer]:
+        """Has a result sent that stays on the worker.
+
+        Args:
+            closure: Number of its function.
+
+        Returns:
+            The result to come. It fails with `WorkerLostError`.
+        """
+        if self._stream is not None:
+            return self._stream.send_back(closure)
+        future: Future[Answer] = Future()
+        future.set_exception(self._unconnected())
+        return future
+
+    def place(self, closure: int) -> pb.ResultPlace:
+        """Returns where other workers find a result that stays on this worker."""
+        return pb.ResultPlace(
+            address=self._address, session_id=self.incarnation, closure=closure
+        )
+
+    def take(self, handle: int, place: pb.ResultPlace) -> None:
+        """Gives the worker an object that is a result on this worker or another."""
+        take = pb.Take(handle=handle, place=place)
+        self._send([pb.Instruction(take=take)])
+
+    def cancel(self, closure: int, interrupt: bool = True) -> None:
+        """Gives a function up; its future then fails, unless it has ended before.
+
+        Args:
+            closure: Its number.
+            interrupt: Whether to interrupt it if it has begun.
+        """
+        cancel = pb.Cancel(closure=closure, interrupt=interrupt)
+        self._send([pb.Instruction(cancel=cancel)])
+
+    def release(self, handles: Sequence[int], results: Sequence[int] = ()) -> None:
+        """Lets the worker forget what it has.
+
+        Args:
+            handles: Objects that were defined, taken or kept.
+            results: Functions whose results stay on the worker.
+        """
+        release = pb.Release(handles=handles, results=results)
+        self._send([pb.Instruction(release=release)])
+
+    def close(self) -> None:
+        """Ends the session; what is under way fails. May be called again."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.end(_closed(self.peer))
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+    def _unconnected(self) -> StratagemError:
+        return lost(self.peer, "it is not connected")
+
+    def _send(self, instructions: Instructions) -> None:
+        if self._stream is not None:
+            self._stream.send(instructions)
+
+
+def task_at(address: str, identity: Identity, deadlines: Deadlines) -> Task:
+    """Return the task of the worker server at an address.
+
+    Args:
+        address: Its "host:port".
+        identity: What to tell it about this process.
+        deadlines: How long it may take to answer.
+
+    Raises:
+        StratagemError: As of `WorkerLink.connect`.
+    """
+    peer = f"the worker at {address}"
+    session = secrets.token_bytes(SESSION_ID_BYTES)
+    wire = GrpcWire(address, _opening(identity, session, address), TrafficMeter())
+    stream = WorkStream(wire, peer, labelled(peer), TrafficMeter())
+    try:
+        return stream.open(deadlines.connect).session.task
+    finally:
+        stream.end(_closed(peer))
+        wire.close()
+
+
+def _opening(identity: Identity, session: bytes, address: str) -> pb.OpenWorkerSession:
+    return pb.OpenWorkerSession(
+        session=handshake(identity, session), runtime=this_runtime(), address=address
+    )
+
+
+def _closed(peer: str) -> StratagemError:
+    return CancelledError(f"the connection to {peer} was closed before the answer came")
+
+
+def _define(handle: int, payload: bytes) -> Iterator[pb.Instruction]:
+    pieces, last = split(payload)
+    yield from (pb.Instruction(piece=piece) for piece in pieces)
+    yield pb.Instruction(define=pb.Define(handle=handle, payload=last))
+
+
+def _run(order: pb.Run, payload: bytes) -> Iterator[pb.Instruction]:
+    pieces, order.payload = split(payload)
+    yield from (pb.Instruction(piece=piece) for piece in pieces)
+    yield pb.Instruction(run=order)

@@ -1,0 +1,134 @@
+"""A session with a worker server over a socket."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+
+from stratagem._ps_client.traffic import TrafficMeter
+from stratagem._ps_client.transports.places import Place
+from stratagem._ps_client.transports.socket_error import broken, require_ok
+from stratagem._ps_client.transports.socket_link import SocketLink
+from stratagem._worker_client.corks import Cork, Corks
+from stratagem._worker_client.wire import Instructions
+from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.v1 import worker_pb2 as pb
+from stratagem_proto.wire.payloads import batches
+from stratagem_proto.wire.sockets.frames import Kind, parts
+
+_WORK = pb.DESCRIPTOR.services_by_name["WorkerService"].methods_by_name["Work"]
+_PATH = f"/{_WORK.containing_service.full_name}/{_WORK.name}".encode()
+
+_NAME = "stratagem-work-writer"
+
+
+class SocketWire:
+    """A call of `Work`, which is written by whoever sends: no other thread is woken.
+
+    Only what the socket has no room for is left to a thread, for as long as it takes.
+
+    Args:
+        place: Where the worker takes frames.
+        corks: Tell which instructions wait for those that follow.
+        opening: The handshake.
+        meter: Counts what is sent.
+
+    Attributes:
+        way: The transport, as the setting names it.
+
+    Raises:
+        OSError: Nobody, or not the worker, answers there.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        corks: Corks,
+        opening: pb.OpenWorkerSession,
+        meter: TrafficMeter,
+    ) -> None:
+        self.way = place.way
+        self._corks, self._cork = corks, Cork(self._flush)
+        self._meter = meter
+        self._waiting: deque[Instructions] = deque()
+        self._sending = threading.Lock()
+        self._reading = False
+        self._link = SocketLink(place)
+        self._link.allow(None)
+        message = pb.WorkRequest(open=opening).SerializeToString()
+        try:
+            self._link.send(Kind.CALL, message, is_last=False, path=_PATH)
+        except BaseException:
+            self._link.close()
+            raise
+
+    def __iter__(self) -> Iterator[pb.WorkResponse]:
+        try:
+            for frame in self._link.frames():
+                if frame.kind == Kind.STATUS:
+                    return require_ok(frame)
+                response = pb.WorkResponse.FromString(bytes(frame.message))
+                # What the end of functions leads to is sent together.
+                self._reading = True
+                yield response
+                self._reading = False
+                self._flush()
+        except (OSError, MalformedStreamError) as error:
+            raise broken(error) from error
+
+    def send(self, instructions: Instructions) -> None:
+        """Sends instructions, in order; does not wait."""
+        self._waiting.append(instructions)
+        if not self._reading and not self._corks.keep(self._cork):
+            self._flush()
+
+    def _flush(self) -> None:
+        # Who comes while another thread sends leaves it to that one.
+        while self._waiting and self._sending.acquire(blocking=False):
+            # Before anything is taken: what comes meanwhile is kept, or sent below.
+            self._cork.flushed(time.monotonic())
+            pieces, left = self._pieces(), memoryview(b"")
+            try:
+                left = self._link.send_at_once(pieces)
+            except BaseException as error:
+                self._break_off(error)
+            finally:
+                if not left:
+                    self._sending.release()
+            if left:
+                target = partial(self._send_rest, chain((left,), pieces))
+                return threading.Thread(target=target, name=_NAME, daemon=True).start()
+
+    def _send_rest(self, pieces: Iterator[bytes | memoryview]) -> None:
+        try:
+            self._link.send_all(pieces)
+        except BaseException as error:
+            self._break_off(error)
+        self._sending.release()
+        self._flush()
+
+    def _break_off(self, error: BaseException) -> None:
+        """Ends the call, as a frame may have been sent in part."""
+        self.cancel()
+        if not isinstance(error, OSError):  # of which who reads learns
+            raise error
+
+    def _pieces(self) -> Iterator[bytes]:
+        count = range(len(self._waiting))
+        taken = chain.from_iterable([self._waiting.popleft() for _ in count])
+        for batch in batches(taken):
+            message = pb.WorkRequest(instructions=batch).SerializeToString()
+            self._meter.sent(len(message))
+            yield from parts(Kind.MESSAGE, message, is_last=False)
+
+    def cancel(self) -> None:
+        """Ends the call, from any thread. May be called again."""
+        self._link.close()
+
+    def close(self) -> None:
+        """Cancels."""
+        self.cancel()

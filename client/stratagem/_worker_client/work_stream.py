@@ -1,0 +1,236 @@
+"""One session with one worker server."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from stratagem._ps_client.traffic import TrafficMeter
+from stratagem._worker_client.answer import Answer, Reply
+from stratagem._worker_client.closure_failure import failure_of
+from stratagem._worker_client.output import Show, stream_of
+from stratagem._worker_client.wire import Instructions, Wire
+from stratagem_proto.errors import (
+    CancelledError,
+    StratagemError,
+    UnavailableError,
+    WorkerLostError,
+)
+from stratagem_proto.v1 import worker_pb2 as pb
+from stratagem_proto.wire.payloads import Pieces
+from stratagem_proto.wire.status import translated
+
+_LOG = logging.getLogger("stratagem")
+
+# A worker is asked for a sign of life, and looked at, this often within its lease.
+_BEATS = 4
+
+
+class WorkStream:
+    """A call of `Work`: instructions there, events back. Thread-safe.
+
+    Args:
+        wire: The call, which has begun.
+        peer: What errors call the worker.
+        show: Shows what functions write.
+        meter: Counts what comes back.
+
+    Attributes:
+        ending: Why the session ended, once it has.
+    """
+
+    def __init__(self, wire: Wire, peer: str, show: Show, meter: TrafficMeter) -> None:
+        self.peer = peer
+        self._show = show
+        self._meter = meter
+        self._pending: dict[int, Reply] = {}
+        self._returning: dict[int, Reply] = {}
+        self._pieces = Pieces()
+        self._changing = threading.Lock()
+        self.ending: Future[StratagemError] = Future()
+        self._loss: StratagemError | None = None
+        self._ended = threading.Event()
+        self._heard = time.monotonic()
+        self._wire = wire
+        self._responses = iter(wire)
+
+    def open(self, seconds: float) -> pb.WorkerSessionOpened:
+        """Waits for the answer to the handshake, and goes on from there.
+
+        Args:
+            seconds: How long to wait at most.
+
+        Raises:
+            UnavailableError: The worker cannot be reached, or is shutting down.
+            StratagemError: It refused the handshake.
+        """
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self._wire.cancel()
+
+        patience = threading.Timer(seconds, give_up)
+        patience.daemon = True
+        patience.start()
+        try:
+            with translated(self.peer, "Work"):
+                response = next(self._responses, pb.WorkResponse())
+        except StratagemError as error:
+            self.end(error)
+            if late.is_set():
+                raise self._unanswered(seconds) from error
+            if isinstance(error, CancelledError):
+                raise UnavailableError(f"{self.peer} is shutting down") from error
+            raise
+        finally:
+            patience.cancel()
+        self._take(response)
+        self._start(self._read, "stratagem-work")
+        self._start(
+            self._watch, "stratagem-heartbeat", response.opened.session.lease_seconds
+        )
+        return response.opened
+
+    def _unanswered(self, seconds: float) -> StratagemError:
+        return UnavailableError(
+            f"{self.peer} did not answer for {seconds:g} s. Check that the worker "
+            "server runs and that its address is right"
+        )
+
+    def _start(self, target: Callable[..., None], name: str, *args: object) -> None:
+        threading.Thread(target=target, args=args, name=name, daemon=True).start()
+
+    @property
+    def going(self) -> bool:
+        """Whether the session has not ended."""
+        return self._loss is None
+
+    def send(self, instructions: Instructions) -> None:
+        """Sends instructions, if the session has not ended; does not wait."""
+        self._wire.send(instructions)
+
+    def run(self, closure: int, instructions: Instructions, reply: Reply) -> None:
+        """Sends what runs a function."""
+        self._ask(self._pending, closure, instructions, reply)
+
+    def send_back(self, closure: int) -> Future[Answer]:
+        """Has a result sent that stays on the worker."""
+        order = pb.Instruction(send_back=pb.SendBack(closure=closure))
+        future: Future[Answer] = Future()
+        self._ask(self._returning, closure, [order], future)
+        return future
+
+    def _ask(
+        self,
+        waiting: dict[int, Reply],
+        closure: int,
+        instructions: Instructions,
+        reply: Reply,
+    ) -> None:
+        with self._changing:
+            loss = self._loss
+            if loss is None:
+                waiting[closure] = reply
+        if loss is None:
+            self._wire.send(instructions)
+        else:
+            reply.set_exception(loss)
+
+    def end(self, loss: StratagemError) -> None:
+        """Ends the session; what is under way fails with an error. Again does nothing.
+
+        The worker drops what waits, interrupts what runs, and releases all objects.
+        """
+        with self._changing:
+            if self._loss is not None:
+                return
+            self._loss = loss
+            pending = [*self._pending.values(), *self._returning.values()]
+            self._pending.clear()
+            self._returning.clear()
+        self._ended.set()
+        self._wire.cancel()
+        for reply in pending:
+            reply.set_exception(loss)
+        self.ending.set_result(loss)
+
+    # What comes back.
+
+    def _read(self) -> None:
+        loss, took_leave = "it ended the session", False
+        try:
+            with translated(self.peer, "Work"):
+                for response in self._responses:
+                    self._take(response)
+        except StratagemError as error:
+            loss = error.message
+            # Only a worker that is there says of which task an error is.
+            took_leave = isinstance(error, UnavailableError) and bool(error.task)
+        except Exception:
+            _LOG.exception("what %s sent cannot be read", self.peer)
+            loss = "it sent what cannot be read"
+        ending = lost(self.peer, loss)
+        ending.took_leave = took_leave
+        self.end(ending)
+
+    def _take(self, response: pb.WorkResponse) -> None:
+        self._heard = time.monotonic()
+        self._meter.received(response.ByteSize())
+        for event in response.events:
+            kind = event.WhichOneof("kind")
+            if kind == "piece":
+                self._pieces.add(event.piece)
+            elif kind == "started":
+                self._begun(event.started.closure)
+            elif kind == "finished":
+                self._finish(event.finished)
+            elif kind == "sent_back":
+                self._receive(event.sent_back)
+            elif kind == "output":
+                self._show(stream_of(event.output), event.output.text)
+
+    def _begun(self, closure: int) -> None:
+        with self._changing:
+            reply = self._pending.get(closure)
+        if reply is not None:
+            reply.set_running_or_notify_cancel()
+
+    def _finish(self, finished: pb.Finished) -> None:
+        payload = self._pieces.joined(finished.payload)
+        with self._changing:
+            reply = self._pending.pop(finished.closure, None)
+        if reply is None:
+            return
+        if finished.HasField("failure"):
+            reply.set_exception(failure_of(finished.failure, self.peer))
+        else:
+            reply.set_result(Answer(payload, finished.staying_bytes))
+
+    def _receive(self, sent_back: pb.SentBack) -> None:
+        payload = self._pieces.joined(sent_back.payload)
+        with self._changing:
+            reply = self._returning.pop(sent_back.closure, None)
+        if reply is not None:
+            reply.set_result(Answer(payload))
+
+    # Whether there is somebody.
+
+    def _watch(self, lease_seconds: float) -> None:
+        while not self._ended.wait(lease_seconds / _BEATS):
+            silence = time.monotonic() - self._heard
+            if silence > lease_seconds:
+                why = f"nothing was heard of it for {silence:.0f} s"
+                self.end(lost(self.peer, why))
+            self.send([pb.Instruction(beat=pb.Beat())])
+
+
+def lost(peer: str, why: str) -> WorkerLostError:
+    """Return the error of everything that was under way on a worker."""
+    return WorkerLostError(
+        f"{peer} was lost: {why}. It is not known how far it came with what it was "
+        "running"
+    )

@@ -1,0 +1,40 @@
+"""Asking a server what it is doing."""
+
+from __future__ import annotations
+
+import grpc
+
+from stratagem_proto.protocol import PROTOCOL_VERSION
+from stratagem_proto.v1 import status_pb2 as pb
+from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, OpenSessionRequest
+
+SERVICE = pb.DESCRIPTOR.services_by_name["StatusService"].full_name
+
+
+def begin_status(
+    channel: grpc.Channel,
+    token: str,
+    timeout: float,
+    with_variables: bool = False,
+    wait_for_ready: bool = False,
+) -> grpc.Future[pb.GetStatusResponse]:
+    """Begins to ask the server of a channel; of any kind, and without a session.
+
+    Args:
+        channel: To its data plane.
+        token: The cluster's secret, or "".
+        timeout: Longest wait, in seconds.
+        with_variables: Whether it is to list its variables.
+        wait_for_ready: Whether to wait for a server that cannot be reached yet.
+    """
+    asking = OpenSessionRequest(
+        protocol_version=PROTOCOL_VERSION, cluster_token=token, role=ROLE_CLIENT
+    )
+    method: grpc.UnaryUnaryMultiCallable[pb.GetStatusRequest, pb.GetStatusResponse]
+    method = channel.unary_unary(
+        f"/{SERVICE}/GetStatus",
+        pb.GetStatusRequest.SerializeToString,
+        pb.GetStatusResponse.FromString,
+    )
+    request = pb.GetStatusRequest(asking=asking, with_variables=with_variables)
+    return method.future(request, timeout=timeout, wait_for_ready=wait_for_ready)
