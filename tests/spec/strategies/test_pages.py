@@ -141,7 +141,6 @@ def test_a_tensor_is_broadcast_to_the_destinations() -> None:
     assert len(strategy.unwrap(found)) == 2
 
 
-@pytest.mark.spec("RUN-1")
 @pytest.mark.parametrize(
     "options",
     [
@@ -161,7 +160,7 @@ def test_options_without_effect_say_so_once(options: RunOptions) -> None:
         strategy.run(int, options=RunOptions(run_concurrently=True))
 
 
-@pytest.mark.spec("MS-14", "PCF-5")
+@pytest.mark.spec("MS-14")
 def test_a_strategy_leaves_what_users_set_of_a_configuration() -> None:
     given = ConfigProto(
         allow_soft_placement=True,
