@@ -7,7 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
+from stratagem_proto.errors import (
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    VariableNotFoundError,
+)
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import (
     GraphNode,
@@ -68,6 +72,56 @@ def test_a_hostile_graph_is_refused_before_anything_runs(
     with pytest.raises(error, match=says):
         run(client, hostile)
     assert client.everything() == before
+
+
+ILL_TYPED = {
+    "a shape of text": node("aten.view.default", Ref(0), "abc"),
+    "a shape of fractions": node("aten.view.default", Ref(0), [1.5]),
+    "a shape of booleans": node("aten.view.default", Ref(0), [True]),
+    "a shape in a list": node("aten.view.default", Ref(0), [[3]]),
+    "a variable as a shape": node("aten.view.default", Ref(0), [Ref(0)]),
+    "too large an array": node("aten.zeros.default", [2**63 - 1]),
+    "strides that overflow": node("aten.zeros.default", [2**62, 2**62, 0]),
+    "strides of its own": node(
+        "aten.as_strided.default", Ref(0), [2, 2], [2**62, 2**62]
+    ),
+    "a path": node("aten.clone.default", Ref(0), memory_format="/etc/passwd"),
+    "a path of torch": node("aten.clone.default", Ref(0), memory_format="load"),
+    "a format by number": node("aten.clone.default", Ref(0), memory_format=3),
+    "a boolean alpha": node("aten.add_.Tensor", Ref(0), Ref(0), alpha=True),
+    "an alpha of text": node("aten.add_.Tensor", Ref(0), Ref(0), alpha="floor"),
+    "no type of elements": node(
+        "aten._to_copy.default", Ref(0), dtype="contiguous_format"
+    ),
+    "numbers as tensors": node("aten.cat.default", [1.0]),
+    "no tensors": node("aten.cat.default", None),
+    "a long operation": node("aten." + "x" * 5_000, Ref(0)),
+    "a long keyword": node("aten.add_.Tensor", Ref(0), Ref(0), **{"a" * 5_000: 1}),
+    "a long option": node("aten.div.Tensor_mode", Ref(0), 2, rounding_mode="x" * 5_000),
+}
+
+
+@pytest.mark.parametrize("ill_typed", ILL_TYPED)
+def test_arguments_of_a_wrong_type_are_refused_by_line(
+    client: RawClient, ill_typed: str
+) -> None:
+    before = client.everything()
+    graph = program([written()], ADD_TO_INPUT, ILL_TYPED[ill_typed], ADD_TO_INPUT)
+    with pytest.raises(InvalidArgumentError, match=r"train\.py:7: aten\.") as caught:
+        run(client, graph)
+    assert len(str(caught.value)) < 2_000
+    assert client.everything() == before
+
+
+def test_a_long_name_of_a_variable_is_refused_in_few_words(client: RawClient) -> None:
+    header = pb.UpdateHeader(
+        key=client.key(),
+        program=UpdateProgram(graph=program([written()], ADD_TO_INPUT)),
+        bindings=[InputBinding(variable="n" * 5_000)],
+    )
+    with pytest.raises(VariableNotFoundError) as caught:
+        client.upload("Update", encoded(header, []), pb.UpdateResponse)
+    assert len(str(caught.value)) < 2_000
 
 
 def test_the_server_goes_on_after_a_hostile_graph(client: RawClient) -> None:
