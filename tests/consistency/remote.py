@@ -15,7 +15,7 @@ from stratagem.consistency import Consistency, Sync
 from stratagem_proto.consistency import has_backups
 from stratagem_proto.v1 import consistency_pb2, session_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_proto.v1.update_program_pb2 import REDUCTION_SUM, OptimizerProgram
 from stratagem_proto.wire.frames import decode_frame
 from tests.consistency.history import (
     Answered,
@@ -162,7 +162,7 @@ class RemoteWorker:
             worker=self._number,
             num_workers=self._num_workers,
             replicas=1,
-            reduction=pb.REDUCTION_SUM,
+            reduction=REDUCTION_SUM,
             replicas_to_aggregate=consistency.replicas_to_aggregate * backups,
         )
 

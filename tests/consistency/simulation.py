@@ -12,14 +12,10 @@ from stratagem.consistency import Consistency, Sync
 from stratagem_proto.consistency import has_backups
 from stratagem_proto.errors import AbortedError
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
-from stratagem_proto.v1.parameter_server_pb2 import (
-    REDUCTION_SUM,
-    Contribution,
-    StepMark,
-)
+from stratagem_proto.v1.parameter_server_pb2 import Contribution, StepMark
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
-from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_proto.v1.update_program_pb2 import REDUCTION_SUM, OptimizerProgram
 from stratagem_psserver.consistency.clocks import Clocks
 from stratagem_psserver.exactly_once.ledger import Apply, Numbering
 from stratagem_psserver.limits.budget import Budget

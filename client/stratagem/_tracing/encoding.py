@@ -22,18 +22,19 @@ from stratagem_proto.wire.tensors import encode_dtype
 
 
 def encode_graph(
-    calls: Sequence[Call], wanted: Iterable[Value]
+    calls: Sequence[Call], wanted: Iterable[Value], outputs: Sequence[Value] = ()
 ) -> tuple[GraphProgram, list[Value]]:
     """The program that carries out the writes to some values.
 
     Args:
         calls: All that was recorded, in order.
         wanted: Inputs whose contents after the program matter.
+        outputs: Results that it gives back, as they are after it.
 
     Returns:
         The program, and the values that are its inputs, in order.
     """
-    live = _live(calls, wanted)
+    live = _live(calls, wanted, outputs)
     inputs = list(_inputs(live))
     numbers = {value: number for number, value in enumerate(inputs)}
     for call in live:
@@ -43,18 +44,21 @@ def encode_graph(
     program = GraphProgram(
         inputs=[_encode_input(value, value in written) for value in inputs],
         nodes=[_encode_call(call, numbers) for call in live],
+        outputs=[numbers[value] for value in outputs],
     )
     return program, inputs
 
 
-def _live(calls: Sequence[Call], wanted: Iterable[Value]) -> list[Call]:
-    """The calls on which the wanted contents depend, in order.
+def _live(
+    calls: Sequence[Call], wanted: Iterable[Value], outputs: Iterable[Value]
+) -> list[Call]:
+    """The calls on which the wanted contents and the outputs depend, in order.
 
     Walks backwards: a write counts if its memory is read later or wanted, any other
     call if one of its results is used.
     """
-    used: set[Value] = set()
-    read = {value.shares for value in wanted}
+    used = set(outputs)
+    read = {value.shares for value in (*wanted, *used)}
     live = []
     for call in reversed(calls):
         if call.writes is not None:

@@ -107,15 +107,3 @@ class TracedInputs:
         if value not in self.values:
             self.values.append(value)
         return self.values.index(value)
-
-    def variable_behind(self, tensor: Any) -> int | None:
-        """The place of the variable whose whole tensor this is, if there is one."""
-        for number, value in enumerate(self.values):
-            if isinstance(value.source, Variable) and self._is_whole(value, tensor):
-                return number
-        return None
-
-    def _is_whole(self, value: Value, tensor: Any) -> bool:
-        return isinstance(tensor, torch.Tensor) and self.recording.is_input(
-            tensor, value
-        )

@@ -128,10 +128,6 @@ class Recording(TorchDispatchMode):
         known = self._known.get(id(tensor))
         return tensor if known is None else known[1]
 
-    def is_input(self, tensor: torch.Tensor, value: Value) -> bool:
-        """Whether a tensor stands for the whole of an input."""
-        return id(tensor) in self._known and self._known[id(tensor)][2] is value
-
     def _lookup(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Value]:
         if id(tensor) not in self._known:
             if tensor.is_meta:
@@ -150,6 +146,11 @@ class Recording(TorchDispatchMode):
             label = f"the tensor of {here().short}"
             self.adopt(tensor, Value(tensor, label, writable=False))
         return self._known[id(tensor)][1:]
+
+    @property
+    def written(self) -> set[Value]:
+        """The values whose memory was written."""
+        return {call.writes.shares for call in self.calls if call.writes is not None}
 
     def fix(self) -> None:
         """Note that a number became part of the program."""

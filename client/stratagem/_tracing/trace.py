@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 
-from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.variables.variable import Variable
 from stratagem._tracing.encoding import encode_graph
 from stratagem._tracing.gate import Gate
 from stratagem._tracing.inputs import TracedInputs
 from stratagem._tracing.lifting import Lifter
-from stratagem._tracing.numbers import is_traced
 from stratagem._tracing.recording import Recording, Source, Value
+from stratagem._tracing.returned import Returned
 from stratagem._tracing.source import Location, definition_of, refused
 from stratagem._tracing.variable import TracedVariable
 from stratagem_proto.errors import InvalidArgumentError, UpdateFunctionError
@@ -39,14 +38,14 @@ class Trace:
         program: The program.
         inputs: For each input of the program the number of the found source that is
             bound to it.
-        result: The function's result: a nest of Nones and of numbers of sources.
+        returned: The function's result, to be filled with what came of a call.
         only_reads: Whether it writes nothing and returns something, so that no server
-            has to run it; then there is no result.
+            has to run it; then nothing is known of its result.
     """
 
     program: GraphProgram
     inputs: tuple[int, ...]
-    result: Any
+    returned: Returned | None
     only_reads: bool = False
 
     @cached_property
@@ -91,13 +90,14 @@ class TracedUpdate:
             if one.kind == GraphInput.KIND_WRITE and isinstance(source, Variable)
         ]
 
-    @property
-    def result(self) -> Any:
-        """What the function returned: a nest of variables and Nones."""
-        return map_leaves(
-            lambda number: None if number is None else self.sources[number],
-            self.trace.result,
-        )
+    def result(self, outputs: Sequence[torch.Tensor] = ()) -> Any:
+        """What the function returned.
+
+        Args:
+            outputs: What the program has given back.
+        """
+        returned = self.trace.returned
+        return None if returned is None else returned.filled(self.sources, outputs)
 
 
 def trace(
@@ -111,8 +111,8 @@ def trace(
 
     Args:
         fn: The update function. It runs on stand-ins; it may write variables and
-            returns None, variables that it wrote, or a nest of them; if it writes
-            nothing, anything but None.
+            return a nest of tensors, variables and values of Python that are no
+            objects of their own; if it writes nothing, anything but None.
         variables: Its first arguments; if it writes, it has to write each.
         args: Further arguments; nests may hold variables, tensors and numbers.
         kwargs: Keyword arguments, likewise.
@@ -122,8 +122,9 @@ def trace(
     Raises:
         UpdateFunctionError: The function does what a server could not repeat: it
             asks for the contents of a tensor, branches on one or on a number, uses an
-            operation outside of the allow-list, assigns what it captures, or does
-            not write what it should. The message names file, line and cure.
+            operation outside of the allow-list, assigns what it captures, does not
+            write what it should, or returns what no server gives back. The message
+            names file, line and cure.
     """
     inputs = TracedInputs(Recording(), is_hosted)
     call = _Call.lifted(inputs, fn, variables, args, kwargs or {})
@@ -176,13 +177,14 @@ def _traced(call: _Call, inputs: TracedInputs) -> Trace:
     with torch.no_grad(), recording, Gate(inputs.replacement):
         returned = call.run()
     call.lifter.require_unchanged(before, call.location)
-    program, used = encode_graph(recording.calls, inputs.hosted_variables)
+    hosted = inputs.hosted_variables
+    if returned is not None and recording.written.isdisjoint(hosted):
+        return Trace(GraphProgram(), (), None, only_reads=True)
+    result = Returned(returned, inputs, call.location)
+    program, used = encode_graph(recording.calls, hosted, result.outputs)
     numbers = tuple(inputs.number_of(value) for value in used)
-    writes = any(one.kind == GraphInput.KIND_WRITE for one in program.inputs)
-    if not writes and returned is not None:
-        return Trace(program, numbers, None, only_reads=True)
     _check(program, call, used)
-    return Trace(program, numbers, _result_numbers(returned, call, inputs))
+    return Trace(program, numbers, result)
 
 
 def _check(program: GraphProgram, call: _Call, used: Sequence[Value]) -> None:
@@ -209,24 +211,6 @@ def _writes_nothing(what: str, location: Location) -> UpdateFunctionError:
         "as add_(); `v = v + 1` only gives a new value to a local name",
         location,
     )
-
-
-def _result_numbers(returned: Any, call: _Call, inputs: TracedInputs) -> Any:
-    def number(leaf: Any) -> int | None:
-        if isinstance(leaf, TracedVariable):
-            leaf = leaf.value()
-        if not isinstance(leaf, torch.Tensor) and not is_traced(leaf):
-            return None
-        found = inputs.variable_behind(leaf)
-        if found is None:
-            raise refused(
-                "the update function returns a value that exists only on the server",
-                "return nothing, or the variable, and read that after the update",
-                call.location,
-            )
-        return found
-
-    return map_leaves(number, returned)
 
 
 class _TraceCache:

@@ -28,6 +28,10 @@ from stratagem_proto.wire.tensors import decode_dtype
 MAX_NODES = 10_000
 MAX_INPUTS = 10_000
 MAX_LIST_ITEMS = 1_000
+MAX_OUTPUTS = 1_000
+
+# They are kept with the answer, in case the request comes again.
+MAX_OUTPUT_BYTES = 256 << 10
 
 _NUMBER_DTYPES = {
     tensor_pb2.DATA_TYPE_FLOAT64,
@@ -82,7 +86,7 @@ def check_graph(program: GraphProgram) -> list[Value]:
         What is known about each numbered value.
 
     Raises:
-        ResourceExhaustedError: It has more nodes or inputs than allowed.
+        ResourceExhaustedError: It has more nodes, inputs or outputs than allowed.
         InvalidArgumentError: An operation outside of the allow-list, a reference to a
             value that comes later, arguments that do not fit the ATen schema, a write
             to what is not to be written, or a variable that should be written and is
@@ -99,17 +103,37 @@ def check_graph(program: GraphProgram) -> list[Value]:
             raise _located(node, error.message) from None
         values += _results(node, values)
     _check_written(program.inputs, written)
+    for number in program.outputs:
+        if number >= len(values):
+            raise InvalidArgumentError(
+                f"the update program gives back value {number} of {len(values)}"
+            )
     return values
+
+
+def check_output_size(nbytes: int) -> None:
+    """Checks how large all that a program gives back is, before it runs.
+
+    Raises:
+        InvalidArgumentError: It is too much to be kept with the answer.
+    """
+    if nbytes > MAX_OUTPUT_BYTES:
+        raise InvalidArgumentError(
+            f"the update function returns tensors of {nbytes} bytes; at most "
+            f"{MAX_OUTPUT_BYTES} are kept for an answer. Assign them to a variable and "
+            "read that after the update, or return nothing"
+        )
 
 
 def check_size(program: GraphProgram) -> None:
     """Checks how long a program is, before anything else is done with it.
 
     Raises:
-        ResourceExhaustedError: It has more nodes or inputs than allowed.
+        ResourceExhaustedError: It has more nodes, inputs or outputs than allowed.
     """
     _check_count("nodes", len(program.nodes), MAX_NODES)
     _check_count("inputs", len(program.inputs), MAX_INPUTS)
+    _check_count("outputs", len(program.outputs), MAX_OUTPUTS)
 
 
 def _check_count(what: str, size: int, limit: int) -> None:

@@ -65,28 +65,6 @@ ASSIGN_MODE_MAXIMUM: AssignMode.ValueType  # 7
 """Keeps the larger of both."""
 global___AssignMode = AssignMode
 
-class _Reduction:
-    ValueType = typing.NewType("ValueType", builtins.int)
-    V: typing_extensions.TypeAlias = ValueType
-
-class _ReductionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Reduction.ValueType], builtins.type):
-    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
-    REDUCTION_UNSPECIFIED: _Reduction.ValueType  # 0
-    REDUCTION_SUM: _Reduction.ValueType  # 1
-    """All contributions added up."""
-    REDUCTION_MEAN: _Reduction.ValueType  # 2
-    """The sum divided by the number of replicas that contributed."""
-
-class Reduction(_Reduction, metaclass=_ReductionEnumTypeWrapper):
-    """How the contributions of the replicas become one gradient."""
-
-REDUCTION_UNSPECIFIED: Reduction.ValueType  # 0
-REDUCTION_SUM: Reduction.ValueType  # 1
-"""All contributions added up."""
-REDUCTION_MEAN: Reduction.ValueType  # 2
-"""The sum divided by the number of replicas that contributed."""
-global___Reduction = Reduction
-
 @typing.final
 class ReadRequest(google.protobuf.message.Message):
     """--- Reading -----------------------------------------------------------------"""
@@ -796,7 +774,7 @@ class Contribution(google.protobuf.message.Message):
     """Number of workers that may contribute to the step."""
     replicas: builtins.int
     """Replicas behind this contribution that had data; the divisor of a mean."""
-    reduction: global___Reduction.ValueType
+    reduction: stratagem_proto.v1.update_program_pb2.Reduction.ValueType
     """What the sum of all becomes."""
     replicas_to_aggregate: builtins.int
     """Number of contributions that close the step; 0 means those of all workers.
@@ -818,7 +796,7 @@ class Contribution(google.protobuf.message.Message):
         worker: builtins.int = ...,
         num_workers: builtins.int = ...,
         replicas: builtins.int = ...,
-        reduction: global___Reduction.ValueType = ...,
+        reduction: stratagem_proto.v1.update_program_pb2.Reduction.ValueType = ...,
         replicas_to_aggregate: builtins.int = ...,
         global_norm: builtins.bool = ...,
     ) -> None: ...
@@ -832,6 +810,7 @@ class UpdateResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     VERSIONS_FIELD_NUMBER: builtins.int
+    OUTPUTS_FIELD_NUMBER: builtins.int
     REJECTED_FIELD_NUMBER: builtins.int
     rejected: builtins.bool
     """Whether the step was dropped because of a gradient that is not finite."""
@@ -842,13 +821,18 @@ class UpdateResponse(google.protobuf.message.Message):
         contribution, which changes no variable yet.
         """
 
+    @property
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.update_program_pb2.GraphOutput]:
+        """The outputs of a graph program, in their order; a repetition has the same."""
+
     def __init__(
         self,
         *,
         versions: collections.abc.Iterable[builtins.int] | None = ...,
+        outputs: collections.abc.Iterable[stratagem_proto.v1.update_program_pb2.GraphOutput] | None = ...,
         rejected: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["rejected", b"rejected", "versions", b"versions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["outputs", b"outputs", "rejected", b"rejected", "versions", b"versions"]) -> None: ...
 
 global___UpdateResponse = UpdateResponse
 
@@ -884,16 +868,22 @@ class UpdateNonSlotResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     VERSIONS_FIELD_NUMBER: builtins.int
+    OUTPUTS_FIELD_NUMBER: builtins.int
     @property
     def versions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """As in UpdateResponse."""
+
+    @property
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.update_program_pb2.GraphOutput]:
         """As in UpdateResponse."""
 
     def __init__(
         self,
         *,
         versions: collections.abc.Iterable[builtins.int] | None = ...,
+        outputs: collections.abc.Iterable[stratagem_proto.v1.update_program_pb2.GraphOutput] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["versions", b"versions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["outputs", b"outputs", "versions", b"versions"]) -> None: ...
 
 global___UpdateNonSlotResponse = UpdateNonSlotResponse
 

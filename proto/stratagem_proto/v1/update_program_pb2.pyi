@@ -20,6 +20,28 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _Reduction:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ReductionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Reduction.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    REDUCTION_UNSPECIFIED: _Reduction.ValueType  # 0
+    REDUCTION_SUM: _Reduction.ValueType  # 1
+    """All contributions added up."""
+    REDUCTION_MEAN: _Reduction.ValueType  # 2
+    """The sum divided by the number of replicas that contributed."""
+
+class Reduction(_Reduction, metaclass=_ReductionEnumTypeWrapper):
+    """How the contributions of the replicas become one gradient."""
+
+REDUCTION_UNSPECIFIED: Reduction.ValueType  # 0
+REDUCTION_SUM: Reduction.ValueType  # 1
+"""All contributions added up."""
+REDUCTION_MEAN: Reduction.ValueType  # 2
+"""The sum divided by the number of replicas that contributed."""
+global___Reduction = Reduction
+
 class _NonfiniteAction:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -289,6 +311,7 @@ class GraphProgram(google.protobuf.message.Message):
 
     INPUTS_FIELD_NUMBER: builtins.int
     NODES_FIELD_NUMBER: builtins.int
+    OUTPUTS_FIELD_NUMBER: builtins.int
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GraphInput]:
         """What a request binds, in order."""
@@ -297,15 +320,49 @@ class GraphProgram(google.protobuf.message.Message):
     def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GraphNode]:
         """What is called, in this order."""
 
+    @property
+    def outputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Numbers of the values that the answer brings, as they are once all nodes have
+        run; few and small ones. Empty: none.
+        """
+
     def __init__(
         self,
         *,
         inputs: collections.abc.Iterable[global___GraphInput] | None = ...,
         nodes: collections.abc.Iterable[global___GraphNode] | None = ...,
+        outputs: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["inputs", b"inputs", "nodes", b"nodes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["inputs", b"inputs", "nodes", b"nodes", "outputs", b"outputs"]) -> None: ...
 
 global___GraphProgram = GraphProgram
+
+@typing.final
+class GraphOutput(google.protobuf.message.Message):
+    """A value of a graph program, in the answer to the request that ran it. The answer is
+    kept until the client acknowledges it, and with it the value.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SPEC_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    data: builtins.bytes
+    """All elements, little-endian in C order."""
+    @property
+    def spec(self) -> stratagem_proto.v1.tensor_pb2.TensorSpec:
+        """Type and sizes. A Python number is a scalar of FLOAT64, INT64 or BOOL."""
+
+    def __init__(
+        self,
+        *,
+        spec: stratagem_proto.v1.tensor_pb2.TensorSpec | None = ...,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["spec", b"spec"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "spec", b"spec"]) -> None: ...
+
+global___GraphOutput = GraphOutput
 
 @typing.final
 class GraphInput(google.protobuf.message.Message):

@@ -9,6 +9,10 @@ from typing import Any
 
 import torch
 
+from stratagem_proto.programs.graph_outputs import encode_output, spec_of_output
+from stratagem_proto.programs.graph_program import check_output_size
+from stratagem_proto.v1.update_program_pb2 import GraphOutput
+from stratagem_proto.wire.tensors import total_nbytes
 from stratagem_psserver.programs.graphs import Binding, CompiledGraph, Reference, Step
 from stratagem_psserver.programs.journal import Journal
 
@@ -30,8 +34,11 @@ class PreparedRun:
     bindings: Sequence[Binding]
     nbytes: int
 
-    def run(self) -> None:
+    def run(self) -> list[GraphOutput]:
         """Writes the variables; if it fails they are what they were.
+
+        Returns:
+            Its outputs, which share no memory with variables.
 
         Raises:
             InvalidArgumentError: Contents do not fit, for instance an index is out of
@@ -39,10 +46,12 @@ class PreparedRun:
             ResourceExhaustedError: There is not enough memory.
         """
         journal = Journal(self.graph)
+        values: Sequence[Any] = self.bindings
         try:
             with torch.no_grad():
-                for _ in _executed(self.graph, self.bindings, "cpu", journal):
-                    pass
+                for _, found in _executed(self.graph, self.bindings, "cpu", journal):
+                    values = found
+                return [encode_output(values[number]) for number in self.graph.outputs]
         except BaseException:
             journal.undo()
             raise
@@ -55,7 +64,7 @@ def prepare(graph: CompiledGraph, bindings: Sequence[Binding]) -> PreparedRun:
 
     Raises:
         InvalidArgumentError: The bindings do not fit the program, or shapes or dtypes
-            on the way do not fit each other.
+            on the way do not fit each other, or what it gives back is too large.
     """
     graph.check_bindings(bindings)
     shapes = tuple(
@@ -75,12 +84,21 @@ def _footprint(graph: CompiledGraph, bindings: Sequence[Binding]) -> int:
     shapes = [_without_contents(binding) for binding in bindings]
     journal, memory = Journal(graph), _Memory(graph, shapes)
     most = 0
+    found: Sequence[Any] = shapes
     with torch.no_grad():
         for step, values in _executed(graph, shapes, "meta", journal):
             largest = memory.allocate(step, values)
             most = max(most, memory.nbytes + journal.nbytes, largest)
             memory.release(step)
-    return most
+            found = values
+    # As tensors, and as the bytes of the answer.
+    return most + 2 * _output_nbytes(graph, found)
+
+
+def _output_nbytes(graph: CompiledGraph, values: Sequence[Any]) -> int:
+    nbytes = total_nbytes([spec_of_output(values[one]) for one in graph.outputs])
+    check_output_size(nbytes)
+    return nbytes
 
 
 def _executed(

@@ -122,12 +122,14 @@ class CompiledGraph:
         inputs: As in the program.
         values: What is known about each numbered value.
         steps: In order.
+        outputs: The numbers of the values that it gives back.
     """
 
     digest: bytes
     inputs: Sequence[GraphInput]
     values: Sequence[Value]
     steps: Sequence[Step]
+    outputs: Sequence[int]
     # Bytes that a run takes, by the shapes that are bound.
     footprints: dict[Hashable, int] = field(default_factory=dict)
 
@@ -191,14 +193,15 @@ def compile_graph(program: GraphProgram) -> CompiledGraph:
     """
     values = check_graph(program)
     steps: list[Step] = []
-    used: set[int] = set(range(len(program.inputs)))
+    used: set[int] = {*range(len(program.inputs)), *program.outputs}
     end = len(values)
     for node in reversed(program.nodes):
         results = range(end - _num_results(node), end)
         end = results.start
         steps.append(_step(node, results, values, used))
         used.update(steps[-1].released)
-    return CompiledGraph(digest(program), program.inputs, values, steps[::-1])
+    outputs = tuple(program.outputs)
+    return CompiledGraph(digest(program), program.inputs, values, steps[::-1], outputs)
 
 
 def _num_results(node: GraphNode) -> int:

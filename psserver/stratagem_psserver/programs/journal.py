@@ -70,7 +70,8 @@ class Journal:
         # Floating-point kernels without an index find out what is wrong before they
         # write; integer ones may meet a division by zero on the way.
         whole = target.is_floating_point() and not operation.indexed
-        return whole and step is self._graph.steps[-1]
+        # What is given back is copied after the last step.
+        return whole and step is self._graph.steps[-1] and not self._graph.outputs
 
     def _indices_change(self, step: Step) -> bool:
         operands = (*step.arguments[1:], *step.keywords.values())

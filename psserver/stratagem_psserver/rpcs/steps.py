@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_proto.v1.update_program_pb2 import InputBinding
+from stratagem_proto.v1.update_program_pb2 import GraphOutput, InputBinding
 from stratagem_psserver.compute import TENSOR_BYTES
 from stratagem_psserver.exactly_once.mutations import Staged
 from stratagem_psserver.optimization.gradients import Gradient, gather
@@ -47,16 +48,29 @@ async def taken(state: ServerState, step: OptimizerStep | RepeatedStep) -> list[
     return state.optimizers.commit(step)
 
 
+class Ran(NamedTuple):
+    """What came of running a graph program.
+
+    Attributes:
+        versions: Of the variables that it wrote, after it.
+        outputs: What it gives back.
+    """
+
+    versions: list[int]
+    outputs: list[GraphOutput]
+
+
 async def run_graph(
     state: ServerState,
     graph: CompiledGraph,
     bindings: Sequence[InputBinding],
     staged: Staged,
-) -> list[int]:
-    """Runs a graph program; returns the versions of the variables that it wrote.
+) -> Ran:
+    """Runs a graph program.
 
     Raises:
-        InvalidArgumentError: It needs more bytes than the budget for requests has.
+        InvalidArgumentError: It needs more bytes than the budget for requests has, or
+            gives back more than is kept with an answer.
         ResourceExhaustedError: The budget is in use.
     """
     written = _written(state.store, graph, bindings)
@@ -72,10 +86,10 @@ async def run_graph(
         )
     with state.budget.reserve(prepared.nbytes, "the update program"):
         size = nodes + prepared.nbytes + sum(each.value.nbytes for each in written)
-        await state.compute.run(prepared.run, size)
+        outputs = await state.compute.run(prepared.run, size)
     for variable in written:
         variable.version += 1
-    return [variable.version for variable in written]
+    return Ran([variable.version for variable in written], outputs)
 
 
 def _written(

@@ -15,11 +15,7 @@ from stratagem_psserver.optimization.gradients import Gradient, gather
 from stratagem_psserver.optimization.repeated_steps import RepeatedStep
 from stratagem_psserver.plans.step_plans import Known, StepPlan
 from stratagem_psserver.rpcs.contributions import stage_contribution
-from stratagem_psserver.rpcs.steps import (
-    all_gradients,
-    run_graph,
-    taken,
-)
+from stratagem_psserver.rpcs.steps import Ran, all_gradients, run_graph, taken
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.synchronous.limits import limited, limits_of
 
@@ -53,7 +49,8 @@ class UpdateRpcs:
         if plan is not None:
             return await self._planned_step(header, plan, staged)
         if header.program.WhichOneof("kind") == "graph":
-            return pb.UpdateResponse(versions=await self._run_graph(header, staged))
+            ran = await self._run_graph(header, staged)
+            return pb.UpdateResponse(versions=ran.versions, outputs=ran.outputs)
         if header.program.WhichOneof("kind") is None and not header.backward.keep:
             raise InvalidArgumentError("the update has no program")
         staged = await self._decoded(header, staged)
@@ -139,10 +136,10 @@ class UpdateRpcs:
             raise InvalidArgumentError(
                 "UpdateNonSlot runs graph programs; send an optimizer's by Update"
             )
-        versions = await self._run_graph(header, staged)
-        return pb.UpdateNonSlotResponse(versions=versions)
+        ran = await self._run_graph(header, staged)
+        return pb.UpdateNonSlotResponse(versions=ran.versions, outputs=ran.outputs)
 
-    async def _run_graph(self, header: pb.UpdateHeader, staged: Staged) -> list[int]:
+    async def _run_graph(self, header: pb.UpdateHeader, staged: Staged) -> Ran:
         if header.HasField("contribution"):
             raise InvalidArgumentError(
                 "a contribution to a synchronous step carries an optimizer program, "

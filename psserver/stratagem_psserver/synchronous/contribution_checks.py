@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.protocol import check_name
-from stratagem_proto.v1.parameter_server_pb2 import Reduction
+from stratagem_proto.v1.update_program_pb2 import Reduction
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.synchronous.contributions import Part
 

@@ -8,11 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from stratagem_proto.programs.gradient_limits import GradientLimits
-from stratagem_proto.v1.parameter_server_pb2 import (
-    REDUCTION_MEAN,
-    Contribution,
-)
-from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_proto.v1.parameter_server_pb2 import Contribution
+from stratagem_proto.v1.update_program_pb2 import REDUCTION_MEAN, OptimizerProgram
 from stratagem_psserver.limits.budget import Reservation
 from stratagem_psserver.optimization.gradients import Gradient
 

@@ -30,7 +30,7 @@ def test_assignments_and_in_place_methods_write_the_variable() -> None:
     assert kinds(update) == ["WRITE", "TENSOR"]
     assert update.bindings[0] is v and update.bindings[1] is g
     assert update.written == [v]
-    assert update.result is v
+    assert update.result() is v
 
 
 def test_nothing_is_written_while_it_is_traced() -> None:
@@ -52,7 +52,7 @@ def test_slots_are_written_or_only_read() -> None:
         "v",
     ]
     assert kinds(update) == ["WRITE", "READ", "WRITE"]
-    assert update.result == [v, None, {"m": m}]
+    assert update.result() == [v, None, {"m": m}]
 
 
 def test_a_variable_is_one_input_however_it_is_reached() -> None:

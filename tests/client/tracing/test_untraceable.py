@@ -14,6 +14,7 @@ import torch
 from stratagem._core.variables.local import LocalVariable
 from stratagem._tracing.trace import trace
 from stratagem_proto.errors import UpdateFunctionError
+from stratagem_proto.programs.graph_program import MAX_OUTPUT_BYTES
 from tests.client.tracing.traced import ones, variable
 
 GLOBAL_RATE = 0.5
@@ -211,14 +212,16 @@ def test_without_a_first_variable_any_has_to_be_written() -> None:
     assert trace(lambda: step + 1).trace.only_reads
 
 
-def test_a_value_of_the_server_cannot_be_returned() -> None:
-    with pytest.raises(UpdateFunctionError, match="read that after the update"):
-        trace(lambda v: [v.add_(1), v * 2], [variable()])
+def test_an_object_of_a_class_of_its_own_cannot_be_returned() -> None:
+    with pytest.raises(UpdateFunctionError, match="returns a object, which") as caught:
+        trace(lambda v: [v.add_(1), object()], [variable()])
+    assert caught.value.location.startswith(__file__)
 
 
-def test_python_values_that_are_returned_are_lost() -> None:
-    update = trace(lambda v: (v.add_(1), 3, "done"), [v := variable()])
-    assert update.result == (v, None, None)
+def test_more_than_is_kept_with_an_answer_cannot_be_returned() -> None:
+    wide = torch.zeros(1, MAX_OUTPUT_BYTES // 4 + 1)
+    with pytest.raises(UpdateFunctionError, match=r"262148 bytes.*read that after"):
+        trace(lambda v, wide: [v.add_(1), wide * 2], [variable()], [wide])
 
 
 def counter() -> Callable[..., Any]:

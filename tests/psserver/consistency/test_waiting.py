@@ -24,6 +24,7 @@ from stratagem_proto.errors import (
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.barrier_pb2 import BarrierRequest, BarrierResponse
+from stratagem_proto.v1.update_program_pb2 import REDUCTION_SUM
 from stratagem_proto.v1.variable_requests_pb2 import (
     DeleteVariablesRequest,
     DeleteVariablesResponse,
@@ -69,7 +70,7 @@ def contribution(
             worker=client.task.index,
             num_workers=2,
             replicas=1,
-            reduction=pb.REDUCTION_SUM,
+            reduction=REDUCTION_SUM,
         )
     )
     return header

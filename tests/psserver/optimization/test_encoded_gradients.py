@@ -15,7 +15,7 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32, Encoding, TensorSpec
-from stratagem_proto.v1.update_program_pb2 import UpdateProgram
+from stratagem_proto.v1.update_program_pb2 import REDUCTION_MEAN, UpdateProgram
 from stratagem_proto.wire.encodings import Encoded, decode, narrow, quantize, select
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.server import ParameterServer
@@ -100,9 +100,7 @@ def test_it_is_staged_decoded_and_added_to_other_contributions(
     header, tensors = message(client, HOW["selected"])
     mark = pb.StepMark(group="SGD", step=1)
     header.contribution.CopyFrom(
-        pb.Contribution(
-            step=mark, num_workers=1, replicas=2, reduction=pb.REDUCTION_MEAN
-        )
+        pb.Contribution(step=mark, num_workers=1, replicas=2, reduction=REDUCTION_MEAN)
     )
     send(client, header, tensors)
     request = pb.CommitContributionRequest(key=client.key(), step=mark)

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stratagem_proto.v1.parameter_server_pb2 import (
-    REDUCTION_SUM,
-    Contribution,
-    StepMark,
-)
-from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_proto.v1.parameter_server_pb2 import Contribution, StepMark
+from stratagem_proto.v1.update_program_pb2 import REDUCTION_SUM, OptimizerProgram
 from stratagem_psserver.limits.budget import Budget
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.synchronous.contributions import Part

@@ -14,6 +14,7 @@ from stratagem_proto.programs.gradient_limits import GradientLimits
 from stratagem_proto.programs.update_programs import encode_limits
 from stratagem_proto.v1 import closed_step_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.update_program_pb2 import REDUCTION_SUM
 from stratagem_psserver.synchronous.limits import closed_total
 from tests.psserver.synchronous.contributors import Cluster, mark, session
 from tests.psserver.wire import RawClient, encoded, sgd, update_header
@@ -37,7 +38,7 @@ class Worker:
                 step=mark(step),
                 num_workers=1,
                 replicas=1,
-                reduction=pb.REDUCTION_SUM,
+                reduction=REDUCTION_SUM,
                 global_norm=True,
             )
         )

@@ -12,6 +12,7 @@ from stratagem_proto.programs.gradient_limits import GradientLimits
 from stratagem_proto.programs.update_programs import encode_limits
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.session_pb2 import Task
+from stratagem_proto.v1.update_program_pb2 import REDUCTION_MEAN
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.server import ParameterServer
 from tests.conftest import TOKEN
@@ -113,7 +114,7 @@ class Pair:
             worker=worker,
             num_workers=2,
             replicas=1,
-            reduction=pb.REDUCTION_MEAN,
+            reduction=REDUCTION_MEAN,
         )
         gradients = {"v": torch.tensor(gradient)} if gradient else {}
         push(self.workers[worker], gradients, limits, contribution, nonfinite_variable)

@@ -16,7 +16,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     VariableNotFoundError,
 )
-from stratagem_proto.v1.parameter_server_pb2 import (
+from stratagem_proto.v1.update_program_pb2 import (
     REDUCTION_MEAN,
     REDUCTION_SUM,
     Reduction,

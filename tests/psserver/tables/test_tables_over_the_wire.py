@@ -19,6 +19,7 @@ from stratagem_proto.programs.initial_values import InitialValues
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_FLOAT32
 from stratagem_proto.v1.update_program_pb2 import (
+    REDUCTION_SUM,
     GraphArgument,
     GraphInput,
     GraphNode,
@@ -184,7 +185,7 @@ def test_synchronous_steps_add_up_the_rows_of_all_workers(
                 worker=worker,
                 num_workers=2,
                 replicas=1,
-                reduction=pb.REDUCTION_SUM,
+                reduction=REDUCTION_SUM,
             )
             gradients = {"users": (rows, torch.ones(2, 16))}
             update_rows(each, sgd(1.0), gradients, contribution)

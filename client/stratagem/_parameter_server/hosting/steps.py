@@ -17,12 +17,8 @@ from stratagem._ps_client.requests import updates
 from stratagem._ps_client.requests.updates import Limits
 from stratagem_proto.consistency import has_backups
 from stratagem_proto.v1.consistency_pb2 import CONSISTENCY_MODE_SYNC, StepGrant
-from stratagem_proto.v1.parameter_server_pb2 import (
-    REDUCTION_MEAN,
-    REDUCTION_SUM,
-    Contribution,
-    StepMark,
-)
+from stratagem_proto.v1.parameter_server_pb2 import Contribution, StepMark
+from stratagem_proto.v1.update_program_pb2 import REDUCTION_MEAN, REDUCTION_SUM
 
 
 def take(

@@ -40,8 +40,8 @@ def run(
         kwargs: Its keyword arguments.
 
     Returns:
-        What it returned: a nest of variables and Nones. A function that only reads
-        runs here, and may return anything.
+        What it returned: a nest of variables, of tensors on the CPU, and of values
+        of Python. A function that only reads runs here, and may return anything.
 
     Raises:
         UpdateFunctionError: It cannot be sent to a server.
@@ -56,17 +56,17 @@ def run(
         # In cross-replica context, what it reads is as it is now on its server.
         with cross_replica(get_strategy()):
             return fn(*variables, *args, **kwargs)
-    store.servers.call(server, _request(store, update, non_slot=not variables))
+    ran = store.servers.call(server, _request(store, update, non_slot=not variables))
     for variable in update.written:
         remote = remote_of(variable)
         if remote is not None:
             remote.outdate()
-    return update.result
+    return update.result(ran.outputs)
 
 
 def _request(
     store: RemoteStore, update: TracedUpdate, non_slot: bool
-) -> Request[list[int]]:
+) -> Request[updates.Ran]:
     attachments = Attachments()
     bindings = [
         _binding(one.kind, source, attachments, store)

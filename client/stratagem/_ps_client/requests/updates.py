@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple, cast
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from stratagem._ps_client.requests.request import Request, sole
 from stratagem._ps_client.requests.writes import Attachments
 from stratagem_proto.programs.gradient_limits import GradientLimits
+from stratagem_proto.programs.graph_outputs import decode_output
 from stratagem_proto.programs.update_programs import encode_limits
 from stratagem_proto.v1.closed_step_pb2 import (
     ClosedStep,
@@ -234,12 +235,24 @@ def _reference(gradient: Gradient, attachments: Attachments) -> GradientRef:
     )
 
 
+class Ran(NamedTuple):
+    """What came of running a graph program.
+
+    Attributes:
+        versions: Of the variables that it wrote, after it.
+        outputs: What it gives back; a scalar for a number.
+    """
+
+    versions: list[int]
+    outputs: list[torch.Tensor]
+
+
 def run(
     program: GraphProgram,
     bindings: Sequence[InputBinding],
     attachments: Attachments,
     non_slot: bool = False,
-) -> Request[list[int]]:
+) -> Request[Ran]:
     """The request that runs a graph program.
 
     Args:
@@ -249,18 +262,19 @@ def run(
         non_slot: Whether it writes variables that belong to no one variable.
 
     Returns:
-        A request whose result are the versions of the written variables after it.
+        A request whose result is what came of it.
     """
     header = UpdateHeader(
         program=UpdateProgram(graph=program),
         bindings=bindings,
         tensors=attachments.specs,
     )
-    if non_slot:
-        return Request(
-            "UpdateNonSlot", header, _updated_non_slot, tensors=attachments.tensors
-        )
-    return Request("Update", header, _updated, tensors=attachments.tensors)
+    method, response = (
+        ("UpdateNonSlot", UpdateNonSlotResponse)
+        if non_slot
+        else ("Update", UpdateResponse)
+    )
+    return Request(method, header, partial(_ran, response), tensors=attachments.tensors)
 
 
 def commit(mark: StepMark) -> Request[CommitContributionResponse]:
@@ -302,5 +316,8 @@ def _updated(responses: Iterator[bytes]) -> list[int]:
     return list(sole(UpdateResponse)(responses).versions)
 
 
-def _updated_non_slot(responses: Iterator[bytes]) -> list[int]:
-    return list(sole(UpdateNonSlotResponse)(responses).versions)
+def _ran(
+    kind: type[UpdateResponse | UpdateNonSlotResponse], responses: Iterator[bytes]
+) -> Ran:
+    response = sole(kind)(responses)
+    return Ran(list(response.versions), [*map(decode_output, response.outputs)])

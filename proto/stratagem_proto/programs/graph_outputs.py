@@ -1,0 +1,38 @@
+"""What a graph program gives back, as it travels and is kept with the answer."""
+
+from __future__ import annotations
+
+import torch
+
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.v1.update_program_pb2 import GraphOutput
+from stratagem_proto.wire.codec import copy_bytes
+from stratagem_proto.wire.tensors import allocate, as_bytes, spec_of, spec_of_kind
+
+_DTYPES = {float: torch.float64, int: torch.int64, bool: torch.bool}
+
+
+def spec_of_output(value: torch.Tensor | float) -> TensorSpec:
+    """The description of a tensor, or of a number as a scalar.
+
+    Raises:
+        InvalidTypeError: Tensors of its dtype cannot be sent.
+    """
+    if isinstance(value, torch.Tensor):
+        return spec_of(value)
+    return spec_of_kind(_DTYPES[type(value)], torch.Size())
+
+
+def encode_output(value: torch.Tensor | float) -> GraphOutput:
+    """A copy of a value that a program has computed."""
+    spec = spec_of_output(value)
+    if not isinstance(value, torch.Tensor):
+        value = torch.tensor(value, dtype=_DTYPES[type(value)])
+    return GraphOutput(spec=spec, data=bytes(as_bytes(value)))
+
+
+def decode_output(output: GraphOutput) -> torch.Tensor:
+    """The tensor that an answer brings; a scalar for a number."""
+    tensor = allocate(output.spec)
+    copy_bytes(as_bytes(tensor), memoryview(output.data))
+    return tensor
