@@ -28,7 +28,7 @@ from stratagem._core.variables.creators import NextCreator, creator_scope
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
 from stratagem._input.numpy_dataset import NumpyDataset
-from stratagem._strategies.extended_arguments import extended_strategy, only_argument
+from stratagem._strategies import extended_arguments
 from stratagem._strategies.hooks.strategy import StrategyHooks
 from stratagem_proto.errors import InvalidTypeError
 
@@ -54,7 +54,7 @@ class StrategyExtended(StrategyHooks):
     """
 
     def __init__(self, container_strategy: Strategy | None = None) -> None:
-        super().__init__(extended_strategy(container_strategy))
+        super().__init__(extended_arguments.extended_strategy(container_strategy))
         self._names = UniqueNames()
 
     if TYPE_CHECKING:
@@ -83,7 +83,8 @@ class StrategyExtended(StrategyHooks):
         """
         require_cross_replica_or_default(self, "run")
         if not isinstance(args, list | tuple):
-            args = only_argument(args)
+            args = extended_arguments.only_argument(args)
+        extended_arguments.require_call("run", fn, args, kwargs or {})
         given = (args, kwargs) if kwargs else args
         empty = replicas_without_rows(given, not self._one_of_several())
         with entered(self._container_strategy()), running_without_rows(empty):
@@ -255,7 +256,7 @@ class StrategyExtended(StrategyHooks):
         """
         require_cross_replica_or_default(self, "reduce_to")
         op = destined_reduce_op_from(reduce_op)
-        _require_one(destinations)
+        extended_arguments.require_one(destinations)
         return self._reduce_to(op, value, destinations, options)
 
     def batch_reduce_to(
@@ -282,8 +283,7 @@ class StrategyExtended(StrategyHooks):
         """
         require_cross_replica_or_default(self, "batch_reduce_to")
         op = destined_reduce_op_from(reduce_op)
-        for _, destinations in value_destination_pairs:
-            _require_one(destinations)
+        extended_arguments.require_pairs(value_destination_pairs)
         return self._batch_reduce_to(op, value_destination_pairs, options)
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
@@ -303,7 +303,7 @@ class StrategyExtended(StrategyHooks):
         Spec: EXT-3.
         """
         require_cross_replica_or_default(self, "broadcast_to")
-        _require_one(destinations)
+        extended_arguments.require_one(destinations)
         if destinations is None:
             raise refused_destinations(destinations)
         return self._broadcast_to(tensor, destinations)
@@ -337,6 +337,7 @@ class StrategyExtended(StrategyHooks):
         Spec: EXT-4, EXT-5.
         """
         kwargs = kwargs or {}
+        extended_arguments.require_call("update", fn, args, kwargs)
         context = current_context()
         if context is not None and context.replica_context is not None:
             return self._update_from_replica(var, fn, args, kwargs, group)
@@ -390,11 +391,7 @@ class StrategyExtended(StrategyHooks):
         """
         require_cross_replica_or_default(self, "update_non_slot")
         kwargs = kwargs or {}
+        extended_arguments.require_call("update_non_slot", fn, args, kwargs)
         require_same_everywhere((args, kwargs))
         with entered(self._container_strategy()):
             return self._update_non_slot(colocate_with, fn, args, kwargs, group)
-
-
-def _require_one(destinations: Any) -> None:
-    if isinstance(destinations, list | tuple):
-        raise refused_destinations(destinations)

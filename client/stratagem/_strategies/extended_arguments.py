@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stratagem._core.values.distributed_values import DistributedValues
+from stratagem._core.values.placement import refused_destinations
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 if TYPE_CHECKING:
@@ -31,3 +33,40 @@ def only_argument(value: Any) -> tuple[Any]:
         "`args` of `call_for_each_replica` must be a list or tuple, or a single tensor "
         f"or distributed value, not {type(value).__name__}; write args=(x,)"
     )
+
+
+def require_call(method: str, fn: Any, args: Any, kwargs: Any) -> None:
+    """Raise InvalidTypeError for what cannot be called as `fn(*args, **kwargs)`."""
+    if not callable(fn):
+        raise InvalidTypeError(
+            f"`{method}` takes a function to call, not {type(fn).__name__}"
+        )
+    if not isinstance(args, list | tuple):
+        raise InvalidTypeError(
+            f"`args` of `{method}` must be a list or tuple, not "
+            f"{type(args).__name__}; write args=(x,) for a single argument"
+        )
+    if not isinstance(kwargs, Mapping):
+        raise InvalidTypeError(
+            f"`kwargs` of `{method}` must be a dictionary, not {type(kwargs).__name__}"
+        )
+
+
+def require_pairs(pairs: Any) -> None:
+    """Raise InvalidTypeError for anything but pairs of a value and a destination."""
+    if not isinstance(pairs, Sequence) or not all(_is_pair(pair) for pair in pairs):
+        raise InvalidTypeError(
+            "`batch_reduce_to` takes a list of pairs (value, destinations), not "
+            f"{pairs!r}"
+        )
+    for _, destinations in pairs:
+        require_one(destinations)
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, list | tuple) and len(pair) == 2
+
+
+def require_one(destinations: Any) -> None:
+    if isinstance(destinations, list | tuple):
+        raise refused_destinations(destinations)

@@ -205,11 +205,19 @@ class Strategy(CheckpointMethods, DatasetMethods, OldSpellings, MovedToExtended)
         Args:
             config_proto: The configuration; it stays as it is.
 
+        Raises:
+            InvalidTypeError: `config_proto` is something else.
+
         Spec: CFG-2, MS-14.
         """
         # Late: nobody who calls this has not loaded it, and others need no protobuf.
         from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
+        if not isinstance(config_proto, ConfigProto):
+            raise InvalidTypeError(
+                "`update_config_proto` takes a stratagem.ConfigProto, not "
+                f"{type(config_proto).__name__}"
+            )
         updated = ConfigProto()
         updated.CopyFrom(config_proto)
         self._extended._update_config_proto(updated)

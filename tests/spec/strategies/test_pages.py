@@ -173,3 +173,35 @@ def test_a_strategy_leaves_what_users_set_of_a_configuration() -> None:
     given.isolate_session_state = True
     assert updated == given
     assert not updated.HasField("experimental")
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "kwargs"), [(3, (), None), (print, 3, None), (print, (), 3)]
+)
+def test_what_cannot_be_called_is_refused(
+    strategy: MirroredStrategy, fn: Any, args: Any, kwargs: Any
+) -> None:
+    error = (InvalidTypeError, InvalidArgumentError)
+    with strategy.scope():
+        variable = Variable(1.0)
+        with pytest.raises(error, match=r"function|args"):
+            strategy.run(fn, args, kwargs)
+        with pytest.raises(error, match=r"function|args"):
+            strategy.extended.update(variable, fn, args, kwargs)
+        devices = strategy.extended.non_slot_devices([variable])
+        with pytest.raises(error, match=r"function|args"):
+            strategy.extended.update_non_slot(devices, fn, args, kwargs)
+
+
+@pytest.mark.parametrize(
+    "pairs", [3, None, [3], [(1, "CPU:0", 2)], zip([1], ["CPU:0"], strict=True)]
+)
+def test_only_pairs_are_reduced_at_once(strategy: MirroredStrategy, pairs: Any) -> None:
+    with strategy.scope(), pytest.raises(InvalidTypeError, match="pairs"):
+        strategy.extended.batch_reduce_to(ReduceOp.SUM, pairs)
+
+
+def test_only_a_configuration_is_completed(strategy: MirroredStrategy) -> None:
+    nothing: Any = 3
+    with pytest.raises(InvalidTypeError, match="ConfigProto"):
+        strategy.update_config_proto(nothing)
