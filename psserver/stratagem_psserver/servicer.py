@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import grpc
 
-from stratagem_proto.serving.border import Border, Context, shared_memory
 from stratagem_proto.serving.methods import Handler, Request, Response, unary_handler
+from stratagem_proto.serving.rpc_boundary import Context, RpcBoundary, shared_memory
 from stratagem_proto.v1 import (
     checkpoint_pb2,
     closed_step_pb2,
@@ -72,8 +72,8 @@ def service_handler(state: ServerState) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
 
-def _border(state: ServerState) -> Border:
-    return Border(state.settings.label, state.figures)
+def _border(state: ServerState) -> RpcBoundary:
+    return RpcBoundary(state.settings.label, state.figures)
 
 
 def checkpoint_handler(state: ServerState, saves: Saves) -> grpc.GenericRpcHandler:
@@ -173,7 +173,7 @@ def _consistency_methods(methods: Methods, rpcs: ConsistencyRpcs) -> Handlers:
 class Methods:
     """Makes handlers of the four shapes that the service has."""
 
-    def __init__(self, border: Border) -> None:
+    def __init__(self, border: RpcBoundary) -> None:
         self._border = border
 
     def unary(

@@ -13,7 +13,7 @@ from stratagem_proto.serving.figures import Figures
 from stratagem_proto.v1.session_pb2 import FrameSockets, Role, Task
 from stratagem_proto.wire.transport import AUTO
 from stratagem_psserver.checkpoints.announcements import Announcements
-from stratagem_psserver.checkpoints.cut import STEPS, StepGate
+from stratagem_psserver.checkpoints.cut import STEPS, CheckpointGate
 from stratagem_psserver.checkpoints.staging import Staging
 from stratagem_psserver.compute import Compute
 from stratagem_psserver.consistency.barrier import Barriers
@@ -24,7 +24,7 @@ from stratagem_psserver.exactly_once.closures import ClosureLedger
 from stratagem_psserver.exactly_once.ledger import Session, SessionLedger
 from stratagem_psserver.exactly_once.mutations import Mutations
 from stratagem_psserver.limits.budget import Budget
-from stratagem_psserver.limits.room import Room
+from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.optimization.kept_gradients import KeptGradients
 from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.plans.step_plans import StepPlans
@@ -32,8 +32,8 @@ from stratagem_psserver.programs.graphs import GraphCache
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.synchronous.rounds import Rounds
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot, HeldSnapshots
-from stratagem_psserver.variables.kept_choices import KeptChoices
 from stratagem_psserver.variables.locks import Holding, VariableLocks
+from stratagem_psserver.variables.read_plan_cache import ReadPlanCache
 from stratagem_psserver.variables.snapshot import Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore
 from stratagem_psserver.waiting.attendance import Attendance
@@ -54,7 +54,7 @@ class ServerState:
         self.settings = settings
         self.figures = Figures()
         self.incarnation = os.urandom(SESSION_ID_BYTES)
-        self.store = VariableStore(Room(settings.variable_bytes))
+        self.store = VariableStore(VariableMemoryLimit(settings.variable_bytes))
         self.ledger = SessionLedger(settings.lease_seconds, settings.reconnect_seconds)
         self.attendance = Attendance()
         self.rounds = Rounds()
@@ -67,12 +67,12 @@ class ServerState:
         self.barriers = Barriers()
         self.optimizers = Optimizers(self.store)
         self.plans = StepPlans(self.store)
-        self.choices = KeptChoices(self.store)
+        self.read_plans = ReadPlanCache(self.store)
         self.graphs = GraphCache()
         self.locks = VariableLocks()
         self.waits = Waits()
         self.compute = Compute()
-        self.gate = StepGate()
+        self.gate = CheckpointGate()
         self.snapshots = Snapshots()
         self.held = HeldSnapshots(self.snapshots, self.store.room)
         self.staging = Staging(settings.label)

@@ -21,8 +21,8 @@ from stratagem_proto.errors import (
     UnavailableError,
 )
 from stratagem_proto.protocol import PROTOCOL_VERSION
-from stratagem_proto.serving.border import Border
 from stratagem_proto.serving.figures import Figures
+from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.variable_requests_pb2 import (
@@ -232,7 +232,7 @@ def test_nothing_of_a_failure_inside_leaves_the_server() -> None:
 
     async def call() -> grpc.aio.AioRpcError:
         server = grpc.aio.server()
-        methods = Methods(Border("ps", Figures()))
+        methods = Methods(RpcBoundary("ps", Figures()))
         fail = methods.unary(session_pb2.HeartbeatRequest, failing)
         handler = grpc.method_handlers_generic_handler("service", {"fail": fail})
         server.add_generic_rpc_handlers((handler,))

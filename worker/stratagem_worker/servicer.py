@@ -17,8 +17,8 @@ from stratagem_proto.errors import (
     SessionLostError,
     StratagemError,
 )
-from stratagem_proto.serving.border import Border, Context, direct, divert
 from stratagem_proto.serving.methods import Handler
+from stratagem_proto.serving.rpc_boundary import Context, RpcBoundary, direct, divert
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.wire.payloads import split
 from stratagem_worker.sessions.session import WorkSession
@@ -39,7 +39,7 @@ class _Copy:
 
     def __init__(self, state: WorkerState) -> None:
         self._state = state
-        self._border = Border(state.settings.label, state.figures)
+        self._border = RpcBoundary(state.settings.label, state.figures)
 
     async def handle(self, request: bytes, context: Context) -> None:
         async with self._border.crossing(context, pb.CopyRequest.__name__):
@@ -55,7 +55,7 @@ class _Work:
 
     def __init__(self, state: WorkerState) -> None:
         self._state = state
-        self._border = Border(state.settings.label, state.figures)
+        self._border = RpcBoundary(state.settings.label, state.figures)
         self._lease = state.settings.lease_seconds
 
     async def handle(self, messages: AsyncIterator[bytes], context: Context) -> None:

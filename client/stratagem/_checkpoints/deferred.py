@@ -65,7 +65,7 @@ class DeferredState:
         return slots
 
 
-class Untaken(Protocol):
+class UnusedValues(Protocol):
     """What a checkpoint has that nothing has taken yet."""
 
     def names(self) -> list[str]:
@@ -84,7 +84,7 @@ class Restoration:
     """
 
     def __init__(
-        self, deferred: Untaken, extra: Mapping[str, Any] | None = None
+        self, deferred: UnusedValues, extra: Mapping[str, Any] | None = None
     ) -> None:
         self._deferred = deferred
         self.extra: Mapping[str, Any] = extra or {}

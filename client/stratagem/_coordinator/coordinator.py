@@ -8,20 +8,20 @@ from functools import partial
 from itertools import count
 from typing import Any, Literal, overload
 
-from stratagem._coordinator.accounts.acknowledging import Acknowledging
+from stratagem._coordinator.accounts.completion_reporter import CompletionReporter
 from stratagem._coordinator.closures.closure import Closure
 from stratagem._coordinator.closures.remote_value import RemoteValue
 from stratagem._coordinator.closures.result import Result
+from stratagem._coordinator.coordinator_stub import CoordinatorStub
 from stratagem._coordinator.data.per_worker import PerWorkerDataset, build_of
 from stratagem._coordinator.data.per_worker_variable import PerWorkerVariable
-from stratagem._coordinator.data.residents import Residents
 from stratagem._coordinator.data.shared_dataset import (
     SharedDataset,
     SharedDatasets,
     inherited_identity,
 )
+from stratagem._coordinator.data.worker_values import WorkerValues
 from stratagem._coordinator.dispatch import Dispatch
-from stratagem._coordinator.elsewhere import CoordinatorElsewhere
 from stratagem._coordinator.settings import Settings
 from stratagem._coordinator.threads.patience import Patience
 from stratagem._coordinator.threads.recurring import Recurring
@@ -39,8 +39,8 @@ from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._ps_client.traffic import Traffic, TrafficMeter
 from stratagem._remote_objects.kinds import COORDINATOR_KINDS
 from stratagem._shipping.calls.call import Call, bound, name_of
-from stratagem._shipping.dumper import Dumper
-from stratagem._worker_client.corks import Corks
+from stratagem._shipping.closure_pickler import ClosurePickler
+from stratagem._worker_client.batchers import Batchers
 from stratagem_proto.errors import InvalidArgumentError
 
 _FAREWELL_SECONDS = 1.0
@@ -139,22 +139,24 @@ class ClusterCoordinator:
         )
         self.strategy = strategy
         numbers = count(1)
-        self._residents = Residents(Dumper(strategy, COORDINATOR_KINDS))
+        self._remote_objects = WorkerValues(ClosurePickler(strategy, COORDINATOR_KINDS))
         self._acknowledging = acknowledging(strategy, numbers)
-        self._shared = SharedDatasets(self._residents, strategy, self._acknowledging)
+        self._shared = SharedDatasets(
+            self._remote_objects, strategy, self._acknowledging
+        )
         self._meter = TrafficMeter()
-        self._corks = Corks()
-        connect = Connector(strategy, numbers, self._meter, self._corks)
+        self._batchers = Batchers()
+        connect = Connector(strategy, numbers, self._meter, self._batchers)
         ended = self._acknowledging.end
-        self._dispatch = Dispatch(connect, settings, ended, self._corks)
-        make = partial(PerWorkerVariable, self._residents, self._dispatch.ask_all)
+        self._dispatch = Dispatch(connect, settings, ended, self._batchers)
+        make = partial(PerWorkerVariable, self._remote_objects, self._dispatch.ask_all)
         take_over(strategy, make, partial(_end, self._acknowledging, self._dispatch))
         weakref.finalize(self, self._dispatch.close)
         self._start(settings)
 
-    def __reduce__(self) -> tuple[type[CoordinatorElsewhere], tuple[()]]:
+    def __reduce__(self) -> tuple[type[CoordinatorStub], tuple[()]]:
         """Travel as what can be had, but not used: methods take it along with self."""
-        return CoordinatorElsewhere, ()
+        return CoordinatorStub, ()
 
     def schedule(
         self,
@@ -192,13 +194,13 @@ class ClusterCoordinator:
         """
         patience = Patience("schedule", timeout)
         call = Call(fn, *bound(fn, args, kwargs), self.strategy)
-        parcel = self._residents.dumper.dump(call)
+        parcel = self._remote_objects.closure_pickler.dump(call)
         self._release()
         with self._dispatch.entry(patience):
             self._dispatch.await_room(patience)
-            left = inherited_identity(parcel.residents.values())
+            left = inherited_identity(parcel.remote_objects.values())
             number, identity = self._acknowledging.begin(left)
-            result = Result(self._residents, number, self._corks.hurry)
+            result = Result(self._remote_objects, number, self._batchers.hurry)
             value = RemoteValue(result)
             closure = Closure(number, identity, name_of(fn), parcel, result)
             self._dispatch.schedule(closure, patience)
@@ -312,7 +314,7 @@ class ClusterCoordinator:
                 f"the name {name!r} is for datasets of which workers share the "
                 "batches; pass exactly_once=True, or no name"
             )
-        return PerWorkerDataset(self._residents, build)
+        return PerWorkerDataset(self._remote_objects, build)
 
     @property
     def workers(self) -> list[int]:
@@ -380,17 +382,17 @@ class ClusterCoordinator:
     def _repeat(self, name: str, seconds: float, action: Callable[[], None]) -> None:
         self._attach(Recurring(name, seconds, action))
 
-    def _attach(self, threads: Acknowledging | Recurring) -> None:
+    def _attach(self, threads: CompletionReporter | Recurring) -> None:
         threads.start()
         weakref.finalize(self, threads.close)
 
     def _release(self) -> None:
-        handles = self._residents.gone()
+        handles = self._remote_objects.gone()
         if handles:
             self._dispatch.release(handles)
 
 
-def _end(acknowledging: Acknowledging, dispatch: Dispatch) -> None:
+def _end(acknowledging: CompletionReporter, dispatch: Dispatch) -> None:
     # Who runs the program again would go on with functions that have ended.
     acknowledging.settle(_FAREWELL_SECONDS)
     dispatch.close()

@@ -21,13 +21,13 @@ from stratagem._coordinator.queue.orders import (
     Abandon,
     Cancel,
     Dismiss,
+    FailDependent,
     GiveUp,
     Order,
     Recall,
     Run,
-    Starve,
 )
-from stratagem._coordinator.queue.pace import SHALLOWEST
+from stratagem._coordinator.queue.prefetch_depth import SHALLOWEST
 from stratagem._coordinator.settings import Settings
 from stratagem._coordinator.threads.entry import Entry
 from stratagem._coordinator.threads.monitor import Monitor
@@ -37,7 +37,7 @@ from stratagem._coordinator.workers.attendant import Attendant, Events
 from stratagem._coordinator.workers.remote_worker import Connect, RemoteWorker
 from stratagem._coordinator.workers.roster import Roster
 from stratagem._shipping.parcel import Parcel
-from stratagem._worker_client.corks import Corks
+from stratagem._worker_client.batchers import Batchers
 from stratagem_proto.errors import (
     AlreadyExistsError,
     StratagemError,
@@ -56,7 +56,7 @@ class Dispatch:
         connect: Connects to a worker.
         settings: How many closures may wait, and when one is given up.
         on_end: Called with the identity of each closure that ends.
-        corks: Those of the connections; started and closed here.
+        batchers: Those of the connections; started and closed here.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class Dispatch:
         connect: Connect,
         settings: Settings,
         on_end: Callable[[ClosureIdentity], None],
-        corks: Corks,
+        batchers: Batchers,
     ) -> None:
         self._queue = ClosureQueue(
             settings.queue_size, SHALLOWEST, settings.max_worker_losses
         )
         self._orders: deque[Order] = deque()
         self._obeying = False
-        self._corks = corks
-        self._monitor = Monitor(corks.hurry)
+        self._batchers = batchers
+        self._monitor = Monitor(batchers.hurry)
         self._entry = threading.Lock()
         self._rebalances = False
         events = Events(self._welcome, self._refuse, self._miss)
@@ -82,7 +82,7 @@ class Dispatch:
         )
         self._rebalancing = Rebalancing(self._rebalance, self._give_up)
         self._rebalancing.start()
-        corks.start()
+        batchers.start()
 
     def add(
         self, index: int, address: str, delay: float = 0.0, late: bool = False
@@ -162,7 +162,7 @@ class Dispatch:
             # A worker may be so quick that the closure itself has failed by then: that
             # is for the next call.
             failed = bool(self._queue.error) or closure.failure is not None
-            with self._corks:
+            with self._batchers:
                 self._put(closure)
             if failed:
                 self._report_error(patience)
@@ -186,7 +186,7 @@ class Dispatch:
         """Returns whether all closures have ended. Spec: COO-10, ERR-4."""
         with self._monitor:
             self._report_error(Patience("done", None))
-            self._corks.hurry()
+            self._batchers.hurry()
             return self._queue.idle
 
     def ask_all(self, call: Parcel, patience: Patience) -> list[bytes]:
@@ -236,7 +236,7 @@ class Dispatch:
     def close(self) -> None:
         """Gives up everything, soon. May be called anywhere, and again."""
         self._rebalancing.close()
-        self._corks.close()
+        self._batchers.close()
 
     # What the program asks for. All that follows is done under the lock.
 
@@ -290,7 +290,7 @@ class Dispatch:
     def _obey_one(self, order: Order) -> None:
         if isinstance(order, Abandon):
             self._outcomes.end(order.closure).result.fail(cancellation())
-        elif isinstance(order, Starve):
+        elif isinstance(order, FailDependent):
             closure = self._outcomes.end(order.closure)
             closure.result.fail(input_failure(closure, order.error))
         elif isinstance(order, GiveUp):

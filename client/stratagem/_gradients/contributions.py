@@ -12,7 +12,7 @@ from stratagem._core.values.without_rows import has_no_rows
 from stratagem._gradients.step import GroupStep, VariableGradients
 
 ParamGroups = Sequence[Mapping[str, Any]]
-"""Param groups of a `DistributedOptimizer`, each with a `LeafList` of "params"."""
+"""Param groups of a `DistributedOptimizer`, each with a `ReplicaParams` of "params"."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._parameter_server.tables.dynamic import DynamicTable, KeyLayout
 from stratagem._parameter_server.tables.parameter import TableParameter
 from stratagem._parameter_server.tables.shard import LazyRows, TableShard
-from stratagem._parameter_server.tables.variable import Reach, TableVariable
+from stratagem._parameter_server.tables.variable import TableAccess, TableVariable
 from stratagem._parameter_server.variables.placement import Place, server_named
 from stratagem._parameter_server.variables.shards import Layout, Rows
 from stratagem._parameter_server.variables.split_variable import SplitVariable, parts_of
@@ -161,7 +161,7 @@ class AttachedExtended(AttachedHostingExtended, ParameterServerExtended):
         )
 
     def _table(self, parts: ParameterParts, readable_nbytes: float) -> TableVariable:
-        reach = Reach(readable_nbytes, OnlyTheChief(self._membership))
+        reach = TableAccess(readable_nbytes, OnlyTheChief(self._membership))
         shards = [self._table_shard(spec) for spec in parts.specs]
         make = DynamicTable if parts.has_keys else TableVariable
         return make(self._store, parts.traits, shards, parts.layout, reach)
@@ -183,7 +183,7 @@ class AttachedExtended(AttachedHostingExtended, ParameterServerExtended):
         self, class_name: str, consistency: Consistency | None = None
     ) -> str:
         name = super()._name_optimizer(class_name, consistency)
-        self._store.pace.add(name)
+        self._store.step_tracker.add(name)
         return name
 
     def _place_name(self) -> str:

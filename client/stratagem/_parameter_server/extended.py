@@ -190,7 +190,7 @@ class ParameterServerExtended(RemoteOptimizers):
         # After all have met, nobody has to wait for what the chief has set before.
         self._loaded.carry()
         with self._averaging_buffers():
-            self._meet(name, passed, timeout)
+            self._wait_for_others(name, passed, timeout)
         self._loaded.settle(0.0)
 
     @contextmanager
@@ -203,7 +203,7 @@ class ParameterServerExtended(RemoteOptimizers):
             yield
             self._buffer_means.accept()
 
-    def _meet(self, name: str, passed: int, timeout: float | None) -> None:
+    def _wait_for_others(self, name: str, passed: int, timeout: float | None) -> None:
         wait = self._store.peer_seconds if timeout is None else timeout
         request = barrier(name, passed, self._membership.num_workers, wait)
         # Those who come later may have to wait for what this worker has finished.

@@ -9,7 +9,7 @@ import torch
 
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.compressor import Compressor
-from stratagem._gradients.early import Early
+from stratagem._gradients.gradient_overlap import GradientOverlap
 from stratagem._gradients.step import OptimizerStep
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.consistencies import decoded, encoded
@@ -19,7 +19,7 @@ from stratagem._parameter_server.hosting.local_writes import (
     refuse_writes_in_replicas,
 )
 from stratagem._parameter_server.hosting.trainers import Trainers
-from stratagem._parameter_server.pushing.early_push import EarlyPush
+from stratagem._parameter_server.pushing.overlapped_push import OverlappedPush
 from stratagem._parameter_server.remote_values import RemoteValues
 from stratagem._parameter_server.tables.variable import require_whole_state
 from stratagem._parameter_server.variables.split_variable import (
@@ -44,7 +44,7 @@ class RemoteOptimizers(RemoteValues):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._early: dict[str, EarlyPush] = {}
+        self._overlaps: dict[str, OverlappedPush] = {}
         self._stepped: set[str] = set()
         self._trainers = Trainers()
 
@@ -55,17 +55,17 @@ class RemoteOptimizers(RemoteValues):
         declared = None if consistency is None else encoded(consistency)
         if declared is not None:
             self._store.servers.require_visible(self._store.first)
-        self._store.pace.add(name, declared)
+        self._store.step_tracker.add(name, declared)
         self._trainers.add_this()
         return name
 
     def _set_consistency(self, consistency: Consistency, optimizer: str | None) -> None:
-        pace = self._store.pace
+        step_tracker = self._store.step_tracker
         if optimizer is not None:
-            pace.require(optimizer)
+            step_tracker.require(optimizer)
         if not self._membership.creates:
             return
-        for name in pace.optimizers if optimizer is None else [optimizer]:
+        for name in step_tracker.optimizers if optimizer is None else [optimizer]:
             self._store.announce(name)
             self._store.servers.call(
                 self._store.first, change(name, encoded(consistency))
@@ -82,7 +82,7 @@ class RemoteOptimizers(RemoteValues):
         refuse_writes_in_replicas(self._store, self._parameters)
         self._divide_run(step.optimizer)
         is_fresh = _remote_steps.take(
-            self._store, step, self._early.get(step.optimizer)
+            self._store, step, self._overlaps.get(step.optimizer)
         )
         self._forget_rows(step)
         self._checkpoints.states.ran()
@@ -100,10 +100,14 @@ class RemoteOptimizers(RemoteValues):
                 pass
         self._stepped.add(optimizer)
 
-    def _early_push(self, optimizer: str, compressor: Compressor) -> Early:
+    def _overlapped_push(
+        self, optimizer: str, compressor: Compressor
+    ) -> GradientOverlap:
         self._require_one_replica("overlap=True")
-        self._early[optimizer] = EarlyPush(self._store.servers, optimizer, compressor)
-        return self._early[optimizer]
+        self._overlaps[optimizer] = OverlappedPush(
+            self._store.servers, optimizer, compressor
+        )
+        return self._overlaps[optimizer]
 
     def _rejected_steps(self, optimizer: str) -> int:
         return self._store.reads.rejected.get(optimizer, 0)

@@ -7,8 +7,8 @@ from stratagem._cluster.visibility import visible_servers
 from stratagem._core.device_names import list_logical_devices
 from stratagem._parameter_server.consistencies import encoded
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._parameter_server.pushing.pace import Pace
-from stratagem._parameter_server.pushing.pushes import Fusing
+from stratagem._parameter_server.pushing.pushes import PullMode
+from stratagem._parameter_server.pushing.step_tracker import StepTracker
 from stratagem._parameter_server.server_lookup import ServerLookup
 from stratagem._parameter_server.settings import Settings
 from stratagem._ps_client.connections.session import Identity
@@ -93,28 +93,30 @@ def store_of(
             f"pull_dtype is {known}, or None for parameters as they are, not "
             f"{pull_dtype!r}"
         )
-    pace = _pace_of(member, servers, settings.consistency)
+    step_tracker = _step_tracker_of(member, servers, settings.consistency)
     # A server that goes back may lack a part of a step that others do not send again.
-    servers.need_all(pace.is_synchronous)
-    fusing = _fusing(pace, settings)
-    return RemoteStore(servers, settings.peer_seconds, pace, pull_dtype, fusing)
+    servers.need_all(step_tracker.is_synchronous)
+    fusing = _fusing(step_tracker, settings)
+    return RemoteStore(servers, settings.peer_seconds, step_tracker, pull_dtype, fusing)
 
 
-def _fusing(pace: Pace, settings: Settings) -> Fusing:
-    if settings.pushes_in_flight and pace.worker is not None:
-        return Fusing.IN_FLIGHT
-    is_alone = pace.worker is not None and pace.num_workers == 1
+def _fusing(step_tracker: StepTracker, settings: Settings) -> PullMode:
+    if settings.pushes_in_flight and step_tracker.worker is not None:
+        return PullMode.IN_FLIGHT
+    is_alone = step_tracker.worker is not None and step_tracker.num_workers == 1
     fused = is_alone if settings.fused_steps is None else settings.fused_steps
-    return Fusing.ALWAYS if fused else Fusing.NEVER
+    return PullMode.ALWAYS if fused else PullMode.NEVER
 
 
-def _pace_of(member: Membership, servers: ServerGroup, initial: Consistency) -> Pace:
+def _step_tracker_of(
+    member: Membership, servers: ServerGroup, initial: Consistency
+) -> StepTracker:
     declared = encoded(initial)
     if not member.trains:
-        return Pace(declared, None, 1)
+        return StepTracker(declared, None, 1)
     check_consistency(declared, member.num_workers)
     # Who may not call the first server cannot be held together with the others.
     hidden = servers.used[0] not in servers.called and initial == Async()
     # Workers that join a coordinator may leave gaps between their indices.
     places = max(member.num_workers, member.number + 1)
-    return Pace(declared, None if hidden else member.number, places)
+    return StepTracker(declared, None if hidden else member.number, places)

@@ -219,7 +219,7 @@ class ServerGroup:
     def push(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
         """As `together`, for a part of a training step that each of them is."""
         # Servers take one of them at a time.
-        self.flight.land()
+        self.flight.wait()
         self._prepare(requests)
         self._require_present()
         with self.steps.taking():
@@ -288,7 +288,7 @@ class ServerGroup:
         except BaseException:
             for task in tasks:
                 if requests[task].mutates:
-                    self._connections[task].forgo()
+                    self._connections[task].release_interrupted()
             raise
 
     def _sent(

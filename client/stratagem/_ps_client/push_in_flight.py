@@ -92,12 +92,12 @@ class PushInFlight(Generic[Answer]):
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="push-in-flight")
         # An interruption may go astray to a thread that is just being started.
         with uninterrupted():
-            self._threads.submit(sent.land)
+            self._threads.submit(sent.wait)
 
-    def land(self) -> None:
+    def wait(self) -> None:
         """Waits until the push is answered, if there is one; raises nothing."""
         if (sent := self._sent) is not None:
-            sent.land()
+            sent.wait()
 
     def settle(self) -> None:
         """Waits until the push is answered, if there is one.
@@ -110,7 +110,7 @@ class PushInFlight(Generic[Answer]):
         with self._settling:
             sent = self._sent
             if sent is not None:
-                sent.land()
+                sent.wait()
                 self._sent = None
                 self._arrived(sent.answer())
 
@@ -139,7 +139,7 @@ class _Sent(Generic[Answer]):
     def has_landed(self) -> bool:
         return self._landed is not None
 
-    def land(self) -> None:
+    def wait(self) -> None:
         # Whoever is interrupted must not give it up.
         with uninterrupted(), self._landing:
             if self._landed is not None:

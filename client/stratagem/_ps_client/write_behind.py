@@ -88,7 +88,7 @@ def _line(code: CodeType, instruction: int) -> Line:
     return code.co_filename, next(numbers, code.co_firstlineno), code.co_name
 
 
-class Cork(Protocol):
+class WriteBatcher(Protocol):
     """Says which small writes wait for those that follow, to be sent with them."""
 
     def keeps(self, backlog: Backlog) -> bool:
@@ -99,15 +99,15 @@ class WritesBehind:
     """The writes of one function that it has not waited for. Thread-safe.
 
     Args:
-        cork: Says which of them wait; None if each is sent at once.
+        batcher: Says which of them wait; None if each is sent at once.
 
     Attributes:
         accepting: Whether the function has not ended.
-        cork: As given.
+        batcher: As given.
     """
 
-    def __init__(self, cork: Cork | None = None) -> None:
-        self.cork = cork
+    def __init__(self, batcher: WriteBatcher | None = None) -> None:
+        self.batcher = batcher
         self._writes: list[Write] = []
         self._backlogs: set[Backlog] = set()
         self.accepting = True
@@ -132,7 +132,7 @@ class WritesBehind:
 
     def keeps(self, backlog: Backlog) -> bool:
         """Whether one that comes now is to wait for others of its backlog."""
-        return self.cork is not None and self.cork.keeps(backlog)
+        return self.batcher is not None and self.batcher.keeps(backlog)
 
     @property
     def settled(self) -> bool:

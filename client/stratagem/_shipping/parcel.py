@@ -68,15 +68,15 @@ class Parcel:
         definitions: The objects that the value refers to, by way of others too, as
             they were when it was dumped. A worker has to have each of them in this
             revision or a later one before it loads the value.
-        residents: What must be kept on the worker besides, by its handle: results, and
-            per-worker values.
+        remote_objects: What must be kept on the worker besides, by its handle: results,
+            and per-worker values.
         kept: What the definitions are of. Their handles stay valid, as those of
             residents do, while there is a parcel.
     """
 
     payload: bytes
     definitions: tuple[Definition, ...]
-    residents: Mapping[int, object]
+    remote_objects: Mapping[int, object]
     kept: tuple[object, ...]
 
     def missing(self, revisions: Mapping[int, int]) -> list[Definition]:

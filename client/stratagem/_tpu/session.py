@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stratagem._tpu.crew import Crew, connected
-from stratagem._tpu.dumper import HostsDumper
+from stratagem._tpu.hosts_pickler import HostsPickler
 from stratagem._tpu.kinds import HOST_KINDS
 from stratagem._tpu.meeting_point import open_meeting_point
 from stratagem._tpu.plan import HostPlan
@@ -46,7 +46,7 @@ class HostsSession:
         num_cores: int | None,
     ) -> None:
         self.calls = 0
-        self._dumper = HostsDumper(strategy, HOST_KINDS)
+        self._closure_pickler = HostsPickler(strategy, HOST_KINDS)
         cluster = resolver.cluster_spec()
         tasks = cluster.task_indices(job)
         addresses = {task: cluster.task_address(job, task) for task in tasks}
@@ -81,12 +81,14 @@ class HostsSession:
         used = self.topology.used_tasks
         if len(used) == 1:
             return ""
-        (port,) = self._crew.call([self._dumper.dump(open_meeting_point)])
+        (port,) = self._crew.call([self._closure_pickler.dump(open_meeting_point)])
         host = addresses[used[0]].rpartition(":")[0]
         return f"{host}:{port}"
 
     def _on_all(self, function: Callable[[], Any]) -> list[Any]:
-        return self._crew.call([self._dumper.dump(function)] * len(self._workers))
+        return self._crew.call(
+            [self._closure_pickler.dump(function)] * len(self._workers)
+        )
 
     def call(self, works: Sequence[Callable[[], Any]]) -> list[Any]:
         """Let each host that is used do something, all at the same time.
@@ -102,15 +104,17 @@ class HostsSession:
             InvalidTypeError: Something cannot be sent.
             Exception: What could not be loaded on a host.
         """
-        self._crew.release(self._dumper.gone())
-        parcels = [self._dumper.dump(work, "what hosts are to do") for work in works]
+        self._crew.release(self._closure_pickler.gone())
+        parcels = [
+            self._closure_pickler.dump(work, "what hosts are to do") for work in works
+        ]
         used = len(self.topology.used_tasks)
         self.calls += 1
         return self._crew.call(parcels * used if len(parcels) == 1 else parcels)
 
     def ask(self, question: Callable[[], Any]) -> Any:
         """Let the first host alone do something; otherwise as `call`."""
-        (answer,) = self._crew.call([self._dumper.dump(question)])
+        (answer,) = self._crew.call([self._closure_pickler.dump(question)])
         return answer
 
     @property

@@ -91,7 +91,7 @@ class NumberNode:
         )
 
 
-class Truth:
+class UnknownComparison:
     """The outcome of a comparison of numbers that are not known yet."""
 
     def __init__(self, label: str) -> None:
@@ -133,7 +133,7 @@ def _calculated(operation: str, *operands: Any) -> Any:
 
 
 def _compared(self: Any, other: object) -> Any:
-    return Truth(node_of(self).label)
+    return UnknownComparison(node_of(self).label)
 
 
 class _Arithmetic:
@@ -159,7 +159,7 @@ class _Arithmetic:
         return self
 
     def __bool__(self) -> bool:
-        return bool(Truth(node_of(self).label))
+        return bool(UnknownComparison(node_of(self).label))
 
     def __float__(self) -> float:
         raise refused(

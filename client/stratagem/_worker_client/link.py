@@ -16,7 +16,7 @@ from stratagem._ps_client.connections.session import (
 from stratagem._ps_client.traffic import TrafficMeter
 from stratagem._ps_client.transports.places import places
 from stratagem._worker_client.answer import Answer, Reply
-from stratagem._worker_client.corks import Corks
+from stratagem._worker_client.batchers import Batchers
 from stratagem._worker_client.grpc_wire import GrpcWire
 from stratagem._worker_client.output import Show, labelled
 from stratagem._worker_client.runtime import this_runtime
@@ -43,7 +43,7 @@ class WorkerLink:
         incarnation: Names what the worker has of this link; another value after
             `connect` means that everything is gone that was defined or kept.
         meter: Counts what passes; another one may take its place before `connect`.
-        corks: Tell what waits to be sent with what follows; so may these.
+        batchers: Tell what waits to be sent with what follows; so may these.
         gpus: How many GPUs the worker has.
     """
 
@@ -68,7 +68,7 @@ class WorkerLink:
         self.task = f"/job:{task.job}/task:{task.index}"
         self.incarnation = b""
         self.meter = TrafficMeter()
-        self.corks = Corks()
+        self.batchers = Batchers()
         self.gpus = 0
         self._address = address
         self._identity = identity
@@ -113,7 +113,7 @@ class WorkerLink:
         for place in places(self._told, self._address, setting, PATIENT_SECONDS):
             # Where that fails, gRPC does.
             with suppress(OSError, StratagemError):
-                return self._begin(partial(SocketWire, place, self.corks))
+                return self._begin(partial(SocketWire, place, self.batchers))
 
     def _begin(self, make: MakeWire) -> None:
         """Opens a session, in place of the one there is."""

@@ -13,7 +13,7 @@ from stratagem._ps_client.traffic import TrafficMeter
 from stratagem._ps_client.transports.places import Place
 from stratagem._ps_client.transports.socket_error import broken, require_ok
 from stratagem._ps_client.transports.socket_link import SocketLink
-from stratagem._worker_client.corks import Cork, Corks
+from stratagem._worker_client.batchers import Batcher, Batchers
 from stratagem._worker_client.wire import Instructions
 from stratagem_proto.errors import MalformedStreamError
 from stratagem_proto.v1 import worker_pb2 as pb
@@ -33,7 +33,7 @@ class SocketWire:
 
     Args:
         place: Where the worker takes frames.
-        corks: Tell which instructions wait for those that follow.
+        batchers: Tell which instructions wait for those that follow.
         opening: The handshake.
         meter: Counts what is sent.
 
@@ -47,12 +47,12 @@ class SocketWire:
     def __init__(
         self,
         place: Place,
-        corks: Corks,
+        batchers: Batchers,
         opening: pb.OpenWorkerSession,
         meter: TrafficMeter,
     ) -> None:
         self.way = place.way
-        self._corks, self._cork = corks, Cork(self._flush)
+        self._batchers, self._batcher = batchers, Batcher(self._flush)
         self._meter = meter
         self._waiting: deque[Instructions] = deque()
         self._sending = threading.Lock()
@@ -83,14 +83,14 @@ class SocketWire:
     def send(self, instructions: Instructions) -> None:
         """Sends instructions, in order; does not wait."""
         self._waiting.append(instructions)
-        if not self._reading and not self._corks.keep(self._cork):
+        if not self._reading and not self._batchers.keep(self._batcher):
             self._flush()
 
     def _flush(self) -> None:
         # Who comes while another thread sends leaves it to that one.
         while self._waiting and self._sending.acquire(blocking=False):
             # Before anything is taken: what comes meanwhile is kept, or sent below.
-            self._cork.flushed(time.monotonic())
+            self._batcher.flushed(time.monotonic())
             pieces, left = self._pieces(), memoryview(b"")
             try:
                 left = self._link.send_at_once(pieces)

@@ -8,7 +8,7 @@ from typing import TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from stratagem_proto.serving.border import Border, Context
+from stratagem_proto.serving.rpc_boundary import Context, RpcBoundary
 
 Request = TypeVar("Request", bound=Message)
 Response = Message | bytes
@@ -16,7 +16,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 
 
 def unary_handler(
-    border: Border,
+    border: RpcBoundary,
     request_type: type[Request],
     method: Callable[[Request], Awaitable[Response]],
 ) -> Handler:

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 import grpc
 
 from stratagem_proto.protocol import PROTOCOL_VERSION
-from stratagem_proto.serving.border import Border
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import check_handshake
 from stratagem_proto.serving.methods import unary_handler
+from stratagem_proto.serving.rpc_boundary import RpcBoundary
 from stratagem_proto.serving.settings import ServingSettings
 from stratagem_proto.v1 import status_pb2 as pb
 from stratagem_proto.v1.session_pb2 import Task
@@ -44,7 +44,7 @@ class StatusService:
         self._incarnation = incarnation
         self._figures = figures
         self._fill = fill
-        self._border = Border(settings.label, figures)
+        self._border = RpcBoundary(settings.label, figures)
         self._began = time.monotonic()
 
     def handler(self) -> grpc.GenericRpcHandler:

@@ -43,7 +43,7 @@ class _Hold:
 
 
 @dataclass
-class StepGate:
+class CheckpointGate:
     """Admits requests by the steps that they are parts of.
 
     While a cut is taken, only steps that had begun before go on, on whichever server.

@@ -21,14 +21,14 @@ from stratagem_proto.errors import (
     StratagemError,
     UnavailableError,
 )
-from stratagem_proto.serving.border import is_over
 from stratagem_proto.serving.eager import begin
 from stratagem_proto.serving.figures import Figures
+from stratagem_proto.serving.rpc_boundary import is_over
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.wire.codec import Assembler, whole
 from stratagem_proto.wire.segment import Segment
-from stratagem_psserver.checkpoints.cut import STEPS, StepGate
+from stratagem_psserver.checkpoints.cut import STEPS, CheckpointGate
 from stratagem_psserver.exactly_once.closure_turns import ClosureTurns
 from stratagem_psserver.exactly_once.intents import Mutation
 from stratagem_psserver.exactly_once.ledger import (
@@ -84,7 +84,7 @@ class Mutations:
         closures: ClosureTurns,
         budget: Budget,
         waits: Waits,
-        gate: StepGate,
+        gate: CheckpointGate,
         figures: Figures,
     ) -> None:
         self._figures = figures
@@ -100,7 +100,7 @@ class Mutations:
         work = partial(_serialised, partial(apply, session))
         return await self._in_step(session, request, work)
 
-    async def once_staged(
+    async def apply_once(
         self,
         header: Mutation,
         manifest: Manifest,

@@ -39,7 +39,7 @@ class StateTensor:
     def shape(self, parameter: torch.Tensor) -> torch.Size:
         return torch.Size(()) if self.is_scalar else parameter.shape
 
-    def lent(self, tensor: torch.Tensor) -> torch.Tensor | int:
+    def bound(self, tensor: torch.Tensor) -> torch.Tensor | int:
         """The state as the optimizer wants it."""
         is_number = self.is_scalar and self.dtype == torch.int64
         return int(tensor) if is_number else tensor

@@ -17,13 +17,16 @@ from stratagem_proto.errors import (
 from stratagem_proto.programs.optimizers import rule_named
 from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_psserver.optimization.bindings import ParameterBinding, WholeBinding
 from stratagem_psserver.optimization.gradients import Gradient, check_gradient
 from stratagem_psserver.optimization.hyperparameters import Settings, settings_of
-from stratagem_psserver.optimization.loans import Loan, WholeLoan
 from stratagem_psserver.optimization.optimizer_states import OptimizerStates
 from stratagem_psserver.optimization.repeated_groups import Gradients
 from stratagem_psserver.optimization.repeated_steps import RepeatedStep
-from stratagem_psserver.optimization.row_loans import TableRowLoan, TensorRowLoan
+from stratagem_psserver.optimization.row_bindings import (
+    TableRowBinding,
+    TensorRowBinding,
+)
 from stratagem_psserver.optimization.steps import Group, OptimizerStep
 from stratagem_psserver.variables.store import Variable, VariableStore
 
@@ -151,18 +154,18 @@ class Optimizers:
                 variable=variable.name,
             )
         group = groups[gradient.group]
-        group.loans.append(self._lend(name, group.settings, variable, gradient))
+        group.bindings.append(self._lend(name, group.settings, variable, gradient))
 
     def _lend(
         self, name: str, settings: Settings, variable: Variable, gradient: Gradient
-    ) -> Loan:
+    ) -> ParameterBinding:
         sparse = gradient.rows is not None
         needs = settings.needs(variable.value.dtype, sparse)
         layout, names, slots = self._states.of(name, variable, needs.layout)
         if not sparse:
-            return WholeLoan(variable, gradient.value, layout, names, slots)
+            return WholeBinding(variable, gradient.value, layout, names, slots)
         if variable.arena is None:
-            return TensorRowLoan(variable, gradient, needs, names, slots)
-        loan = TableRowLoan(variable, gradient, needs, names, slots)
-        loan.check_fit()
-        return loan
+            return TensorRowBinding(variable, gradient, needs, names, slots)
+        binding = TableRowBinding(variable, gradient, needs, names, slots)
+        binding.check_fit()
+        return binding

@@ -10,10 +10,14 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.optim import Optimizer
 
+from stratagem_psserver.optimization.bindings import (
+    ParameterBinding,
+    WholeBinding,
+    as_tensor,
+)
 from stratagem_psserver.optimization.certainty import NUMBERS, is_ordinary_state
 from stratagem_psserver.optimization.dry_run import StateLayout
 from stratagem_psserver.optimization.hyperparameters import Settings
-from stratagem_psserver.optimization.loans import Loan, WholeLoan, as_tensor
 from stratagem_psserver.optimization.single_steps import take_step
 from stratagem_psserver.variables.store import Variable, VariableStore
 
@@ -81,15 +85,17 @@ class Parameter:
     state: dict[str, Any]
 
     @classmethod
-    def of(cls, loan: Loan, place: int) -> Parameter | None:
+    def of(cls, binding: ParameterBinding, place: int) -> Parameter | None:
         """It, if the gradient is dense and the state is there, all of it tensors."""
-        if not isinstance(loan, WholeLoan) or len(loan.slots) < len(loan.layout):
+        if not isinstance(binding, WholeBinding) or len(binding.slots) < len(
+            binding.layout
+        ):
             return None
-        layout, slots = loan.layout, loan.slots
-        state = {key: layout[key].lent(slot.value) for key, slot in slots.items()}
+        layout, slots = binding.layout, binding.slots
+        state = {key: layout[key].bound(slot.value) for key, slot in slots.items()}
         if not all(isinstance(value, torch.Tensor) for value in state.values()):
             return None
-        return cls(loan.variable.value, place, layout, slots, state)
+        return cls(binding.variable.value, place, layout, slots, state)
 
     def __post_init__(self) -> None:
         self._numbers = [key for key in NUMBERS if key in self.state]

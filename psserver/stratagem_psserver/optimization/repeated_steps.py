@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_proto.wire.segment import starts
+from stratagem_psserver.optimization.bindings import ParameterBinding
+from stratagem_psserver.optimization.flat_groups import Joint, JointGroup
 from stratagem_psserver.optimization.hyperparameters import Settings
-from stratagem_psserver.optimization.joint_groups import Joint, JointGroup
-from stratagem_psserver.optimization.loans import Loan
 from stratagem_psserver.optimization.repeated_groups import (
     Gradients,
     Group,
@@ -122,7 +122,7 @@ class _Making:
         self._places = {id(each): place for place, each in enumerate(variables)}
         # Gradients of rows lie elsewhere.
         self._has_rows = any(
-            loan.is_by_rows for group in checked.groups for loan in group.loans
+            binding.is_by_rows for group in checked.groups for binding in group.bindings
         )
         self._begins, _ = starts([each.value.nbytes for each in variables])
 
@@ -130,42 +130,47 @@ class _Making:
         self, number: int, checked: CheckedGroup
     ) -> Iterator[RepeatedGroup | None]:
         """What a group is stepped as; None among it if it cannot be taken again."""
-        by_rows = [loan for loan in checked.loans if loan.is_by_rows]
-        whole = [loan for loan in checked.loans if not loan.is_by_rows]
+        by_rows = [binding for binding in checked.bindings if binding.is_by_rows]
+        whole = [binding for binding in checked.bindings if not binding.is_by_rows]
         if whole:
             yield self._whole(number, checked.settings, whole)
         if by_rows:
             yield self._by_rows(number, checked.settings, by_rows)
 
     def _whole(
-        self, number: int, settings: Settings, loans: Sequence[Loan]
+        self, number: int, settings: Settings, bindings: Sequence[ParameterBinding]
     ) -> RepeatedGroup | None:
-        places = self._places_of(loans)
-        joint = self._joint(settings, loans, places)
-        parameters = _all_made(map(Parameter.of, loans, places))
+        places = self._places_of(bindings)
+        joint = self._joint(settings, bindings, places)
+        parameters = _all_made(map(Parameter.of, bindings, places))
         if parameters is None:
             return None
         group = Group(number, settings, parameters)
         return JointGroup(number, settings, group, joint) if joint else group
 
     def _by_rows(
-        self, number: int, settings: Settings, loans: Sequence[Loan]
+        self, number: int, settings: Settings, bindings: Sequence[ParameterBinding]
     ) -> RepeatedGroup | None:
-        parameters = _all_made(map(RowParameter.of, loans, self._places_of(loans)))
+        parameters = _all_made(
+            map(RowParameter.of, bindings, self._places_of(bindings))
+        )
         group = RowGroup(number, settings, parameters or ())
         return group if parameters and group.has_rules else None
 
-    def _places_of(self, loans: Sequence[Loan]) -> list[int]:
-        return [self._places[id(loan.variable)] for loan in loans]
+    def _places_of(self, bindings: Sequence[ParameterBinding]) -> list[int]:
+        return [self._places[id(binding.variable)] for binding in bindings]
 
     def _joint(
-        self, settings: Settings, loans: Sequence[Loan], places: Sequence[int]
+        self,
+        settings: Settings,
+        bindings: Sequence[ParameterBinding],
+        places: Sequence[int],
     ) -> Joint | None:
         first = places[0]
         is_run = list(places) == list(range(first, first + len(places)))
         if not is_run or self._has_rows:
             return None
-        return Joint.of(self._store, settings, loans, self._begins[first])
+        return Joint.of(self._store, settings, bindings, self._begins[first])
 
 
 def _all_made(made: Iterable[Made | None]) -> list[Made] | None:

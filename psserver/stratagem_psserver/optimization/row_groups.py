@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 
 from stratagem_proto.rows import Taken, WholeRows, are_ascending, are_whole
+from stratagem_psserver.optimization.bindings import ParameterBinding
 from stratagem_psserver.optimization.dry_run import StateLayout
 from stratagem_psserver.optimization.hyperparameters import Settings
-from stratagem_psserver.optimization.loans import Loan
 from stratagem_psserver.optimization.repeated_groups import Gradients
-from stratagem_psserver.optimization.row_loans import TensorRowLoan
+from stratagem_psserver.optimization.row_bindings import TensorRowBinding
 from stratagem_psserver.optimization.sparse_rules import SparseRule
 from stratagem_psserver.variables.store import Variable, VariableStore
 
@@ -58,11 +58,15 @@ class RowParameter:
         }
 
     @classmethod
-    def of(cls, loan: Loan, place: int) -> RowParameter | None:
+    def of(cls, binding: ParameterBinding, place: int) -> RowParameter | None:
         """It, if its state is there and its rows can be moved as wholes."""
-        if not isinstance(loan, TensorRowLoan) or not loan.needs.takes_sparse:
+        if not isinstance(binding, TensorRowBinding) or not binding.needs.takes_sparse:
             return None
-        layout, slots, value = loan.needs.layout, loan.slots, loan.variable.value
+        layout, slots, value = (
+            binding.needs.layout,
+            binding.slots,
+            binding.variable.value,
+        )
         # Where elements are rows themselves, torch rounds what it adds once more.
         if len(slots) < len(layout) or value.dim() < 2:
             return None

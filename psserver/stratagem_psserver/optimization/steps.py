@@ -9,10 +9,14 @@ from typing import Any, TypeAlias
 import torch
 
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
-from stratagem_psserver.limits.room import Room
+from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.optimization.bindings import (
+    BoundParameter,
+    ParameterBinding,
+    WholeBinding,
+)
 from stratagem_psserver.optimization.certainty import NUMBERS, is_ordinary_state
 from stratagem_psserver.optimization.hyperparameters import Settings
-from stratagem_psserver.optimization.loans import Lent, Loan, WholeLoan
 from stratagem_psserver.optimization.single_steps import take_step
 from stratagem_psserver.optimization.undo import Undo
 from stratagem_psserver.variables.store import Variable, VariableStore
@@ -26,50 +30,54 @@ class Group:
     """A param group with those of its variables that have a gradient."""
 
     settings: Settings
-    loans: list[Loan] = field(default_factory=list)
+    bindings: list[ParameterBinding] = field(default_factory=list)
 
-    def step(self, all_lent: Sequence[Lent]) -> States:
+    def step(self, all_bound: Sequence[BoundParameter]) -> States:
         """Changes what was lent; variables of which rows were lent stay as they are."""
-        if not all_lent:
+        if not all_bound:
             return ()
-        fresh = [lent.tensor for lent in all_lent if not lent.state]
-        parameters = [lent.tensor for lent in all_lent]
+        fresh = [bound.tensor for bound in all_bound if not bound.state]
+        parameters = [bound.tensor for bound in all_bound]
         optimizer = self.settings.prototype.optimizer(parameters, fresh)
         try:
-            for lent in all_lent:
-                lent.tensor.grad = lent.gradient
-                if lent.state:
-                    optimizer.state[lent.tensor] = lent.state
-            take_step(optimizer, any(lent.gradient.is_sparse for lent in all_lent))
+            for bound in all_bound:
+                bound.tensor.grad = bound.gradient
+                if bound.state:
+                    optimizer.state[bound.tensor] = bound.state
+            take_step(optimizer, any(bound.gradient.is_sparse for bound in all_bound))
         finally:
-            for lent in all_lent:
-                lent.tensor.grad = None
-        return [optimizer.state.get(lent.tensor, {}) for lent in all_lent]
+            for bound in all_bound:
+                bound.tensor.grad = None
+        return [optimizer.state.get(bound.tensor, {}) for bound in all_bound]
 
-    def is_ordinary(self, all_lent: Sequence[Lent]) -> bool:
+    def is_ordinary(self, all_bound: Sequence[BoundParameter]) -> bool:
         """Whether the step does not fail for its numbers."""
         return all(
-            self.settings.is_ordinary(lent.tensor.dtype) and _has_ordinary_state(lent)
-            for lent in all_lent
+            self.settings.is_ordinary(bound.tensor.dtype) and _has_ordinary_state(bound)
+            for bound in all_bound
         )
 
-    def written(self, all_lent: Sequence[Lent]) -> Iterator[torch.Tensor]:
+    def written(self, all_bound: Sequence[BoundParameter]) -> Iterator[torch.Tensor]:
         """The tensors of variables that the step writes."""
-        for loan, lent in zip(self.loans, all_lent, strict=True):
-            if not loan.is_by_rows:
-                yield lent.tensor
-                yield from filter(torch.is_tensor, lent.state.values())
+        for binding, bound in zip(self.bindings, all_bound, strict=True):
+            if not binding.is_by_rows:
+                yield bound.tensor
+                yield from filter(torch.is_tensor, bound.state.values())
 
     @property
     def missing(self) -> int:
         """Bytes of the state that the step begins."""
-        return sum(loan.missing for loan in self.loans if isinstance(loan, WholeLoan))
+        return sum(
+            binding.missing
+            for binding in self.bindings
+            if isinstance(binding, WholeBinding)
+        )
 
     def close(self, states: States, undo: Undo) -> None:
         """Writes rows, and takes back what the optimizer has made."""
-        for loan, state in zip(self.loans, states, strict=True):
-            loan.close(state)
-            if loan.is_by_rows:
+        for binding, state in zip(self.bindings, states, strict=True):
+            binding.close(state)
+            if binding.is_by_rows:
                 undo.leave()
 
 
@@ -81,7 +89,7 @@ class OptimizerStep:
     groups: list[Group]
     variables: list[Variable]
     nbytes: int
-    room: Room
+    room: VariableMemoryLimit
 
     def run(self) -> None:
         """Changes the values of the variables and their slots.
@@ -92,26 +100,27 @@ class OptimizerStep:
         """
         with Undo(self.program.class_name) as undo:
             opened = [
-                [loan.open(self.room) for loan in group.loans] for group in self.groups
+                [binding.open(self.room) for binding in group.bindings]
+                for group in self.groups
             ]
             written = self._prepare(undo, opened)
             undo.begun = bool(written)
             states = [
-                group.step(lent)
-                for group, lent in zip(self.groups, opened, strict=True)
+                group.step(bound)
+                for group, bound in zip(self.groups, opened, strict=True)
             ]
             for group, made in zip(self.groups, states, strict=True):
                 group.close(made, undo)
 
     def _prepare(
-        self, undo: Undo, opened: Sequence[Sequence[Lent]]
+        self, undo: Undo, opened: Sequence[Sequence[BoundParameter]]
     ) -> Sequence[torch.Tensor]:
         """Sees to it that nothing is lost; returns what is written in place."""
         pairs = list(zip(self.groups, opened, strict=True))
-        written = [each for group, lent in pairs for each in group.written(lent)]
-        if all(group.is_ordinary(lent) for group, lent in pairs):
-            lent = [each.tensor for lents in opened for each in lents]
-            undo.require_memory(lent, sum(group.missing for group in self.groups))
+        written = [each for group, bound in pairs for each in group.written(bound)]
+        if all(group.is_ordinary(bound) for group, bound in pairs):
+            bound = [each.tensor for lents in opened for each in lents]
+            undo.require_memory(bound, sum(group.missing for group in self.groups))
         else:
             undo.keep(written)
         return written
@@ -119,12 +128,12 @@ class OptimizerStep:
     def commit(self, store: VariableStore) -> None:
         """Lets the store know what has come of the state."""
         for group in self.groups:
-            for loan in group.loans:
-                loan.commit(store)
+            for binding in group.bindings:
+                binding.commit(store)
 
 
-def _has_ordinary_state(lent: Lent) -> bool:
+def _has_ordinary_state(bound: BoundParameter) -> bool:
     return all(
-        is_ordinary_state(key, float(lent.state[key]))
-        for key in NUMBERS.keys() & lent.state.keys()
+        is_ordinary_state(key, float(bound.state[key]))
+        for key in NUMBERS.keys() & bound.state.keys()
     )

@@ -19,7 +19,7 @@ from stratagem_psserver.optimization.repeated_groups import Gradients
 from stratagem_psserver.optimization.repeated_steps import RepeatedStep
 from stratagem_psserver.plans.permitted import may_all_be_planned, may_be_planned
 from stratagem_psserver.plans.update_text import unchanging
-from stratagem_psserver.variables.choices import Choice
+from stratagem_psserver.variables.read_plans import ReadPlan
 from stratagem_psserver.variables.store import VariableStore
 
 MAX_PLANS = 256
@@ -52,7 +52,7 @@ class StepPlan:
         is_of_rows = any(place is not None for place in self._rows)
         self._manifest = None if is_of_rows else Manifest(common.tensors)
         self._is_in_order = self._places == list(range(len(self._places)))
-        self._choice: Choice | None = None
+        self._choice: ReadPlan | None = None
         self._owners: list[str] = []
         self._generation = -1
 
@@ -87,16 +87,16 @@ class StepPlan:
 
     def choice(
         self, store: VariableStore, selections: Sequence[pb.Selection]
-    ) -> Choice:
+    ) -> ReadPlan:
         """What is answered to an update, by what it selects.
 
         Raises:
-            StratagemError: As of `Choice.of`.
+            StratagemError: As of `ReadPlan.of`.
         """
         holds = self.holds(store)
         if holds and self._choice is not None and self._choice.is_still(selections):
             return self._choice
-        choice = Choice.of(store, selections)
+        choice = ReadPlan.of(store, selections)
         if holds and choice.is_whole:
             self._choice = choice
         return choice

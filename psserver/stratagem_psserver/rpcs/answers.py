@@ -23,9 +23,9 @@ from stratagem_psserver.compute import TENSOR_BYTES
 from stratagem_psserver.plans.step_plans import StepPlan
 from stratagem_psserver.rpcs.sent_values import SentValues
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.variables.choices import Choice
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot
 from stratagem_psserver.variables.locks import Holding
+from stratagem_psserver.variables.read_plans import ReadPlan
 from stratagem_psserver.variables.store import VariableStore
 
 # Less is copied in 0.2 ms at most, and so on the event loop. Longer runs are copied
@@ -51,12 +51,12 @@ class Reading:
     segment: Segment | None
     plan: StepPlan | None = None
 
-    def choice(self, state: ServerState) -> Choice:
+    def choice(self, state: ServerState) -> ReadPlan:
         """What is answered."""
         if not isinstance(self.variables, VariableStore):
-            return Choice.of(self.variables, self.selections)
+            return ReadPlan.of(self.variables, self.selections)
         if self.plan is None:
-            return state.choices.of(self.selections)
+            return state.read_plans.of(self.selections)
         return self.plan.choice(self.variables, self.selections)
 
 
@@ -95,7 +95,7 @@ def _only_frame(state: ServerState, reading: Reading, headed: Headed) -> bytes |
     return frame
 
 
-def _count(state: ServerState, choice: Choice) -> None:
+def _count(state: ServerState, choice: ReadPlan) -> None:
     if choice.nbytes:
         state.figures.calls(pb.ReadRequest.__name__).sent.observe(choice.nbytes)
 
@@ -121,22 +121,22 @@ async def _frames(
 
 
 async def _sent(
-    state: ServerState, header: Message, choice: Choice, locks: Holding
+    state: ServerState, header: Message, choice: ReadPlan, locks: Holding
 ) -> SentValues:
     frames = map(encode_frame, split(header, await _tensors(state, choice)))
     return SentValues(frames, locks, partial(state.compute.run, nbytes=_size(choice)))
 
 
-async def _tensors(state: ServerState, choice: Choice) -> Sequence[torch.Tensor]:
+async def _tensors(state: ServerState, choice: ReadPlan) -> Sequence[torch.Tensor]:
     making = sum(each.nbytes for each in choice.selected if not each.is_there)
     return await state.compute.run(choice.tensors, making)
 
 
-def _size(choice: Choice) -> int:
+def _size(choice: ReadPlan) -> int:
     return choice.nbytes + len(choice.selected) * TENSOR_BYTES
 
 
-def _is_one_run(choice: Choice) -> bool:
+def _is_one_run(choice: ReadPlan) -> bool:
     """Whether values are placed at once, on the event loop."""
     if choice.nbytes <= CHUNK_BYTES:
         return True
@@ -146,7 +146,7 @@ def _is_one_run(choice: Choice) -> bool:
 
 
 async def _placed(
-    state: ServerState, header: Message, choice: Choice, segment: Segment
+    state: ServerState, header: Message, choice: ReadPlan, segment: Segment
 ) -> AsyncGenerator[bytes, None]:
     """Frames of which each is sent, and read, while the bytes of the next are placed.
 

@@ -35,7 +35,7 @@ class UpdateRpcs:
         self, header: pb.UpdateHeader, chunks: Chunks, known: Known | None
     ) -> bytes:
         """Update, with what is known of it."""
-        return await self._state.mutations.once_staged(
+        return await self._state.mutations.apply_once(
             header,
             _manifest(header) if known is None else known.manifest,
             chunks,
@@ -122,7 +122,7 @@ class UpdateRpcs:
         return await self._state.compute.run(limiting, nbytes)
 
     async def update_non_slot(self, header: pb.UpdateHeader, chunks: Chunks) -> bytes:
-        return await self._state.mutations.once_staged(
+        return await self._state.mutations.apply_once(
             header,
             Manifest(header.tensors),
             chunks,

@@ -59,7 +59,7 @@ class ValueRpcs:
             )
 
     async def assign(self, header: pb.AssignHeader, chunks: Chunks) -> bytes:
-        return await self._state.mutations.once_staged(
+        return await self._state.mutations.apply_once(
             header,
             Manifest(header.tensors),
             chunks,

@@ -36,7 +36,7 @@ class VariableRpcs:
 
     async def create(self, header: CreateVariablesHeader, chunks: Chunks) -> bytes:
         sent = sent_tensors(header.variables)
-        return await self._state.mutations.once_staged(
+        return await self._state.mutations.apply_once(
             header, Manifest(sent), chunks, partial(self._create, header)
         )
 

@@ -11,7 +11,7 @@ from stratagem_proto.rows import put
 from stratagem_proto.v1.checkpoint_pb2 import TableHistory
 from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
 from stratagem_psserver.limits.allocation import allocating
-from stratagem_psserver.limits.room import Room
+from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.tables.admission import Admission
 from stratagem_psserver.tables.arena import Arena, Found
 from stratagem_psserver.tables.key_index import KeyIndex
@@ -150,7 +150,7 @@ class Table:
         """Where keys are stored; they may repeat."""
         return Found(keys, self._index.find(keys))
 
-    def make_room(self, found: Found, room: Room) -> None:
+    def make_room(self, found: Found, room: VariableMemoryLimit) -> None:
         """Takes the memory that storing distinct keys needs; changes no row.
 
         Args:
@@ -166,7 +166,7 @@ class Table:
         with allocating(_ADVICE):
             self._index.reserve(needed - self._rows)
 
-    def _grow(self, needed: int, room: Room) -> None:
+    def _grow(self, needed: int, room: VariableMemoryLimit) -> None:
         wanted = min(max(needed, 2 * self.capacity), self.most_rows())
         try:
             room.take(self.name, self._growth(wanted))

@@ -8,7 +8,7 @@ from typing import Generic
 import torch
 
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.serving.border import is_over
+from stratagem_proto.serving.rpc_boundary import is_over
 from stratagem_proto.wire.frames import (
     ChunkView,
     Frame,

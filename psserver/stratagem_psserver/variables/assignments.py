@@ -11,7 +11,7 @@ import torch
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.limits.allocation import allocating, require_memory
-from stratagem_psserver.limits.room import Room
+from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.selections import check_rows
 from stratagem_psserver.variables.store import Variable, VariableStore
@@ -98,7 +98,7 @@ def prepare(
     return writes
 
 
-def run(writes: Sequence[Write], room: Room) -> None:
+def run(writes: Sequence[Write], room: VariableMemoryLimit) -> None:
     """Changes the values of all variables.
 
     Args:

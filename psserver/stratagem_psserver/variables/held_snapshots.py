@@ -12,7 +12,7 @@ from stratagem_proto.errors import (
     FailedPreconditionError,
     VariableNotFoundError,
 )
-from stratagem_psserver.limits.room import Room
+from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.tables.mark import TableMark
 from stratagem_psserver.tables.marked import MarkedKeys
 from stratagem_psserver.variables.snapshot import Snapshot, Snapshots
@@ -84,7 +84,7 @@ class HeldSnapshots:
         room: That memory.
     """
 
-    def __init__(self, snapshots: Snapshots, room: Room) -> None:
+    def __init__(self, snapshots: Snapshots, room: VariableMemoryLimit) -> None:
         self._snapshots, self._room = snapshots, room
         self._held: dict[bytes, HeldSnapshot] = {}
 

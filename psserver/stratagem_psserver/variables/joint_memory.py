@@ -8,7 +8,7 @@ from itertools import count
 
 import torch
 
-from stratagem_psserver.limits.room import Room
+from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 
 _NUMBERS = count()
 
@@ -27,7 +27,9 @@ class JointMemory:
         names: The variables that had a part of it at first.
     """
 
-    def __init__(self, memory: torch.Tensor, names: Sequence[str], room: Room) -> None:
+    def __init__(
+        self, memory: torch.Tensor, names: Sequence[str], room: VariableMemoryLimit
+    ) -> None:
         self.memory, self.names = memory, names
         self._room, self._members, self._unused = room, len(names), 0
         # Variables leave in several threads, each under its own lock.

@@ -26,7 +26,7 @@ from stratagem_proto.v1.variable_pb2 import (
     VariableSpec,
 )
 from stratagem_proto.wire.tensors import nbytes_of, spec_of
-from stratagem_psserver.limits.room import Room
+from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.tables.arena import Arena
 from stratagem_psserver.tables.description import (
     check_slot,
@@ -121,8 +121,8 @@ class VariableStore:
             whose names may come again.
     """
 
-    def __init__(self, room: Room | None = None) -> None:
-        self.room = room or Room()
+    def __init__(self, room: VariableMemoryLimit | None = None) -> None:
+        self.room = room or VariableMemoryLimit()
         self.generation = 0
         self.first_version = 1
         self._watching: list[Callable[[], object]] = []

@@ -104,8 +104,8 @@ def wait_for_contribution(strategy: ParameterServerStrategy, step: int) -> None:
     """Until a worker's part of a synchronous step counts."""
     extended = strategy.extended
     assert isinstance(extended, ParameterServerExtended)
-    pace = extended._store.pace
-    eventually(lambda: pace.contributed() == {"SGD": step})
+    step_tracker = extended._store.step_tracker
+    eventually(lambda: step_tracker.contributed() == {"SGD": step})
 
 
 class Descent:

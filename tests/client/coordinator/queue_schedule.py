@@ -12,11 +12,11 @@ from stratagem._coordinator.queue.orders import (
     Abandon,
     Cancel,
     Dismiss,
+    FailDependent,
     GiveUp,
     Order,
     Recall,
     Run,
-    Starve,
 )
 
 WORKERS = 3
@@ -206,7 +206,7 @@ class QueueSchedule:
                 self._give_back(closure, worker)
             case Abandon(closure):
                 self._leaves(closure, "abandoned")
-            case Starve(closure, Raised() as error):
+            case FailDependent(closure, Raised() as error):
                 assert self.ended[error.args[0]] == "failed"
                 self._leaves(closure, "starved")
             case GiveUp(closure, workers):

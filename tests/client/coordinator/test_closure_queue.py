@@ -11,10 +11,10 @@ from stratagem._coordinator.queue.orders import (
     Abandon,
     Cancel,
     Dismiss,
+    FailDependent,
     GiveUp,
     Recall,
     Run,
-    Starve,
 )
 from tests.client.coordinator.queue_schedule import QueueSchedule
 
@@ -155,7 +155,7 @@ def test_a_closure_fails_with_its_input_and_takes_others_along() -> None:
     queue.put(2, [1])
     queue.put(3, [2])
     error = ValueError()
-    assert queue.failed(1, error) == [Starve(2, error), Starve(3, error)]
+    assert queue.failed(1, error) == [FailDependent(2, error), FailDependent(3, error)]
     assert queue.idle
 
 
@@ -270,7 +270,7 @@ def test_a_closure_that_ends_one_worker_after_the_other_is_given_up() -> None:
             queue.finished(2)
     assert queue.worker_lost(0, crashed=True) == [GiveUp(1, (0, 0, 0))]
     error = RuntimeError()
-    assert queue.given_up(1, error) == [Starve(3, error)]
+    assert queue.given_up(1, error) == [FailDependent(3, error)]
     assert queue.error is error
     assert queue.idle
 

@@ -129,7 +129,7 @@ def test_a_program_that_is_interrupted_as_it_calls_leaves_the_hosts_free(
     strategy: TPUStrategy,
 ) -> None:
     session = cast(RemoteCoresExtended, strategy.extended)._session
-    endless = session._dumper.dump(_for_ever)
+    endless = session._closure_pickler.dump(_for_ever)
     with pytest.raises(KeyboardInterrupt):
         session._crew.call(_InterruptedAfterOne([endless, endless]))
     with pytest.raises(UnavailableError, match="the program was interrupted"):

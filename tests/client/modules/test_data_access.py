@@ -7,10 +7,10 @@ from weakref import ref
 
 import torch
 
-from stratagem._hosting.modules.data_access import Lent
+from stratagem._hosting.modules.data_access import DataViews
 
 
-def lent_to_nobody(lent: Lent, write: bool = False) -> ref[torch.Tensor]:
+def lent_to_nobody(lent: DataViews, write: bool = False) -> ref[torch.Tensor]:
     data = torch.zeros(2)
     lent.add(data)
     if write:
@@ -19,7 +19,7 @@ def lent_to_nobody(lent: Lent, write: bool = False) -> ref[torch.Tensor]:
 
 
 def test_what_nobody_has_is_let_go_of_however_often_it_is_asked_for() -> None:
-    lent = Lent()
+    lent = DataViews()
     given = [lent_to_nobody(lent) for _ in range(1000)]
     gc.collect()
     assert sum(one() is not None for one in given) <= 64
@@ -28,7 +28,7 @@ def test_what_nobody_has_is_let_go_of_however_often_it_is_asked_for() -> None:
 
 
 def test_a_write_is_remembered_until_it_is_accepted() -> None:
-    lent = Lent()
+    lent = DataViews()
     lent_to_nobody(lent, write=True)
     for _ in range(1000):
         lent_to_nobody(lent)
@@ -38,7 +38,7 @@ def test_a_write_is_remembered_until_it_is_accepted() -> None:
 
 
 def test_who_keeps_the_data_may_write_through_them_later() -> None:
-    lent, kept = Lent(), torch.zeros(2)
+    lent, kept = DataViews(), torch.zeros(2)
     lent.add(kept)
     lent.accept()
     assert not lent.were_written()

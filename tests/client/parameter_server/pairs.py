@@ -66,7 +66,7 @@ class Pair:
     def _counted(self) -> dict[str, int]:
         extended = self.strategy.extended
         assert isinstance(extended, ParameterServerExtended)
-        return extended._store.pace.contributed()
+        return extended._store.step_tracker.contributed()
 
     def values(self) -> list[float]:
         self.finish()

@@ -13,8 +13,8 @@ import pytest
 from stratagem._ps_client.transports.call import Attempt, Call
 from stratagem._ps_client.transports.places import places
 from stratagem._ps_client.transports.socket_transport import SocketTransport
-from stratagem_proto.serving.border import Context
 from stratagem_proto.serving.loop import LoopThread
+from stratagem_proto.serving.rpc_boundary import Context
 from stratagem_proto.serving.sockets.listener import SocketListener
 from stratagem_proto.serving.sockets.listening import listen
 

@@ -229,9 +229,9 @@ def test_who_knows_of_a_run_that_has_ended_gets_nothing_from_the_next() -> None:
         with connected(first.address) as creator:
             creator.open()
             run = creator.run
-        with connected(first.address) as early:
-            early.expect(run)
-            make(early, "v", torch.zeros(3))
+        with connected(first.address) as overlap:
+            overlap.expect(run)
+            make(overlap, "v", torch.zeros(3))
         first.stop()
         with (
             ParameterServer(ServerSettings(bind=first.address, token=TOKEN)) as second,

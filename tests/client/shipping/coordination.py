@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from stratagem import ClusterSpec, ParameterServerStrategy
 from stratagem._remote_kinds import KINDS
 from stratagem._remote_objects.kinds import COORDINATOR_KINDS
-from stratagem._shipping.dumper import Dumper
+from stratagem._shipping.closure_pickler import ClosurePickler
 from stratagem._shipping.loader import Loader
 from stratagem._shipping.remote_objects.kinds import WorkerTask
 from stratagem.cluster_resolver import SimpleClusterResolver
@@ -35,7 +35,7 @@ class Coordination:
 
     Attributes:
         strategy: The coordinator's strategy.
-        dumper: What makes its parcels.
+        closure_pickler: What makes its parcels.
     """
 
     def __init__(self, servers: list[str], **settings: Any) -> None:
@@ -44,7 +44,7 @@ class Coordination:
         resolver = SimpleClusterResolver(cluster, task_type="chief", task_id=0)
         settings = {"token": TOKEN, "peer_seconds": 60, **settings}
         self.strategy = ParameterServerStrategy(resolver, **settings)
-        self.dumper = Dumper(self.strategy, COORDINATOR_KINDS)
+        self.closure_pickler = ClosurePickler(self.strategy, COORDINATOR_KINDS)
         self._workers = [Loader(WorkerTask(index, TOKEN), KINDS) for index in range(2)]
         self._sent: list[dict[int, int]] = [{}, {}]
 
@@ -55,7 +55,7 @@ class Coordination:
 
     def ship(self, value: Any, worker: int = 0) -> Any:
         """What a worker makes of a value."""
-        return self.load(self.dumper.dump(value), worker)
+        return self.load(self.closure_pickler.dump(value), worker)
 
     def load(self, parcel: Any, worker: int = 0) -> Any:
         """What a worker makes of a parcel."""

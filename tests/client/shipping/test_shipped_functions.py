@@ -24,7 +24,7 @@ from stratagem._shipping.calls.call import Call
 from stratagem._shipping.loader import Loader
 from stratagem._shipping.parcel import Definition
 from stratagem._shipping.remote_objects.kinds import WorkerTask
-from stratagem._shipping.remote_objects.resident import Resident
+from stratagem._shipping.remote_objects.remote_object import RemoteObject
 from stratagem._shipping.remote_objects.results import dump_result, load_result
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_deploy.processes.process import import_path
@@ -48,7 +48,7 @@ def twice(value: Any) -> Any:
 
 
 def test_a_function_of_a_module_is_named(coordination: Coordination) -> None:
-    parcel = coordination.dumper.dump(twice)
+    parcel = coordination.closure_pickler.dump(twice)
     assert len(parcel.payload) < 150
     assert coordination.load(parcel) is twice
 
@@ -59,7 +59,8 @@ def test_a_function_travels_as_it_is_each_time(coordination: Coordination) -> No
     call = Call(function, (), {})
     assert coordination.ship(call)() == 1
     assert (
-        coordination.dumper.dump(call).payload == coordination.dumper.dump(call).payload
+        coordination.closure_pickler.dump(call).payload
+        == coordination.closure_pickler.dump(call).payload
     )
     amount = 2
     assert coordination.ship(call)() == 2
@@ -70,7 +71,7 @@ def test_a_call_that_travels_again_names_what_it_named(
 ) -> None:
     v = variable_of(coordination, 1.0)
     call = Call(by_value(lambda: v.assign_add(1)), (), {})
-    first, again = (coordination.dumper.dump(call) for _ in range(2))
+    first, again = (coordination.closure_pickler.dump(call) for _ in range(2))
     assert (first.payload, first.definitions) == (again.payload, again.definitions)
     assert coordination.load(again, worker=1)().numpy() == 2
 
@@ -104,7 +105,7 @@ def test_tensors_arrive_as_they_are(coordination: Coordination, tensor: Tensor) 
 
 
 def test_a_view_does_not_bring_its_storage_along(coordination: Coordination) -> None:
-    parcel = coordination.dumper.dump(torch.zeros(100_000)[:10])
+    parcel = coordination.closure_pickler.dump(torch.zeros(100_000)[:10])
     assert len(parcel.payload) < 500
 
 
@@ -127,9 +128,9 @@ def test_a_variable_is_one_object_per_worker(coordination: Coordination) -> None
 
 def test_what_a_worker_has_is_not_sent_again(coordination: Coordination) -> None:
     v = variable_of(coordination, 1.0)
-    parcel = coordination.dumper.dump(v)
+    parcel = coordination.closure_pickler.dump(v)
     assert coordination.define(parcel) >= 1
-    assert coordination.define(coordination.dumper.dump([v, v])) == 0
+    assert coordination.define(coordination.closure_pickler.dump([v, v])) == 0
 
 
 def test_variables_are_found_by_name_whatever_the_order(
@@ -196,7 +197,9 @@ def test_a_parcel_has_no_token(coordination: Coordination) -> None:
     strategy, v = coordination.strategy, variable_of(coordination, 1.0)
     strategy.cluster_resolver.cluster_token = TOKEN
     resolver = strategy.cluster_resolver
-    parcel = coordination.dumper.dump((strategy, strategy.extended, v, resolver))
+    parcel = coordination.closure_pickler.dump(
+        (strategy, strategy.extended, v, resolver)
+    )
     sent = [parcel.payload, *(one.encode() for one in parcel.definitions)]
     assert not any(TOKEN.encode() in one for one in sent)
     assert coordination.load(parcel)[3].task_type == "worker"
@@ -213,22 +216,22 @@ def test_what_belongs_to_no_strategy_travels_as_ever(
 
 def test_handles_go_with_their_objects(coordination: Coordination) -> None:
     module = coordination.built(lambda: torch.nn.Linear(2, 1))
-    coordination.dumper.gone()
-    parcel = coordination.dumper.dump(module)
+    coordination.closure_pickler.gone()
+    parcel = coordination.closure_pickler.dump(module)
     handle = max(one.handle for one in parcel.definitions if one.kind == "module")
     del module
     gc.collect()
-    assert coordination.dumper.gone() == []  # the parcel may yet be sent
+    assert coordination.closure_pickler.gone() == []  # the parcel may yet be sent
     assert coordination.load(parcel) is coordination.worker().find(handle)
     del parcel
     gc.collect()
-    assert coordination.dumper.gone() == [handle]
+    assert coordination.closure_pickler.gone() == [handle]
     coordination.worker().release([handle])
     with pytest.raises(stratagem.NotFoundError, match=f"handle {handle}"):
         coordination.worker().find(handle)
 
 
-class Kept(Resident):
+class Kept(RemoteObject):
     """Stands for what workers keep."""
 
     def __init__(self, handle: int) -> None:
@@ -244,11 +247,11 @@ class Kept(Resident):
 def test_what_stands_for_kept_things_becomes_what_the_worker_keeps(
     coordination: Coordination,
 ) -> None:
-    kept = Kept(coordination.dumper.new_handle())
+    kept = Kept(coordination.closure_pickler.new_handle())
     for index in range(2):
         coordination.worker(index).keep(kept.handle, f"of worker {index}")
-    parcel = coordination.dumper.dump({"kept": kept})
-    assert parcel.residents.keys() == {kept.handle}
+    parcel = coordination.closure_pickler.dump({"kept": kept})
+    assert parcel.remote_objects.keys() == {kept.handle}
     assert coordination.load(parcel, 0) == {"kept": "of worker 0"}
     assert coordination.load(parcel, 1) == {"kept": "of worker 1"}
 
@@ -256,7 +259,7 @@ def test_what_stands_for_kept_things_becomes_what_the_worker_keeps(
 def test_a_result_can_be_defined_on_another_worker(
     coordination: Coordination,
 ) -> None:
-    kept = Kept(coordination.dumper.new_handle())
+    kept = Kept(coordination.closure_pickler.new_handle())
     result = dump_result({"sum": torch.tensor(3.0)})
     definition = Definition.of_result(kept.handle, result)
     coordination.worker().define(kept.handle, definition.encode())
@@ -296,7 +299,7 @@ from pathlib import Path
 import torch
 from stratagem import ClusterSpec, ParameterServerStrategy
 from stratagem._remote_objects.kinds import COORDINATOR_KINDS
-from stratagem._shipping.dumper import Dumper
+from stratagem._shipping.closure_pickler import ClosurePickler
 from stratagem.cluster_resolver import SimpleClusterResolver
 
 jobs = {"chief": ["c.test:1"], "worker": ["w.test:1"], "ps": sys.argv[2].split()}
@@ -320,7 +323,7 @@ def predict(features):
     return strategy.run(model, args=(features,))
 
 
-parcel = Dumper(strategy, COORDINATOR_KINDS).dump(predict)
+parcel = ClosurePickler(strategy, COORDINATOR_KINDS).dump(predict)
 sent = [parcel.payload, *((one.handle, one.encode()) for one in parcel.definitions)]
 Path(sys.argv[1]).write_bytes(__import__("pickle").dumps(sent))
 strategy.close()

@@ -72,7 +72,7 @@ def test_buffers_of_any_size_are_seen_to_change(
     model = coordination.built(Scaled)
     model.statistics = torch.zeros(size)
     theirs = coordination.ship(model)
-    assert coordination.define(coordination.dumper.dump(model)) == 0
+    assert coordination.define(coordination.closure_pickler.dump(model)) == 0
     model.statistics.numpy()[-1] = 1
     coordination.ship(model)
     assert torch.equal(theirs.statistics, model.statistics)
@@ -126,7 +126,7 @@ def test_closures_get_modules_as_they_were_when_they_were_dumped(
         setattr(
             model, part, torch.full((2,), float(value)) if part[1] == "t" else value
         )
-        parcel = coordination.dumper.dump(model)
+        parcel = coordination.closure_pickler.dump(model)
         coordination.define(parcel, worker)
         waiting.append((parcel, worker, state_of(model)))
         if not loaded_late:
@@ -143,7 +143,7 @@ def test_one_that_was_overtaken_has_to_do_with_what_is_there(
     coordination: Coordination,
 ) -> None:
     model = coordination.built(Scaled)
-    earlier = coordination.dumper.dump(model)
+    earlier = coordination.closure_pickler.dump(model)
     model.scale = 2.0
     assert coordination.ship(model).scale == 2.0
     assert coordination.load(earlier).scale == 2.0

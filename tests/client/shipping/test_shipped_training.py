@@ -87,7 +87,9 @@ def test_a_worker_trains_as_one_that_runs_the_program_itself(
     partitioner = own.pop("variable_partitioner", None)
     with coordinating(variable_partitioner=partitioner) as coordination:
         model, train = program(coordination.strategy, **own)
-        parcels = [coordination.dumper.dump((train, (batch,))) for batch in BATCHES]
+        parcels = [
+            coordination.closure_pickler.dump((train, (batch,))) for batch in BATCHES
+        ]
         for parcel in parcels:
             shipped, args = coordination.load(parcel)
             shipped(*args)
@@ -137,7 +139,7 @@ def test_a_million_parameters_are_sent_in_less_than_10_kb(
     model = coordination.built(large_module)
     strategy = coordination.strategy
     assert sum(one.numel() for one in model.parameters()) > 1_000_000
-    parcel = coordination.dumper.dump(lambda x: strategy.run(model, args=(x,)))
+    parcel = coordination.closure_pickler.dump(lambda x: strategy.run(model, args=(x,)))
     sizes = [len(one.encode()) for one in parcel.definitions]
     assert len(parcel.payload) + sum(sizes) < 10_000
     x = torch.ones(1, 1000)
@@ -157,7 +159,7 @@ def test_what_the_coordinator_writes_to_parameters_reaches_workers(
     strategy, model = coordination.strategy, coordination.built(seeded_model)
     shipped = coordination.ship(lambda x: strategy.run(model, args=(x,)))
     nn.init.ones_(model.first.weight)
-    coordination.dumper.dump(None)
+    coordination.closure_pickler.dump(None)
     assert torch.equal(shipped(BATCHES[0]), model(BATCHES[0]))
 
 
@@ -177,7 +179,7 @@ def test_recurrent_modules_compute_with_the_parameters_of_the_worker(
     strategy, x = coordination.strategy, torch.ones(1, 2, 2)
     shipped = coordination.ship(lambda: strategy.run(model, args=(x,))[0])
     nn.init.zeros_(model.weight_hh_l0)
-    coordination.dumper.dump(None)
+    coordination.closure_pickler.dump(None)
     assert torch.equal(shipped(), model(x)[0])
 
 
@@ -233,7 +235,7 @@ def test_tables_are_looked_up_and_trained_from_workers(
         optimizer.step()
         return found.detach()
 
-    parcel = coordination.dumper.dump(lambda: strategy.run(replica_step))
+    parcel = coordination.closure_pickler.dump(lambda: strategy.run(replica_step))
     assert sum(len(one.encode()) for one in parcel.definitions) < 10_000
     before = coordination.load(parcel)()
     after = table(rows).detach()

@@ -41,7 +41,7 @@ class Loader:
 
 def refusal(coordination: Coordination, value: Any) -> str:
     with pytest.raises(InvalidTypeError) as found:
-        coordination.dumper.dump(value)
+        coordination.closure_pickler.dump(value)
     return str(found.value)
 
 
@@ -150,7 +150,7 @@ def vanishing() -> Iterator[types.ModuleType]:
 def test_a_module_that_workers_lack_is_named(
     coordination: Coordination, vanishing: types.ModuleType
 ) -> None:
-    parcel = coordination.dumper.dump(vanishing.function)
+    parcel = coordination.closure_pickler.dump(vanishing.function)
     del sys.modules["vanishing"]
     with pytest.raises(ClosureInputError) as found:
         coordination.load(parcel)
@@ -168,7 +168,7 @@ def test_a_module_can_be_told_to_travel(
     coordination: Coordination, vanishing: types.ModuleType
 ) -> None:
     cloudpickle.register_pickle_by_value(vanishing)
-    parcel = coordination.dumper.dump(vanishing.function)
+    parcel = coordination.closure_pickler.dump(vanishing.function)
     cloudpickle.unregister_pickle_by_value(vanishing)
     del sys.modules["vanishing"]
     assert coordination.load(parcel)() == 1
@@ -179,7 +179,7 @@ def test_the_object_whose_part_is_missing_is_named(
 ) -> None:
     model = coordination.built(lambda: nn.Linear(1, 1))
     model.marker = vanishing.Marker()
-    parcel = coordination.dumper.dump(model)
+    parcel = coordination.closure_pickler.dump(model)
     del sys.modules["vanishing"]
     with pytest.raises(ClosureInputError, match="load module Linear: ModuleNotFound"):
         coordination.load(parcel)
@@ -190,7 +190,7 @@ def test_the_object_whose_part_is_missing_is_named(
 def test_a_handle_of_which_nothing_is_known_is_an_input_error(
     coordination: Coordination,
 ) -> None:
-    parcel = coordination.dumper.dump(coordination.strategy)
+    parcel = coordination.closure_pickler.dump(coordination.strategy)
     with pytest.raises(ClosureInputError, match="has nothing under handle"):
         coordination.worker(1).load(parcel.payload)
 
@@ -198,7 +198,7 @@ def test_a_handle_of_which_nothing_is_known_is_an_input_error(
 def test_a_function_that_is_not_there_asks_for_the_same_version(
     coordination: Coordination, vanishing: types.ModuleType
 ) -> None:
-    parcel = coordination.dumper.dump(vanishing.function)
+    parcel = coordination.closure_pickler.dump(vanishing.function)
     del vanishing.function
     with pytest.raises(ClosureInputError, match="the version that the coordinator has"):
         coordination.load(parcel)

@@ -13,7 +13,7 @@ from stratagem_proto.programs.initial_values import InitialValues
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 from stratagem_proto.wire.tensors import spec_of
-from stratagem_psserver.limits.room import Room
+from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.optimization.single_steps import take_step
@@ -285,7 +285,7 @@ def test_the_first_state_evicts_what_no_longer_fits() -> None:
     limits = dynamic(max_bytes=20_000)
     store, optimizers = hosting(table_spec("users", (0, 8), ZEROS, limits))
     table = table_of(store.get("users"))
-    table.make_room(table.find(torch.arange(200)), Room())
+    table.make_room(table.find(torch.arange(200)), VariableMemoryLimit())
     store.get("users").put_rows(torch.arange(200), torch.ones(200, 8))
     gradient = Gradient("users", 0, torch.ones(3, 8), torch.tensor([0, 500, 199]))
     program = optimizer_program(torch.optim.Adam([torch.empty(0)], lr=1.0))

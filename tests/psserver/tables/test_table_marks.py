@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from stratagem_psserver.limits.room import Room
+from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.tables import mark as marks
 from stratagem_psserver.tables.arena import Arena
 from stratagem_psserver.variables.snapshot import Snapshot, Snapshots
@@ -27,7 +27,7 @@ def write(variable: Variable, generator: torch.Generator) -> None:
     keys = torch.randint(0, 80, (9,), generator=generator).unique()
     table.drop(torch.randint(80, 99, (3,), generator=generator).unique())
     found = table.find(keys)
-    table.make_room(found, Room())
+    table.make_room(found, VariableMemoryLimit())
     table.store(found, {table.value: torch.rand(len(keys), 2, generator=generator)})
 
 
@@ -77,7 +77,7 @@ def test_a_snapshot_takes_the_memory_of_the_rows_that_change() -> None:
     store, _ = hosting(table_spec("t", (200_000, 2), ZEROS))
     table = table_of(store.get("t"))
     found = table.find(torch.arange(100_000))
-    table.make_room(found, Room())
+    table.make_room(found, VariableMemoryLimit())
     table.store(found, {table.value: torch.ones(100_000, 2)})
     mark = table.mark()
     for _ in range(3):

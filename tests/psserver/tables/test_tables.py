@@ -19,7 +19,7 @@ from stratagem_proto.v1.variable_pb2 import (
     TableSpec,
     VariableSpec,
 )
-from stratagem_psserver.limits.room import Room
+from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.store import Variable
 from tests.psserver.tables.specs import (
@@ -39,7 +39,7 @@ def put(variable: Variable, keys: list[int], values: torch.Tensor) -> None:
     """Writes distinct rows as a request does."""
     table, rows = table_of(variable), torch.tensor(keys, dtype=torch.int64)
     table.check_fit(len(rows))
-    table.make_room(table.find(rows), Room())
+    table.make_room(table.find(rows), VariableMemoryLimit())
     variable.put_rows(rows, values)
 
 

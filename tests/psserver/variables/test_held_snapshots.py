@@ -11,7 +11,7 @@ from stratagem_proto.errors import FailedPreconditionError, SessionLostError
 from stratagem_proto.v1.session_pb2 import ROLE_EVALUATOR, Task
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_MODEL, VariableSpec
 from stratagem_proto.wire.tensors import spec_of
-from stratagem_psserver.limits.room import Room
+from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.held_snapshots import HeldSnapshots
@@ -119,11 +119,11 @@ def test_kept_rows_of_tables_count() -> None:
 
     def write() -> None:
         found = table.find(keys)
-        table.make_room(found, Room())
+        table.make_room(found, VariableMemoryLimit())
         table.store(found, {table.value: torch.ones(9, 2)})
 
     write()
-    held = HeldSnapshots(Snapshots(), Room(0))
+    held = HeldSnapshots(Snapshots(), VariableMemoryLimit(0))
     held.hold(SESSION, CUT, store)
     held.fit()
     assert held.knows(SESSION, CUT)

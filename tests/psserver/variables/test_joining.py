@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from stratagem_proto.wire.segment import starts
-from stratagem_psserver.limits.room import Room
+from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.variables.joining import joined
 from stratagem_psserver.variables.snapshot import Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore
@@ -14,7 +14,9 @@ from tests.psserver.wire import model_spec
 SHAPES = [(3, 5), (), (0, 2), (16,), (1,)]
 
 
-def hosting(room: Room | None = None) -> tuple[VariableStore, list[Variable]]:
+def hosting(
+    room: VariableMemoryLimit | None = None,
+) -> tuple[VariableStore, list[Variable]]:
     """A store with a variable of each shape."""
     torch.manual_seed(0)
     store = VariableStore(room)
@@ -75,7 +77,7 @@ def test_a_snapshot_keeps_what_it_has_of_them() -> None:
 
 
 def test_memory_counts_until_nobody_has_a_part_of_it() -> None:
-    room = Room(limit=1 << 20)
+    room = VariableMemoryLimit(limit=1 << 20)
     store, variables = hosting(room)
     whole = room.used
     assert joined(store, variables) is not None

@@ -25,7 +25,7 @@ from stratagem_proto.v1.tensor_pb2 import (
 )
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.variables.assignments import prepare
-from stratagem_psserver.variables.choices import Choice
+from stratagem_psserver.variables.read_plans import ReadPlan
 from stratagem_psserver.variables.selections import is_wanted, select
 from stratagem_psserver.variables.store import Variable, VariableStore
 from tests.psserver.wire import model_spec
@@ -105,7 +105,7 @@ def test_what_is_selected_may_be_written_to_memory_that_is_there(
 ) -> None:
     selection = pb.Selection(variable="w", narrowed_to=narrowed_to, **part)
     store, _ = hosting(torch.randn(4, 2))
-    choice = Choice.of(store, [selection, selection])
+    choice = ReadPlan.of(store, [selection, selection])
     into = [torch.empty(shape, dtype=dtype) for dtype, shape in choice.layout.kinds]
     choice.fill(into)
     assert all(map(torch.equal, into, choice.tensors()))

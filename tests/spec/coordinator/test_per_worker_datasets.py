@@ -181,11 +181,11 @@ def test_workers_forget_iterators_that_are_dropped(
     workers = coordinator._dispatch._roster.there.values()
     coordinator.join()
     handle = iterator._shipped_handle()
-    assert any(handle in worker._residents for worker in workers)
+    assert any(handle in worker._remote_objects for worker in workers)
     del iterator
     gc.collect()
     coordinator.join()
-    eventually(lambda: not any(handle in worker._residents for worker in workers))
+    eventually(lambda: not any(handle in worker._remote_objects for worker in workers))
 
 
 def test_a_dataset_is_made_when_it_is_first_needed(

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
-from stratagem_proto.serving.border import DirectContext
+from stratagem_proto.serving.rpc_boundary import DirectContext
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.wire.payloads import batches, split
 

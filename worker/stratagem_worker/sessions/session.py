@@ -27,7 +27,7 @@ from stratagem_worker.results.staying_results import StayingResults
 from stratagem_worker.sessions.outbox import Outbox
 from stratagem_worker.sessions.unreported_ends import End, UnreportedEnds
 from stratagem_worker.sessions.watch import Watch
-from stratagem_worker.sessions.write_cork import WriteCork
+from stratagem_worker.sessions.write_batcher import WorkerWriteBatcher
 from stratagem_worker.settings import WorkerSettings
 
 
@@ -71,7 +71,7 @@ class WorkSession:
         watch = Watch()
         self.outbox = Outbox()
         self._ends = UnreportedEnds(watch, self._report)
-        self._cork = WriteCork(watch, lambda: executor.has_more)
+        self._batcher = WorkerWriteBatcher(watch, lambda: executor.has_more)
         self.results = results
         self._copies = Copies(results, settings)
         self._settings = settings
@@ -188,7 +188,7 @@ class WorkSession:
 
     def _run(self, order: pb.Run, payload: bytes) -> None:
         closure, worker = order.closure, self._settings.label
-        writes = self._writes[closure] = WritesBehind(self._cork)
+        writes = self._writes[closure] = WritesBehind(self._batcher)
         self.outbox.put_started(closure)
         began = time.monotonic()
         with (

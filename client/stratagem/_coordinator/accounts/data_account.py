@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from stratagem._coordinator.accounts.acknowledging import Acknowledging
+from stratagem._coordinator.accounts.completion_reporter import CompletionReporter
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._ps_client.group import ServerGroup
@@ -44,7 +44,7 @@ class DataAccount:
     """
 
     strategy: ParameterServerStrategy
-    acknowledging: Acknowledging
+    acknowledging: CompletionReporter
     name: str
 
     def open(self, num_batches: int, seed: int) -> OpenedPass:

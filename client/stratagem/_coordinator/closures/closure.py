@@ -31,7 +31,7 @@ class Closure:
     @cached_property
     def inputs(self) -> list[Result]:
         """The results of other closures that it takes."""
-        return results_among(self.parcel.residents.values())
+        return results_among(self.parcel.remote_objects.values())
 
     @property
     def unmet(self) -> list[int]:

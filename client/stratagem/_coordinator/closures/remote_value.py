@@ -12,7 +12,7 @@ from stratagem._coordinator.closures.result import Result
 from stratagem._core.tensors.arrays import as_array
 from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.values.distributed_values import DistributedValues, Mirrored
-from stratagem._shipping.remote_objects.resident import Resident
+from stratagem._shipping.remote_objects.remote_object import RemoteObject
 from stratagem._shipping.remote_objects.results import load_result
 
 
@@ -27,7 +27,7 @@ class RemoteValueStatus(Enum):
     """Its function has returned or failed."""
 
 
-class RemoteValue(Resident):
+class RemoteValue(RemoteObject):
     """What a function that runs on some worker returns.
 
     `ClusterCoordinator.schedule` gives one at once. It can be an argument of further

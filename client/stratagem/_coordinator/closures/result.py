@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from stratagem._coordinator.closures.latch import Latch
 from stratagem._coordinator.data.per_worker import PerWorkerValues
-from stratagem._coordinator.data.residents import Keeper, Residents, WorkerValue
+from stratagem._coordinator.data.worker_values import Keeper, WorkerValue, WorkerValues
 from stratagem._shipping.parcel import Definition
 from stratagem_proto.errors import CancelledError
 
@@ -22,7 +22,7 @@ class Result(WorkerValue):
     Changed under the lock of `Dispatch` alone.
 
     Args:
-        residents: Gives handles.
+        remote_objects: Gives handles.
         closure: Number of the closure.
         hurry: Called before the program waits for it.
 
@@ -40,9 +40,9 @@ class Result(WorkerValue):
     """
 
     def __init__(
-        self, residents: Residents, closure: int, hurry: Callable[[], None]
+        self, remote_objects: WorkerValues, closure: int, hurry: Callable[[], None]
     ) -> None:
-        super().__init__(residents)
+        super().__init__(remote_objects)
         self._hurry = hurry
         self.closure = closure
         self.owner: weakref.ref[object] | None = None
@@ -120,16 +120,16 @@ class Result(WorkerValue):
         keeper.define(Definition.of_result(handle, self.payload))
 
 
-def results_among(residents: Iterable[object]) -> list[Result]:
+def results_among(remote_objects: Iterable[object]) -> list[Result]:
     """Return the results that are needed where something is loaded.
 
     Args:
-        residents: Of its `Parcel`.
+        remote_objects: Of its `Parcel`.
     """
     found = []
-    for one in residents:
+    for one in remote_objects:
         if isinstance(one, Result):
             found.append(one)
         elif isinstance(one, PerWorkerValues):
-            found += results_among(one._parcel.residents.values())
+            found += results_among(one._parcel.remote_objects.values())
     return found

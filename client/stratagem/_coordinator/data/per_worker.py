@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from typing import Any
 
-from stratagem._coordinator.data.residents import Keeper, Residents, WorkerValue
+from stratagem._coordinator.data.worker_values import Keeper, WorkerValue, WorkerValues
 from stratagem._core.contexts.worker_index import on_worker
 from stratagem._core.variables.creators import NextCreator, creator_scope
 from stratagem._core.variables.variable import Variable
@@ -31,10 +31,12 @@ class PerWorkerValues(WorkerValue):
     Spec: COO-5, COO-13.
     """
 
-    def __init__(self, residents: Residents, build: Callable[[], Any]) -> None:
-        super().__init__(residents)
+    def __init__(self, remote_objects: WorkerValues, build: Callable[[], Any]) -> None:
+        super().__init__(remote_objects)
         self._build = build
-        self._parcel = residents.dumper.dump(Call(build, (), {}), "a per-worker value")
+        self._parcel = remote_objects.closure_pickler.dump(
+            Call(build, (), {}), "a per-worker value"
+        )
 
     def _provide(self, keeper: Keeper) -> None:
         keeper.build(self._shipped_handle(), self._parcel)
@@ -49,7 +51,7 @@ class PerWorkerIterator(PerWorkerValues):
     """
 
     def __init__(self, dataset: PerWorkerDataset, build: Callable[[], Any]) -> None:
-        super().__init__(dataset._residents, build)
+        super().__init__(dataset._remote_objects, build)
         self._dataset = dataset
 
     @property
@@ -88,7 +90,7 @@ class PerWorkerDataset(PerWorkerValues):
 
     def build(self) -> PerWorkerValues:
         """Return the datasets themselves, to be passed to scheduled functions."""
-        return PerWorkerValues(self._residents, self._build)
+        return PerWorkerValues(self._remote_objects, self._build)
 
     @cached_property
     def element_spec(self) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stratagem._coordinator.data.per_worker import PerWorkerValues
-from stratagem._coordinator.data.residents import Residents
+from stratagem._coordinator.data.worker_values import WorkerValues
 from stratagem._coordinator.threads.patience import Patience
 from stratagem._core.contexts.worker_index import (
     experimental_get_current_worker_index,
@@ -32,20 +32,22 @@ class PerWorkerVariable(LocalVariable):
     its initial value again. No gradients are wanted of it.
 
     Args:
-        residents: What the workers keep.
+        remote_objects: What the workers keep.
         ask_all: Lets all workers run something.
         given: The arguments of `Variable`.
 
     Spec: PSV-12.
     """
 
-    def __init__(self, residents: Residents, ask_all: AskAll, **given: Any) -> None:
+    def __init__(
+        self, remote_objects: WorkerValues, ask_all: AskAll, **given: Any
+    ) -> None:
         given["trainable"] = False
         with on_worker(0):
             super().__init__(**given)
-        self._residents = residents
+        self._remote_objects = remote_objects
         self._ask_all = ask_all
-        self._copies = PerWorkerValues(residents, partial(_made, given))
+        self._copies = PerWorkerValues(remote_objects, partial(_made, given))
 
     def read_all(self, *, timeout: float | None = None) -> list[torch.Tensor]:
         """Return the values of all workers' copies, in the order of the workers.
@@ -61,7 +63,9 @@ class PerWorkerVariable(LocalVariable):
                 seconds.
         """
         patience = Patience("read_all", timeout)
-        call = self._residents.dumper.dump(Call(LocalVariable.read_value, (self,), {}))
+        call = self._remote_objects.closure_pickler.dump(
+            Call(LocalVariable.read_value, (self,), {})
+        )
         return [load_result(answer) for answer in self._ask_all(call, patience)]
 
     def __reduce__(self) -> Any:

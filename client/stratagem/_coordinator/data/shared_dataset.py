@@ -8,11 +8,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from stratagem._coordinator.accounts.acknowledging import Acknowledging
+from stratagem._coordinator.accounts.completion_reporter import CompletionReporter
 from stratagem._coordinator.accounts.data_account import DataAccount, OpenedPass
 from stratagem._coordinator.data.per_worker import PerWorkerDataset, PerWorkerIterator
-from stratagem._coordinator.data.residents import Residents
 from stratagem._coordinator.data.shared_reader import SharedReader
+from stratagem._coordinator.data.worker_values import WorkerValues
 from stratagem._core.contexts.worker_index import on_worker
 from stratagem._core.names import UniqueNames
 from stratagem._input.numbered_batches import require_numbered, seed_of
@@ -55,7 +55,7 @@ class SharedDataset(PerWorkerDataset):
     pass by its first `iter`, unless that pass is over.
 
     Args:
-        residents: What workers keep.
+        remote_objects: What workers keep.
         build: Makes the data, here and on each worker.
         account: Of what is read.
 
@@ -66,9 +66,12 @@ class SharedDataset(PerWorkerDataset):
     """
 
     def __init__(
-        self, residents: Residents, build: Callable[[], Any], account: DataAccount
+        self,
+        remote_objects: WorkerValues,
+        build: Callable[[], Any],
+        account: DataAccount,
     ) -> None:
-        super().__init__(residents, build)
+        super().__init__(remote_objects, build)
         with on_worker(0):
             dataset = build()
         require_numbered(dataset)
@@ -90,18 +93,18 @@ class SharedDatasets:
     """The shared datasets of one coordinator.
 
     Args:
-        residents: What workers keep.
+        remote_objects: What workers keep.
         strategy: The coordinator's.
         acknowledging: Tells servers which functions have ended.
     """
 
     def __init__(
         self,
-        residents: Residents,
+        remote_objects: WorkerValues,
         strategy: ParameterServerStrategy,
-        acknowledging: Acknowledging,
+        acknowledging: CompletionReporter,
     ) -> None:
-        self._residents = residents
+        self._remote_objects = remote_objects
         self._strategy = strategy
         self._acknowledging = acknowledging
         self._names = UniqueNames()
@@ -124,23 +127,23 @@ class SharedDatasets:
                 "iterator of that one, or give other data another name"
             )
         account = DataAccount(self._strategy, self._acknowledging, chosen)
-        dataset = SharedDataset(self._residents, build, account)
+        dataset = SharedDataset(self._remote_objects, build, account)
         # Servers keep its account longer than the program keeps the dataset.
         self._names.record(chosen, self)
         return dataset
 
 
-def inherited_identity(residents: Iterable[object]) -> ClosureIdentity | None:
+def inherited_identity(remote_objects: Iterable[object]) -> ClosureIdentity | None:
     """Return the identity of an unfinished function that a new one goes on with.
 
     Args:
-        residents: What the new one uses of the workers'.
+        remote_objects: What the new one uses of the workers'.
 
     Returns:
         One of those that have drawn from an iterator among them when the program was
         lost that had scheduled them, each once; None if there is none left.
     """
-    iterators = [one for one in residents if isinstance(one, SharedIterator)]
+    iterators = [one for one in remote_objects if isinstance(one, SharedIterator)]
     for iterator in iterators:
         with suppress(IndexError):
             inherited = iterator._inherited.popleft()

@@ -23,11 +23,11 @@ from stratagem._coordinator.queue.orders import (
     Abandon,
     Cancel,
     Dismiss,
+    FailDependent,
     GiveUp,
     Order,
     Recall,
     Run,
-    Starve,
 )
 from stratagem._coordinator.queue.suspects import Suspects
 from stratagem._coordinator.queue.unmet_inputs import UnmetInputs
@@ -148,7 +148,7 @@ class ClosureQueue:
         """As `failed`, for a closure that an order said is given up."""
         self._suspects.clear(closure)
         self.fault(error)
-        starved = [Starve(one, error) for one in self._waiting.fail(closure)]
+        starved = [FailDependent(one, error) for one in self._waiting.fail(closure)]
         return [*starved, *self._assign()]
 
     def put_back(self, closure: int, inputs: Collection[int] = ()) -> list[Order]:

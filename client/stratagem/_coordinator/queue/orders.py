@@ -38,7 +38,7 @@ class Abandon:
 
 
 @dataclass(frozen=True)
-class Starve:
+class FailDependent:
     """Tell who waits for a closure's value that one which it depends on failed."""
 
     closure: int
@@ -61,4 +61,4 @@ class Dismiss:
     worker: int
 
 
-Order: TypeAlias = Run | Recall | Cancel | Abandon | Starve | GiveUp | Dismiss
+Order: TypeAlias = Run | Recall | Cancel | Abandon | FailDependent | GiveUp | Dismiss

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import count
 
 from stratagem._cluster.membership import COORDINATOR
-from stratagem._coordinator.accounts.acknowledging import Acknowledging
+from stratagem._coordinator.accounts.completion_reporter import CompletionReporter
 from stratagem._coordinator.workers.gpu_counts import GpuCounts
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._core.variables.variable import Variable
@@ -15,7 +15,7 @@ from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.traffic import TrafficMeter
-from stratagem._worker_client.corks import Corks
+from stratagem._worker_client.batchers import Batchers
 from stratagem._worker_client.link import WorkerLink, task_at
 from stratagem.consistency import Async
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
@@ -98,7 +98,7 @@ class Connector:
         strategy: The strategy.
         numbers: Gives numbers to what workers run.
         meter: Counts what is exchanged with them.
-        corks: Tell what waits to be sent with what follows.
+        batchers: Tell what waits to be sent with what follows.
     """
 
     def __init__(
@@ -106,12 +106,12 @@ class Connector:
         strategy: ParameterServerStrategy,
         numbers: count[int],
         meter: TrafficMeter,
-        corks: Corks,
+        batchers: Batchers,
     ) -> None:
         self._identity = _identity_of(strategy)
         self._numbers = numbers
         self._meter = meter
-        self._corks = corks
+        self._batchers = batchers
         takes_all_gpus = strategy._settings.num_replicas_per_worker is None
         self._counts = GpuCounts() if takes_all_gpus else None
 
@@ -119,7 +119,7 @@ class Connector:
         """Connects to one; raises as `WorkerLink.connect`, and for its GPUs."""
         task = Task(job="worker", index=index)
         link = WorkerLink(address, task, self._identity, _ATTEMPT)
-        link.meter, link.corks = self._meter, self._corks
+        link.meter, link.batchers = self._meter, self._batchers
         link.connect()
         if self._counts is not None:
             try:
@@ -158,7 +158,7 @@ def _identity_of(strategy: ParameterServerStrategy) -> Identity:
 
 def acknowledging(
     strategy: ParameterServerStrategy, numbers: count[int]
-) -> Acknowledging:
+) -> CompletionReporter:
     """Return what tells a strategy's servers which closures have ended.
 
     Args:
@@ -168,4 +168,4 @@ def acknowledging(
     extended = strategy.extended
     assert isinstance(extended, ParameterServerExtended)
     space = secrets.token_bytes(SESSION_ID_BYTES)
-    return Acknowledging(extended._store.servers, space, numbers)
+    return CompletionReporter(extended._store.servers, space, numbers)

@@ -10,8 +10,8 @@ from itertools import count
 from typing import Protocol
 
 from stratagem._coordinator.closures.closure import Closure
-from stratagem._coordinator.data.residents import WorkerValue
-from stratagem._coordinator.queue.pace import Pace
+from stratagem._coordinator.data.worker_values import WorkerValue
+from stratagem._coordinator.queue.prefetch_depth import PrefetchDepth
 from stratagem._shipping.parcel import Definition, Parcel
 from stratagem._worker_client.answer import Answer, Reply
 from stratagem._worker_client.link import WorkerLink
@@ -41,10 +41,10 @@ class RemoteWorker:
         self._link = link
         self._numbers = numbers
         self._revisions: dict[int, int] = {}
-        self._residents: set[int] = set()
+        self._remote_objects: set[int] = set()
         self._failed: dict[int, BaseException] = {}
         self._staying: dict[int, int] = {}
-        self._pace = Pace()
+        self._pace = PrefetchDepth()
 
     @property
     def there(self) -> bool:
@@ -103,12 +103,12 @@ class RemoteWorker:
     def provide_anew(self, closure: Closure) -> None:
         """Sends what a closure takes once more when that is run again."""
         results = {one._shipped_handle() for one in closure.inputs}
-        failed = closure.parcel.residents.keys() & self._failed.keys()
-        self._residents -= results | failed
+        failed = closure.parcel.remote_objects.keys() & self._failed.keys()
+        self._remote_objects -= results | failed
 
     def failure_of_input(self, parcel: Parcel) -> BaseException | None:
         """Returns why it could not make something that a call takes. Spec: ERR-9."""
-        failures = map(self._failed.get, parcel.residents)
+        failures = map(self._failed.get, parcel.remote_objects)
         return next(filter(None, failures), None)
 
     def when_ended(self, tell: Callable[[StratagemError], None]) -> None:
@@ -148,20 +148,20 @@ class RemoteWorker:
         for definition in parcel.missing(self._revisions):
             self._revisions[definition.handle] = definition.revision
             self.define(definition)
-        for resident in parcel.residents.values():
+        for resident in parcel.remote_objects.values():
             if isinstance(resident, WorkerValue):
                 self._send_resident(resident)
 
     def _send_resident(self, resident: WorkerValue) -> None:
         handle = resident._shipped_handle()
-        if handle not in self._residents:
-            self._residents.add(handle)
+        if handle not in self._remote_objects:
+            self._remote_objects.add(handle)
             self._failed.pop(handle, None)
             resident._provide(self)
 
     def _forget(self, handle: int) -> bool:
-        known = handle in self._residents or handle in self._revisions
-        self._residents.discard(handle)
+        known = handle in self._remote_objects or handle in self._revisions
+        self._remote_objects.discard(handle)
         self._revisions.pop(handle, None)
         self._failed.pop(handle, None)
         return known

@@ -20,7 +20,7 @@ _data: Any = torch._C.TensorBase.__dict__["data"]
 """What torch has for all tensors."""
 
 
-class Lent:
+class DataViews:
     """Tensors through which a parameter may be written unseen."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from stratagem._core.contexts.scope import entered
 from stratagem._core.device_names import torch_device
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.compressor import Compressor
-from stratagem._gradients.early import Early
+from stratagem._gradients.gradient_overlap import GradientOverlap
 from stratagem._gradients.step import OptimizerStep
 from stratagem._hosting.modules.adoption import Adoption, ModuleAdopter
 from stratagem._hosting.modules.registry import ParameterRegistry
@@ -168,7 +168,9 @@ class HostingExtended(StrategyExtended):
         self._optimizers[class_name] += 1
         return f"{class_name}_{number}" if number else class_name
 
-    def _early_push(self, optimizer: str, compressor: Compressor) -> Early | None:
+    def _overlapped_push(
+        self, optimizer: str, compressor: Compressor
+    ) -> GradientOverlap | None:
         """Return where an optimizer's gradients may go early; None if nowhere.
 
         Raises:

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from stratagem._core.contexts.context import current_replica_id
 from stratagem._core.variables.variable import Variable
-from stratagem._hosting.modules.data_access import Lent, watch_data
+from stratagem._hosting.modules.data_access import DataViews, watch_data
 
 _hosted: WeakValueDictionary[int, HostedParameter] = WeakValueDictionary()
 
@@ -100,7 +100,7 @@ class HostedParameter:
         self._replaced: list[Parameter] = []
         self.leaves = (parameter, *others)
         # Each parameter is looked at three times in a step; few give out their data.
-        self._lent: Lent | None = None
+        self._lent: DataViews | None = None
         for leaf in self.leaves:
             _hosted[id(leaf)] = self
         watch_data(_lend)
@@ -178,7 +178,7 @@ class HostedParameter:
 
     def lend(self, data: torch.Tensor) -> None:
         """Take note that the user got the parameter's `.data`."""
-        self._lent = self._lent or Lent()
+        self._lent = self._lent or DataViews()
         self._lent.add(data)
 
     def written_locally(self) -> bool:

@@ -23,7 +23,7 @@ from stratagem._gradients.limiter import Limiter
 from stratagem._gradients.step import OptimizerStep
 from stratagem._hosting.optimizers.overlap import Overlap
 from stratagem._hosting.optimizers.slots import OptimizerWithSlots
-from stratagem._hosting.optimizers.trained import LeafList, TrainedTensors
+from stratagem._hosting.optimizers.trained import ReplicaParams, TrainedTensors
 from stratagem._hosting.optimizers.wrapped import is_recorded, require_fresh, rule_of
 from stratagem._strategies.current import get_strategy
 from stratagem.consistency import Consistency, consistency_from
@@ -166,7 +166,7 @@ class DistributedOptimizer(OptimizerWithSlots):
         require_honoured(self._rule, values_of(self._rule, group))
         self._tensors.add(group["params"], f"param group {number}")
         if not self._plain:
-            group["params"] = LeafList(group["params"], self._tensors)
+            group["params"] = ReplicaParams(group["params"], self._tensors)
         if self._overlap is not None:
             self._overlap.watch(number, group["params"])
 
@@ -174,7 +174,7 @@ class DistributedOptimizer(OptimizerWithSlots):
         self._limiter.require_none("overlap=True")
         if self._plain:
             return
-        early = self._extended._early_push(self._name, self._compressor)
+        early = self._extended._overlapped_push(self._name, self._compressor)
         if early is not None:
             self._overlap = Overlap(early, self._tensors)
             # So a GradScaler makes itself known.
@@ -248,7 +248,7 @@ class DistributedOptimizer(OptimizerWithSlots):
             self._overlap.refuse_scaling(self)
         contribution = Contribution.of_this_replica(self._inner.param_groups)
         with self._overlap or _NOTHING:
-            replica.merge_call(self._meet, args=(contribution,))
+            replica.merge_call(self._apply_merged, args=(contribution,))
         self._show_schedulers_a_step()
 
     def _replica(self) -> ReplicaContext:
@@ -272,7 +272,7 @@ class DistributedOptimizer(OptimizerWithSlots):
             "replica; call it in the function that you give to strategy.run()"
         )
 
-    def _meet(self, strategy: Strategy, contributions: Any) -> None:
+    def _apply_merged(self, strategy: Strategy, contributions: Any) -> None:
         extended = self._extended
         present = [one for one in _each(contributions, extended) if one]
         extended._apply_gradients(

@@ -11,7 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from stratagem._core.values.without_rows import has_no_rows
-from stratagem._gradients.early import Early
+from stratagem._gradients.gradient_overlap import GradientOverlap
 from stratagem._hosting.optimizers.trained import TrainedTensors
 from stratagem_proto.errors import FailedPreconditionError
 
@@ -75,7 +75,7 @@ class Overlap:
         trained: Finds the variables behind parameters.
     """
 
-    def __init__(self, early: Early, trained: TrainedTensors) -> None:
+    def __init__(self, early: GradientOverlap, trained: TrainedTensors) -> None:
         self._early = early
         self._trained = trained
         # By id of the parameter.

@@ -10,14 +10,14 @@ import torch
 from stratagem._core.contexts.context import require_cross_replica_or_default
 from stratagem._hosting.modules.extended import HostingExtended
 from stratagem._hosting.optimizers.trained import Trained, TrainedTensors
-from stratagem._hosting.optimizers.wrapped import OptimizerAround
+from stratagem._hosting.optimizers.wrapped import OptimizerWrapper
 from stratagem_proto.errors import InvalidTypeError
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
 
 
-class OptimizerWithSlots(OptimizerAround):
+class OptimizerWithSlots(OptimizerWrapper):
     """An optimizer around another, whose state is slot variables.
 
     Under the default strategy it is the wrapped optimizer's own.

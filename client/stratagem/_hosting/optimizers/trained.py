@@ -132,14 +132,14 @@ class TrainedTensors:
 
 
 class _Found(NamedTuple):
-    """What is behind tensors of a `LeafList`, as long as these are in it."""
+    """What is behind tensors of a `ReplicaParams`, as long as these are in it."""
 
     tensors: Sequence[torch.Tensor]
     trained: Sequence[Trained | None]
     variables: Sequence[Variable | None]
 
 
-class LeafList(list[torch.Tensor]):
+class ReplicaParams(list[torch.Tensor]):
     """The "params" of a param group, which each replica reads as its own leaves.
 
     Code that walks through param groups, as clipping and gradient scaling do, so

@@ -72,7 +72,7 @@ def is_recorded() -> bool:
     return profiler._is_profiler_enabled or _profiler_enabled()
 
 
-class OptimizerAround(DistributedSteps):
+class OptimizerWrapper(DistributedSteps):
     """An optimizer that has groups and state in common with one that it wraps."""
 
     # Loading a state replaces these objects in the wrapped optimizer.
@@ -85,7 +85,7 @@ class OptimizerAround(DistributedSteps):
 
         @wraps(func)
         def step(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-            self = cast(OptimizerAround, args[0])
+            self = cast(OptimizerWrapper, args[0])
             return (hooked if self._is_watched else func)(*args, **kwargs)
 
         return step

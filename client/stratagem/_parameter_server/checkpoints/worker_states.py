@@ -108,7 +108,7 @@ class WorkerStates:
                 f"the states of {names} are {len(content)} bytes as JSON, but travel "
                 f"with each request, and are {_MOST_BYTES} at most; register less"
             )
-        contributed = self._store.pace.contributed()
+        contributed = self._store.step_tracker.contributed()
         return WorkerState(content=content, contributed=contributed)
 
     def _report(self, states: Sequence[WorkerState]) -> None:

@@ -32,7 +32,7 @@ def read_slots(
             value = allocate(spec.tensor)
             found[spec.slot_of][_key(spec, optimizer)] = value
             readings[server].append(Reading(spec.name, value))
-    store.reads.after(store.pace.after(optimizer), readings)
+    store.reads.after(store.step_tracker.after(optimizer), readings)
     return [found[variable.name] for variable in variables]
 
 

@@ -36,7 +36,7 @@ class StepEnds:
         """
         store = self._store
         # Others may change consistencies between two steps.
-        begins = store.pace.begins() if store.pace.is_alone else []
+        begins = store.step_tracker.begins() if store.step_tracker.is_alone else []
         groups = {server: [*unread(some)] for server, some in copies.items()}
         try:
             with store.servers.steps.pausing():
@@ -45,7 +45,7 @@ class StepEnds:
             self._behind = copies, error
             return
         if grants:
-            store.pace.granted(begins, grants)
+            store.step_tracker.granted(begins, grants)
             store.pushes.cover(chain.from_iterable(groups.values()))
 
     def require_fresh(self) -> None:

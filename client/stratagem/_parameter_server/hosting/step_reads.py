@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from stratagem._parameter_server.pushing.global_norm import finish
-from stratagem._parameter_server.pushing.pace import Pace
+from stratagem._parameter_server.pushing.step_tracker import StepTracker
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.reads import read
@@ -37,15 +37,17 @@ class StepReads:
 
     Args:
         servers: The servers.
-        pace: How far this worker is in its steps.
+        step_tracker: How far this worker is in its steps.
         peer_seconds: How long to wait for what other workers have to do first.
 
     Attributes:
         rejected: How many synchronous steps of an optimizer were dropped, by its name.
     """
 
-    def __init__(self, servers: ServerGroup, pace: Pace, peer_seconds: float) -> None:
-        self._servers, self._pace = servers, pace
+    def __init__(
+        self, servers: ServerGroup, step_tracker: StepTracker, peer_seconds: float
+    ) -> None:
+        self._servers, self._step_tracker = servers, step_tracker
         self._peer_seconds = peer_seconds
         self.rejected: dict[str, int] = {}
 
@@ -71,7 +73,7 @@ class StepReads:
         beginning: Beginning | None = None,
     ) -> dict[int, list[int]]:
         """Read, by server, after the synchronous steps that the next step needs."""
-        marks = [] if self._servers.snapshot else [*self._pace.all_after()]
+        marks = [] if self._servers.snapshot else [*self._step_tracker.all_after()]
         # A read waits for one mark at most.
         for mark in marks[:-1]:
             self.after(mark, dict.fromkeys(readings, ()))

@@ -10,9 +10,13 @@ from stratagem._core.enums import ReduceOp
 from stratagem._gradients.step import OptimizerStep
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.pushing.contributions import Staged
-from stratagem._parameter_server.pushing.early_push import EarlyPush
-from stratagem._parameter_server.pushing.loads import Loads, add_gradient, no_loads
+from stratagem._parameter_server.pushing.overlapped_push import OverlappedPush
 from stratagem._parameter_server.pushing.pushes import Push
+from stratagem._parameter_server.pushing.server_batches import (
+    ServerBatches,
+    add_gradient,
+    no_batches,
+)
 from stratagem._ps_client.requests import updates
 from stratagem._ps_client.requests.updates import Limits
 from stratagem_proto.consistency import has_backups
@@ -22,7 +26,7 @@ from stratagem_proto.v1.update_program_pb2 import REDUCTION_MEAN, REDUCTION_SUM
 
 
 def take(
-    store: RemoteStore, step: OptimizerStep, early: EarlyPush | None = None
+    store: RemoteStore, step: OptimizerStep, overlap: OverlappedPush | None = None
 ) -> bool:
     """Have the servers apply a step as its consistency says.
 
@@ -31,7 +35,7 @@ def take(
     Args:
         store: The variables on the servers.
         step: The step.
-        early: What has been sent of it.
+        overlap: What has been sent of it.
 
     Returns:
         Whether the copies of what is stepped are fresh; otherwise they will be when the
@@ -43,29 +47,35 @@ def take(
     store.ends.require_fresh()
     grant = store.leave(step.optimizer)
     if grant.consistency.mode == CONSISTENCY_MODE_SYNC:
-        _contribute(store, step, grant, early)
+        _contribute(store, step, grant, overlap)
         return False
-    _push(store, step, grant, early)
-    store.pace.finish(step.optimizer, grant.step)
+    _push(store, step, grant, overlap)
+    store.step_tracker.finish(step.optimizer, grant.step)
     return True
 
 
 def _push(
-    store: RemoteStore, step: OptimizerStep, grant: StepGrant, early: EarlyPush | None
+    store: RemoteStore,
+    step: OptimizerStep,
+    grant: StepGrant,
+    overlap: OverlappedPush | None,
 ) -> None:
     gradients = step.limiter.limited(step.reduced_gradients())
     if gradients is None:
         return
     program, route = store.programs.encoded(step), store.routes.of(step)
-    is_plain = early is None and step.compressor.compression is None
-    dense = route.loads(gradients) if is_plain else None
-    loads = _loads(step, gradients, early) if dense is None else dense
-    push = Push(step.optimizer, grant, program, loads, route.copies)
-    store.pushes.send(push, awaited=early is not None)
+    is_plain = overlap is None and step.compressor.compression is None
+    dense = route.batches(gradients) if is_plain else None
+    batches = _batches(step, gradients, overlap) if dense is None else dense
+    push = Push(step.optimizer, grant, program, batches, route.copies)
+    store.pushes.send(push, awaited=overlap is not None)
 
 
 def _contribute(
-    store: RemoteStore, step: OptimizerStep, grant: StepGrant, early: EarlyPush | None
+    store: RemoteStore,
+    step: OptimizerStep,
+    grant: StepGrant,
+    overlap: OverlappedPush | None,
 ) -> None:
     """Add this worker's gradients to a step.
 
@@ -75,34 +85,34 @@ def _contribute(
     program, limits = store.programs.encoded(step), step.limiter.limits
     totals = {update.variable.name: update.total() for update in step.updates()}
     gradients, offender = step.limiter.own_part(totals)
-    loads = _loads(step, gradients, early)
+    batches = _batches(step, gradients, overlap)
     of_sum = Limits(limits, offender)
     contribution = _contribution(store, step, grant)
     store.servers.together(
         {
             server: updates.step(
                 program,
-                loads[server].gradients,
+                batches[server].gradients,
                 contribution,
                 of_sum,
-                loads[server].backward,
+                batches[server].backward,
             )
             for server in store.servers.used
         }
     )
-    store.contributions.commit(Staged(contribution, [*loads.values()]))
+    store.contributions.commit(Staged(contribution, [*batches.values()]))
 
 
 def _contribution(
     store: RemoteStore, step: OptimizerStep, grant: StepGrant
 ) -> Contribution:
-    pace, several = store.pace, len(store.servers.used) > 1
+    step_tracker, several = store.step_tracker, len(store.servers.used) > 1
     mean = step.reduce_op is ReduceOp.MEAN
-    backups = has_backups(grant.consistency, pace.num_workers)
+    backups = has_backups(grant.consistency, step_tracker.num_workers)
     return Contribution(
         step=StepMark(group=step.optimizer, step=grant.step),
-        worker=pace.worker or 0,
-        num_workers=pace.num_workers,
+        worker=step_tracker.worker or 0,
+        num_workers=step_tracker.num_workers,
         replicas=step.replicas,
         reduction=REDUCTION_MEAN if mean else REDUCTION_SUM,
         replicas_to_aggregate=grant.consistency.replicas_to_aggregate * backups,
@@ -110,17 +120,17 @@ def _contribution(
     )
 
 
-def _loads(
+def _batches(
     step: OptimizerStep,
     gradients: Mapping[str, torch.Tensor],
-    early: EarlyPush | None,
-) -> Loads:
+    overlap: OverlappedPush | None,
+) -> ServerBatches:
     """What is yet to go to each server, given the gradients by variable."""
-    loads = no_loads(step.compressor) if early is None else early.finish()
-    done = () if early is None else early.variables
+    batches = no_batches(step.compressor) if overlap is None else overlap.finish()
+    done = () if overlap is None else overlap.variables
     for number, group in enumerate(step.groups):
         for variable, _ in group.updates:
             name = variable.name
             if name in gradients and name not in done:
-                add_gradient(loads, variable, gradients[name], number)
-    return loads
+                add_gradient(batches, variable, gradients[name], number)
+    return batches

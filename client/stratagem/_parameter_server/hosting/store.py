@@ -15,9 +15,9 @@ from stratagem._parameter_server.hosting.step_ends import StepEnds
 from stratagem._parameter_server.hosting.step_reads import StepReads
 from stratagem._parameter_server.pushing.arrivals import Arrivals
 from stratagem._parameter_server.pushing.contributions import Contributions
-from stratagem._parameter_server.pushing.pace import Pace
-from stratagem._parameter_server.pushing.pushes import Fusing, Pushes
-from stratagem._parameter_server.pushing.routes import Routes
+from stratagem._parameter_server.pushing.gradient_router import GradientRouter
+from stratagem._parameter_server.pushing.pushes import PullMode, Pushes
+from stratagem._parameter_server.pushing.step_tracker import StepTracker
 from stratagem._parameter_server.variables.cached_reads import note_read, unread
 from stratagem._parameter_server.variables.variable import (
     Copies,
@@ -45,7 +45,7 @@ class RemoteStore:
     Args:
         servers: The servers.
         peer_seconds: How long to wait for what other workers have to do first.
-        pace: How far this worker is in its steps.
+        step_tracker: How far this worker is in its steps.
         pull_dtype: What trainable variables are rounded to on their way to a training
             step; None for not at all.
         fusing: Whether the answer to a push brings what the next step starts with.
@@ -53,7 +53,7 @@ class RemoteStore:
     Attributes:
         servers: The servers.
         peer_seconds: How long to wait for what other workers have to do first.
-        pace: How far this worker is in its steps.
+        step_tracker: How far this worker is in its steps.
         pushes: What this worker pushes.
         contributions: What it contributes to synchronous steps.
         programs: How servers are told of steps.
@@ -67,20 +67,22 @@ class RemoteStore:
         self,
         servers: ServerGroup,
         peer_seconds: float,
-        pace: Pace,
+        step_tracker: StepTracker,
         pull_dtype: torch.dtype | None = None,
-        fusing: Fusing = Fusing.NEVER,
+        fusing: PullMode = PullMode.NEVER,
     ) -> None:
         self._pull_dtype = pull_dtype
         self.servers = servers
         self.peer_seconds = peer_seconds
-        self.pace = pace
+        self.step_tracker = step_tracker
         self.arrivals = Arrivals()
-        self.pushes = Pushes(servers, pace, self._pulled_as, fusing, self.arrivals)
-        self.contributions = Contributions(servers, pace)
+        self.pushes = Pushes(
+            servers, step_tracker, self._pulled_as, fusing, self.arrivals
+        )
+        self.contributions = Contributions(servers, step_tracker)
         self.programs = Programs()
-        self.routes = Routes()
-        self.reads = StepReads(servers, pace, peer_seconds)
+        self.routes = GradientRouter()
+        self.reads = StepReads(servers, step_tracker, peer_seconds)
         self.ends = StepEnds(self)
 
     @property
@@ -123,16 +125,18 @@ class RemoteStore:
         """
         self.contributions.settle()
         copies = [one for one in variables if one.has_copy]
-        if training and self.pushes.land(copies):
+        if training and self.pushes.use_prefetched(copies):
             return
         bring = partial(self.bring, training=training)
         groups = by_server(unread(copies))
-        begins = [] if self.servers.snapshot else self.pace.begins()
+        begins = [] if self.servers.snapshot else self.step_tracker.begins()
         if not begins:
             bring(groups)
-        elif self.pace.leads() or not self._has_leave(begins, bring(groups, begins)):
+        elif self.step_tracker.leads() or not self._has_leave(
+            begins, bring(groups, begins)
+        ):
             leave = self.ask_first(begin(begins, self.peer_seconds))
-            self.pace.granted(begins, leave)
+            self.step_tracker.granted(begins, leave)
             bring(groups)
         self.ends.note_fresh(copies)
 
@@ -141,8 +145,8 @@ class RemoteStore:
     ) -> bool:
         """Take note of leave that came with values; whether they may be used."""
         if grants:
-            self.pace.granted(begins, grants)
-        return bool(grants) and not self.pace.leads()
+            self.step_tracker.granted(begins, grants)
+        return bool(grants) and not self.step_tracker.leads()
 
     def bring(
         self,
@@ -240,13 +244,13 @@ class RemoteStore:
         """Let the servers know of an optimizer, whether or not it may go on."""
         with suppress(DeadlineExceededError):
             self.servers.call(
-                self.first, begin(self.pace.begins([optimizer]), wait=0.0)
+                self.first, begin(self.step_tracker.begins([optimizer]), wait=0.0)
             )
 
     @contextmanager
     def reporting(self) -> Iterator[None]:
         """Let the others know what is finished, while this worker does not go on."""
-        begins = self.pace.begins()
+        begins = self.step_tracker.begins()
         if not begins:
             yield
             return
@@ -261,16 +265,17 @@ class RemoteStore:
 
         A replica may take several steps on the values of one refresh.
         """
-        grant = self.pace.grant(optimizer)
+        grant = self.step_tracker.grant(optimizer)
         if grant is not None:
             return grant
-        begins = self.pace.begins([optimizer])
+        begins = self.step_tracker.begins([optimizer])
         (grant,) = self.ask_first(begin(begins, self.peer_seconds))
-        self.pace.granted(begins, [grant])
-        if self.pace.leads():
+        self.step_tracker.granted(begins, [grant])
+        if self.step_tracker.leads():
             # What came too late here may not be over on the other servers.
             self.reads.after(
-                self.pace.after(optimizer), dict.fromkeys(self.servers.called, ())
+                self.step_tracker.after(optimizer),
+                dict.fromkeys(self.servers.called, ()),
             )
         return grant
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stratagem._parameter_server.pushing.global_norm import finish
-from stratagem._parameter_server.pushing.loads import Load
-from stratagem._parameter_server.pushing.pace import Pace
+from stratagem._parameter_server.pushing.server_batches import ServerBatch
+from stratagem._parameter_server.pushing.step_tracker import StepTracker
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests import updates
 from stratagem_proto.errors import (
@@ -25,11 +25,11 @@ class Staged:
 
     Attributes:
         contribution: To which step, and how.
-        loads: What the servers have.
+        batches: What the servers have.
     """
 
     contribution: Contribution
-    loads: Sequence[Load]
+    batches: Sequence[ServerBatch]
 
 
 class Contributions:
@@ -40,11 +40,11 @@ class Contributions:
 
     Args:
         servers: The servers.
-        pace: How far this worker is in its steps.
+        step_tracker: How far this worker is in its steps.
     """
 
-    def __init__(self, servers: ServerGroup, pace: Pace) -> None:
-        self._servers, self._pace = servers, pace
+    def __init__(self, servers: ServerGroup, step_tracker: StepTracker) -> None:
+        self._servers, self._step_tracker = servers, step_tracker
         self._staged: Staged | None = None
         self._committing = threading.Lock()
 
@@ -73,7 +73,7 @@ class Contributions:
             self._staged = None
             raise
         mark = staged.contribution.step
-        self._pace.finish(mark.group, mark.step)
+        self._step_tracker.finish(mark.group, mark.step)
         self._staged = None
 
     def _count(self, staged: Staged) -> None:
@@ -82,9 +82,9 @@ class Contributions:
             return
         if contribution.global_norm:
             finish(self._servers, contribution.step)
-        for load in staged.loads:
-            load.arrived()
-        self._pace.count(contribution.step)
+        for batch in staged.batches:
+            batch.arrived()
+        self._step_tracker.count(contribution.step)
 
     def _is_counted(self, contribution: Contribution) -> bool:
         """Commit; false if others have closed the step without this contribution."""

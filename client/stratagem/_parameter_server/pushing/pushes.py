@@ -10,11 +10,15 @@ from itertools import chain
 from operator import is_
 
 from stratagem._parameter_server.pushing.arrivals import Arrivals
-from stratagem._parameter_server.pushing.loads import Load
-from stratagem._parameter_server.pushing.next_values import Asked, NextValues, PulledAs
+from stratagem._parameter_server.pushing.gradient_router import DenseServerBatch
 from stratagem._parameter_server.pushing.own_copies import OwnCopies
-from stratagem._parameter_server.pushing.pace import Pace
-from stratagem._parameter_server.pushing.routes import DenseLoad
+from stratagem._parameter_server.pushing.prefetched_values import (
+    Asked,
+    PrefetchedValues,
+    PulledAs,
+)
+from stratagem._parameter_server.pushing.server_batches import ServerBatch
+from stratagem._parameter_server.pushing.step_tracker import StepTracker
 from stratagem._parameter_server.variables.cached_reads import unread
 from stratagem._parameter_server.variables.variable import Copies, RemoteVariable
 from stratagem._ps_client.group import ServerGroup
@@ -44,18 +48,18 @@ class Push:
         optimizer: Name of the optimizer.
         grant: Leave for the step.
         program: The part of an `UpdateHeader` that has the optimizer's program.
-        loads: What each server gets.
+        batches: What each server gets.
         copies: What is stepped and has a copy here, by server.
     """
 
     optimizer: str
     grant: StepGrant
     program: bytes
-    loads: Mapping[int, Load] | Mapping[int, DenseLoad]
+    batches: Mapping[int, ServerBatch] | Mapping[int, DenseServerBatch]
     copies: Copies
 
 
-class Fusing(Enum):
+class PullMode(Enum):
     """Whether answers to pushes bring all that the next run starts with.
 
     What a push has stepped, its answer brings in any case.
@@ -79,7 +83,7 @@ class Pushes:
 
     Args:
         servers: The servers.
-        pace: How far this worker is in its steps.
+        step_tracker: How far this worker is in its steps.
         pulled_as: What values are rounded to.
         fusing: Whether to do it.
         arrivals: To be entered while values come into copies.
@@ -88,35 +92,35 @@ class Pushes:
     def __init__(
         self,
         servers: ServerGroup,
-        pace: Pace,
+        step_tracker: StepTracker,
         pulled_as: PulledAs,
-        fusing: Fusing,
+        fusing: PullMode,
         arrivals: Arrivals,
     ) -> None:
-        self._servers, self._pace, self._fusing = servers, pace, fusing
+        self._servers, self._step_tracker, self._fusing = servers, step_tracker, fusing
         self._pulled_as, self._arrivals = pulled_as, arrivals
-        self._values = NextValues(servers, pulled_as)
+        self._values = PrefetchedValues(servers, pulled_as)
         self._copies = OwnCopies()
         # By optimizer and server.
         self._known: dict[tuple[str, int], Following] = {}
         self._count = 0
         self._is_lone = self._is_in_run = True
 
-    def land(self, variables: Sequence[RemoteVariable]) -> bool:
+    def use_prefetched(self, variables: Sequence[RemoteVariable]) -> bool:
         """Begin a run; return whether copies are as fresh as they have to be.
 
         Args:
             variables: Whose copies.
         """
         self._is_lone, self._count, self._is_in_run = self._count <= 1, 0, True
-        if self._fusing is not Fusing.NEVER:
+        if self._fusing is not PullMode.NEVER:
             self._values.expect(variables)
         if self._servers.flight.is_out:
             return self._land_beside(variables)
-        if not self._pace.has_leave():
+        if not self._step_tracker.has_leave():
             self._values.drop()
         with self._arrivals:
-            return self._values.land(variables)
+            return self._values.use_prefetched(variables)
 
     def begin_outside_of_runs(self) -> None:
         """Begin a step whose push is to bring nothing but what it steps."""
@@ -124,7 +128,7 @@ class Pushes:
 
     def _land_beside(self, variables: Sequence[RemoteVariable]) -> bool:
         with self._arrivals:
-            if self._values.land(variables, beside=True):
+            if self._values.use_prefetched(variables, beside=True):
                 return True
         self._servers.flight.settle()
         self._values.drop()
@@ -138,10 +142,10 @@ class Pushes:
             awaited: Whether to wait until they are applied in any case.
         """
         self._count += 1
-        if self._fusing is Fusing.IN_FLIGHT and not self._is_in_run:
+        if self._fusing is PullMode.IN_FLIGHT and not self._is_in_run:
             self._values.expect([*chain.from_iterable(push.copies.values())])
         if self._is_fused(push):
-            self._exchange(push, self._fusing is Fusing.IN_FLIGHT and not awaited)
+            self._exchange(push, self._fusing is PullMode.IN_FLIGHT and not awaited)
             with self._arrivals:
                 self._values.take(chain.from_iterable(push.copies.values()))
         else:
@@ -152,7 +156,7 @@ class Pushes:
     def _update(self, push: Push) -> None:
         """Send gradients, and read what they step into the copies."""
         copies = {server: [*unread(some)] for server, some in push.copies.items()}
-        begins = self._begins_after(push) if self._fusing is Fusing.ALWAYS else []
+        begins = self._begins_after(push) if self._fusing is PullMode.ALWAYS else []
         followed = {
             server: self._followed(push.optimizer, server, some)
             for server, some in copies.items()
@@ -172,18 +176,18 @@ class Pushes:
         wanted = self._values.wanted
         return (
             push.grant.consistency.mode == CONSISTENCY_MODE_ASYNC
-            and (self._is_in_run or self._fusing is Fusing.IN_FLIGHT)
+            and (self._is_in_run or self._fusing is PullMode.IN_FLIGHT)
             and self._is_lone
             and self._count == 1
             and bool(wanted)
-            and push.loads.keys() >= wanted.keys()
-            and self._servers.used[0] in push.loads
-            and (self._fusing is Fusing.IN_FLIGHT or self._values.are_few)
+            and push.batches.keys() >= wanted.keys()
+            and self._servers.used[0] in push.batches
+            and (self._fusing is PullMode.IN_FLIGHT or self._values.are_few)
         )
 
     def _exchange(self, push: Push, in_flight: bool) -> None:
-        loads = push.loads.items()
-        asked = self._values.ask({server: load.variables for server, load in loads})
+        batches = push.batches.items()
+        asked = self._values.ask({server: batch.variables for server, batch in batches})
         begins = self._begins_after(push)
         requests = self._requests(push, asked.following, begins, in_flight)
         arrived = partial(self._arrived, asked, begins)
@@ -215,7 +219,7 @@ class Pushes:
         """Return how to ask for leave for the step behind a push."""
         if push.grant.consistency.mode != CONSISTENCY_MODE_ASYNC:
             return []
-        begins = self._pace.begins([push.optimizer])
+        begins = self._step_tracker.begins([push.optimizer])
         for begin in begins:
             # Once this is answered, and nobody looks before at asynchronous steps.
             begin.finished = push.grant.step
@@ -230,12 +234,12 @@ class Pushes:
     ) -> dict[int, Request[Answer]]:
         first = self._servers.used[0]
         requests: dict[int, Request[Answer]] = {}
-        for server, load in push.loads.items():
-            update = load.update(push.program)
+        for server, batch in push.batches.items():
+            update = batch.update(push.program)
             then = followed.get(server, NOTHING_FOLLOWS)
             own = self._copies.of(server, update) if in_flight else None
             request = and_read(update, then, begins if server == first else (), own)
-            requests[server] = load.sent_by(request)
+            requests[server] = batch.sent_by(request)
         return requests
 
     def cover(self, variables: Iterable[RemoteVariable]) -> None:
@@ -257,7 +261,7 @@ class Pushes:
     ) -> None:
         first = answers.get(self._servers.used[0])
         if first is not None and first.grants:
-            self._pace.granted(begins, first.grants)
+            self._step_tracker.granted(begins, first.grants)
 
 
 def _settle(

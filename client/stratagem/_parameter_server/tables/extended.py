@@ -33,7 +33,11 @@ from stratagem._parameter_server.tables.recording import (
     current_recorder,
 )
 from stratagem._parameter_server.tables.shard import LazyRows, TableShard
-from stratagem._parameter_server.tables.variable import Loading, Reach, TableVariable
+from stratagem._parameter_server.tables.variable import (
+    Loading,
+    TableAccess,
+    TableVariable,
+)
 from stratagem._parameter_server.variables.partitioning import shard_name
 from stratagem._parameter_server.variables.placement import Demand
 from stratagem._parameter_server.variables.shards import Layout
@@ -104,7 +108,7 @@ class TablesExtended(PartitionedExtended):
         ]
         make = TableVariable if limits is None else DynamicTable
         traits = _traits(adoption)
-        reach = Reach(self._readable_nbytes, self._loaded)
+        reach = TableAccess(self._readable_nbytes, self._loaded)
         return make(self._store, traits, parts, layout, reach)
 
     def _layout_of_table(

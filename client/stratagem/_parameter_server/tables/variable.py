@@ -53,7 +53,7 @@ class Loading(Protocol):
 
 
 @dataclass(frozen=True)
-class Reach:
+class TableAccess:
     """What a process may do with a table as a whole.
 
     Attributes:
@@ -91,7 +91,7 @@ class TableVariable(SplitVariable):
         traits: VariableTraits,
         parts: Sequence[TableShard],
         layout: Layout,
-        reach: Reach,
+        reach: TableAccess,
     ) -> None:
         super().__init__(traits, parts, layout)
         self.store = store

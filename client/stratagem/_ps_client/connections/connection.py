@@ -13,6 +13,7 @@ from functools import partial
 from stratagem._ps_client.closure_identity import next_closure_key
 from stratagem._ps_client.connections import unusable
 from stratagem._ps_client.connections.attendance import Attendance
+from stratagem._ps_client.connections.mutation_lock import MutationLock
 from stratagem._ps_client.connections.pending import Pending
 from stratagem._ps_client.connections.session import (
     Identity,
@@ -22,7 +23,6 @@ from stratagem._ps_client.connections.session import (
     opened,
     opening,
 )
-from stratagem._ps_client.connections.turns import Turns
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.step_count import StepCount
 from stratagem._ps_client.traffic import TrafficMeter
@@ -92,7 +92,7 @@ class Connection:
         self._restarted = False
         self._moving = threading.Lock()
         self._opening = threading.Lock()
-        self._turns = Turns()
+        self._turns = MutationLock()
         self._attendance = Attendance()
 
     @property
@@ -161,12 +161,12 @@ class Connection:
             return self.start(request, style=Style.AWAITED).result()
         except BaseException:
             if request.mutates:
-                self.forgo()
+                self.release_interrupted()
             raise
 
-    def forgo(self) -> None:
+    def release_interrupted(self) -> None:
         """Lets others change the server after this thread was interrupted in that."""
-        self._turns.forgo()
+        self._turns.release_interrupted()
 
     def start(
         self, request: Request[Result], style: Style = Style.SENT

@@ -110,7 +110,7 @@ def step(
     return _with_gradients(header, gradients)
 
 
-class Naming:
+class GradientHeaderCache:
     """Of which variables the dense gradients of a request are, step after step.
 
     Args:
@@ -136,7 +136,7 @@ class Naming:
 
 
 def dense_step(
-    program: bytes, naming: Naming, gradients: Sequence[torch.Tensor]
+    program: bytes, naming: GradientHeaderCache, gradients: Sequence[torch.Tensor]
 ) -> Request[list[int]]:
     """As `step`, of gradients that are neither of rows nor encoded.
 

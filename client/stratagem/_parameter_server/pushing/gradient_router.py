@@ -19,11 +19,11 @@ from stratagem._parameter_server.variables.variable import (
     remote_of,
 )
 from stratagem._ps_client.requests.request import Request, Result
-from stratagem._ps_client.requests.updates import Naming, dense_step
+from stratagem._ps_client.requests.updates import GradientHeaderCache, dense_step
 
 
 @dataclass(frozen=True)
-class DenseLoad:
+class DenseServerBatch:
     """What one server gets in a step: gradients that are as they are.
 
     Attributes:
@@ -31,7 +31,7 @@ class DenseLoad:
         tensors: The gradients.
     """
 
-    naming: Naming
+    naming: GradientHeaderCache
     tensors: Sequence[torch.Tensor]
 
     @property
@@ -48,7 +48,7 @@ class DenseLoad:
         return request
 
 
-class Routes:
+class GradientRouter:
     """Finds out once on which servers an optimizer's variables are.
 
     For 5 of them loads are made in 1.8 us instead of 4.5, and requests of these in 2.3
@@ -79,7 +79,7 @@ class Route:
 
     def __init__(self, variables: Sequence[Sequence[Variable]]) -> None:
         self._variables = variables
-        self._namings: Mapping[int, Naming] | None = _namings(variables)
+        self._namings: Mapping[int, GradientHeaderCache] | None = _namings(variables)
         self.copies: Copies = _copies(variables)
 
     def fits(self, variables: Sequence[Sequence[Variable]]) -> bool:
@@ -88,9 +88,9 @@ class Route:
             map(_are_same, variables, self._variables)
         )
 
-    def loads(
+    def batches(
         self, gradients: Mapping[str, torch.Tensor]
-    ) -> Mapping[int, DenseLoad] | None:
+    ) -> Mapping[int, DenseServerBatch] | None:
         """Return what each server gets; None where that is not so simple.
 
         Args:
@@ -98,13 +98,13 @@ class Route:
         """
         if self._namings is None:
             return None
-        loads = {}
+        batches = {}
         for server, naming in self._namings.items():
             tensors = [gradients[name] for name in naming.names]
             if any([each.layout is not torch.strided for each in tensors]):
                 return None
-            loads[server] = DenseLoad(naming, tensors)
-        return loads
+            batches[server] = DenseServerBatch(naming, tensors)
+        return batches
 
 
 def _are_same(some: Sequence[Variable], others: Sequence[Variable]) -> bool:
@@ -122,7 +122,7 @@ def _copies(
 
 def _namings(
     variables: Sequence[Sequence[Variable]],
-) -> Mapping[int, Naming] | None:
+) -> Mapping[int, GradientHeaderCache] | None:
     """What each server is told; None if a variable is not on exactly one."""
     named: dict[int, list[tuple[str, int]]] = defaultdict(list)
     each = [(one, group) for group, ones in enumerate(variables) for one in ones]
@@ -131,4 +131,6 @@ def _namings(
         if remote is None:
             return None
         named[remote.place.server].append((remote.name, group))
-    return {server: Naming(gradients) for server, gradients in named.items()}
+    return {
+        server: GradientHeaderCache(gradients) for server, gradients in named.items()
+    }

@@ -18,11 +18,11 @@ from stratagem._shipping.pickles.pickling import Pickler
 from stratagem._shipping.pickles.refusal import refusal
 from stratagem._shipping.remote_objects.handles import HandleTable, Tracked
 from stratagem._shipping.remote_objects.kind_table import KindTable
-from stratagem._shipping.remote_objects.resident import Resident
+from stratagem._shipping.remote_objects.remote_object import RemoteObject
 from stratagem._strategies.strategy import Strategy
 
 
-class Dumper:
+class ClosurePickler:
     """Makes parcels of values, for all workers of one coordinator. Thread-safe.
 
     What belongs to the strategy stays on the workers once it is there: the strategy,
@@ -88,11 +88,11 @@ class Dumper:
 class _Dump:
     """The making of one parcel."""
 
-    def __init__(self, dumper: Dumper) -> None:
-        self._strategy = dumper._strategy
-        self._kinds = dumper._kinds
-        self._table = dumper._table
-        self._pickled = dumper._pickled
+    def __init__(self, closure_pickler: ClosurePickler) -> None:
+        self._strategy = closure_pickler._strategy
+        self._kinds = closure_pickler._kinds
+        self._table = closure_pickler._table
+        self._pickled = closure_pickler._pickled
         self._forget()
 
     @cached_property
@@ -102,7 +102,7 @@ class _Dump:
     def _forget(self) -> None:
         """Begin to take note of what is met."""
         self._named: set[Tracked] = set()
-        self._residents: dict[int, object] = {}
+        self._remote_objects: dict[int, object] = {}
         self._kept: list[object] = []
 
     def parcel(self, value: object) -> Parcel:
@@ -118,7 +118,7 @@ class _Dump:
         # It has a method of this object, so that both would stay until garbage is
         # collected, with the results that closures take.
         vars(self).pop("_pickler", None)
-        return Parcel(payload, definitions, self._residents, tuple(self._kept))
+        return Parcel(payload, definitions, self._remote_objects, tuple(self._kept))
 
     def _call(self, call: Call) -> tuple[bytes, frozenset[Tracked]]:
         """As `write`, which is spared if the call is as an earlier one was."""
@@ -165,7 +165,7 @@ class _Dump:
         self._named.add(tracked)
         return tracked.handle
 
-    def _resident(self, value: Resident) -> int:
+    def _resident(self, value: RemoteObject) -> int:
         handle = value._shipped_handle()
-        self._residents[handle] = value._shipped_subject()
+        self._remote_objects[handle] = value._shipped_subject()
         return handle

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 
-class Resident(ABC):
+class RemoteObject(ABC):
     """Stands for what a worker keeps under a handle: a result, or its own part.
 
     A closure that has one gets what the worker that runs it keeps. Whoever sends the
@@ -14,7 +14,7 @@ class Resident(ABC):
 
     @abstractmethod
     def _shipped_handle(self) -> int:
-        """Return the handle, from `Dumper.new_handle`."""
+        """Return the handle, from `ClosurePickler.new_handle`."""
 
     @abstractmethod
     def _shipped_subject(self) -> object:

@@ -7,7 +7,7 @@ import threading
 from stratagem_proto.errors import ResourceExhaustedError
 
 
-class Room:
+class VariableMemoryLimit:
     """Counts what variables take, with their slots, and lets them take no more.
 
     Whoever lets a variable grow takes the bytes first, on any thread, and what it has

@@ -18,7 +18,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DescribeVariablesResponse,
 )
 from stratagem_proto.wire.tensors import spec_of
-from stratagem_psserver.limits.room import Room
+from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
@@ -31,7 +31,7 @@ ADAM = optimizer_program(torch.optim.Adam([torch.empty(0)], lr=0.1))
 
 
 def test_what_is_taken_and_settled_is_counted_for_each_variable() -> None:
-    room = Room(100)
+    room = VariableMemoryLimit(100)
     room.take("a", 60)
     room.take("b", 40)
     room.settle("a", 30)
@@ -47,7 +47,7 @@ def test_what_is_taken_and_settled_is_counted_for_each_variable() -> None:
 
 
 def test_without_a_limit_everything_fits() -> None:
-    Room().take("a", 1 << 60)
+    VariableMemoryLimit().take("a", 1 << 60)
 
 
 @pytest.fixture

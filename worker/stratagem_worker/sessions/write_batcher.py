@@ -12,7 +12,7 @@ from stratagem_worker.sessions.watch import Watch
 _LINGER_SECONDS = 0.002
 
 
-class WriteCork:
+class WorkerWriteBatcher:
     """Keeps writes back while there is more to run. Made on the event loop.
 
     Args:

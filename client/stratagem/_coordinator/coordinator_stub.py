@@ -7,7 +7,7 @@ from typing import NoReturn
 from stratagem_proto.errors import FailedPreconditionError
 
 
-class CoordinatorElsewhere:
+class CoordinatorStub:
     """Stands for the coordinator, which is in the program alone.
 
     It may be there, as the attribute of an object whose method runs, and not be used.

@@ -9,7 +9,7 @@ import torch
 from stratagem._core.variables.variable import Variable
 
 
-class Early(Protocol):
+class GradientOverlap(Protocol):
     """Takes the gradients of one optimizer while they come into being."""
 
     def add(self, variable: Variable, gradient: torch.Tensor, group: int) -> None:

@@ -21,7 +21,7 @@ from stratagem_psserver.variables.selections import Selected, is_wanted, select
 from stratagem_psserver.variables.store import Variable, VariableStore
 
 
-class Choice(NamedTuple):
+class ReadPlan(NamedTuple):
     """Which of the values that somebody selects are answered.
 
     Attributes:
@@ -47,7 +47,7 @@ class Choice(NamedTuple):
     @classmethod
     def of(
         cls, variables: VariableStore | HeldSnapshot, selections: Sequence[Selection]
-    ) -> Choice:
+    ) -> ReadPlan:
         """Makes a choice of variables that are there.
 
         Raises:

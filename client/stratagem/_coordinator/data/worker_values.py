@@ -7,9 +7,9 @@ from abc import abstractmethod
 from collections import deque
 from typing import Protocol
 
-from stratagem._shipping.dumper import Dumper
+from stratagem._shipping.closure_pickler import ClosurePickler
 from stratagem._shipping.parcel import Definition, Parcel
-from stratagem._shipping.remote_objects.resident import Resident
+from stratagem._shipping.remote_objects.remote_object import RemoteObject
 from stratagem_proto.v1.worker_pb2 import ResultPlace
 
 
@@ -33,16 +33,16 @@ class Keeper(Protocol):
         """Lets it keep what a call returns, before it runs what is sent later."""
 
 
-class WorkerValue(Resident):
+class WorkerValue(RemoteObject):
     """Stands for what each worker keeps under a handle while this object lives."""
 
-    def __init__(self, residents: Residents) -> None:
-        self._residents = residents
+    def __init__(self, remote_objects: WorkerValues) -> None:
+        self._remote_objects = remote_objects
         self._handle: int | None = None
 
     def _shipped_handle(self) -> int:
         if self._handle is None:
-            self._handle = self._residents.admit(self)
+            self._handle = self._remote_objects.admit(self)
         return self._handle
 
     def _shipped_subject(self) -> WorkerValue:
@@ -53,25 +53,25 @@ class WorkerValue(Resident):
         """Gives a worker what it has to keep."""
 
 
-class Residents:
+class WorkerValues:
     """The handles of what the workers keep.
 
     Args:
-        dumper: Gives handles, and takes calls apart that make what is kept.
+        closure_pickler: Gives handles, and takes calls apart that make what is kept.
     """
 
-    def __init__(self, dumper: Dumper) -> None:
-        self.dumper = dumper
+    def __init__(self, closure_pickler: ClosurePickler) -> None:
+        self.closure_pickler = closure_pickler
         # Filled by the garbage collector, in any thread and with any lock held.
         self._gone: deque[int] = deque()
 
     def admit(self, owner: WorkerValue) -> int:
         """Returns a handle that is valid while its owner lives."""
-        handle = self.dumper.new_handle()
+        handle = self.closure_pickler.new_handle()
         weakref.finalize(owner, self._gone.append, handle).atexit = False
         return handle
 
     def gone(self) -> list[int]:
         """Returns the handles that nothing names any more, since the last call."""
         released = [self._gone.popleft() for _ in range(len(self._gone))]
-        return released + self.dumper.gone()
+        return released + self.closure_pickler.gone()

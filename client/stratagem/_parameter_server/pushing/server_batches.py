@@ -20,7 +20,7 @@ from stratagem_proto.errors import InternalError
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
 
 
-class Load:
+class ServerBatch:
     """What one server gets in a step.
 
     Args:
@@ -85,32 +85,32 @@ class Load:
         return gradients
 
 
-Loads = defaultdict[int, Load]
+ServerBatches = defaultdict[int, ServerBatch]
 """What the servers get, by index."""
 
 
-def no_loads(compressor: Compressor) -> Loads:
+def no_batches(compressor: Compressor) -> ServerBatches:
     """Return loads to which gradients are yet to be added."""
-    return defaultdict(lambda: Load(compressor))
+    return defaultdict(lambda: ServerBatch(compressor))
 
 
 def add_gradient(
-    loads: Loads, variable: Variable, value: torch.Tensor, group: int
+    batches: ServerBatches, variable: Variable, value: torch.Tensor, group: int
 ) -> None:
     """Add the gradient of a variable.
 
     Args:
-        loads: Where to.
+        batches: Where to.
         variable: The variable.
         value: Its gradient, dense or `torch.sparse_coo`.
         group: Number of its param group.
     """
     if isinstance(variable, SplitVariable):
         for part, share in zip(variable.parts, variable.gradients(value), strict=True):
-            loads[part.place.server].add(part.name, share, group)
+            batches[part.place.server].add(part.name, share, group)
         return
     remote = variable if isinstance(variable, RemoteVariable) else _remote(variable)
-    loads[remote.place.server].add(remote.name, rows_or_dense(value), group)
+    batches[remote.place.server].add(remote.name, rows_or_dense(value), group)
 
 
 def _remote(variable: Variable) -> RemoteVariable:

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from stratagem_psserver.limits.room import Room
+from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.optimization.dry_run import StateLayout
 from stratagem_psserver.variables.store import Variable, VariableStore
 
 
-class Lent(NamedTuple):
+class BoundParameter(NamedTuple):
     """What an optimizer sees of a variable.
 
     Attributes:
@@ -34,7 +34,7 @@ class Lent(NamedTuple):
     state: dict[str, Any]
 
 
-class Loan(Protocol):
+class ParameterBinding(Protocol):
     """A variable lent to an optimizer for one step."""
 
     @property
@@ -45,7 +45,7 @@ class Loan(Protocol):
     def is_by_rows(self) -> bool:
         """Whether its gradient is of some rows."""
 
-    def open(self, room: Room) -> Lent:
+    def open(self, room: VariableMemoryLimit) -> BoundParameter:
         """Takes all memory that the step needs; changes nothing.
 
         Args:
@@ -63,7 +63,7 @@ class Loan(Protocol):
 
 
 @dataclass
-class WholeLoan:
+class WholeBinding:
     """A variable with a dense gradient.
 
     Attributes:
@@ -90,12 +90,12 @@ class WholeLoan:
         """Bytes of the state that the optimizer has yet to make."""
         return missing_nbytes(self.variable, self.layout, self.slots)
 
-    def open(self, room: Room) -> Lent:
+    def open(self, room: VariableMemoryLimit) -> BoundParameter:
         room.take(self.variable.name, self.missing)
         state = {
-            key: self.layout[key].lent(slot.value) for key, slot in self.slots.items()
+            key: self.layout[key].bound(slot.value) for key, slot in self.slots.items()
         }
-        return Lent(self.variable.value, self.gradient, state)
+        return BoundParameter(self.variable.value, self.gradient, state)
 
     def close(self, state: Mapping[str, Any]) -> None:
         self._made = as_tensors(state, self.layout)

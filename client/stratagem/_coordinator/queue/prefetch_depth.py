@@ -16,7 +16,7 @@ _SHARE = 1 / 8
 """Weight of the last closure in the mean."""
 
 
-class Pace:
+class PrefetchDepth:
     """Tells from the time that closures take how many of them a worker should have.
 
     Short closures hide the round trip only if there are many. Of long ones, no worker

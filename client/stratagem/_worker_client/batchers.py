@@ -19,7 +19,7 @@ _MOST = 32
 _LOG = logging.getLogger("stratagem")
 
 
-class Cork:
+class Batcher:
     """Says when one wire is to keep back what it has to send; time is an argument.
 
     Args:
@@ -59,7 +59,7 @@ class Cork:
         self._flushed = -inf
 
 
-class Corks:
+class Batchers:
     """The corks of all wires of a coordinator. Thread-safe, but for its context.
 
     What is sent while this is entered, by one thread at a time, may be kept back: until
@@ -69,7 +69,7 @@ class Corks:
     def __init__(self) -> None:
         self._entered = False
         # Those of wires that have sent, or kept, something since the program waited.
-        self._used: set[Cork] = set()
+        self._used: set[Batcher] = set()
         self._timed = False
         # Of this kind because the garbage collector may call `close` anywhere.
         self._wishes: SimpleQueue[bool] = SimpleQueue()
@@ -88,13 +88,13 @@ class Corks:
     def __exit__(self, *error: object) -> None:
         self._entered = False
 
-    def keep(self, cork: Cork) -> bool:
+    def keep(self, batcher: Batcher) -> bool:
         """Returns whether what a wire has to send now is to wait for more."""
         if not self._entered:
             return False
         # First: who empties the set meanwhile sends what is kept.
-        self._used.add(cork)
-        keeps = cork.keeps(time.monotonic())
+        self._used.add(batcher)
+        keeps = batcher.keeps(time.monotonic())
         if keeps and not self._timed:
             self._timed = True
             self._wishes.put(True)
@@ -112,13 +112,13 @@ class Corks:
         while self._wishes.get():
             time.sleep(_SECONDS)
             self._timed = False
-            for cork in self._used.copy():
-                _flush(cork)
+            for batcher in self._used.copy():
+                _flush(batcher)
 
 
-def _flush(cork: Cork) -> None:
+def _flush(batcher: Batcher) -> None:
     try:
-        cork.flush()
+        batcher.flush()
     except Exception:
         # The wire has ended its call. Others go on.
         _LOG.exception("nothing can be sent to a worker")

@@ -80,7 +80,7 @@ _MESSAGE_BYTES = 1600
 _DETAIL_BYTES = 520
 
 
-class Border:
+class RpcBoundary:
     """What every call of a server passes through, and is counted at."""
 
     def __init__(self, task: str, figures: Figures) -> None:
@@ -123,12 +123,12 @@ class Border:
 
 
 class _Crossing:
-    """One call of those that a border counts; see `Border.crossing`."""
+    """One call of those that a border counts; see `RpcBoundary.crossing`."""
 
     __slots__ = ("_began", "_border", "_calls", "_context", "_request")
 
     def __init__(
-        self, border: Border, calls: Calls, context: Context, request: str
+        self, border: RpcBoundary, calls: Calls, context: Context, request: str
     ) -> None:
         self._border, self._calls = border, calls
         self._context, self._request = context, request

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stratagem._coordinator.accounts.unended import Ended, Inherited, Unended
+from stratagem._coordinator.accounts.open_closures import Ended, Inherited, OpenClosures
 
 BEGUN = range(1, 40)
 
@@ -15,7 +15,7 @@ def test_all_that_has_ended_is_told_and_nothing_else(
     left_out: set[int], ending: list[int]
 ) -> None:
     """Numbers that were left out, for what is no closure, may count as ended."""
-    unended, ended = Unended(), set[int]()
+    unended, ended = OpenClosures(), set[int]()
     for number in BEGUN:
         if number not in left_out:
             unended.begin(number)
@@ -29,7 +29,7 @@ def test_all_that_has_ended_is_told_and_nothing_else(
 
 
 def test_what_has_ended_in_order_takes_a_single_number() -> None:
-    unended = Unended()
+    unended = OpenClosures()
     for number in range(1, 1000):
         unended.begin(number)
     for number in range(1, 900):

@@ -35,7 +35,7 @@ class _Steps:
     grant: StepGrant | None = None
 
 
-class Pace:
+class StepTracker:
     """What this worker tells and hears of its steps.
 
     Args:

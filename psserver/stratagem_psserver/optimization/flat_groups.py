@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch.optim import Optimizer
 
+from stratagem_psserver.optimization.bindings import ParameterBinding, WholeBinding
 from stratagem_psserver.optimization.certainty import is_ordinary_state
 from stratagem_psserver.optimization.hyperparameters import Settings
-from stratagem_psserver.optimization.loans import Loan, WholeLoan
 from stratagem_psserver.optimization.repeated_groups import Gradients, Group
 from stratagem_psserver.optimization.single_steps import take_step
 from stratagem_psserver.variables.joining import joined
@@ -48,7 +48,7 @@ class Joint:
         cls,
         store: VariableStore,
         settings: Settings,
-        loans: Sequence[Loan],
+        bindings: Sequence[ParameterBinding],
         before: int,
     ) -> Joint | None:
         """They, moved there; None if they are better stepped apart, or have to be.
@@ -56,18 +56,18 @@ class Joint:
         Args:
             store: Where the variables are.
             settings: Hyperparameters of the group.
-            loans: Its variables, with what they were stepped with last.
+            bindings: Its variables, with what they were stepped with last.
             before: Bytes of the gradients of the groups before it.
         """
-        whole = [loan for loan in loans if isinstance(loan, WholeLoan)]
-        if len(whole) < len(loans) or not _can_be_joined(settings, whole):
+        whole = [binding for binding in bindings if isinstance(binding, WholeBinding)]
+        if len(whole) < len(bindings) or not _can_be_joined(settings, whole):
             return None
-        value = joined(store, [loan.variable for loan in whole])
+        value = joined(store, [binding.variable for binding in whole])
         if value is None:
             return None
         state, numbers = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
         for key, kept in whole[0].layout.items():
-            memory = joined(store, [loan.slots[key] for loan in whole])
+            memory = joined(store, [binding.slots[key] for binding in whole])
             if memory is None:
                 return None
             state[key] = memory
@@ -99,14 +99,14 @@ class Joint:
             numbers.copy_(self.state[key])
 
 
-def _can_be_joined(settings: Settings, loans: Sequence[WholeLoan]) -> bool:
-    values = [loan.variable.value for loan in loans]
-    dtype, layout = values[0].dtype, loans[0].layout
+def _can_be_joined(settings: Settings, bindings: Sequence[WholeBinding]) -> bool:
+    values = [binding.variable.value for binding in bindings]
+    dtype, layout = values[0].dtype, bindings[0].layout
     return (
-        len(loans) > 1
+        len(bindings) > 1
         and sum(value.nbytes for value in values) <= _MOST_BYTES
         and all(value.dtype == dtype for value in values)
-        and all(len(loan.slots) == len(layout) for loan in loans)
+        and all(len(binding.slots) == len(layout) for binding in bindings)
         and all(kept.dtype in (torch.float32, dtype) for kept in layout.values())
         and settings.is_elementwise(dtype)
     )

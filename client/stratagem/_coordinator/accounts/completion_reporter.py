@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from itertools import count
 from queue import SimpleQueue
 
-from stratagem._coordinator.accounts.unended import Ended, Inherited, Unended
+from stratagem._coordinator.accounts.open_closures import Ended, Inherited, OpenClosures
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.closures import end_closures
 from stratagem_proto.errors import StratagemError
@@ -20,7 +20,7 @@ _BATCH_SECONDS = 0.05
 _PAUSE_SECONDS = 1.0
 
 
-class Acknowledging:
+class CompletionReporter:
     """Lets servers forget closures, one thread for each server. Thread-safe.
 
     A server that is away misses nothing: it is told all that has ended when it is back.
@@ -38,7 +38,7 @@ class Acknowledging:
         self.space = space
         self._servers = servers
         self._numbers = numbers
-        self._unended = Unended()
+        self._unended = OpenClosures()
         self._inherited: dict[bytes, Inherited] = {}
         self._changing = threading.Lock()
         self._settled = threading.Condition(self._changing)

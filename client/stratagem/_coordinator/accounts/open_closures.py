@@ -22,7 +22,7 @@ class Ended(NamedTuple):
     unended: tuple[int, ...]
 
 
-class Unended:
+class OpenClosures:
     """The closures that have not ended.
 
     Pure. Closures begin in the order of their numbers, some of which may be left out,

@@ -22,8 +22,8 @@ class Turn:
         call: What was sent by this right, and is given up with it.
     """
 
-    def __init__(self, turns: Turns) -> None:
-        self._turns: Callable[[], Turns | None] = weakref.ref(turns)
+    def __init__(self, turns: MutationLock) -> None:
+        self._turns: Callable[[], MutationLock | None] = weakref.ref(turns)
         self.thread = 0
         self.call: Cancellable | None = None
 
@@ -50,7 +50,7 @@ def _gone() -> None:
     """What becomes of the turns of one that is lost."""
 
 
-class Turns:
+class MutationLock:
     """Hands out the one turn that there is. Thread-safe.
 
     Attributes:
@@ -79,10 +79,10 @@ class Turns:
         return turn
 
     def _awaited(self) -> Turn:
-        self.forgo()
+        self.release_interrupted()
         return self.free.get()
 
-    def forgo(self) -> None:
+    def release_interrupted(self) -> None:
         """Has the caller lose the turn that they still have, if they have.
 
         They were interrupted in it: for as long as they handle that, or keep the

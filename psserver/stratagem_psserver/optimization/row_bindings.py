@@ -18,10 +18,14 @@ from stratagem_proto.v1.variable_pb2 import (
     VariableSpec,
 )
 from stratagem_proto.wire.tensors import encode_dtype
-from stratagem_psserver.limits.room import Room
+from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.optimization.bindings import (
+    BoundParameter,
+    as_tensors,
+    missing_nbytes,
+)
 from stratagem_psserver.optimization.dry_run import StateTensor, StepNeeds
 from stratagem_psserver.optimization.gradients import Gradient, RowGradient
-from stratagem_psserver.optimization.loans import Lent, as_tensors, missing_nbytes
 from stratagem_psserver.tables.arena import Arena
 from stratagem_psserver.tables.table import Table
 from stratagem_psserver.variables.store import Variable, VariableStore
@@ -33,7 +37,7 @@ _MOST_ELEMENTS = 2**31 - 1
 
 
 @dataclass
-class _RowLoan:
+class _RowBinding:
     """What loans of rows have in common.
 
     Attributes:
@@ -63,7 +67,9 @@ class _RowLoan:
             return RowGradient.of(rows, values)
         return RowGradient.added(rows, values)
 
-    def _lent(self, gradient: RowGradient, value: torch.Tensor, state: State) -> Lent:
+    def _bound(
+        self, gradient: RowGradient, value: torch.Tensor, state: State
+    ) -> BoundParameter:
         layout, sparse = self.needs.layout, self.needs.takes_sparse
         if sparse and _can_be_one_row(gradient):
             gradient = RowGradient(gradient.rows[:1], None, _one_row(gradient.values))
@@ -73,8 +79,8 @@ class _RowLoan:
                 for key, tensor in state.items()
             }
         grad = gradient.as_sparse() if sparse else gradient.values
-        lent = {key: layout[key].lent(tensor) for key, tensor in state.items()}
-        return Lent(value, grad, lent)
+        bound = {key: layout[key].bound(tensor) for key, tensor in state.items()}
+        return BoundParameter(value, grad, bound)
 
     def _scalar(self, key: str) -> torch.Tensor:
         layout = self.needs.layout[key]
@@ -99,10 +105,10 @@ class _RowLoan:
             store.put_slot(self.names[key], self.variable.name, tensor)
 
 
-class TensorRowLoan(_RowLoan):
+class TensorRowBinding(_RowBinding):
     """Rows of a variable that has all its rows."""
 
-    def open(self, room: Room) -> Lent:
+    def open(self, room: VariableMemoryLimit) -> BoundParameter:
         missing = missing_nbytes(self.variable, self.needs.layout, self.slots)
         room.take(self.variable.name, missing)
         gradient = self._distinct()
@@ -118,7 +124,7 @@ class TensorRowLoan(_RowLoan):
         }
         value = self.variable.value.index_select(0, self._rows)
         self._value = value
-        return self._lent(gradient, value, state)
+        return self._bound(gradient, value, state)
 
     def _begun(self, state: StateTensor) -> torch.Tensor:
         shape = self.variable.value.shape
@@ -138,7 +144,7 @@ class TensorRowLoan(_RowLoan):
         self._commit_scalars(store)
 
 
-class TableRowLoan(_RowLoan):
+class TableRowBinding(_RowBinding):
     """Rows of a table, of which those without admission are left out."""
 
     def check_fit(self) -> None:
@@ -153,7 +159,7 @@ class TableRowLoan(_RowLoan):
             rows = rows.unique()
         self._table.check_fit(len(rows), more_bytes)
 
-    def open(self, room: Room) -> Lent:
+    def open(self, room: VariableMemoryLimit) -> BoundParameter:
         table, gradient = self._table, self._distinct()
         found = table.find(gradient.rows)
         refused = found.is_new & ~table.admission.is_due(gradient.rows)
@@ -168,7 +174,7 @@ class TableRowLoan(_RowLoan):
             for key, layout in self.needs.layout.items()
         }
         self._value = table.value.read(found)
-        return self._lent(gradient, self._value, state)
+        return self._bound(gradient, self._value, state)
 
     @property
     def _more_row_bytes(self) -> int:

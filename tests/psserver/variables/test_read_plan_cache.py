@@ -9,8 +9,8 @@ import torch
 
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_BFLOAT16
-from stratagem_psserver.variables import kept_choices
-from stratagem_psserver.variables.kept_choices import KeptChoices
+from stratagem_psserver.variables import read_plan_cache
+from stratagem_psserver.variables.read_plan_cache import ReadPlanCache
 from stratagem_psserver.variables.store import VariableStore
 from tests.psserver.variables.test_values import indices
 from tests.psserver.wire import model_spec
@@ -20,11 +20,11 @@ def all_of(*names: str, newer_than: int | None = None) -> list[pb.Selection]:
     return [pb.Selection(variable=name, newer_than=newer_than) for name in names]
 
 
-def hosting_two() -> tuple[VariableStore, KeptChoices]:
+def hosting_two() -> tuple[VariableStore, ReadPlanCache]:
     store = VariableStore()
     for name in "wb":
         store.create([model_spec(name, torch.zeros(2))], [torch.zeros(2)])
-    return store, KeptChoices(store)
+    return store, ReadPlanCache(store)
 
 
 def test_a_choice_is_kept_for_those_who_read_the_same() -> None:
@@ -72,7 +72,7 @@ def test_a_kept_choice_is_not_that_of_a_part(part: dict[str, Any]) -> None:
 def test_no_more_choices_are_kept_than_take_little_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kept_choices, "MOST_NAMES", 3)
+    monkeypatch.setattr(read_plan_cache, "MOST_NAMES", 3)
     _, kept = hosting_two()
     both, one = kept.of(all_of("w", "b")), kept.of(all_of("w"))
     assert kept.of(all_of("w", "b")) is both

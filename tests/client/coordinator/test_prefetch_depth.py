@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from stratagem._coordinator.queue.pace import DEEPEST, SHALLOWEST, Pace
+from stratagem._coordinator.queue.prefetch_depth import (
+    DEEPEST,
+    SHALLOWEST,
+    PrefetchDepth,
+)
 
 
-def run(pace: Pace, seconds: float, times: int = 200) -> int:
+def run(pace: PrefetchDepth, seconds: float, times: int = 200) -> int:
     """The depth after that many closures that took so long, one after another."""
     for number in range(times):
         pace.gave(number * seconds)
@@ -16,18 +20,18 @@ def run(pace: Pace, seconds: float, times: int = 200) -> int:
 
 
 def test_nothing_is_known_at_first() -> None:
-    assert Pace().depth == SHALLOWEST
+    assert PrefetchDepth().depth == SHALLOWEST
 
 
 @pytest.mark.parametrize(
     ("seconds", "depth"), [(1.0, SHALLOWEST), (0.002, 10), (0.0001, DEEPEST)]
 )
 def test_a_worker_has_work_for_20_ms(seconds: float, depth: int) -> None:
-    assert run(Pace(), seconds) == pytest.approx(depth, abs=1)
+    assert run(PrefetchDepth(), seconds) == pytest.approx(depth, abs=1)
 
 
 def test_one_long_closure_is_enough_to_have_few() -> None:
-    pace = Pace()
+    pace = PrefetchDepth()
     run(pace, 0.0001)
     pace.gave(10.0)
     pace.ended(11.0)
@@ -35,7 +39,7 @@ def test_one_long_closure_is_enough_to_have_few() -> None:
 
 
 def test_the_time_that_a_worker_waits_does_not_count() -> None:
-    pace = Pace()
+    pace = PrefetchDepth()
     for start in range(200):
         pace.gave(float(start))
         pace.ended(start + 0.0001)
@@ -43,7 +47,7 @@ def test_the_time_that_a_worker_waits_does_not_count() -> None:
 
 
 def test_results_that_come_together_share_their_time() -> None:
-    pace = Pace()
+    pace = PrefetchDepth()
     for batch in range(20):
         for _ in range(10):
             pace.gave(batch * 0.02)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from stratagem._hosting.modules.extended import HostingExtended
-from stratagem._shipping.dumper import Dumper
+from stratagem._shipping.closure_pickler import ClosurePickler
 
 
-class HostsDumper(Dumper):
+class HostsPickler(ClosurePickler):
     """Makes parcels for the hosts of a strategy. Thread-safe.
 
     Variables and parameters are named; their values are sent besides.

@@ -24,7 +24,7 @@ Came: TypeAlias = tuple[int, Reading]
 """The version of a value that waits, and what it was read by."""
 
 
-class Landing:
+class ReceiveBuffer:
     """Memory where what one server sends with an answer waits for the step after it.
 
     Args:
@@ -87,11 +87,11 @@ class Asked(NamedTuple):
     """
 
     variables: Mapping[int, Sequence[RemoteVariable]]
-    landings: Mapping[int, Landing]
+    landings: Mapping[int, ReceiveBuffer]
     following: Mapping[int, Following]
 
 
-class NextValues:
+class PrefetchedValues:
     """What the next step starts with, as far as it has come.
 
     Args:
@@ -108,8 +108,8 @@ class NextValues:
         self._covered: set[RemoteVariable] = set()
         self._came: dict[RemoteVariable, Came] = {}
         # Allocating tensors costs more than keeping them; by server.
-        self._free: dict[int, list[Landing]] = {}
-        self._taken: list[tuple[int, Landing]] = []
+        self._free: dict[int, list[ReceiveBuffer]] = {}
+        self._taken: list[tuple[int, ReceiveBuffer]] = []
         self._changes = servers.changes
 
     def expect(self, variables: Sequence[RemoteVariable]) -> None:
@@ -157,8 +157,8 @@ class NextValues:
         }
         return Asked(self._wanted, landings, asking)
 
-    def _landing(self, server: int) -> Landing:
-        return Landing(self._wanted[server], self._pulled_as)
+    def _landing(self, server: int) -> ReceiveBuffer:
+        return ReceiveBuffer(self._wanted[server], self._pulled_as)
 
     def came(self, asked: Asked, versions: Mapping[int, Sequence[int]]) -> None:
         """Take in what came for what was asked."""
@@ -174,7 +174,9 @@ class NextValues:
         if asked.variables is self._wanted:
             self._taken += asked.landings.items()
 
-    def land(self, variables: Sequence[RemoteVariable], beside: bool = False) -> bool:
+    def use_prefetched(
+        self, variables: Sequence[RemoteVariable], beside: bool = False
+    ) -> bool:
         """Bring copies up to date, if what has come is all that they need.
 
         Args:

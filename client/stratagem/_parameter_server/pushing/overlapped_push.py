@@ -10,7 +10,11 @@ import torch
 
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.compressor import Compressor
-from stratagem._parameter_server.pushing.loads import Loads, add_gradient, no_loads
+from stratagem._parameter_server.pushing.server_batches import (
+    ServerBatches,
+    add_gradient,
+    no_batches,
+)
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.interruption import uninterrupted
 from stratagem._ps_client.requests import updates
@@ -20,7 +24,7 @@ from stratagem_proto.v1.update_program_pb2 import BackwardPass
 _BUCKET_BYTES = 1 << 20
 
 
-class EarlyPush:
+class OverlappedPush:
     """What has been sent of one optimizer's gradients before its step.
 
     The servers only keep it: they apply all of a step or nothing.
@@ -48,16 +52,16 @@ class EarlyPush:
     def add(self, variable: Variable, gradient: torch.Tensor, group: int) -> None:
         """Take in a gradient that is final, and send what there is if it is much."""
         self.variables.add(variable.name)
-        add_gradient(self._loads, variable, gradient, group)
-        for server, load in self._loads.items():
-            if load.nbytes >= _BUCKET_BYTES:
-                request = updates.keep(self._backward, load.begin(self._backward))
+        add_gradient(self._batches, variable, gradient, group)
+        for server, batch in self._batches.items():
+            if batch.nbytes >= _BUCKET_BYTES:
+                request = updates.keep(self._backward, batch.begin(self._backward))
                 send = partial(self._servers.push, {server: request})
                 # An interruption may go astray to a thread that is just being started.
                 with uninterrupted():
                     self._sent.append(self._sender.submit(send))
 
-    def finish(self) -> Loads:
+    def finish(self) -> ServerBatches:
         """Wait for what was sent, and return what was not.
 
         Raises:
@@ -65,7 +69,7 @@ class EarlyPush:
         """
         for sent in self._sent:
             sent.result()
-        return self._loads
+        return self._batches
 
     def discard(self) -> None:
         """Begin anew: what was sent will not be used, or has been."""
@@ -73,5 +77,5 @@ class EarlyPush:
         optimizer = self._backward.optimizer
         self._backward = BackwardPass(optimizer=optimizer, number=number)
         self.variables: set[str] = set()
-        self._loads: Loads = no_loads(self._compressor)
+        self._batches: ServerBatches = no_batches(self._compressor)
         self._sent: list[Future[Any]] = []
