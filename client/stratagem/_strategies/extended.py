@@ -256,7 +256,7 @@ class StrategyExtended(StrategyHooks):
         """
         require_cross_replica_or_default(self, "reduce_to")
         op = destined_reduce_op_from(reduce_op)
-        extended_arguments.require_one(destinations)
+        extended_arguments.require_one(destinations, value)
         return self._reduce_to(op, value, destinations, options)
 
     def batch_reduce_to(
@@ -303,7 +303,7 @@ class StrategyExtended(StrategyHooks):
         Spec: EXT-3.
         """
         require_cross_replica_or_default(self, "broadcast_to")
-        extended_arguments.require_one(destinations)
+        extended_arguments.require_one(destinations, tensor)
         if destinations is None:
             raise refused_destinations(destinations)
         return self._broadcast_to(tensor, destinations)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stratagem._core.tensors.nests import opened
 from stratagem._core.values.distributed_values import DistributedValues
 from stratagem._core.values.placement import refused_destinations
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
@@ -59,14 +60,24 @@ def require_pairs(pairs: Any) -> None:
             "`batch_reduce_to` takes a list of pairs (value, destinations), not "
             f"{pairs!r}"
         )
-    for _, destinations in pairs:
-        require_one(destinations)
+    for value, destinations in pairs:
+        require_one(destinations, value)
 
 
 def _is_pair(pair: Any) -> bool:
     return isinstance(pair, list | tuple) and len(pair) == 2
 
 
-def require_one(destinations: Any) -> None:
-    if isinstance(destinations, list | tuple):
+def require_one(destinations: Any, value: Any) -> None:
+    """Raise InvalidArgumentError for what is not one place, nor the value itself."""
+    if isinstance(destinations, list | tuple) or not (
+        destinations is value or _is_somewhere(destinations)
+    ):
         raise refused_destinations(destinations)
+
+
+def _is_somewhere(destinations: Any) -> bool:
+    if destinations is None or opened(destinations) is not None:
+        return True
+    is_named = isinstance(destinations, str | torch.device)
+    return is_named or any(hasattr(destinations, name) for name in ("device", "values"))

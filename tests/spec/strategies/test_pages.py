@@ -205,3 +205,19 @@ def test_only_a_configuration_is_completed(strategy: MirroredStrategy) -> None:
     nothing: Any = 3
     with pytest.raises(InvalidTypeError, match="ConfigProto"):
         strategy.update_config_proto(nothing)
+
+
+@pytest.mark.parametrize("nowhere", [3, 2.5, True, object(), int])
+def test_what_is_nowhere_is_no_destination(
+    strategy: MirroredStrategy, nowhere: Any
+) -> None:
+    value = strategy.run(lambda: torch.ones(2))
+    extended = strategy.extended
+    for reduce in (
+        lambda: extended.reduce_to("SUM", value, nowhere),
+        lambda: extended.batch_reduce_to("SUM", [(value, nowhere)]),
+        lambda: extended.broadcast_to(torch.ones(2), nowhere),
+    ):
+        with pytest.raises(InvalidArgumentError, match="destinations must be one"):
+            reduce()
+    assert extended.reduce_to("MEAN", 3.0, 3.0) == 3.0
