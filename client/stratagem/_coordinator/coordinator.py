@@ -28,7 +28,7 @@ from stratagem._coordinator.threads.recurring import Recurring
 from stratagem._coordinator.threads.watchdog import Watchdog
 from stratagem._coordinator.workers.connecting import (
     Connector,
-    acknowledging,
+    completion_reporter,
     require_suited,
     take_over,
     worker_at,
@@ -139,18 +139,16 @@ class ClusterCoordinator:
         )
         self.strategy = strategy
         numbers = count(1)
-        self._remote_objects = WorkerValues(ClosurePickler(strategy, COORDINATOR_KINDS))
-        self._acknowledging = acknowledging(strategy, numbers)
-        self._shared = SharedDatasets(
-            self._remote_objects, strategy, self._acknowledging
-        )
+        self._worker_values = WorkerValues(ClosurePickler(strategy, COORDINATOR_KINDS))
+        self._reporter = completion_reporter(strategy, numbers)
+        self._shared = SharedDatasets(self._worker_values, strategy, self._reporter)
         self._meter = TrafficMeter()
         self._batchers = Batchers()
         connect = Connector(strategy, numbers, self._meter, self._batchers)
-        ended = self._acknowledging.end
+        ended = self._reporter.end
         self._dispatch = Dispatch(connect, settings, ended, self._batchers)
-        make = partial(PerWorkerVariable, self._remote_objects, self._dispatch.ask_all)
-        take_over(strategy, make, partial(_end, self._acknowledging, self._dispatch))
+        make = partial(PerWorkerVariable, self._worker_values, self._dispatch.ask_all)
+        take_over(strategy, make, partial(_end, self._reporter, self._dispatch))
         weakref.finalize(self, self._dispatch.close)
         self._start(settings)
 
@@ -194,13 +192,13 @@ class ClusterCoordinator:
         """
         patience = Patience("schedule", timeout)
         call = Call(fn, *bound(fn, args, kwargs), self.strategy)
-        parcel = self._remote_objects.closure_pickler.dump(call)
+        parcel = self._worker_values.closure_pickler.dump(call)
         self._release()
         with self._dispatch.entry(patience):
             self._dispatch.await_room(patience)
             left = inherited_identity(parcel.remote_objects.values())
-            number, identity = self._acknowledging.begin(left)
-            result = Result(self._remote_objects, number, self._batchers.hurry)
+            number, identity = self._reporter.begin(left)
+            result = Result(self._worker_values, number, self._batchers.hurry)
             value = RemoteValue(result)
             closure = Closure(number, identity, name_of(fn), parcel, result)
             self._dispatch.schedule(closure, patience)
@@ -314,7 +312,7 @@ class ClusterCoordinator:
                 f"the name {name!r} is for datasets of which workers share the "
                 "batches; pass exactly_once=True, or no name"
             )
-        return PerWorkerDataset(self._remote_objects, build)
+        return PerWorkerDataset(self._worker_values, build)
 
     @property
     def workers(self) -> list[int]:
@@ -366,7 +364,7 @@ class ClusterCoordinator:
         self._dispatch.await_removal(index, patience)
 
     def _start(self, settings: Settings) -> None:
-        self._attach(self._acknowledging)
+        self._attach(self._reporter)
         resolver, dispatch = self.strategy.cluster_resolver, self._dispatch
         workers = workers_of(resolver)
         for index, address in workers.items():
@@ -387,14 +385,14 @@ class ClusterCoordinator:
         weakref.finalize(self, threads.close)
 
     def _release(self) -> None:
-        handles = self._remote_objects.gone()
+        handles = self._worker_values.gone()
         if handles:
             self._dispatch.release(handles)
 
 
-def _end(acknowledging: CompletionReporter, dispatch: Dispatch) -> None:
+def _end(reporter: CompletionReporter, dispatch: Dispatch) -> None:
     # Who runs the program again would go on with functions that have ended.
-    acknowledging.settle(_FAREWELL_SECONDS)
+    reporter.settle(_FAREWELL_SECONDS)
     dispatch.close()
 
 

@@ -54,7 +54,7 @@ class CompletionReporter:
     def start(self) -> None:
         """Starts the threads."""
         for server, news in self._news.items():
-            name = f"stratagem-acknowledging-{server}"
+            name = f"stratagem-reporter-{server}"
             threading.Thread(
                 target=self._run, args=(server, news), name=name, daemon=True
             ).start()

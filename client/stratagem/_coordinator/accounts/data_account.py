@@ -39,12 +39,12 @@ class DataAccount:
 
     Attributes:
         strategy: Whose servers.
-        acknowledging: Tells them which functions have ended.
+        reporter: Tells them which functions have ended.
         name: Its name.
     """
 
     strategy: ParameterServerStrategy
-    acknowledging: CompletionReporter
+    reporter: CompletionReporter
     name: str
 
     def open(self, num_batches: int, seed: int) -> OpenedPass:
@@ -58,7 +58,7 @@ class DataAccount:
             FailedPreconditionError: The data had another number of batches.
             StratagemError: A server cannot be reached.
         """
-        request = open_pass(self.name, num_batches, seed, self.acknowledging.space)
+        request = open_pass(self.name, num_batches, seed, self.reporter.space)
         keeper = BatchKeeper.of(self.strategy)
         opened = keeper.servers.call(keeper.server, request)
         unfinished = [one for each in opened.earlier for one in self._taken_over(each)]
@@ -77,7 +77,7 @@ class DataAccount:
         space, batches = earlier.space, {}
         for one in earlier.unfinished:
             batches[one.number] = one.batches
-        for number in sorted(self.acknowledging.inherit(space, batches.keys())):
+        for number in sorted(self.reporter.inherit(space, batches.keys())):
             yield ClosureIdentity(space=space, number=number), batches[number]
 
     def _report(self, opened: OpenPassResponse, num_batches: int) -> None:

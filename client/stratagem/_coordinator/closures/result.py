@@ -22,7 +22,7 @@ class Result(WorkerValue):
     Changed under the lock of `Dispatch` alone.
 
     Args:
-        remote_objects: Gives handles.
+        worker_values: Gives handles.
         closure: Number of the closure.
         hurry: Called before the program waits for it.
 
@@ -40,9 +40,9 @@ class Result(WorkerValue):
     """
 
     def __init__(
-        self, remote_objects: WorkerValues, closure: int, hurry: Callable[[], None]
+        self, worker_values: WorkerValues, closure: int, hurry: Callable[[], None]
     ) -> None:
-        super().__init__(remote_objects)
+        super().__init__(worker_values)
         self._hurry = hurry
         self.closure = closure
         self.owner: weakref.ref[object] | None = None

@@ -31,10 +31,10 @@ class PerWorkerValues(WorkerValue):
     Spec: COO-5, COO-13.
     """
 
-    def __init__(self, remote_objects: WorkerValues, build: Callable[[], Any]) -> None:
-        super().__init__(remote_objects)
+    def __init__(self, worker_values: WorkerValues, build: Callable[[], Any]) -> None:
+        super().__init__(worker_values)
         self._build = build
-        self._parcel = remote_objects.closure_pickler.dump(
+        self._parcel = worker_values.closure_pickler.dump(
             Call(build, (), {}), "a per-worker value"
         )
 
@@ -51,7 +51,7 @@ class PerWorkerIterator(PerWorkerValues):
     """
 
     def __init__(self, dataset: PerWorkerDataset, build: Callable[[], Any]) -> None:
-        super().__init__(dataset._remote_objects, build)
+        super().__init__(dataset._worker_values, build)
         self._dataset = dataset
 
     @property
@@ -90,7 +90,7 @@ class PerWorkerDataset(PerWorkerValues):
 
     def build(self) -> PerWorkerValues:
         """Return the datasets themselves, to be passed to scheduled functions."""
-        return PerWorkerValues(self._remote_objects, self._build)
+        return PerWorkerValues(self._worker_values, self._build)
 
     @cached_property
     def element_spec(self) -> Any:

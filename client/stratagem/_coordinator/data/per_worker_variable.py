@@ -32,7 +32,7 @@ class PerWorkerVariable(LocalVariable):
     its initial value again. No gradients are wanted of it.
 
     Args:
-        remote_objects: What the workers keep.
+        worker_values: What the workers keep.
         ask_all: Lets all workers run something.
         given: The arguments of `Variable`.
 
@@ -40,14 +40,14 @@ class PerWorkerVariable(LocalVariable):
     """
 
     def __init__(
-        self, remote_objects: WorkerValues, ask_all: AskAll, **given: Any
+        self, worker_values: WorkerValues, ask_all: AskAll, **given: Any
     ) -> None:
         given["trainable"] = False
         with on_worker(0):
             super().__init__(**given)
-        self._remote_objects = remote_objects
+        self._worker_values = worker_values
         self._ask_all = ask_all
-        self._copies = PerWorkerValues(remote_objects, partial(_made, given))
+        self._copies = PerWorkerValues(worker_values, partial(_made, given))
 
     def read_all(self, *, timeout: float | None = None) -> list[torch.Tensor]:
         """Return the values of all workers' copies, in the order of the workers.
@@ -63,7 +63,7 @@ class PerWorkerVariable(LocalVariable):
                 seconds.
         """
         patience = Patience("read_all", timeout)
-        call = self._remote_objects.closure_pickler.dump(
+        call = self._worker_values.closure_pickler.dump(
             Call(LocalVariable.read_value, (self,), {})
         )
         return [load_result(answer) for answer in self._ask_all(call, patience)]

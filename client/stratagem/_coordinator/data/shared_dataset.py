@@ -55,7 +55,7 @@ class SharedDataset(PerWorkerDataset):
     pass by its first `iter`, unless that pass is over.
 
     Args:
-        remote_objects: What workers keep.
+        worker_values: What workers keep.
         build: Makes the data, here and on each worker.
         account: Of what is read.
 
@@ -67,11 +67,11 @@ class SharedDataset(PerWorkerDataset):
 
     def __init__(
         self,
-        remote_objects: WorkerValues,
+        worker_values: WorkerValues,
         build: Callable[[], Any],
         account: DataAccount,
     ) -> None:
-        super().__init__(remote_objects, build)
+        super().__init__(worker_values, build)
         with on_worker(0):
             dataset = build()
         require_numbered(dataset)
@@ -93,20 +93,20 @@ class SharedDatasets:
     """The shared datasets of one coordinator.
 
     Args:
-        remote_objects: What workers keep.
+        worker_values: What workers keep.
         strategy: The coordinator's.
-        acknowledging: Tells servers which functions have ended.
+        reporter: Tells servers which functions have ended.
     """
 
     def __init__(
         self,
-        remote_objects: WorkerValues,
+        worker_values: WorkerValues,
         strategy: ParameterServerStrategy,
-        acknowledging: CompletionReporter,
+        reporter: CompletionReporter,
     ) -> None:
-        self._remote_objects = remote_objects
+        self._worker_values = worker_values
         self._strategy = strategy
-        self._acknowledging = acknowledging
+        self._reporter = reporter
         self._names = UniqueNames()
 
     def create(self, build: Callable[[], Any], name: str | None) -> SharedDataset:
@@ -126,8 +126,8 @@ class SharedDatasets:
                 f"this coordinator has made a dataset {name!r} before; take another "
                 "iterator of that one, or give other data another name"
             )
-        account = DataAccount(self._strategy, self._acknowledging, chosen)
-        dataset = SharedDataset(self._remote_objects, build, account)
+        account = DataAccount(self._strategy, self._reporter, chosen)
+        dataset = SharedDataset(self._worker_values, build, account)
         # Servers keep its account longer than the program keeps the dataset.
         self._names.record(chosen, self)
         return dataset

@@ -36,13 +36,13 @@ class Keeper(Protocol):
 class WorkerValue(RemoteObject):
     """Stands for what each worker keeps under a handle while this object lives."""
 
-    def __init__(self, remote_objects: WorkerValues) -> None:
-        self._remote_objects = remote_objects
+    def __init__(self, worker_values: WorkerValues) -> None:
+        self._worker_values = worker_values
         self._handle: int | None = None
 
     def _shipped_handle(self) -> int:
         if self._handle is None:
-            self._handle = self._remote_objects.admit(self)
+            self._handle = self._worker_values.admit(self)
         return self._handle
 
     def _shipped_subject(self) -> WorkerValue:

@@ -156,7 +156,7 @@ def _identity_of(strategy: ParameterServerStrategy) -> Identity:
     return extended._store.servers.identity
 
 
-def acknowledging(
+def completion_reporter(
     strategy: ParameterServerStrategy, numbers: count[int]
 ) -> CompletionReporter:
     """Return what tells a strategy's servers which closures have ended.
