@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stratagem._core.options import RunOptions
 from stratagem._core.tensors.nests import opened
 from stratagem._core.values.distributed_values import DistributedValues
 from stratagem._core.values.placement import refused_destinations
@@ -81,3 +82,14 @@ def _is_somewhere(destinations: Any) -> bool:
         return True
     is_named = isinstance(destinations, str | torch.device)
     return is_named or any(hasattr(destinations, name) for name in ("device", "values"))
+
+
+def require_options(options: Any) -> None:
+    """Raise InvalidTypeError for no `RunOptions`; warn of those that do nothing."""
+    if options is None:
+        return
+    if not isinstance(options, RunOptions):
+        raise InvalidTypeError(
+            f"`options` of `run` must be RunOptions(...), not {type(options).__name__}"
+        )
+    options.warn_of_no_effect()

@@ -22,6 +22,7 @@ from stratagem._core.values.without_rows import warn_of_replicas_without_rows
 from stratagem._strategies.checkpoints import CheckpointMethods
 from stratagem._strategies.datasets import DatasetMethods
 from stratagem._strategies.extended import StrategyExtended
+from stratagem._strategies.extended_arguments import require_options
 from stratagem._strategies.moved_to_extended import MovedToExtended
 from stratagem._strategies.old_spellings import OldSpellings
 from stratagem_proto.errors import ContextError, InvalidArgumentError, InvalidTypeError
@@ -104,6 +105,7 @@ class Strategy(CheckpointMethods, DatasetMethods, OldSpellings, MovedToExtended)
         Raises:
             InvalidArgumentError: `args` is neither list nor tuple, or the replicas
                 return different structures.
+            InvalidTypeError: `options` are no `RunOptions`.
             ContextError: A replica is running, another strategy is in charge, or
                 the replicas make different numbers of merge calls.
 
@@ -114,8 +116,7 @@ class Strategy(CheckpointMethods, DatasetMethods, OldSpellings, MovedToExtended)
                 "positional args must be a list or tuple, got "
                 f"{type(args).__name__}; write args=(x,) for a single argument"
             )
-        if options is not None:
-            options.warn_of_no_effect()
+        require_options(options)
         with running_with(options):
             return self._extended.call_for_each_replica(fn, args, kwargs)
 

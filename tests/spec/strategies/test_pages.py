@@ -221,3 +221,8 @@ def test_what_is_nowhere_is_no_destination(
         with pytest.raises(InvalidArgumentError, match="destinations must be one"):
             reduce()
     assert extended.reduce_to("MEAN", 3.0, 3.0) == 3.0
+
+
+def test_options_of_another_type_are_refused(strategy: MirroredStrategy) -> None:
+    with pytest.raises(InvalidTypeError, match="must be RunOptions"):
+        strategy.run(int, options={"run_concurrently": True})  # type: ignore[arg-type]
