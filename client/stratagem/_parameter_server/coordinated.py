@@ -49,6 +49,7 @@ class CoordinatedExtended(WorkerExtended):
         self._end_coordination = end
 
     def _close(self) -> None:
+        super()._close()
         if self._end_coordination is not None:
             self._end_coordination()
 

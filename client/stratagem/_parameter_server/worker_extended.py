@@ -56,6 +56,9 @@ class WorkerExtended(HostingExtended):
             workers.add(container_strategy)
         self._seed: Variable | None = None
 
+    def _close(self) -> None:
+        workers.leave_out(self._container_strategy())
+
     @property
     def worker_devices(self) -> tuple[str, ...]:
         return self._devices

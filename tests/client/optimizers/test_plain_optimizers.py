@@ -78,3 +78,15 @@ def test_nobody_is_warned_of_what_a_lone_worker_trains(
         sgd.step()
         strategy.run(torch.optim.SGD(module.parameters(), lr=1.0).step)
     assert not caplog.records
+
+
+def test_nobody_is_warned_of_a_closed_strategy(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module = nn.Linear(1, 1)
+    with running(1, num_workers=2) as cluster:
+        with cluster.strategy() as closed:
+            pass
+        DistributedOptimizer(torch.optim.SGD(module.parameters(), lr=1.0))
+    assert closed.num_replicas_in_sync == 1
+    assert not caplog.records

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import Executor
 from typing import Any
 
 import pytest
@@ -83,15 +84,20 @@ def test_concurrent_replicas_stop_when_one_fails(strategy: TwoReplicas) -> None:
         strategy.run(fn, options=RunOptions(run_concurrently=True))
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_replicas_run_in_a_forked_child(strategy: TwoReplicas) -> None:
+def numbers_in_a_forked_child() -> bool:
+    """Whether they are those of two replicas."""
+    strategy = TwoReplicas()
     strategy.run(number)
     child = os.fork()
     if child == 0:
         right = strategy.run(number).values == (0, 1)
         os._exit(0 if right else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_replicas_run_in_a_forked_child(forking: Executor) -> None:
+    assert forking.submit(numbers_in_a_forked_child).result(timeout=60)
 
 
 def test_a_compiled_function_runs_in_each_replica_and_merges(

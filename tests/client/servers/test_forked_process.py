@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
 
 import torch
 
+from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.requests.writes import Writing, assign
 from stratagem_proto.errors import (
     ForkedProcessError,
@@ -17,11 +20,24 @@ from stratagem_proto.v1.parameter_server_pb2 import (
     ASSIGN_MODE_ADD,
 )
 from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
 from tests.client.connections import (
     add,
     connected,
     make,
 )
+from tests.conftest import TOKEN
+
+
+@contextmanager
+def opened() -> Iterator[Connection]:
+    """An open connection to a server of its own."""
+    with (
+        ParameterServer(ServerSettings(token=TOKEN)) as server,
+        connected(server.address) as connection,
+    ):
+        connection.open()
+        yield connection
 
 
 def told_in_a_forked_child(use: Callable[[], object]) -> str:
@@ -46,20 +62,30 @@ def told_in_a_forked_child(use: Callable[[], object]) -> str:
     return message
 
 
-def test_a_forked_child_is_told_to_use_forkserver(server: ParameterServer) -> None:
-    with connected(server.address) as connection:
-        connection.open()
-        message = told_in_a_forked_child(connection.open)
-    assert 'multiprocessing_context="forkserver"' in message
+def told_when_it_opens() -> str:
+    with opened() as connection:
+        return told_in_a_forked_child(connection.open)
 
 
-def test_a_child_forked_in_the_midst_of_a_write_does_not_wait_for_it(
-    server: ParameterServer,
-) -> None:
-    with connected(server.address) as connection:
+def told_in_the_midst_of_a_write() -> tuple[str, list[int]]:
+    """And the versions that the parent's write has made."""
+    with opened() as connection:
         make(connection, "v", torch.zeros(3))
         writing = Writing("v", ASSIGN_MODE_ADD, torch.ones(3))
         under_way = connection.start(assign([writing]))
         message = told_in_a_forked_child(lambda: add(connection, "v", torch.ones(3)))
-        assert under_way.result() == [2]
+        return message, list(under_way.result())
+
+
+def test_a_forked_child_is_told_to_use_forkserver(forking: Executor) -> None:
+    message = forking.submit(told_when_it_opens).result(timeout=60)
+    assert 'multiprocessing_context="forkserver"' in message
+
+
+def test_a_child_forked_in_the_midst_of_a_write_does_not_wait_for_it(
+    forking: Executor,
+) -> None:
+    told = forking.submit(told_in_the_midst_of_a_write)
+    message, versions = told.result(timeout=60)
+    assert versions == [2]
     assert "was forked from it" in message

@@ -20,6 +20,10 @@ class _Workers:
         """Take a strategy in."""
         self._warned[strategy] = False
 
+    def leave_out(self, strategy: object) -> None:
+        """Warn no longer of a strategy, which has been closed."""
+        self._warned.pop(strategy, None)
+
     def warn_of(self, strategy: object | None, what: str) -> None:
         """Say once that each worker trains something by itself.
 
