@@ -106,6 +106,7 @@ class WorkerLink:
             UnauthenticatedError: It has another cluster token.
             FailedPreconditionError: It runs other versions of Python, PyTorch,
                 cloudpickle or Stratagem, or is another task.
+            UnimplementedError: What answers is no worker server.
         """
         self.close()
         setting = transport_from_environment()

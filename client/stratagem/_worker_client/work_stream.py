@@ -17,6 +17,7 @@ from stratagem_proto.errors import (
     CancelledError,
     StratagemError,
     UnavailableError,
+    UnimplementedError,
     WorkerLostError,
 )
 from stratagem_proto.v1 import worker_pb2 as pb
@@ -65,6 +66,7 @@ class WorkStream:
 
         Raises:
             UnavailableError: The worker cannot be reached, or is shutting down.
+            UnimplementedError: What answers is no worker server.
             StratagemError: It refused the handshake.
         """
         late = threading.Event()
@@ -85,6 +87,8 @@ class WorkStream:
                 raise self._unanswered(seconds) from error
             if isinstance(error, CancelledError):
                 raise UnavailableError(f"{self.peer} is shutting down") from error
+            if isinstance(error, UnimplementedError):
+                raise self._no_worker() from error
             raise
         finally:
             patience.cancel()
@@ -94,6 +98,13 @@ class WorkStream:
             self._watch, "stratagem-heartbeat", response.opened.session.lease_seconds
         )
         return response.opened
+
+    def _no_worker(self) -> StratagemError:
+        return UnimplementedError(
+            f"the cluster has {self.peer}, but what answers there is no worker server; "
+            "correct the addresses of the worker job, or end the program that has the "
+            "port"
+        )
 
     def _unanswered(self, seconds: float) -> StratagemError:
         return UnavailableError(

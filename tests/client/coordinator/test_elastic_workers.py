@@ -27,6 +27,8 @@ from stratagem_proto.errors import (
     UnauthenticatedError,
 )
 from stratagem_proto.wire.channel import Deadlines
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
 from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.client.coordinator.coordination import coordinating, new_resolver
@@ -46,6 +48,30 @@ def test_a_worker_that_ends_while_it_has_nothing_to_do_is_missed_at_once() -> No
         eventually(lambda: coordinator.workers == [0])
         coordination.start(1)
         eventually(lambda: coordinator.workers == [0, 1])
+
+
+def test_functions_wait_while_another_program_has_a_lost_worker_s_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refusals: list[StratagemError] = []
+    refuse = Roster.refuse
+
+    def noted(roster: Roster, attendant: Attendant, error: StratagemError) -> bool:
+        refusals.append(error)
+        return refuse(roster, attendant, error)
+
+    monkeypatch.setattr(Roster, "refuse", noted)
+    with coordinating(num_workers=1) as coordination:
+        coordinator = coordination.coordinator
+        assert coordinator.schedule(where).fetch() == 0
+        coordination.stop(0)
+        address = coordination.cluster.task_address("worker", 0)
+        with ParameterServer(ServerSettings(bind=address, token=TOKEN)):
+            value = coordinator.schedule(where)
+            eventually(lambda: len(refusals) > 1)
+        coordination.start(0)
+        assert value.fetch() == 0
+    assert "is no worker server" in str(refusals[0])
 
 
 def test_who_comes_and_goes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -291,7 +317,7 @@ def test_a_worker_that_cannot_be_used_does_not_join() -> None:
         ):
             coordinator.add_worker(stranger.address)
         server = coordination.cluster.task_address("ps", 0)
-        with pytest.raises(stratagem.StratagemError):
+        with pytest.raises(stratagem.UnimplementedError, match="is no worker server"):
             coordinator.add_worker(server)
         assert ran_on_each(coordination, 1) == {0}
 

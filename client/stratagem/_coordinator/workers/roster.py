@@ -9,7 +9,11 @@ from functools import partial
 
 from stratagem._coordinator.workers.attendant import Attendant, Events
 from stratagem._coordinator.workers.remote_worker import Connect, RemoteWorker
-from stratagem_proto.errors import InvalidArgumentError, StratagemError
+from stratagem_proto.errors import (
+    InvalidArgumentError,
+    StratagemError,
+    UnimplementedError,
+)
 
 _LOG = logging.getLogger("stratagem")
 
@@ -23,12 +27,14 @@ class _Member:
         late: Whether the others were there before.
         refused: Whether it was there but could not be used.
         known: Whether it was there, or the program knows that it was not.
+        joined: Whether it was there.
     """
 
     attendant: Attendant
     late: bool
     refused: bool = False
     known: bool = False
+    joined: bool = False
 
 
 class Roster:
@@ -110,8 +116,8 @@ class Roster:
             return False
         index = worker.index
         self.there[index] = worker
-        self._members[index].refused = False
-        self._members[index].known = True
+        member = self._members[index]
+        member.refused, member.known, member.joined = False, True, True
         _LOG.info("%s has joined", _name(index), extra=_facts(index, "joined"))
         return True
 
@@ -145,6 +151,9 @@ class Roster:
         if not self.has(attendant):
             return False
         member = self._members[attendant.index]
+        if member.joined and isinstance(error, UnimplementedError):
+            # While it is away, another program has got its port.
+            return False
         first, member.refused = not member.refused, True
         if first and member.late:
             facts = _facts(attendant.index, "refused")
