@@ -70,6 +70,7 @@ def test_functions_wait_while_another_program_has_a_lost_worker_s_port(
             value = coordinator.schedule(where)
             eventually(lambda: len(refusals) > 1)
         coordination.start(0)
+        coordinator.join()
         assert value.fetch() == 0
     assert "is no worker server" in str(refusals[0])
 
