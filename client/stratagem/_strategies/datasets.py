@@ -9,7 +9,7 @@ from stratagem._core.options import InputContext, ValueContext
 from stratagem._input.options import AutoShardPolicy, InputOptions
 
 if TYPE_CHECKING:
-    from stratagem._strategies.hooks.strategy import StrategyHooks
+    from stratagem._strategies.hooks import StrategyHooks
 
 
 class DatasetMethods:

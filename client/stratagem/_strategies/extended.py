@@ -29,7 +29,7 @@ from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
 from stratagem._input.numpy_dataset import NumpyDataset
 from stratagem._strategies import extended_arguments
-from stratagem._strategies.hooks.strategy import StrategyHooks
+from stratagem._strategies.hooks import StrategyHooks
 from stratagem_proto.errors import InvalidTypeError
 
 if TYPE_CHECKING:

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stratagem._core import device_names
+from stratagem._core.options import InputContext
+from stratagem._core.tensors.nests import leaves, map_leaves, opened
+from stratagem._core.values.distributed_values import DistributedValues
+from stratagem._core.values.gathering import gather
+from stratagem._core.values.reduction import Axis, combine, reduce_axes
+from stratagem._core.values.regroup import select_component
 from stratagem._core.variables.assignable import Write
 from stratagem._core.variables.variable import Variable
-from stratagem._strategies.hooks.inputs import InputHooks
-from stratagem._strategies.hooks.reduction import ReductionHooks
+from stratagem._input.per_replica_values import per_replica_values
+from stratagem._strategies.primitives import StrategyPrimitives
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
     from stratagem._checkpoints.deferred import Restoration
+    from stratagem._core.enums import ReduceOp
+    from stratagem._core.options import CommunicationOptions, ValueContext
     from stratagem._core.variables.creators import NextCreator
     from stratagem._input.iterator import DistributedIterator
+    from stratagem._input.options import AutoShardPolicy, InputOptions
+    from stratagem._input.sharding import InputWorker
     from stratagem._strategies.multi_step import MultiStepContext
     from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
-class StrategyHooks(ReductionHooks, InputHooks):
+class StrategyHooks(StrategyPrimitives):
     """The protected half of `StrategyExtended`, which subclasses override.
 
     A training step meets them in this order:
@@ -39,6 +51,63 @@ class StrategyHooks(ReductionHooks, InputHooks):
     All are called in the strategy's cross-replica context, but for the reducing
     ones, which may also be called in the default context.
     """
+
+    # Replicas.
+
+    _default_device: str | None = None
+    """The current device inside of the scope; None leaves it alone."""
+
+    @property
+    def worker_devices(self) -> Sequence[str]:
+        """Full names of the devices that run replicas. Spec: EXT-11."""
+        raise self._missing("worker_devices")
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return len(self.worker_devices)
+
+    @property
+    def _num_local_replicas(self) -> int:
+        """How many of the replicas in sync run in this process."""
+        return self._num_replicas_in_sync
+
+    @property
+    def _first_replica_id(self) -> int:
+        """Number, among all replicas in sync, of the first one of this process."""
+        return 0
+
+    def _replica_devices(self) -> Sequence[Any]:
+        """Return the `ReplicaContext.devices` of the running replica."""
+        return (device_names.current(),)
+
+    def _current_device(self) -> str:
+        return device_names.current() or self._default_device or "/device:CPU:0"
+
+    def _local_results(self, value: Any) -> tuple[Any, ...]:
+        """Return the components of this process's replicas. Spec: LOC-1 to LOC-6."""
+        if isinstance(value, DistributedValues | Variable):
+            return value.values
+        if opened(value) is None:
+            return (value,)
+        local = range(self._num_local_replicas)
+        return tuple(
+            map_leaves(partial(select_component, index), value) for index in local
+        )
+
+    def _of_first_replica(self, value: Any) -> Any:
+        """Return what the first of all replicas in sync has.
+
+        Args:
+            value: What the first replica of this process has.
+        """
+        return value
+
+    def _missing(self, member: str) -> UnimplementedError:
+        return UnimplementedError(
+            f"{type(self).__name__}.{member} must be implemented in descendants"
+        )
+
+    # The task.
 
     @property
     def parameter_devices(self) -> Sequence[str]:
@@ -196,4 +265,129 @@ class StrategyHooks(ReductionHooks, InputHooks):
             "own here: strategies have them whose variables are all in this process. "
             "Keep module.state_dict(), DistributedOptimizer.state_dict() and "
             "Variable.read_value() instead"
+        )
+
+    # Values of all replicas.
+
+    def _reduce_to(
+        self,
+        reduce_op: ReduceOp,
+        value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None,
+    ) -> Any:
+        """Reduce a nest over replicas; usually by `_reduce_nest`."""
+        raise self._missing("_reduce_to")
+
+    def _batch_reduce_to(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None,
+    ) -> list[Any]:
+        return [
+            self._reduce_to(reduce_op, value, destinations, options)
+            for value, destinations in value_destination_pairs
+        ]
+
+    def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """Copy a tensor to the destinations; usually by `_place_value`."""
+        raise self._missing("_broadcast_to")
+
+    def _reduce(self, reduce_op: ReduceOp, value: Any) -> Any:
+        """Reduce to the current device, for `Strategy.reduce` without an axis."""
+        reduced = self._reduce_to(reduce_op, value, self._current_device(), None)
+        return self._local_results(reduced)[0]
+
+    def _reduce_axes(self, reduce_op: ReduceOp, value: Any, axis: Axis) -> Any:
+        """Reduce over `axis` and replicas, for `Strategy.reduce` with an axis."""
+        reduced = reduce_axes(reduce_op, value, axis, self._num_local_replicas)
+        return self._place_value(reduced, self._current_device())
+
+    def _gather(self, value: Any, axis: int) -> Any:
+        """Concatenate the components of each leaf on the current device."""
+        joined = iter(self._gathered(leaves(value), axis))
+        gathered = map_leaves(lambda _: next(joined), value)
+        return self._place_value(gathered, self._current_device())
+
+    def _gathered(self, values: Sequence[Any], axis: int) -> list[Any]:
+        """Concatenate the components of each value, where the first of them is."""
+        return [gather(value, axis) for value in values]
+
+    def _lengths_before(self, lengths: Sequence[int]) -> Sequence[int]:
+        """Return where in concatenations the parts of this process begin.
+
+        Args:
+            lengths: Of those parts.
+        """
+        return [0] * len(lengths)
+
+    def _combine_copies(
+        self, reduce_op: ReduceOp, copies: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """Reduce the copies of a variable, for a read."""
+        total = combine(reduce_op, copies)
+        assert isinstance(total, torch.Tensor)
+        return total
+
+    # Input.
+
+    def _input_context(self) -> InputContext:
+        """Return which share of the data this process reads; decided only here."""
+        return InputContext(num_replicas_in_sync=self._num_replicas_in_sync)
+
+    def _input_worker(self) -> InputWorker:
+        # Late, here and below: not every program has a strategy read its data.
+        from stratagem._input.sharding import InputWorker
+
+        local = self.worker_devices[: self._num_local_replicas]
+        devices = tuple(device_names.torch_device(device) for device in local)
+        return InputWorker(self._input_context(), devices)
+
+    def _input_left(self, here: bool) -> bool:
+        """Return whether any worker in sync has input for one more step.
+
+        Each asks for every step, in the same order. One without input then takes
+        part with tensors of 0 rows. Spec: INP-27.
+
+        Args:
+            here: Whether this one has.
+        """
+        return here
+
+    def _distribute_dataset(
+        self,
+        dataset: Any,
+        options: InputOptions | None,
+        auto_shard_policy: AutoShardPolicy | int,
+    ) -> Any:
+        from stratagem._input.dataset import DistributedDataset
+        from stratagem._input.numpy_dataset import NumpyDataset
+        from stratagem._input.pipeline import splitting_pipeline
+
+        if isinstance(dataset, NumpyDataset):
+            dataset = dataset.batched(self._num_replicas_in_sync)
+        worker = self._input_worker()
+        pipeline = splitting_pipeline(dataset, worker, options, auto_shard_policy)
+        return DistributedDataset(self._container_strategy(), pipeline)
+
+    def _distribute_datasets_from_function(
+        self,
+        dataset_fn: Callable[[InputContext], Any],
+        options: InputOptions | None,
+    ) -> Any:
+        from stratagem._input.dataset import DistributedDataset
+        from stratagem._input.pipeline import function_pipeline
+
+        pipeline = function_pipeline(dataset_fn, self._input_worker(), options)
+        return DistributedDataset(self._container_strategy(), pipeline)
+
+    def _distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], Any]
+    ) -> Any:
+        return per_replica_values(
+            value_fn,
+            self._first_replica_id,
+            self._num_local_replicas,
+            self._num_replicas_in_sync,
         )

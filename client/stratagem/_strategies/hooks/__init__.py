@@ -1,1 +1,0 @@
-"""The protected half of `StrategyExtended`, which strategies override."""
