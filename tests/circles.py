@@ -19,10 +19,6 @@ _PACKAGES = "stratagem", "stratagem_worker", "stratagem_deploy", "stratagem_prot
 
 _MOST_FILES = 3
 
-# A strategy over hosts sends itself to them: what it sends has to know how it is made
-# again, and it how it is sent.
-_EXPECTED = {"stratagem._tpu": 10}
-
 
 def main() -> None:
     """Print the circles that there should not be; exit with 1 if there are any."""
@@ -40,7 +36,7 @@ def _circles(package: str) -> Iterator[str]:
         for imported in graph.find_modules_directly_imported_by(importer)
     ]
     for circle in _within(imports):
-        if len(circle) > _expected(circle):
+        if len(circle) > _MOST_FILES:
             yield f"files: {' '.join(circle)}"
     for parent in sorted(graph.modules):
         children = graph.find_children(parent)
@@ -48,11 +44,6 @@ def _circles(package: str) -> Iterator[str]:
         for circle in _within(_among(imports, children)):
             if folders & {*circle}:
                 yield f"folders: {' '.join(circle)}"
-
-
-def _expected(circle: Iterable[str]) -> int:
-    homes = {name.rpartition(".")[0] for name in circle}
-    return _EXPECTED.get(homes.pop(), _MOST_FILES) if len(homes) == 1 else _MOST_FILES
 
 
 def _among(

@@ -1,4 +1,4 @@
-"""What a host carries out in one call."""
+"""What a host carries out in one call, and how that has ended."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from stratagem._core.contexts.scope import entered
 from stratagem._shipping.pickles.exceptions import dump_exception
 from stratagem._shipping.remote_objects.results import dump_result, load_result
 from stratagem._strategies.multi_step import MultiStepContext, run_steps
-from stratagem._tpu.host import HostExtended, HostStrategy
+from stratagem._strategies.strategy import Strategy
+from stratagem._tpu.host import HostExtended, extended_here
 from stratagem._tpu.inputs import HostInput
 from stratagem._tpu.outputs import LoopOutputs
 from stratagem._tpu.static_shapes import StaticShapes
 from stratagem._tpu.valued import Valued, variable_of
+from stratagem._worker_client.remote_traceback import RemoteTraceback
 from stratagem_proto.errors import (
     AbortedError,
     DeadlineExceededError,
@@ -68,7 +70,7 @@ class HostAnswer:
 
 
 def carry_out(
-    strategy: HostStrategy,
+    strategy: Strategy,
     state: Sequence[Valued],
     modules: Sequence[nn.Module],
     writes: Writes,
@@ -83,7 +85,7 @@ def carry_out(
         writes: What is new of the state.
         work: What to do.
     """
-    extended = strategy.extended
+    extended = extended_here(strategy)
     with entered(strategy):
         _take_over(extended, state, writes)
         result, error = _done(work)
@@ -135,6 +137,31 @@ def _portable(error: BaseException) -> BaseException:
     return error
 
 
+def raised_by(
+    answers: Sequence[HostAnswer], tasks: Sequence[int]
+) -> BaseException | None:
+    """Return the error of a call, with where it was raised; None if there is none.
+
+    It is the first one that is not about another host.
+
+    Args:
+        answers: How the call has ended on each host.
+        tasks: The indices of the hosts.
+    """
+    failed = [
+        (answer, task, answer.error)
+        for answer, task in zip(answers, tasks, strict=True)
+        if answer.error is not None
+    ]
+    if not failed:
+        whole = all(answer.in_step for answer in answers)
+        return None if whole else UnavailableError("a host has left the others")
+    own = [one for one in failed if not isinstance(one[2], OUT_OF_STEP)]
+    answer, task, error = (own or failed)[0]
+    error.__cause__ = RemoteTraceback(f"host {task}", "a call", answer.traceback)
+    return error
+
+
 # What calls are for.
 
 
@@ -143,7 +170,7 @@ def nothing() -> None:
 
 
 def loop(
-    strategy: HostStrategy,
+    strategy: Strategy,
     step: Callable[[MultiStepContext, Any], Any],
     inputs: HostInput,
     iterations: int,
@@ -154,7 +181,7 @@ def loop(
 
 
 def run(
-    strategy: HostStrategy,
+    strategy: Strategy,
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -165,12 +192,12 @@ def run(
 
 
 def read_slots(
-    strategy: HostStrategy, optimizer: str, trained: Sequence[Valued]
+    strategy: Strategy, optimizer: str, trained: Sequence[Valued]
 ) -> list[Mapping[str, torch.Tensor]]:
     """Return the state of an optimizer for variables and parameters."""
-    return [*strategy.extended._slots(optimizer, [*map(variable_of, trained)])]
+    return [*extended_here(strategy)._slots(optimizer, [*map(variable_of, trained)])]
 
 
-def optimizers_with_state(strategy: HostStrategy) -> list[str]:
+def optimizers_with_state(strategy: Strategy) -> list[str]:
     """Return the names of the optimizers that have state."""
-    return [*strategy.extended._stateful_optimizers()]
+    return [*extended_here(strategy)._stateful_optimizers()]

@@ -1,23 +1,23 @@
-"""What a strategy tells of its accelerators, wherever they are."""
+"""A strategy whose replicas are accelerators, here or on hosts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
+from stratagem._core.options import InputContext
 from stratagem._core.variables.variable import Variable
+from stratagem._input.iterator import DistributedIterator
+from stratagem._input.options import InputReplicationMode
 from stratagem._local.copies import CopiesExtended
 from stratagem._strategies.multi_step import MultiStepContext
+from stratagem._strategies.strategy import Strategy
 from stratagem._tpu.inputs import Recipe
 from stratagem._tpu.plan import HostPlan
 from stratagem._tpu.static_shapes import StaticShapes
 from stratagem._tpu.topology import Topology, host_cpu
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
-
-if TYPE_CHECKING:
-    from stratagem._input.iterator import DistributedIterator
-    from stratagem._tpu.strategy import TPUStrategy
 
 
 class CoresExtended(CopiesExtended):
@@ -47,7 +47,7 @@ class CoresExtended(CopiesExtended):
 
     def _opened_input(self, recipe: Recipe) -> Any:
         """Return an iterator of a dataset, of each host's where it is read there."""
-        return recipe(cast("TPUStrategy", self._container_strategy()))
+        return recipe(self._container_strategy())
 
     @property
     def steps_per_run(self) -> int:
@@ -117,3 +117,70 @@ class CoresExtended(CopiesExtended):
     ) -> MultiStepContext:
         static = StaticShapes(iterator)
         return self._run_steps(fn, static, iterations, initial_loop_values)
+
+
+class CoresStrategy(Strategy):
+    """A `TPUStrategy` in the program that made it, and on each of its hosts."""
+
+    @property
+    def extended(self) -> CoresExtended:
+        """Methods for libraries and for authors of strategies. Spec: STR-2, TPU-25."""
+        assert isinstance(self._extended, CoresExtended)
+        return self._extended
+
+    @property
+    def steps_per_run(self) -> int:
+        """How many steps a loop is to have. Spec: TPU-1."""
+        return self.extended.steps_per_run
+
+    def experimental_initialize(self) -> list[Any]:
+        """Connect to the hosts, anew if one was lost.
+
+        Otherwise they are connected when they are needed first.
+
+        Returns:
+            The operations to run in a graph: none.
+
+        Raises:
+            UnavailableError: A host cannot be reached.
+
+        Spec: TPU-10, TPU-25.
+        """
+        self.extended.connect()
+        return []
+
+    def experimental_finalize(self) -> list[Any]:
+        """End the session with the hosts, which forget everything.
+
+        What they have computed stays here, and is there again in the next session.
+
+        Returns:
+            The operations to run in a graph: none.
+
+        Spec: TPU-10, TPU-25.
+        """
+        self.extended.disconnect()
+        return []
+
+    def _dataset_iterator(self, dataset: Any) -> Any:
+        def opened(strategy: Strategy) -> Any:
+            return Strategy._dataset_iterator(strategy, dataset)
+
+        return self.extended._opened_input(opened)
+
+    def _input_fn_iterator(
+        self,
+        input_fn: Callable[[InputContext], Any],
+        replication_mode: InputReplicationMode,
+    ) -> Any:
+        def opened(strategy: Strategy) -> Any:
+            return Strategy._input_fn_iterator(strategy, input_fn, replication_mode)
+
+        return self.extended._opened_input(opened)
+
+    def _class_on_hosts(self) -> type[CoresStrategy]:
+        """Return the class that the strategy has on its hosts.
+
+        It is asked for, since the public class sends itself there.
+        """
+        raise NotImplementedError

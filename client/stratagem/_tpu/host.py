@@ -25,10 +25,9 @@ from stratagem._hosting.modules.extended import living_extended
 from stratagem._multi_worker.extended import MultiWorkerMirroredExtended
 from stratagem._multi_worker.group import WorkerGroup
 from stratagem._strategies.strategy import Strategy
-from stratagem._tpu.cores import CoresExtended
+from stratagem._tpu.cores import CoresExtended, CoresStrategy
 from stratagem._tpu.meeting_point import take_meeting_point
 from stratagem._tpu.plan import HostPlan
-from stratagem._tpu.strategy import TPUStrategy
 from stratagem._tpu.topology import Topology
 from stratagem._tpu.valued import Marks, Valued, variable_of, write
 from stratagem.cluster_resolver import SimpleClusterResolver
@@ -182,22 +181,25 @@ class HostExtended(AttachedHostingExtended, CoresExtended, MultiWorkerMirroredEx
         self._meeting_point = None
 
 
-class HostStrategy(TPUStrategy):
-    """A `TPUStrategy` on one of its hosts.
+def host_strategy(cls: type[CoresStrategy], plan: HostPlan, task: int) -> CoresStrategy:
+    """Return a program's strategy as one of its hosts has it.
 
     Args:
+        cls: The class of the program's strategy.
         plan: What all hosts know.
         task: Which of them this is.
     """
+    made = cls.__new__(cls)
+    extended = HostExtended(made, plan, task)
+    extended._cluster_resolver = SimpleClusterResolver(
+        ClusterSpec(plan.cluster), task_type=plan.topology.job, task_id=task
+    )
+    # Not as the class does: its arguments describe hosts.
+    CoresStrategy.__init__(made, extended)
+    return made
 
-    def __init__(self, plan: HostPlan, task: int) -> None:
-        extended = HostExtended(self, plan, task)
-        extended._cluster_resolver = SimpleClusterResolver(
-            ClusterSpec(plan.cluster), task_type=plan.topology.job, task_id=task
-        )
-        Strategy.__init__(self, extended)
 
-    @property
-    def extended(self) -> HostExtended:
-        assert isinstance(self._extended, HostExtended)
-        return self._extended
+def extended_here(strategy: Strategy) -> HostExtended:
+    """Return the `extended` of a strategy on this host."""
+    assert isinstance(strategy.extended, HostExtended)
+    return strategy.extended

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from stratagem._input.iterator import DistributedIterator
+from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import InvalidArgumentError
 
-if TYPE_CHECKING:
-    from stratagem._tpu.strategy import TPUStrategy
-
-Recipe = Callable[["TPUStrategy"], DistributedIterator]
+Recipe = Callable[[Strategy], DistributedIterator]
 """Opens a dataset on a host, given the strategy there."""
 
 
@@ -23,7 +21,7 @@ class HostsDataset:
         recipe: Opens it.
     """
 
-    def __init__(self, strategy: TPUStrategy, recipe: Recipe) -> None:
+    def __init__(self, strategy: Strategy, recipe: Recipe) -> None:
         self._strategy = strategy
         self._recipe = recipe
 
@@ -45,7 +43,7 @@ class HostsIterator:
         passes: How often it was started again.
     """
 
-    def __init__(self, strategy: TPUStrategy, recipe: Recipe) -> None:
+    def __init__(self, strategy: Strategy, recipe: Recipe) -> None:
         self.strategy = strategy
         self.recipe = recipe
         self.passes = 0
@@ -92,7 +90,7 @@ class HostInput:
         recipe: Opens the dataset.
     """
 
-    def __init__(self, strategy: TPUStrategy, recipe: Recipe) -> None:
+    def __init__(self, strategy: Strategy, recipe: Recipe) -> None:
         self._strategy = strategy
         self._recipe = recipe
         self._iterator: DistributedIterator | None = None

@@ -29,35 +29,35 @@ from stratagem._shipping.remote_objects.kinds import (
     WorkerTask,
 )
 from stratagem._strategies.strategy import Strategy
-from stratagem._tpu.cores import CoresExtended
-from stratagem._tpu.host import HostStrategy, VariableForm
+from stratagem._tpu.cores import CoresExtended, CoresStrategy
+from stratagem._tpu.host import VariableForm, extended_here, host_strategy
 from stratagem._tpu.inputs import HostInput, HostsIterator
-from stratagem._tpu.strategy import TPUStrategy
 
 
 class HostStrategyKind(SessionKind):
     """The program's strategy."""
 
     name = "strategy of hosts"
-    types = (TPUStrategy,)
+    types = (CoresStrategy,)
 
     def subject(self, value: Any, strategy: Strategy) -> object | None:
         return require_own("a strategy", value, strategy)
 
-    def label(self, subject: TPUStrategy) -> str:
+    def label(self, subject: CoresStrategy) -> str:
         return "the strategy"
 
-    def essence(self, subject: TPUStrategy, strategy: Strategy) -> Any:
-        return subject.extended._plan()
+    def essence(self, subject: CoresStrategy, strategy: Strategy) -> Any:
+        return subject._class_on_hosts(), subject.extended._plan()
 
-    def make(self, essence: Any, task: WorkerTask) -> HostStrategy:
-        return HostStrategy(essence, task.index)
+    def make(self, essence: Any, task: WorkerTask) -> CoresStrategy:
+        cls, plan = essence
+        return host_strategy(cls, plan, task.index)
 
-    def refresh(self, made: HostStrategy) -> None:
-        """Nothing: values come with calls."""
+    def refresh(self, made: CoresStrategy) -> None:
+        """Do nothing: values come with calls."""
 
-    def close(self, made: HostStrategy) -> None:
-        made.extended.close()
+    def close(self, made: CoresStrategy) -> None:
+        extended_here(made).close()
 
 
 class CopiedVariableKind(Kind):
@@ -81,9 +81,8 @@ class CopiedVariableKind(Kind):
         return strategy, VariableForm.of(subject)
 
     def make(self, essence: Any, task: WorkerTask) -> Variable:
-        strategy: HostStrategy
         strategy, form = essence
-        return strategy.extended.attach_variable(form)
+        return extended_here(strategy).attach_variable(form)
 
 
 class HostParameterKind(HostedKind):
@@ -95,9 +94,8 @@ class HostParameterKind(HostedKind):
         return strategy, VariableForm.of(subject.variable)
 
     def make(self, essence: Any, task: WorkerTask) -> Parameter:
-        strategy: HostStrategy
         strategy, form = essence
-        return strategy.extended.attach_parameter(form)
+        return extended_here(strategy).attach_parameter(form)
 
 
 class HostInputKind(ChangingKind):

@@ -1,4 +1,4 @@
-"""What a loop on hosts has put out, put together of what each host has of it."""
+"""Values of all cores, and the parts of them that each host has."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any
 
 from stratagem._core.tensors.nests import map_leaves
+from stratagem._core.values.distributed_values import DistributedValues
 from stratagem._core.values.regroup import regroup
 from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._strategies.strategy import Strategy
@@ -75,3 +76,15 @@ def of_all_cores(results: Sequence[Any]) -> Any:
         return known.setdefault((kind, leaf), leaf) if kind in _ATOMS else leaf
 
     return regroup([map_leaves(one_object, result) for result in results])
+
+
+def share_of(nest: Any, cores: range) -> Any:
+    """Return a nest with the components of some cores in place of those of all."""
+
+    def of_cores(leaf: Any) -> Any:
+        if not isinstance(leaf, DistributedValues):
+            return leaf
+        mine = [leaf.values[core] for core in cores]
+        return mine[0] if len(mine) == 1 else type(leaf)(mine)
+
+    return map_leaves(of_cores, nest)

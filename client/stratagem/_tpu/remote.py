@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -18,30 +18,27 @@ from stratagem._gradients.local import LocalOptimizers
 from stratagem._input.options import AutoShardPolicy, InputOptions
 from stratagem._local.mirrored import MirroredExtended
 from stratagem._strategies.multi_step import MultiStepContext, require_as_many
+from stratagem._strategies.strategy import Strategy
 from stratagem._tpu.call import (
     HostAnswer,
     carry_out,
     loop,
     nothing,
     optimizers_with_state,
+    raised_by,
     read_slots,
     run,
 )
-from stratagem._tpu.cores import CoresExtended
-from stratagem._tpu.failures import raised_by
+from stratagem._tpu.cores import CoresExtended, CoresStrategy
 from stratagem._tpu.inputs import HostsDataset, HostsIterator, Recipe
 from stratagem._tpu.memory import Memory
-from stratagem._tpu.outputs import context_of, of_all_cores
+from stratagem._tpu.outputs import context_of, of_all_cores, share_of
 from stratagem._tpu.plan import HostPlan
 from stratagem._tpu.session import HostsSession
-from stratagem._tpu.shares import share_of
 from stratagem._tpu.topology import Topology
 from stratagem._tpu.valued import Valued, variable_of
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.errors import InvalidTypeError
-
-if TYPE_CHECKING:
-    from stratagem._tpu.strategy import TPUStrategy
 
 
 def _there(function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
@@ -74,7 +71,7 @@ class RemoteCoresExtended(CoresExtended, MirroredExtended):
 
     def __init__(
         self,
-        container_strategy: TPUStrategy,
+        container_strategy: CoresStrategy,
         resolver: ClusterResolver,
         job: str,
         num_cores: int | None,
@@ -96,8 +93,8 @@ class RemoteCoresExtended(CoresExtended, MirroredExtended):
             self._opened = self._open(self._strategy())
         return self._opened
 
-    def _strategy(self) -> TPUStrategy:
-        return cast("TPUStrategy", self._container_strategy())
+    def _strategy(self) -> CoresStrategy:
+        return cast(CoresStrategy, self._container_strategy())
 
     @property
     def calls_per_host(self) -> int:
@@ -219,7 +216,7 @@ class RemoteCoresExtended(CoresExtended, MirroredExtended):
         options: InputOptions | None,
         auto_shard_policy: AutoShardPolicy | int,
     ) -> Any:
-        def opened(strategy: TPUStrategy) -> Any:
+        def opened(strategy: Strategy) -> Any:
             return iter(
                 strategy.experimental_distribute_dataset(
                     dataset, options, auto_shard_policy
@@ -233,7 +230,7 @@ class RemoteCoresExtended(CoresExtended, MirroredExtended):
         dataset_fn: Callable[[InputContext], Any],
         options: InputOptions | None,
     ) -> Any:
-        def opened(strategy: TPUStrategy) -> Any:
+        def opened(strategy: Strategy) -> Any:
             return iter(strategy.distribute_datasets_from_function(dataset_fn, options))
 
         return HostsDataset(self._strategy(), opened)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stratagem._hosting.modules.extended import HostingExtended
+from stratagem._shipping.closure_pickler import ClosurePickler
+from stratagem._tpu.cores import CoresStrategy
 from stratagem._tpu.crew import Crew, connected
-from stratagem._tpu.hosts_pickler import HostsPickler
 from stratagem._tpu.kinds import HOST_KINDS
 from stratagem._tpu.meeting_point import open_meeting_point
 from stratagem._tpu.plan import HostPlan
 from stratagem._tpu.topology import Topology, cores_here
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.errors import CancelledError, InvalidArgumentError
-
-if TYPE_CHECKING:
-    from stratagem._tpu.strategy import TPUStrategy
 
 
 class HostsSession:
@@ -40,7 +39,7 @@ class HostsSession:
 
     def __init__(
         self,
-        strategy: TPUStrategy,
+        strategy: CoresStrategy,
         resolver: ClusterResolver,
         job: str,
         num_cores: int | None,
@@ -136,3 +135,15 @@ class HostsSession:
 
 def _name(host: tuple[int, str]) -> str:
     return str(host[0])
+
+
+class HostsPickler(ClosurePickler):
+    """Makes parcels for the hosts of a strategy. Thread-safe.
+
+    Variables and parameters are named; their values are sent besides.
+    """
+
+    def _settle_parameters(self) -> None:
+        extended = self._strategy.extended
+        assert isinstance(extended, HostingExtended)
+        extended._adopter.adopt()

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from stratagem._core.options import InputContext
 from stratagem._core.values.cross_device_ops import default_cross_device_ops
-from stratagem._input.options import InputReplicationMode
 from stratagem._local.mirrored import MirroredExtended
-from stratagem._strategies.strategy import Strategy
-from stratagem._tpu.cores import CoresExtended
+from stratagem._tpu.cores import CoresExtended, CoresStrategy
 from stratagem._tpu.topology import Topology
 from stratagem.cluster_resolver import ClusterResolver, TPUClusterResolver
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 
-class TPUStrategy(Strategy):
+class TPUStrategy(CoresStrategy):
     """Synchronous training on the cores of accelerator hosts.
 
     Cores are GPUs, or where there are none logical CPUs. Each variable, and each
@@ -61,61 +57,8 @@ class TPUStrategy(Strategy):
         extended._steps_per_run = steps_per_run
         super().__init__(extended)
 
-    @property
-    def extended(self) -> CoresExtended:
-        """Methods for libraries and for authors of strategies. Spec: STR-2, TPU-25."""
-        assert isinstance(self._extended, CoresExtended)
-        return self._extended
-
-    @property
-    def steps_per_run(self) -> int:
-        """How many steps a loop is to have. Spec: TPU-1."""
-        return self.extended.steps_per_run
-
-    def experimental_initialize(self) -> list[Any]:
-        """Connect to the hosts, anew if one was lost.
-
-        Otherwise they are connected when they are needed first.
-
-        Returns:
-            The operations to run in a graph: none.
-
-        Raises:
-            UnavailableError: A host cannot be reached.
-
-        Spec: TPU-10, TPU-25.
-        """
-        self.extended.connect()
-        return []
-
-    def experimental_finalize(self) -> list[Any]:
-        """End the session with the hosts, which forget everything.
-
-        What they have computed stays here, and is there again in the next session.
-
-        Returns:
-            The operations to run in a graph: none.
-
-        Spec: TPU-10, TPU-25.
-        """
-        self.extended.disconnect()
-        return []
-
-    def _dataset_iterator(self, dataset: Any) -> Any:
-        def opened(strategy: TPUStrategy) -> Any:
-            return Strategy._dataset_iterator(strategy, dataset)
-
-        return self.extended._opened_input(opened)
-
-    def _input_fn_iterator(
-        self,
-        input_fn: Callable[[InputContext], Any],
-        replication_mode: InputReplicationMode,
-    ) -> Any:
-        def opened(strategy: TPUStrategy) -> Any:
-            return Strategy._input_fn_iterator(strategy, input_fn, replication_mode)
-
-        return self.extended._opened_input(opened)
+    def _class_on_hosts(self) -> type[CoresStrategy]:
+        return TPUStrategy
 
 
 class _LocalCoresExtended(CoresExtended, MirroredExtended):
