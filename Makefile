@@ -13,6 +13,10 @@ ALL_PEERS := $(foreach peer,tensorflow torch_rpc ray mxnet,--peers $(peer))
 SHELL_SCRIPTS := .ci/run deploy/docker/engine.sh deploy/slurm/train.sbatch \
 	tests/deploy/slurm/srun
 
+# Pages that people write; another one is written by `make coverage-table`.
+PAGES := $(filter-out docs/api-coverage.md, \
+	$(wildcard *.md docs/*.md docs/*/*.md tests/*/*.md))
+
 DOCKER ?= docker
 BASE_IMAGE ?= python:3.11-slim-bookworm
 WHEELS ?= build/wheels
@@ -52,6 +56,7 @@ ray-test: $(INSTALLED) ## Train on a Ray of this machine, killing some of it.
 check: $(INSTALLED) ## Lint, type-check, and see that tests can fail.
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/mdformat --check $(PAGES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m tests.circles
@@ -81,9 +86,10 @@ bench-quick: $(INSTALLED) ## See that ratios reached before are reached still.
 
 peers: $(TENSORFLOW_PYTHON) $(RAY_PYTHON) $(MXNET_PYTHON) ## Install whom we are measured beside.
 
-format: $(INSTALLED) ## Format the code and fix what the linter can.
+format: $(INSTALLED) ## Format code and pages; fix what the linter can.
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	$(BIN)/mdformat $(PAGES)
 
 wheels: $(INSTALLED) ## Collect what images are made of in build/wheels.
 	$(PIP) wheel --constraint constraints.txt --wheel-dir $(WHEELS) ".[examples,kubernetes]"

@@ -1,6 +1,7 @@
 """`python -m benchmarks.page`: puts what was measured into docs/performance.md.
 
 What goes between `<!-- NAME -->` and `<!-- end -->` is replaced, for each of `tables`.
+`make format` then breaks the lines of the page.
 """
 
 from __future__ import annotations
