@@ -7,21 +7,16 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = [
-    *sorted(ROOT.glob("*.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "tests").rglob("*.md")),
-]
+from tests.pages import PAGES, prose, title
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=title)
 def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert not [link for link in links(page) if not leads_somewhere(page, link)]
 
 
 def links(page: Path) -> list[str]:
-    """Returns the targets of a page's links to files and headings of this project."""
+    """Return the targets of a page's links to files and headings of this project."""
     targets = re.findall(r"\]\(([^)\s]+)\)", prose(page))
     return [target for target in targets if not target.startswith("http")]
 
@@ -33,15 +28,9 @@ def leads_somewhere(page: Path, link: str) -> bool:
 
 
 def anchors(page: Path) -> set[str]:
-    """Returns the names under which a page's headings can be linked to."""
+    """Return the names under which a page's headings can be linked to."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {
         re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-")
         for heading in headings
     }
-
-
-def prose(page: Path) -> str:
-    return re.sub(
-        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.M
-    )

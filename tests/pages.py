@@ -1,0 +1,29 @@
+"""The pages that people write, and what stands in them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "tests").rglob("*.md")),
+]
+
+
+def title(page: Path) -> str:
+    """Return the page's path in the tree, for the name of a test."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def prose(page: Path) -> str:
+    """Return the page without its blocks of code."""
+    text = page.read_text(encoding="utf-8")
+    return re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def code_spans(page: Path) -> list[str]:
+    """Return what stands between backticks in the page's prose, each on one line."""
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(page))]
