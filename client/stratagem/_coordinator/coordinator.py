@@ -38,7 +38,7 @@ from stratagem._core.tensors.nests import map_leaves
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._ps_client.traffic import Traffic, TrafficMeter
 from stratagem._remote_objects.kinds import COORDINATOR_KINDS
-from stratagem._shipping.calls.call import Call, bound, name_of
+from stratagem._shipping.call import Call, bound, name_of
 from stratagem._shipping.closure_pickler import ClosurePickler
 from stratagem._worker_client.batchers import Batchers
 from stratagem_proto.errors import InvalidArgumentError

@@ -11,7 +11,7 @@ from stratagem._remote_objects.strategies import (
     StrategyKind,
 )
 from stratagem._remote_objects.variables import ShardedVariableKind, VariableKind
-from stratagem._shipping.remote_objects.kind_table import KindTable
+from stratagem._shipping.remote_objects.kinds import KindTable
 from stratagem._shipping.remote_objects.results import ResultKind
 
 COORDINATOR_KINDS = KindTable(

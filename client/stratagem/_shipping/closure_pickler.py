@@ -9,16 +9,12 @@ from typing import Any
 
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.hosting.local_writes import carry, written_in
-from stratagem._shipping.calls.call import Call
-from stratagem._shipping.calls.call_marks import mark_of_call
-from stratagem._shipping.calls.pickled_calls import PickledCalls
 from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.pickles.marks import mark_of
 from stratagem._shipping.pickles.pickling import Pickler
 from stratagem._shipping.pickles.refusal import refusal
 from stratagem._shipping.remote_objects.handles import HandleTable, Tracked
-from stratagem._shipping.remote_objects.kind_table import KindTable
-from stratagem._shipping.remote_objects.remote_object import RemoteObject
+from stratagem._shipping.remote_objects.kinds import KindTable, RemoteObject
 from stratagem._strategies.strategy import Strategy
 
 
@@ -39,7 +35,6 @@ class ClosurePickler:
         self._strategy, self._kinds = strategy, kinds
         self._table = HandleTable()
         self._lock = threading.Lock()
-        self._pickled = PickledCalls()
 
     def dump(self, value: object, what: str = "the closure") -> Parcel:
         """Return a value as it is now, so that workers can load it.
@@ -92,7 +87,6 @@ class _Dump:
         self._strategy = closure_pickler._strategy
         self._kinds = closure_pickler._kinds
         self._table = closure_pickler._table
-        self._pickled = closure_pickler._pickled
         self._forget()
 
     @cached_property
@@ -106,9 +100,7 @@ class _Dump:
         self._kept: list[object] = []
 
     def parcel(self, value: object) -> Parcel:
-        body, needs = (
-            self._call(value) if isinstance(value, Call) else self.write(value)
-        )
+        body, needs = self.write(value)
         found = self._with_all_needs(needs)
         definitions = tuple(one.definition for one in found if one.definition)
         revisions = {
@@ -119,17 +111,6 @@ class _Dump:
         # collected, with the results that closures take.
         vars(self).pop("_pickler", None)
         return Parcel(payload, definitions, self._remote_objects, tuple(self._kept))
-
-    def _call(self, call: Call) -> tuple[bytes, frozenset[Tracked]]:
-        """As `write`, which is spared if the call is as an earlier one was."""
-        mark = mark_of_call(call, self._name)
-        body = self._pickled.find(mark)
-        if body is not None:
-            return body, frozenset(self._named)
-        self._forget()
-        body, needs = self.write(call)
-        self._pickled.keep(mark, body)
-        return body, needs
 
     def write(self, value: object) -> tuple[bytes, frozenset[Tracked]]:
         """Pickle a value; returns with it what it names."""

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from stratagem._shipping.input_errors import input_error
 from stratagem._shipping.parcel import Definition
 from stratagem._shipping.pickles.classes import SessionClasses
+from stratagem._shipping.pickles.exceptions import words_of
 from stratagem._shipping.pickles.pickling import Unpickler
 from stratagem._shipping.remote_objects.kinds import (
     Change,
@@ -140,7 +140,35 @@ class _NamingFailures(AbstractContextManager[None]):
     ) -> None:
         of_what_it_uses = isinstance(error, ClosureInputError)
         if isinstance(error, Exception) and not of_what_it_uses:
-            raise input_error(self._what, self._task, error) from error
+            raise _input_error(self._what, self._task, error) from error
+
+
+def _input_error(
+    what: str, task: WorkerTask, error: BaseException
+) -> ClosureInputError:
+    """Return the error of a worker that cannot load something.
+
+    Args:
+        what: What it is.
+        task: The worker.
+        error: Why not; becomes `original_exception`.
+    """
+    worker = f"/job:worker/task:{task.index}"
+    why = f"{type(error).__name__}: {words_of(error)}{_advice(error)}"
+    found = ClosureInputError(f"{worker} cannot load {what}: {why}", task=worker)
+    found.original_exception = error
+    return found
+
+
+def _advice(error: BaseException) -> str:
+    if isinstance(error, ImportError):
+        return (
+            f". Install {error.name} on the workers, or let it travel with the "
+            "functions by cloudpickle.register_pickle_by_value"
+        )
+    if isinstance(error, AttributeError):
+        return ". Let the workers have the version that the coordinator has"
+    return ""
 
 
 class _Held:

@@ -20,11 +20,11 @@ from stratagem._remote_objects.strategies import (
     require_own,
 )
 from stratagem._remote_objects.variables import of_a_parameter, own_variable
-from stratagem._shipping.remote_objects.kind_table import KindTable
 from stratagem._shipping.remote_objects.kinds import (
     Change,
     ChangingKind,
     Kind,
+    KindTable,
     SessionKind,
     WorkerTask,
 )

@@ -8,7 +8,7 @@ from weakref import WeakSet
 from torch import nn
 
 from stratagem._remote_objects.modules import ModuleKind
-from stratagem._shipping.remote_objects.kind_table import KindTable
+from stratagem._shipping.remote_objects.kinds import KindTable
 
 _MADE = 3000
 _KEPT = 2000

@@ -8,6 +8,7 @@ import pickle
 import sys
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from subprocess import run
@@ -20,11 +21,10 @@ from torch import Tensor
 import stratagem
 from stratagem import DistributedOptimizer, ShardedVariable, Variable
 from stratagem._remote_kinds import KINDS
-from stratagem._shipping.calls.call import Call
+from stratagem._shipping.call import Call
 from stratagem._shipping.loader import Loader
 from stratagem._shipping.parcel import Definition
-from stratagem._shipping.remote_objects.kinds import WorkerTask
-from stratagem._shipping.remote_objects.remote_object import RemoteObject
+from stratagem._shipping.remote_objects.kinds import RemoteObject, WorkerTask
 from stratagem._shipping.remote_objects.results import dump_result, load_result
 from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_deploy.processes.process import import_path
@@ -82,6 +82,30 @@ def test_a_function_of_the_main_program_is_contained(
     factor = 3
     shipped = coordination.ship(by_value(lambda value: factor * twice(value)))
     assert shipped(5) == 30
+
+
+def test_a_function_brings_along_the_submodules_that_it_uses(
+    coordination: Coordination, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those too that were loaded after it travelled first."""
+    package = tmp_path / "shipped_package"
+    package.mkdir()
+    for name in ("__init__", "early", "late", "other"):
+        (package / f"{name}.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    shipped_package = import_module("shipped_package")
+
+    def sent() -> bytes:
+        return coordination.closure_pickler.dump(function).payload
+
+    function = by_value(lambda: (shipped_package.early, shipped_package.late))
+    import_module("shipped_package.early")
+    import_module("shipped_package.other")
+    assert b"shipped_package.early" in sent()
+    assert b"shipped_package.late" not in sent()
+    import_module("shipped_package.late")
+    assert b"shipped_package.late" in sent()
+    assert b"shipped_package.other" not in sent()
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from stratagem._coordinator.closures.result import Result
 from stratagem._core.tensors.arrays import as_array
 from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.values.distributed_values import DistributedValues, Mirrored
-from stratagem._shipping.remote_objects.remote_object import RemoteObject
+from stratagem._shipping.remote_objects.kinds import RemoteObject
 from stratagem._shipping.remote_objects.results import load_result
 
 

@@ -13,7 +13,7 @@ from stratagem._core.variables.variable import Variable
 from stratagem._input.dataset import DistributedDataset
 from stratagem._input.reader import Reader, check_dataset, is_dataset
 from stratagem._input.specs import element_spec
-from stratagem._shipping.calls.call import Call
+from stratagem._shipping.call import Call
 from stratagem_proto.errors import (
     InvalidArgumentError,
     OutOfRangeError,

@@ -16,7 +16,7 @@ from stratagem._core.contexts.worker_index import (
     on_worker,
 )
 from stratagem._core.variables.local import LocalVariable
-from stratagem._shipping.calls.call import Call
+from stratagem._shipping.call import Call
 from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.remote_objects.results import load_result
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from stratagem._shipping.closure_pickler import ClosurePickler
 from stratagem._shipping.parcel import Definition, Parcel
-from stratagem._shipping.remote_objects.remote_object import RemoteObject
+from stratagem._shipping.remote_objects.kinds import RemoteObject
 from stratagem_proto.v1.worker_pb2 import ResultPlace
 
 

@@ -10,10 +10,10 @@ from stratagem._shipping.pickles import tensors
 from stratagem_proto.wire.tensors import as_bytes
 
 ATOMS = {bool, int, str, bytes, type(None)}
-MAPPINGS = {dict, OrderedDict}
-SEQUENCES = {list, tuple}
+_MAPPINGS = {dict, OrderedDict}
+_SEQUENCES = {list, tuple}
 
-DEEPEST = 4
+_DEEPEST = 4
 _LARGEST_TENSOR = 1 << 16
 """Bytes; a larger one is pickled instead of being kept twice."""
 
@@ -30,28 +30,23 @@ def mark_of(value: Any, name: Callable[[Any], int | None], depth: int = 0) -> ob
     if cls in ATOMS:
         return cls, value
     if cls is float:
-        return mark_of_float(value)
-    if depth > DEEPEST:
+        # Zeros of either sign are equal, but not the same.
+        return cls, value.hex()
+    if depth > _DEEPEST:
         return None  # maybe it contains itself
-    if cls in MAPPINGS:
+    if cls in _MAPPINGS:
         items = [mark_of(item, name, depth + 1) for item in value.items()]
         return None if None in items else (cls, *items)
-    if cls in SEQUENCES:
+    if cls in _SEQUENCES:
         items = [mark_of(item, name, depth + 1) for item in value]
         return None if None in items else (cls, *items)
     if tensors.is_plain(value):
-        return mark_of_tensor(value)
+        return _mark_of_tensor(value)
     handle = name(value)
     return None if handle is None else ("handle", handle)
 
 
-def mark_of_float(value: float) -> tuple[type, str]:
-    """As `mark_of`. Zeros of either sign are equal, but not the same."""
-    return float, value.hex()
-
-
-def mark_of_tensor(value: Any) -> object:
-    """As `mark_of`, for a plain tensor."""
+def _mark_of_tensor(value: Any) -> object:
     if value.nbytes > _LARGEST_TENSOR:
         return None
     about = value.dtype, tuple(value.shape), value.requires_grad, value.device.type

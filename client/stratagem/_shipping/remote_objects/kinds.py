@@ -1,4 +1,4 @@
-"""The kinds of objects that stay on workers: what a kind has to provide."""
+"""The kinds of objects that stay on workers, and which classes are of which kind."""
 
 from __future__ import annotations
 
@@ -117,3 +117,45 @@ class ChangingKind(Kind):
             made: What `make` returned.
             change: What is new.
         """
+
+
+class RemoteObject(ABC):
+    """Stands for what a worker keeps under a handle: a result, or its own part.
+
+    A closure that has one gets what the worker that runs it keeps. Whoever sends the
+    closure sees to it that the worker has it.
+    """
+
+    @abstractmethod
+    def _shipped_handle(self) -> int:
+        """Return the handle, from `ClosurePickler.new_handle`."""
+
+    @abstractmethod
+    def _shipped_subject(self) -> object:
+        """Return the object while which lives the handle is valid."""
+
+
+# A program may make classes without end, and drop them with all that they have.
+_MOST_KNOWN = 1 << 10
+
+
+class KindTable(dict[type, "Kind | type[RemoteObject] | None"]):
+    """By class, of which kind its instances may be; None for what travels by value.
+
+    A dict, because each object that is pickled is looked up here.
+
+    Args:
+        kinds: Those that there are.
+    """
+
+    def __init__(self, *kinds: Kind) -> None:
+        super().__init__()
+        self.kinds = kinds
+
+    def __missing__(self, cls: type) -> Kind | type[RemoteObject] | None:
+        if len(self) >= _MOST_KNOWN:
+            self.clear()
+        fitting = (kind for kind in self.kinds if issubclass(cls, kind.types))
+        found = RemoteObject if issubclass(cls, RemoteObject) else next(fitting, None)
+        self[cls] = found
+        return found

@@ -1,1 +1,0 @@
-"""Scheduled functions with their arguments, and which of them came before."""
