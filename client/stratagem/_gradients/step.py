@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -105,17 +105,54 @@ class OptimizerStep(NamedTuple):
             return total / self.replicas
         return total
 
-    def reduced_gradients(self) -> dict[str, torch.Tensor]:
-        """Return all gradients as this process alone would apply them, by variable."""
-        if self.replicas == 1:
-            return {
-                variable.name: gradient
-                for group in self.groups
-                for variable, (gradient,) in zip(
-                    group.variables, group.gradients, strict=True
-                )
-            }
-        return {one.variable.name: self.reduced(one) for one in self.updates()}
+    def within_limits(self) -> OptimizerStep | None:
+        """Return the step as this process alone would take it; None if it is dropped.
+
+        Each variable then has one gradient.
+
+        Raises:
+            NonFiniteGradientError: One is not finite, and the limits want no such.
+        """
+        reduced = self if self.replicas == 1 else self.mapped(self.reduced)
+        if not self.limiter.limits:
+            return reduced
+        limited = self.limiter.limited(reduced.by_variable())
+        return None if limited is None else reduced.with_gradients(limited)
+
+    def mapped(
+        self, merge: Callable[[VariableGradients], torch.Tensor]
+    ) -> OptimizerStep:
+        """Return the step with one gradient for each variable, made of those it has."""
+        groups = [
+            group._replace(gradients=[(merge(update),) for update in group.updates])
+            for group in self.groups
+        ]
+        return self._replace(groups=tuple(groups))
+
+    def by_variable(self) -> dict[str, torch.Tensor]:
+        """Return the gradients of a step that has one for each variable, by name."""
+        return {
+            variable.name: gradient
+            for group in self.groups
+            for variable, (gradient,) in zip(
+                group.variables, group.gradients, strict=True
+            )
+        }
+
+    def with_gradients(self, gradients: Mapping[str, torch.Tensor]) -> OptimizerStep:
+        """Return the step of those variables for which there is a gradient, by name."""
+        groups = [
+            GroupStep.of(
+                group.hyperparameters,
+                [
+                    VariableGradients(variable, (gradients[variable.name],))
+                    for variable in group.variables
+                    if variable.name in gradients
+                ],
+            )
+            for group in self.groups
+        ]
+        return self._replace(groups=tuple(groups))
 
     def updates(self) -> Iterator[VariableGradients]:
         """Return the updates of all groups."""

@@ -255,7 +255,7 @@ class ParameterServerExtended(RemoteOptimizers):
         )
 
     def _flush(self) -> None:
-        self._store.servers.flight.settle()
+        self._store.pushing.flush()
 
     def _close(self) -> None:
         try:
@@ -275,7 +275,7 @@ class ParameterServerExtended(RemoteOptimizers):
     def _before_lone_step(self) -> None:
         super()._before_replicas()
         self._loaded.settle()
-        self._store.pushes.begin_outside_of_runs()
+        self._store.pushing.refresh(None)
 
     def _run(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]

@@ -7,7 +7,7 @@ from stratagem._cluster.visibility import visible_servers
 from stratagem._core.device_names import list_logical_devices
 from stratagem._parameter_server.consistencies import encoded
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._parameter_server.pushing.pushes import PullMode
+from stratagem._parameter_server.pushing.push import PullMode
 from stratagem._parameter_server.pushing.step_tracker import StepTracker
 from stratagem._parameter_server.server_lookup import ServerLookup
 from stratagem._parameter_server.settings import Settings
@@ -96,11 +96,11 @@ def store_of(
     step_tracker = _step_tracker_of(member, servers, settings.consistency)
     # A server that goes back may lack a part of a step that others do not send again.
     servers.need_all(step_tracker.is_synchronous)
-    fusing = _fusing(step_tracker, settings)
-    return RemoteStore(servers, settings.peer_seconds, step_tracker, pull_dtype, fusing)
+    mode = _pull_mode(step_tracker, settings)
+    return RemoteStore(servers, settings.peer_seconds, step_tracker, pull_dtype, mode)
 
 
-def _fusing(step_tracker: StepTracker, settings: Settings) -> PullMode:
+def _pull_mode(step_tracker: StepTracker, settings: Settings) -> PullMode:
     if settings.pushes_in_flight and step_tracker.worker is not None:
         return PullMode.IN_FLIGHT
     is_alone = step_tracker.worker is not None and step_tracker.num_workers == 1

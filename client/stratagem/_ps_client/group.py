@@ -7,14 +7,14 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakMethod
 
 from stratagem._cluster.visibility import VisibleServers
 from stratagem._ps_client.connections.connection import Connection
 from stratagem._ps_client.connections.heartbeat import Heartbeat
 from stratagem._ps_client.connections.pending import Pending
 from stratagem._ps_client.connections.session import Identity
-from stratagem._ps_client.push_in_flight import PushInFlight, attending
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.step_count import StepCount
 from stratagem._ps_client.traffic import Traffic
@@ -25,6 +25,34 @@ from stratagem_proto.wire.channel import Deadlines
 
 # Larger writes are waited for: there is more to gain by sending them well.
 _MOST_BEHIND_BYTES = 16 << 10
+
+
+class SentAhead(Protocol):
+    """What was sent ahead of a group's other requests, which wait for it."""
+
+    def wait(self) -> None:
+        """Wait until it is answered; raise nothing. Comes before a part of a step."""
+
+    def finish(self) -> None:
+        """Wait until it is answered, and take the answer in; comes before all else.
+
+        Raises:
+            StratagemError: It has failed. The next call does not raise that again.
+        """
+
+    def attend(self) -> None:
+        """Have a thread wait for the answer; called when no step begins soon."""
+
+
+class _NothingAhead(SentAhead):
+    def wait(self) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def attend(self) -> None: ...
+
+
+_NOTHING_AHEAD = _NothingAhead()
 
 
 class ServerGroup:
@@ -38,8 +66,6 @@ class ServerGroup:
         snapshot: The cut of which all is read, while nothing may be changed; empty
             for what is there now.
         changes: How often something was changed, other than by `push`.
-        flight: The push that was not waited for, if there is one. All but `push` waits
-            for it.
     """
 
     def __init__(
@@ -78,8 +104,8 @@ class ServerGroup:
         )
         self._connections = connections
         self._backlog = Backlog(self.steps)
-        self.flight: PushInFlight[Any] = PushInFlight(self.steps)
-        self._heartbeat = Heartbeat(connections, self.steps, attending(self.flight))
+        self._ahead: SentAhead = _NOTHING_AHEAD
+        self._heartbeat = Heartbeat(connections, self.steps)
         self._finalizer = weakref.finalize(self, _close, connections, self._heartbeat)
 
     def __deepcopy__(self, memo: object) -> ServerGroup:
@@ -177,6 +203,11 @@ class ServerGroup:
                 f"{what} needs all servers, but {reason}", task=f"/job:ps/task:{task}"
             )
 
+    def send_first(self, ahead: SentAhead) -> None:
+        """Have all other requests wait for what is sent ahead of them by `send`."""
+        self._ahead = ahead
+        self._heartbeat.idle = _attending(ahead)
+
     def call(self, task: int, request: Request[Result]) -> Result:
         """Sends a request to one server; raises as `Connection.call`."""
         return self.together({task: request})[task]
@@ -185,7 +216,7 @@ class ServerGroup:
         """Sends a request that changes nothing to one server; raises as `call`."""
         self.require_visible(task)
         self._heartbeat.start()
-        self.flight.settle()
+        self._ahead.finish()
         self._backlog.settle()
         return self._connections[task].start(request)
 
@@ -196,7 +227,7 @@ class ServerGroup:
 
         Args:
             requests: By task index.
-            beside_push: Whether not to wait for a push in flight.
+            beside_push: Whether not to wait for what was sent ahead.
 
         Returns:
             The results by task index.
@@ -209,7 +240,7 @@ class ServerGroup:
                 others' requests were carried out all the same.
         """
         if not beside_push:
-            self.flight.settle()
+            self._ahead.finish()
         if any(request.mutates for request in requests.values()):
             self.changes += 1
             return self.push(requests)
@@ -219,7 +250,7 @@ class ServerGroup:
     def push(self, requests: Mapping[int, Request[Result]]) -> dict[int, Result]:
         """As `together`, for a part of a training step that each of them is."""
         # Servers take one of them at a time.
-        self.flight.wait()
+        self._ahead.wait()
         self._prepare(requests)
         self._require_present()
         with self.steps.taking():
@@ -262,7 +293,7 @@ class ServerGroup:
             return
         self._begin(requests)
         self._require_present()
-        self.flight.settle()
+        self._ahead.finish()
         self.changes += 1
         for task, request in requests.items():
             # It may be sent again when whoever has the tensors has changed them.
@@ -314,6 +345,17 @@ class ServerGroup:
     def close(self) -> None:
         """Ends the sessions. May be called again."""
         self._finalizer()
+
+
+def _attending(ahead: SentAhead) -> Callable[[], None]:
+    """Return what attends to it; keeps nothing alive that its program has dropped."""
+    attend = WeakMethod(ahead.attend)
+
+    def attend_if_used() -> None:
+        if (used := attend()) is not None:
+            used()
+
+    return attend_if_used
 
 
 def _is_small(request: Request[Any]) -> bool:

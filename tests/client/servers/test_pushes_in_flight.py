@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from stratagem._ps_client.push_in_flight import PushInFlight
+from stratagem._parameter_server.pushing.push_in_flight import PushInFlight
 from stratagem._ps_client.step_count import StepCount
 
 _GRACE_SECONDS = 0.2
@@ -28,5 +28,5 @@ def test_of_pushes_that_are_begun_at_once_each_is_settled() -> None:
 
     flight.begin(send, arrived.append)
     other.join()
-    flight.settle()
+    flight.finish()
     assert arrived == ["first", "other"]

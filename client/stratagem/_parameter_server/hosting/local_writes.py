@@ -19,12 +19,12 @@ from stratagem_proto.v1.parameter_server_pb2 import ASSIGN_MODE_SET
 def written_in(
     store: RemoteStore, parameters: ParameterRegistry
 ) -> list[HostedParameter]:
-    """Return what the user wrote since the parameters were settled.
+    """Return what the user wrote since the parameters were last accepted.
 
     Raises:
         InvalidArgumentError: A parameter has another shape or dtype than before.
     """
-    written = store.arrivals.apart(parameters.written_locally)
+    written = store.pulls.apart(parameters.written_locally)
     for hosted in written:
         _require_same(hosted)
     return written
@@ -41,7 +41,7 @@ def carry(store: RemoteStore, written: Sequence[HostedParameter]) -> None:
     for hosted in written:
         hosted.settle()
         for part in parts_of(hosted.variable):
-            part.settle(versions[part.name])
+            part.accept(versions[part.name])
 
 
 def refuse_writes_in_replicas(
@@ -53,7 +53,7 @@ def refuse_writes_in_replicas(
         ContextError: It did not. The parameters get the variables' values back before
             the next step.
     """
-    written = store.arrivals.apart(parameters.written_locally)
+    written = store.pulls.apart(parameters.written_locally)
     for hosted in written:
         for part in parts_of(hosted.variable):
             part.distrust()

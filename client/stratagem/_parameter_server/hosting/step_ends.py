@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
-from typing import TYPE_CHECKING
 
+from stratagem._parameter_server.hosting.step_reads import StepReads
+from stratagem._parameter_server.pushing.push import Pushing
+from stratagem._parameter_server.pushing.step_tracker import StepTracker
 from stratagem._parameter_server.variables.cached_reads import unread
 from stratagem._parameter_server.variables.variable import Copies, RemoteVariable
+from stratagem._ps_client.group import ServerGroup
 from stratagem_proto.errors import StratagemError
-
-if TYPE_CHECKING:
-    from stratagem._parameter_server.hosting.store import RemoteStore
 
 
 class StepEnds:
     """Leaves copies as the step that was taken last has made them.
 
     Args:
-        store: The variables on the servers.
+        servers: The servers.
+        step_tracker: How far this worker is in its steps.
+        reads: Brings copies up to date.
+        pushing: Learns of copies that are.
     """
 
-    def __init__(self, store: RemoteStore) -> None:
-        self._store = store
+    def __init__(
+        self,
+        servers: ServerGroup,
+        step_tracker: StepTracker,
+        reads: StepReads,
+        pushing: Pushing,
+    ) -> None:
+        self._servers, self._step_tracker = servers, step_tracker
+        self._reads, self._pushing = reads, pushing
         self._behind: tuple[Copies, StratagemError] | None = None
 
     def wait(self, copies: Copies) -> None:
@@ -34,19 +44,19 @@ class StepEnds:
         Args:
             copies: What was stepped.
         """
-        store = self._store
+        step_tracker = self._step_tracker
         # Others may change consistencies between two steps.
-        begins = store.step_tracker.begins() if store.step_tracker.is_alone else []
+        begins = step_tracker.begins() if step_tracker.is_alone else []
         groups = {server: [*unread(some)] for server, some in copies.items()}
         try:
-            with store.servers.steps.pausing():
-                grants = store.bring(groups, begins, training=True)
+            with self._servers.steps.pausing():
+                grants = self._reads.bring(groups, begins, training=True)
         except StratagemError as error:
             self._behind = copies, error
             return
         if grants:
-            store.step_tracker.granted(begins, grants)
-            store.pushes.cover(chain.from_iterable(groups.values()))
+            step_tracker.granted(begins, grants)
+            self._pushing.drop(fresh=[*chain.from_iterable(groups.values())])
 
     def require_fresh(self) -> None:
         """Check that a step was computed on values of all steps before.
@@ -56,7 +66,7 @@ class StepEnds:
         """
         if self._behind is not None:
             copies, error = self._behind
-            self._store.bring(copies, training=True)
+            self._reads.bring(copies, training=True)
             self._behind = None
             raise error
 

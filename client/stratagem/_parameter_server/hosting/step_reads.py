@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 from stratagem._parameter_server.pushing.global_norm import finish
+from stratagem._parameter_server.pushing.pulls import Pulls
 from stratagem._parameter_server.pushing.step_tracker import StepTracker
+from stratagem._parameter_server.variables.cached_reads import note_read
+from stratagem._parameter_server.variables.variable import Copies
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.reads import read
@@ -39,17 +43,59 @@ class StepReads:
         servers: The servers.
         step_tracker: How far this worker is in its steps.
         peer_seconds: How long to wait for what other workers have to do first.
+        pulls: How values come into copies.
 
     Attributes:
         rejected: How many synchronous steps of an optimizer were dropped, by its name.
     """
 
     def __init__(
-        self, servers: ServerGroup, step_tracker: StepTracker, peer_seconds: float
+        self,
+        servers: ServerGroup,
+        step_tracker: StepTracker,
+        peer_seconds: float,
+        pulls: Pulls,
     ) -> None:
         self._servers, self._step_tracker = servers, step_tracker
-        self._peer_seconds = peer_seconds
+        self._peer_seconds, self._pulls = peer_seconds, pulls
         self.rejected: dict[str, int] = {}
+
+    def bring(
+        self,
+        groups: Copies,
+        begins: Sequence[StepBegin] = (),
+        *,
+        training: bool,
+    ) -> Sequence[StepGrant]:
+        """Bring copies up to date, after the synchronous steps that they wait for.
+
+        Args:
+            groups: Whose copies.
+            begins: Steps to ask leave for, if that needs no waiting.
+            training: Whether they are only for a training step, and may be rounded.
+
+        Returns:
+            Leave for these steps; none if one has to wait.
+        """
+        rounded_to = self._pulls.rounded_to
+        readings = {
+            server: [one.reading(rounded_to(one, training)) for one in group]
+            for server, group in groups.items()
+        }
+        with self._pulls:
+            try:
+                versions, grants = self.begin(readings, begins)
+            except BaseException:
+                # What has come of other servers is not to count as the user's writing.
+                for variable in chain.from_iterable(groups.values()):
+                    variable.distrust()
+                raise
+            for server, group in groups.items():
+                each = zip(group, readings[server], versions[server], strict=True)
+                for variable, reading, version in each:
+                    variable.accept(version, reading.narrowed_to is not None)
+                note_read(group)
+        return grants
 
     def begin(
         self, readings: Mapping[int, Sequence[Reading]], begins: Sequence[StepBegin]

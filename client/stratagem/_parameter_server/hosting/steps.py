@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-
 from stratagem._core.enums import ReduceOp
-from stratagem._gradients.step import OptimizerStep
+from stratagem._gradients.step import OptimizerStep, VariableGradients
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.pushing.contributions import Staged
 from stratagem._parameter_server.pushing.overlapped_push import OverlappedPush
-from stratagem._parameter_server.pushing.pushes import Push
+from stratagem._parameter_server.pushing.push import Push
 from stratagem._parameter_server.pushing.server_batches import (
     ServerBatches,
     add_gradient,
@@ -41,9 +37,9 @@ def take(
         Whether the copies of what is stepped are fresh; otherwise they will be when the
         others have come.
     """
-    # Its answer has the leave for this one.
-    store.servers.flight.settle()
-    store.contributions.settle()
+    # The answer to the push before may have the leave for this one.
+    store.pushing.flush()
+    store.contributions.end_interrupted()
     store.ends.require_fresh()
     grant = store.leave(step.optimizer)
     if grant.consistency.mode == CONSISTENCY_MODE_SYNC:
@@ -60,15 +56,17 @@ def _push(
     grant: StepGrant,
     overlap: OverlappedPush | None,
 ) -> None:
-    gradients = step.limiter.limited(step.reduced_gradients())
-    if gradients is None:
+    limited = step.within_limits()
+    if limited is None:
         return
     program, route = store.programs.encoded(step), store.routes.of(step)
-    is_plain = overlap is None and step.compressor.compression is None
-    dense = route.batches(gradients) if is_plain else None
-    batches = _batches(step, gradients, overlap) if dense is None else dense
-    push = Push(step.optimizer, grant, program, batches, route.copies)
-    store.pushes.send(push, awaited=overlap is not None)
+    goes_as_it_is = overlap is None and step.compressor.compression is None
+    updates = route.updates(program, limited) if goes_as_it_is else None
+    if updates is None:
+        batches = _batches(limited, overlap).items()
+        updates = {server: batch.update(program) for server, batch in batches}
+    awaited = overlap is not None
+    store.pushing.apply(Push(step.optimizer, grant, updates, route.copies, awaited))
 
 
 def _contribute(
@@ -83,9 +81,9 @@ def _contribute(
     steps; the parts count once all servers have theirs.
     """
     program, limits = store.programs.encoded(step), step.limiter.limits
-    totals = {update.variable.name: update.total() for update in step.updates()}
-    gradients, offender = step.limiter.own_part(totals)
-    batches = _batches(step, gradients, overlap)
+    totals = step.mapped(VariableGradients.total)
+    gradients, offender = step.limiter.own_part(totals.by_variable())
+    batches = _batches(totals.with_gradients(gradients), overlap)
     of_sum = Limits(limits, offender)
     contribution = _contribution(store, step, grant)
     store.servers.together(
@@ -120,17 +118,12 @@ def _contribution(
     )
 
 
-def _batches(
-    step: OptimizerStep,
-    gradients: Mapping[str, torch.Tensor],
-    overlap: OverlappedPush | None,
-) -> ServerBatches:
-    """What is yet to go to each server, given the gradients by variable."""
+def _batches(step: OptimizerStep, overlap: OverlappedPush | None) -> ServerBatches:
+    """Return what is yet to go to each server of a step with a gradient each."""
     batches = no_batches(step.compressor) if overlap is None else overlap.finish()
     done = () if overlap is None else overlap.variables
     for number, group in enumerate(step.groups):
-        for variable, _ in group.updates:
-            name = variable.name
-            if name in gradients and name not in done:
-                add_gradient(batches, variable, gradients[name], number)
+        for variable, (gradient,) in zip(group.variables, group.gradients, strict=True):
+            if variable.name not in done:
+                add_gradient(batches, variable, gradient, number)
     return batches

@@ -6,24 +6,21 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import chain
 
 import torch
 
 from stratagem._parameter_server.hosting.programs import Programs
 from stratagem._parameter_server.hosting.step_ends import StepEnds
 from stratagem._parameter_server.hosting.step_reads import StepReads
-from stratagem._parameter_server.pushing.arrivals import Arrivals
 from stratagem._parameter_server.pushing.contributions import Contributions
+from stratagem._parameter_server.pushing.fused import pushing_of
 from stratagem._parameter_server.pushing.gradient_router import GradientRouter
-from stratagem._parameter_server.pushing.pushes import PullMode, Pushes
+from stratagem._parameter_server.pushing.plain import Exchange
+from stratagem._parameter_server.pushing.pulls import Pulls
+from stratagem._parameter_server.pushing.push import PullMode
 from stratagem._parameter_server.pushing.step_tracker import StepTracker
-from stratagem._parameter_server.variables.cached_reads import note_read, unread
-from stratagem._parameter_server.variables.variable import (
-    Copies,
-    RemoteVariable,
-    by_server,
-)
+from stratagem._parameter_server.variables.cached_reads import unread
+from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.consistency import begin
 from stratagem._ps_client.requests.keys import list_keys
@@ -36,7 +33,6 @@ from stratagem_proto.errors import (
 )
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.variable_pb2 import VariableInfo
-from stratagem_proto.wire.encodings import can_narrow
 
 
 class RemoteStore:
@@ -48,19 +44,19 @@ class RemoteStore:
         step_tracker: How far this worker is in its steps.
         pull_dtype: What trainable variables are rounded to on their way to a training
             step; None for not at all.
-        fusing: Whether the answer to a push brings what the next step starts with.
+        pull_mode: Whether the answer to a push brings what the next step starts with.
 
     Attributes:
         servers: The servers.
         peer_seconds: How long to wait for what other workers have to do first.
         step_tracker: How far this worker is in its steps.
-        pushes: What this worker pushes.
+        pulls: How values come into copies.
+        pushing: How gradients go, where they do not wait for those of others.
         contributions: What it contributes to synchronous steps.
         programs: How servers are told of steps.
         routes: Where gradients go.
         reads: Reading what steps need.
         ends: The ends of synchronous steps.
-        arrivals: Entered while values come into copies.
     """
 
     def __init__(
@@ -69,21 +65,19 @@ class RemoteStore:
         peer_seconds: float,
         step_tracker: StepTracker,
         pull_dtype: torch.dtype | None = None,
-        fusing: PullMode = PullMode.NEVER,
+        pull_mode: PullMode = PullMode.NEVER,
     ) -> None:
-        self._pull_dtype = pull_dtype
         self.servers = servers
         self.peer_seconds = peer_seconds
         self.step_tracker = step_tracker
-        self.arrivals = Arrivals()
-        self.pushes = Pushes(
-            servers, step_tracker, self._pulled_as, fusing, self.arrivals
-        )
+        self.pulls = Pulls(servers, pull_dtype)
+        exchange = Exchange(servers, step_tracker)
+        self.pushing = pushing_of(pull_mode, exchange, self.pulls)
         self.contributions = Contributions(servers, step_tracker)
         self.programs = Programs()
         self.routes = GradientRouter()
-        self.reads = StepReads(servers, step_tracker, peer_seconds)
-        self.ends = StepEnds(self)
+        self.reads = StepReads(servers, step_tracker, peer_seconds, self.pulls)
+        self.ends = StepEnds(servers, step_tracker, self.reads, self.pushing)
 
     @property
     def first(self) -> int:
@@ -109,7 +103,7 @@ class RemoteStore:
         )
         for server, group in groups.items():
             for variable, info in zip(group, answers[server].variables, strict=True):
-                variable.settle(info.version)
+                variable.accept(info.version)
 
     def refresh(
         self, variables: Iterable[RemoteVariable], training: bool = False
@@ -123,11 +117,11 @@ class RemoteStore:
             variables: Whose copies.
             training: Whether they are only for a training step, and may be rounded.
         """
-        self.contributions.settle()
+        self.contributions.end_interrupted()
         copies = [one for one in variables if one.has_copy]
-        if training and self.pushes.use_prefetched(copies):
+        if training and self.pushing.refresh(copies):
             return
-        bring = partial(self.bring, training=training)
+        bring = partial(self.reads.bring, training=training)
         groups = by_server(unread(copies))
         begins = [] if self.servers.snapshot else self.step_tracker.begins()
         if not begins:
@@ -147,51 +141,6 @@ class RemoteStore:
         if grants:
             self.step_tracker.granted(begins, grants)
         return bool(grants) and not self.step_tracker.leads()
-
-    def bring(
-        self,
-        groups: Copies,
-        begins: Sequence[StepBegin] = (),
-        *,
-        training: bool,
-    ) -> Sequence[StepGrant]:
-        """Bring copies up to date, after the synchronous steps that they wait for.
-
-        Args:
-            groups: Whose copies.
-            begins: Steps to ask leave for, if that needs no waiting.
-            training: Whether they are only for a training step, and may be rounded.
-
-        Returns:
-            Leave for these steps; none if one has to wait.
-        """
-        readings = {
-            server: [one.reading(self._pulled_as(one, training)) for one in group]
-            for server, group in groups.items()
-        }
-        with self.arrivals:
-            try:
-                versions, grants = self.reads.begin(readings, begins)
-            except BaseException:
-                # What has come of other servers is not to count as the user's writing.
-                for variable in chain.from_iterable(groups.values()):
-                    variable.distrust()
-                raise
-            for server, group in groups.items():
-                for variable, version in zip(group, versions[server], strict=True):
-                    is_rounded = self._pulled_as(variable, training) is not None
-                    variable.settle(version, is_rounded)
-                note_read(group)
-        return grants
-
-    def _pulled_as(
-        self, variable: RemoteVariable, training: bool
-    ) -> torch.dtype | None:
-        """What a variable is rounded to on its way here; None for not at all."""
-        dtype = self._pull_dtype if training and not self.servers.snapshot else None
-        if dtype is None or not variable.trainable:
-            return None
-        return dtype if can_narrow(variable.dtype, dtype) else None
 
     def rows(
         self,
@@ -214,7 +163,7 @@ class RemoteStore:
         ]
         readings: dict[int, list[Reading]] = defaultdict(list)
         for variable, into, wanted in zip(variables, found, rows, strict=True):
-            narrowed_to = self._pulled_as(variable, training)
+            narrowed_to = self.pulls.rounded_to(variable, training)
             reading = Reading(variable.name, into, None, wanted, narrowed_to)
             readings[variable.place.server].append(reading)
         self.reads.read(readings, beside_push=training)

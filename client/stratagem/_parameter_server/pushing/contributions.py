@@ -54,7 +54,7 @@ class Contributions:
             self._staged = staged
             self._end(staged)
 
-    def settle(self) -> None:
+    def end_interrupted(self) -> None:
         """End the step in which this worker was interrupted, if there is one."""
         if self._staged is None:
             return

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from operator import is_
 from typing import NamedTuple, TypeAlias
 
 import torch
 
+from stratagem._parameter_server.pushing.pulls import Pulls
+from stratagem._parameter_server.pushing.push import Expected, Push
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.reading import Following, Reading, following
-
-# Values wait in memory of their own for the step that takes them. What takes longer
-# to copy from there than a request takes is not worth it.
-_MOST_BYTES = 8 << 20
-
-PulledAs: TypeAlias = Callable[[RemoteVariable, bool], torch.dtype | None]
-"""What a variable is rounded to on its way here, to a training step or otherwise."""
 
 Came: TypeAlias = tuple[int, Reading]
 """The version of a value that waits, and what it was read by."""
@@ -29,12 +24,10 @@ class ReceiveBuffer:
 
     Args:
         variables: What it is asked for.
-        pulled_as: What that is rounded to.
+        pulls: How that comes.
     """
 
-    def __init__(
-        self, variables: Sequence[RemoteVariable], pulled_as: PulledAs
-    ) -> None:
+    def __init__(self, variables: Sequence[RemoteVariable], pulls: Pulls) -> None:
         self._variables = variables
         self._names = frozenset([variable.name for variable in variables])
         self._all = following(
@@ -42,7 +35,7 @@ class ReceiveBuffer:
                 Reading(
                     one.name,
                     torch.empty(one.shape, dtype=one.dtype),
-                    narrowed_to=pulled_as(one, True),
+                    narrowed_to=pulls.rounded_to(one, training=True),
                 )
                 for one in variables
             ]
@@ -82,12 +75,12 @@ class Asked(NamedTuple):
 
     Attributes:
         variables: The variables.
-        landings: Where they wait.
+        buffers: Where they wait.
         following: How to ask for them.
     """
 
     variables: Mapping[int, Sequence[RemoteVariable]]
-    landings: Mapping[int, ReceiveBuffer]
+    buffers: Mapping[int, ReceiveBuffer]
     following: Mapping[int, Following]
 
 
@@ -96,69 +89,63 @@ class PrefetchedValues:
 
     Args:
         servers: Where the values are.
-        pulled_as: What they are rounded to.
+        pulls: How they come.
+
+    Attributes:
+        expected: What the next step is expected to want.
     """
 
-    def __init__(self, servers: ServerGroup, pulled_as: PulledAs) -> None:
-        self._servers = servers
-        self._pulled_as = pulled_as
-        self._expected: Sequence[RemoteVariable] = ()
-        self._nbytes = 0
-        self._wanted: Mapping[int, Sequence[RemoteVariable]] = {}
+    def __init__(self, servers: ServerGroup, pulls: Pulls) -> None:
+        self._servers, self._pulls = servers, pulls
+        self.expected = Expected((), {}, 0)
         self._covered: set[RemoteVariable] = set()
         self._came: dict[RemoteVariable, Came] = {}
         # Allocating tensors costs more than keeping them; by server.
         self._free: dict[int, list[ReceiveBuffer]] = {}
-        self._taken: list[tuple[int, ReceiveBuffer]] = []
+        self._filled: list[tuple[int, ReceiveBuffer]] = []
         self._changes = servers.changes
 
     def expect(self, variables: Sequence[RemoteVariable]) -> None:
         """Take note of what a step starts with; the next one will want the same."""
-        if not _are_same(variables, self._expected):
-            self._expected, self._wanted = variables, by_server(variables)
-            self._nbytes = sum(one.nbytes for one in variables)
-            self._free = {server: [] for server in self._wanted}
-            self._taken.clear()
+        if not _are_same(variables, self.expected.variables):
+            groups = by_server(variables)
+            nbytes = sum(one.nbytes for one in variables)
+            self.expected = Expected(variables, groups, nbytes)
+            self._free = {server: [] for server in groups}
+            self._filled.clear()
 
-    @property
-    def wanted(self) -> Mapping[int, Sequence[RemoteVariable]]:
-        """What the next step will want, by server."""
-        return self._wanted
-
-    @property
-    def are_few(self) -> bool:
-        """Whether that is so little that it may wait in memory of its own."""
-        return self._nbytes <= _MOST_BYTES
-
-    def drop(self) -> None:
-        """Forget what has come, since there is something newer."""
-        self._covered.clear()
-        self._came.clear()
-        while self._taken:
-            server, landing = self._taken.pop()
-            self._free[server].append(landing)
-
-    def ask(self, stepped: Mapping[int, AbstractSet[str]]) -> Asked:
-        """Return what to read with a push.
+    def drop(self, fresh: Collection[RemoteVariable] = ()) -> None:
+        """Forget what has come, since there is something newer.
 
         Args:
-            stepped: Names of the variables that it has gradients of, by server.
+            fresh: Those variables whose copies are all that the next step needs.
         """
+        self._came.clear()
+        while self._filled:
+            server, buffer = self._filled.pop()
+            self._free[server].append(buffer)
+        self._covered.clear()
+        if fresh:
+            self._covered.update(fresh)
+            self._changes = self._servers.changes
+
+    def ask(self, push: Push) -> Asked:
+        """Return what to read with a push."""
         if self._changes != self._servers.changes:
             self.drop()
             self._changes = self._servers.changes
-        landings = {
-            server: free.pop() if free else self._landing(server)
+        buffers = {
+            server: free.pop() if free else self._new_buffer(server)
             for server, free in self._free.items()
         }
         asking = {
-            server: landing.asking(stepped[server], self._came)
-            for server, landing in landings.items()
+            server: buffer.asking(push.updates[server].variables, self._came)
+            for server, buffer in buffers.items()
         }
-        return Asked(self._wanted, landings, asking)
+        return Asked(self.expected.by_server, buffers, asking)
 
-    def _landing(self, server: int) -> ReceiveBuffer:
-        return ReceiveBuffer(self._wanted[server], self._pulled_as)
+    def _new_buffer(self, server: int) -> ReceiveBuffer:
+        return ReceiveBuffer(self.expected.by_server[server], self._pulls)
 
     def came(self, asked: Asked, versions: Mapping[int, Sequence[int]]) -> None:
         """Take in what came for what was asked."""
@@ -171,24 +158,23 @@ class PrefetchedValues:
                 for variable, reading, version in each
                 if version != reading.newer_than
             }
-        if asked.variables is self._wanted:
-            self._taken += asked.landings.items()
+        if asked.variables is self.expected.by_server:
+            self._filled += asked.buffers.items()
 
-    def use_prefetched(
-        self, variables: Sequence[RemoteVariable], beside: bool = False
+    def use(
+        self, variables: Sequence[RemoteVariable], beside_push: bool = False
     ) -> bool:
         """Bring copies up to date, if what has come is all that they need.
 
         Args:
             variables: Whose copies.
-            beside: Whether a push is in flight that has asked for more.
+            beside_push: Whether a push is in flight that has asked for more.
         """
-        if not self._are_complete(variables, beside):
-            self.drop()
-            return False
-        self.take(variables)
+        are_complete = self._are_complete(variables, beside_push)
+        if are_complete:
+            self.take(variables)
         self.drop()
-        return True
+        return are_complete
 
     def take(self, variables: Iterable[RemoteVariable]) -> None:
         """Bring copies up to date as far as something has come for them."""
@@ -202,16 +188,12 @@ class PrefetchedValues:
         for variable, version, reading in newer:
             variable.replaced(version, reading.narrowed_to is not None)
 
-    def cover(self, variables: Iterable[RemoteVariable]) -> None:
-        """Take note that copies are all that the next step needs of them."""
-        self.drop()
-        self._covered.update(variables)
-        self._changes = self._servers.changes
-
-    def _are_complete(self, variables: Sequence[RemoteVariable], beside: bool) -> bool:
+    def _are_complete(
+        self, variables: Sequence[RemoteVariable], beside_push: bool
+    ) -> bool:
         if self._changes != self._servers.changes or self._servers.snapshot:
             return False
-        if not beside and not self._covered.issuperset(variables):
+        if not beside_push and not self._covered.issuperset(variables):
             return False
         came = self._came
         return all([one in came or one.is_known for one in variables])

@@ -9,12 +9,12 @@ import torch
 from stratagem._core.tensors.indexed_slices import IndexedSlices
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.compressor import Compressor
+from stratagem._parameter_server.pushing.push import Update
 from stratagem._parameter_server.variables.split_variable import (
     SplitVariable,
     rows_or_dense,
 )
 from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
-from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.requests.updates import Gradient, step
 from stratagem_proto.errors import InternalError
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
@@ -60,13 +60,11 @@ class ServerBatch:
         """Names of the variables that it has gradients of."""
         return {gradient.variable for gradient in self.gradients}
 
-    def update(self, program: bytes) -> Request[list[int]]:
-        """Return the request that only pushes them; `program` as of `step`."""
-        return step(program, self.gradients, backward=self.backward)
-
-    def sent_by(self, request: Request[Result]) -> Request[Result]:
-        """Return the request, which takes note that the server has the gradients."""
-        return request.then(self.arrived) if self._losses else request
+    def update(self, program: bytes) -> Update:
+        """Return what the server is sent; `program` as of `updates.step`."""
+        request = step(program, self.gradients, backward=self.backward)
+        arrived = self.arrived if self._losses else None
+        return Update(request, self.variables, arrived)
 
     def arrived(self) -> None:
         """Take note that the server has the gradients."""

@@ -252,7 +252,7 @@ class RemoteVariable(Variable):
         """Whether the copy is, or may be, the value of an earlier version."""
         return self._version is None or is_newer(version, self._version)
 
-    def settle(self, version: int, is_rounded: bool = False) -> None:
+    def accept(self, version: int, is_rounded: bool = False) -> None:
         """Note that the copy is now the value of that version.
 
         Args:
@@ -264,7 +264,7 @@ class RemoteVariable(Variable):
         self._outdated = False
 
     def replaced(self, version: int, is_rounded: bool = False) -> None:
-        """As `settle`, where the copy was written even if it had that version."""
+        """As `accept`, where the copy was written even if it had that version."""
         self._is_rounded = is_rounded
         if self._hosted is not None:
             self._hosted.settle()

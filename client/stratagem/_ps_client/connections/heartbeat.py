@@ -30,23 +30,20 @@ class Heartbeat:
 
     It also tells a server which step was the last when nothing else is sent, so that a
     checkpoint need not wait for the next one.
+
+    Attributes:
+        idle: Called when a step has ended and none begins soon.
     """
 
-    def __init__(
-        self,
-        connections: Sequence[Connection],
-        steps: StepCount,
-        idle: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, connections: Sequence[Connection], steps: StepCount) -> None:
         """Describes it; starts nothing.
 
         Args:
             connections: Whose leases it renews.
             steps: Of this process.
-            idle: Called when a step has ended and none begins soon.
         """
-        self._connections = connections
-        self._steps, self._idle = steps, idle
+        self._connections, self._steps = connections, steps
+        self.idle: Callable[[], None] = lambda: None
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -92,7 +89,7 @@ class Heartbeat:
         if self._stopped.wait(_IDLE_SECONDS):
             return
         if self._steps.begun == begun:
-            self._idle()
+            self.idle()
         if step and self._steps.untold() >= step:
             # One server is enough: who takes a cut asks all.
             beats = (connection.renew_lease() for connection in self._connections)

@@ -117,13 +117,11 @@ class GradientHeaderCache:
         gradients: Variable and param group of each.
 
     Attributes:
-        names: The variables, in that order.
-        variables: The same as a set.
+        variables: Names of the variables.
     """
 
     def __init__(self, gradients: Sequence[tuple[str, int]]) -> None:
-        self.names = [variable for variable, _ in gradients]
-        self.variables = frozenset(self.names)
+        self.variables = frozenset([variable for variable, _ in gradients])
         self._named = [(variable, group, True) for variable, group in gradients]
         self._last = layout_of(()), b""
 
@@ -136,16 +134,16 @@ class GradientHeaderCache:
 
 
 def dense_step(
-    program: bytes, naming: GradientHeaderCache, gradients: Sequence[torch.Tensor]
+    program: bytes, header: GradientHeaderCache, gradients: Sequence[torch.Tensor]
 ) -> Request[list[int]]:
     """As `step`, of gradients that are neither of rows nor encoded.
 
     Args:
         program: As for `step`.
-        naming: What they are of.
+        header: What they are of.
         gradients: In its order.
     """
-    layout, described = naming.of(gradients)
+    layout, described = header.of(gradients)
     rest = program + described
     return Request("Update", UpdateHeader(), _updated, gradients, rest, layout=layout)
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Generic, NoReturn, TypeAlias, TypeVar
-from weakref import WeakMethod
+from typing import Generic, NoReturn, TypeAlias, TypeVar
+
+import torch
 
 from stratagem._ps_client.interruption import uninterrupted
+from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.step_count import StepCount
+from stratagem_proto.wire.placed import Layout
 
 _LOG = logging.getLogger("stratagem")
 
@@ -22,11 +25,11 @@ Sending: TypeAlias = Callable[[], Callable[[], Answer]]
 
 
 class PushInFlight(Generic[Answer]):
-    """One push at most. Thread-safe.
+    """One push at most, ahead of a group's other requests. Thread-safe.
 
-    A small one is sent by the thread that begins it, and its answer is taken in by the
-    one that settles it: two threads that compute and decode at once would only take
-    turns at the interpreter. A thread of its own has what is large, or was left alone.
+    The thread that begins a small push sends it, and the one that finishes it takes in
+    the answer: two threads that compute and decode at once would only take turns at the
+    interpreter. A thread of its own has what is large, or was left alone.
 
     Args:
         steps: Of this process. The step of a push is not over until that is answered.
@@ -37,13 +40,13 @@ class PushInFlight(Generic[Answer]):
         self._threads: ThreadPoolExecutor | None = None
         self._sent: _Sent[Answer] | None = None
         self._arrived: Callable[[Answer], None] = lambda _: None
-        self._settling = threading.Lock()
+        self._taking_in = threading.Lock()
         # Of two that are begun at once, nobody would wait for the first.
         self._beginning = threading.Lock()
 
     @property
     def is_out(self) -> bool:
-        """Whether there is a push that was not settled."""
+        """Whether there is a push whose answer was not taken in."""
         return self._sent is not None
 
     def begin(
@@ -52,18 +55,18 @@ class PushInFlight(Generic[Answer]):
         arrived: Callable[[Answer], None],
         is_large: bool = False,
     ) -> None:
-        """Sends a push, after the one before is settled.
+        """Send a push, after the one before is finished.
 
         Args:
             send: Sends it.
-            arrived: Takes the answer in, when the push is settled.
+            arrived: Takes the answer in, when the push is finished.
             is_large: Whether sending takes so long that another thread is to do it.
 
         Raises:
-            StratagemError: As of `settle`, or a small one could not be sent.
+            StratagemError: As of `finish`, or a small one could not be sent.
         """
         with self._beginning:
-            self.settle()
+            self.finish()
             self._begin(send, arrived, is_large)
 
     def _begin(
@@ -84,9 +87,9 @@ class PushInFlight(Generic[Answer]):
                 raise
 
     def attend(self) -> None:
-        """Has a thread wait for the answer, if there is a push."""
+        """Have a thread wait for the answer, if there is a push."""
         sent = self._sent
-        if sent is None or sent.has_landed:
+        if sent is None or sent.is_answered:
             return
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="push-in-flight")
@@ -95,35 +98,24 @@ class PushInFlight(Generic[Answer]):
             self._threads.submit(sent.wait)
 
     def wait(self) -> None:
-        """Waits until the push is answered, if there is one; raises nothing."""
+        """Wait until the push is answered, if there is one; raise nothing."""
         if (sent := self._sent) is not None:
             sent.wait()
 
-    def settle(self) -> None:
-        """Waits until the push is answered, if there is one.
+    def finish(self) -> None:
+        """Wait for the answer and take it in, if there is a push.
 
         Raises:
-            StratagemError: It has failed. The next call does not raise that again.
+            StratagemError: The push has failed. The next call does not raise that.
         """
         if self._sent is None:
             return
-        with self._settling:
+        with self._taking_in:
             sent = self._sent
             if sent is not None:
                 sent.wait()
                 self._sent = None
                 self._arrived(sent.answer())
-
-
-def attending(flight: PushInFlight[Any]) -> Callable[[], None]:
-    """Attends to a push; keeps nothing alive that its program has dropped."""
-    attend = WeakMethod(flight.attend)
-
-    def attend_if_used() -> None:
-        if (used := attend()) is not None:
-            used()
-
-    return attend_if_used
 
 
 class _Sent(Generic[Answer]):
@@ -132,31 +124,57 @@ class _Sent(Generic[Answer]):
     def __init__(self, steps: StepCount, step: int, wait: Callable[[], Answer]) -> None:
         self._steps, self._step, self._wait = steps, step, wait
         # How to get what came of it; None while that is not known.
-        self._landed: Callable[[], Answer] | None = None
-        self._landing = threading.Lock()
+        self._answer: Callable[[], Answer] | None = None
+        self._waiting = threading.Lock()
 
     @property
-    def has_landed(self) -> bool:
-        return self._landed is not None
+    def is_answered(self) -> bool:
+        return self._answer is not None
 
     def wait(self) -> None:
         # Whoever is interrupted must not give it up.
-        with uninterrupted(), self._landing:
-            if self._landed is not None:
+        with uninterrupted(), self._waiting:
+            if self._answer is not None:
                 return
             try:
                 with self._steps.taking_apart(self._step):
                     answer = self._wait()
             except Exception as error:
                 _LOG.warning("a push in flight failed, which is raised next: %s", error)
-                self._landed = partial(_raise, error)
+                self._answer = partial(_raise, error)
             else:
-                self._landed = lambda: answer
+                self._answer = lambda: answer
 
     def answer(self) -> Answer:
-        assert self._landed is not None, "it has landed before"
-        return self._landed()
+        assert self._answer is not None, "it was waited for"
+        return self._answer()
 
 
 def _raise(error: Exception) -> NoReturn:
     raise error
+
+
+class OwnCopies:
+    """Copies of gradients, which nobody changes while their push is in flight.
+
+    Copies take the memory of those before where they are alike, so the push before must
+    be finished.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[Layout, Sequence[torch.Tensor]]] = {}
+
+    def of(self, server: int, update: Request[list[int]]) -> Sequence[torch.Tensor]:
+        """Return copies of the tensors that a server is sent."""
+        layout, copies = self._last.get(server, (None, ()))
+        if layout is None or layout is not update.layout:
+            return self._made(server, update)
+        with torch.no_grad():
+            torch._foreach_copy_([*copies], [*update.tensors])
+        return copies
+
+    def _made(self, server: int, update: Request[list[int]]) -> Sequence[torch.Tensor]:
+        copies = [tensor.detach().clone() for tensor in update.tensors]
+        if update.layout is not None:
+            self._last[server] = update.layout, copies
+        return copies

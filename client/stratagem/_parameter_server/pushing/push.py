@@ -1,0 +1,181 @@
+"""A step that servers apply when it comes, and the ways in which it may be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple, Protocol
+
+from stratagem._parameter_server.variables.variable import Copies, RemoteVariable
+from stratagem._ps_client.requests.request import Request
+from stratagem_proto.v1.consistency_pb2 import CONSISTENCY_MODE_ASYNC, StepGrant
+
+# Values wait in memory of their own for the step that takes them. What takes longer
+# to copy from there than a request takes is not worth it.
+_MOST_PREFETCHED_BYTES = 8 << 20
+
+
+class Update(NamedTuple):
+    """What one server gets of a step.
+
+    Attributes:
+        request: Pushes the gradients, and does nothing else.
+        variables: Names of the variables that they are of.
+        arrived: To be called once the server has them; None for nothing.
+    """
+
+    request: Request[list[int]]
+    variables: AbstractSet[str]
+    arrived: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Push:
+    """The gradients of a step.
+
+    Attributes:
+        optimizer: Name of the optimizer.
+        grant: Leave for the step.
+        updates: What each server gets.
+        copies: What is stepped and has a copy here, by server.
+        is_awaited: Whether it is to be applied before the program goes on, come what
+            may: a part of it is with the servers already.
+    """
+
+    optimizer: str
+    grant: StepGrant
+    updates: Mapping[int, Update]
+    copies: Copies
+    is_awaited: bool = False
+
+
+class Pushing(Protocol):
+    """How the gradients of one worker reach the servers, and what comes back.
+
+    Each run begins with `refresh`. What it computes is sent by `apply`, once for each
+    step of an optimizer. Anybody may call the other two in between.
+    """
+
+    def refresh(self, variables: Sequence[RemoteVariable] | None) -> bool:
+        """Begin a run.
+
+        Args:
+            variables: What the run needs copies of; None for a step outside of runs,
+                whose copies are fresh by agreement.
+
+        Returns:
+            Whether the copies are as fresh as they have to be; if not, somebody has to
+            read them.
+        """
+
+    def apply(self, push: Push) -> None:
+        """Have servers apply gradients.
+
+        Afterwards the copies of what is stepped are fresh, unless the program goes on
+        while the push is in flight. No other copies are written, since graphs that are
+        still to be differentiated may need them as they are.
+
+        Raises:
+            StratagemError: A server could not be reached, or has refused its part.
+        """
+
+    def flush(self) -> None:
+        """Wait until all that was sent is applied.
+
+        Raises:
+            StratagemError: It was not. The next call does not raise that again.
+        """
+
+    def drop(self, fresh: Collection[RemoteVariable] = ()) -> None:
+        """Forget the values that have come for the next run.
+
+        Args:
+            fresh: Those variables whose copies are all that it needs of them.
+        """
+
+
+class PullMode(Enum):
+    """Whether answers to pushes bring all that the next run starts with.
+
+    In any mode, an answer brings what its push has stepped.
+    """
+
+    NEVER = auto()
+    ALWAYS = auto()
+    IN_FLIGHT = auto()
+    """The next but one, since the next does not wait for the answer."""
+
+
+@dataclass
+class RunSoFar:
+    """The run that pushes are a part of.
+
+    Attributes:
+        is_run: Whether it is one, and not a step outside of runs.
+        follows_lone_push: Whether the run before had one push at most.
+        pushes: How many it has had, with the one that is to be sent.
+    """
+
+    is_run: bool
+    follows_lone_push: bool
+    pushes: int = 0
+
+
+class Expected(NamedTuple):
+    """What the next run is expected to start with.
+
+    Attributes:
+        variables: The variables.
+        by_server: The same.
+        nbytes: What their values take.
+    """
+
+    variables: Sequence[RemoteVariable]
+    by_server: Copies
+    nbytes: int
+
+
+class Way(Enum):
+    """How a push is sent."""
+
+    PLAIN = auto()
+    """Alone; what it has stepped is read with the answer."""
+
+    FUSED = auto()
+    """With a read of what the next run starts with."""
+
+    IN_FLIGHT = auto()
+    """Likewise, and the program does not wait for the answer."""
+
+
+def way_of(
+    push: Push, mode: PullMode, run: RunSoFar, expected: Expected, first: int
+) -> Way:
+    """Return how to send a push.
+
+    Runs that push several times are not worth fusing: all answers but the last would
+    bring values that nobody uses.
+
+    Args:
+        push: The push; there is no other in flight.
+        mode: What the strategy is to do.
+        run: Its run.
+        expected: What the next one is expected to need.
+        first: The server that gives leave for steps.
+    """
+    flies = mode is PullMode.IN_FLIGHT
+    if (
+        push.grant.consistency.mode != CONSISTENCY_MODE_ASYNC
+        or mode is PullMode.NEVER
+        or not (run.is_run or flies)
+        or not run.follows_lone_push
+        or run.pushes != 1
+        or not expected.by_server
+        or not push.updates.keys() >= expected.by_server.keys()
+        or first not in push.updates
+        or not (flies or expected.nbytes <= _MOST_PREFETCHED_BYTES)
+    ):
+        return Way.PLAIN
+    return Way.IN_FLIGHT if flies and not push.is_awaited else Way.FUSED
