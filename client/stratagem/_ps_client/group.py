@@ -128,7 +128,7 @@ class ServerGroup:
     @property
     def traffic(self) -> Traffic:
         """What has crossed the wire so far, to and from all servers."""
-        return sum((each.meter.total for each in self._connections), Traffic())
+        return sum((each.route.meter.total for each in self._connections), Traffic())
 
     @property
     def runs(self) -> dict[int, bytes]:

@@ -79,7 +79,7 @@ def test_a_request_that_arrives_twice_is_applied_once_and_answered_alike(
         make(connection, "v", torch.zeros(3))
         request = assign([Writing("v", ASSIGN_MODE_ADD, torch.ones(3))])
         request.stamp(connection.open().next_key(StepCount()))
-        attempts = [connection.attempt(request, Deadlines()) for _ in range(3)]
+        attempts = [connection.route.attempt(request, Deadlines()) for _ in range(3)]
         assert [request.receive(one.responses) for one in attempts] == [[2]] * 3
         assert value_of(connection, "v", torch.ones(3)).eq(1).all()
 

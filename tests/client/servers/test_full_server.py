@@ -70,7 +70,7 @@ def _is_refused(connection: Connection, reading: Reading) -> bool:
     request.stamp(connection.open().key(StepCount()))
     try:
         with translated(connection.peer, "Read"):
-            request.receive(connection.attempt(request, Deadlines()).responses)
+            request.receive(connection.route.attempt(request, Deadlines()).responses)
     except ResourceExhaustedError:
         return True
     return False
@@ -130,7 +130,7 @@ def test_a_request_is_not_repeated_before_the_server_wants_it() -> None:
         connected(server.address, connect=0.2) as connection,
     ):
         make(connection, "v", torch.zeros_like(ones))
-        connection.closed = pauses = Pauses()
+        connection.route.closed = pauses = Pauses()
         with (
             budget_in_use(server.address),
             pytest.raises(ResourceExhaustedError) as caught,

@@ -156,7 +156,8 @@ def test_other_threads_wait_for_a_request_that_somebody_has(
 def test_a_request_may_be_interrupted_anywhere(
     server: ParameterServer,
 ) -> None:
-    places = ("/connection.py", "/session.py", "/turns.py", "/pending.py")
+    files = "connection", "route", "session", "mutation_lock", "pending"
+    places = [f"/{file}.py" for file in files]
     with connected(server.address) as connection:
         make(connection, "v", torch.zeros(1))
         for number in count(1):
@@ -181,7 +182,8 @@ def test_who_keeps_what_has_interrupted_them_keeps_nobody_else_waiting(
     server: ParameterServer, count_of_servers: int
 ) -> None:
     """As IPython keeps the last traceback, and a program a list of its failures."""
-    places = ("/group.py", "/connection.py", "/turns.py", "/pending.py")
+    files = "group", "connection", "route", "mutation_lock", "pending"
+    places = [f"/{file}.py" for file in files]
     with ParameterServer(ServerSettings(task=1, token=TOKEN)) as other:
         group = ServerGroup([server.address, other.address], IDENTITY)
         tasks = range(count_of_servers)

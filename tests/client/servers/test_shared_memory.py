@@ -127,10 +127,10 @@ def test_a_client_that_goes_away_while_it_reads_holds_nothing() -> None:
 def test_what_went_through_shared_memory_counts_as_traffic() -> None:
     with served() as (_, connection):
         make(connection, "v", torch.zeros(LARGE))
-        before = connection.meter.total
+        before = connection.route.meter.total
         add(connection, "v", torch.ones(LARGE))
         value_of(connection, "v", torch.ones(LARGE))
-        moved = connection.meter.total - before
+        moved = connection.route.meter.total - before
         assert 4 * LARGE <= moved.sent_bytes < 4 * LARGE + 1000
         assert 4 * LARGE <= moved.received_bytes < 4 * LARGE + 1000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,7 @@ from stratagem._ps_client.connections import unusable
 from stratagem._ps_client.connections.attendance import Attendance
 from stratagem._ps_client.connections.mutation_lock import MutationLock
 from stratagem._ps_client.connections.pending import Pending
+from stratagem._ps_client.connections.route import ServerRoute
 from stratagem._ps_client.connections.session import (
     Identity,
     Session,
@@ -25,19 +26,15 @@ from stratagem._ps_client.connections.session import (
 )
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.step_count import StepCount
-from stratagem._ps_client.traffic import TrafficMeter
-from stratagem._ps_client.transports.call import Attempt, Call, Style
-from stratagem._ps_client.transports.server_transport import ServerTransport
+from stratagem._ps_client.transports.call import Style
 from stratagem_proto import tracing
 from stratagem_proto.errors import StratagemError
-from stratagem_proto.protocol import CHUNK_BYTES
 from stratagem_proto.v1.session_pb2 import (
     HeartbeatResponse,
     OpenSessionResponse,
     RequestKey,
 )
 from stratagem_proto.wire.channel import Deadlines
-from stratagem_proto.wire.segment import Segment
 
 _LOG = logging.getLogger("stratagem")
 
@@ -51,6 +48,8 @@ class Connection:
     time, except for those that are pipelined; other requests may overlap them.
 
     Attributes:
+        route: The way to the server.
+        deadlines: How long its calls may take.
         needs_all: Whether this process cannot go on without what the server had
             applied, whatever its identity says.
     """
@@ -75,22 +74,16 @@ class Connection:
             locate: Says where the server is now, "" if that is not known; by default
                 where it was.
         """
-        self._task = f"/job:ps/task:{task}"
-        self.peer = f"{self._task} at {address}"
+        self.route = ServerRoute(task, address, locate)
+        self.peer = self.route.peer
         self.deadlines = deadlines
-        self.closed = threading.Event()
-        self.meter = TrafficMeter()
         self.needs_all: Callable[[], bool] = bool
         self._given = identity
         self._steps = steps or StepCount()
         self._process = os.getpid()
-        self._transport = ServerTransport(address)
-        self._left: list[ServerTransport] = []
-        self._locate = locate
         self._session: Session | None = None
         self._expected = b""
         self._restarted = False
-        self._moving = threading.Lock()
         self._opening = threading.Lock()
         self._turns = MutationLock()
         self._attendance = Attendance()
@@ -125,35 +118,18 @@ class Connection:
         return self._given.name
 
     @property
-    def place(self) -> str:
-        """The server, and where it is looked for now."""
-        return f"{self._task} at {self.address}"
-
-    @property
     def address(self) -> str:
         """Where the server is, as far as is known."""
-        return self._transport.address
-
-    def find(self) -> None:
-        """Looks where the server is after it could not be reached."""
-        if self._locate is not None:
-            self.move(self._locate())
-
-    def move(self, address: str) -> None:
-        """Sends what comes from now on to another address, unless it is empty."""
-        with self._moving:
-            if address in ("", self.address) or self.closed.is_set():
-                return
-            _LOG.warning("%s is looked for at %s from now on", self.peer, address)
-            # Other threads may still wait there, each until its own call fails.
-            self._transport.retire()
-            self._left.append(self._transport)
-            self._transport = ServerTransport(address)
+        return self.route.address
 
     @property
     def way(self) -> str:
         """How requests go: "unix", "tcp" or "grpc"."""
-        return self._transport.way
+        return self.route.way
+
+    def move(self, address: str) -> None:
+        """Send what comes from now on to another address, unless it is empty."""
+        self.route.move(address)
 
     def call(self, request: Request[Result]) -> Result:
         """Sends a request and waits for its result; raises as `start` and `result`."""
@@ -240,56 +216,13 @@ class Connection:
         self._require_usable()
         return self._session or self._first_opened()
 
-    def attempt(
-        self,
-        request: Request[Result],
-        deadlines: Deadlines,
-        style: Style = Style.SENT,
-    ) -> Attempt:
-        """Sends a stamped request once.
+    def acknowledge(self, request: Request[Result]) -> None:
+        """Tell with a repeated mutation which ones need no answer any more.
 
-        Args:
-            request: The request.
-            deadlines: For the attempt.
-            style: When it is sent, and its responses are asked for.
-
-        Raises:
-            CancelledError: The connection is closed.
+        A server that went back may not know of what was answered meanwhile.
         """
-        self.require_open()
-        sent = request.request_nbytes
-        nbytes = sent + request.response_nbytes
-        if request.response_nbytes > CHUNK_BYTES:
-            style = Style.SENT
-
-        def encode(segment: Segment | None) -> Iterator[bytes]:
-            placed = 0 if segment is None else sent
-            return self.meter.sending(request.encoded(segment), placed)
-
-        call = Call(
-            request.path,
-            encode,
-            deadlines.attempt(nbytes, request.wait),
-            uploads=request.is_stream,
-            downloads=request.response_nbytes > 0,
-            style=style,
-            room=request.room,
-        )
-        try:
-            attempt = self._transport.send(call, control=request.opens)
-        except ValueError:
-            # What grpc raises where another thread has closed the channel.
-            self.require_open()
-            raise
-        attempt.responses.received = self.meter.received
-        return attempt
-
-    def attempt_again(self, request: Request[Result], deadlines: Deadlines) -> Attempt:
-        """As `attempt`, of a request that may have been sent before."""
-        if request.mutates and self._session is not None:
-            # A server that went back may not know of what was answered meanwhile.
+        if self._session is not None:
             request.acknowledge(self._session.acknowledged)
-        return self.attempt(request, deadlines, Style.AWAITED)
 
     def resume(self) -> None:
         """Opens the session again after the server has ended it.
@@ -305,7 +238,7 @@ class Connection:
             if not session.goes_on(answer):
                 self._require_restored(answer)
                 session.continues(answer)
-            self._transport.learn(answer.frame_sockets)
+            self.route.learn(answer.frame_sockets)
             self.attend()
         self._require_usable()
 
@@ -326,8 +259,8 @@ class Connection:
         return self._session is None or nbytes <= self._session.max_request_bytes
 
     def trim(self) -> None:
-        """Gives up shared memory that was not used since the last call."""
-        self._transport.trim()
+        """Free shared memory that was not used since the last call."""
+        self.route.trim()
 
     def attend(self) -> bool:
         """Has the server see that this process lives; whether it could until now."""
@@ -352,15 +285,12 @@ class Connection:
 
     def close(self) -> None:
         """Ends the session; requests under way fail. May be called again."""
-        if os.getpid() != self._process or self.closed.is_set():
+        if os.getpid() != self._process or self.route.closed.is_set():
             return
         with suppress(StratagemError):
             self._say_goodbye()
-        self.closed.set()
+        self.route.close()
         self._attendance.close()
-        with self._moving:
-            for transport in (*self._left, self._transport):
-                transport.close()
 
     def _say_goodbye(self) -> None:
         if self._session is not None and not self._restarted:
@@ -375,19 +305,10 @@ class Connection:
                 if self._expected not in (b"", answer.incarnation):
                     self._require_restored(answer)
                 session = opened(request, answer, self.peer)
-                self._transport.learn(answer.frame_sockets)
+                self.route.learn(answer.frame_sockets)
                 self._session = session
                 self.attend()
             return self._session
-
-    def require_open(self) -> None:
-        """Checks that nobody has closed the connection.
-
-        Raises:
-            CancelledError: It is closed.
-        """
-        if self.closed.is_set():
-            raise unusable.closed(self.peer)
 
     def _require_usable(self) -> None:
         if os.getpid() != self._process:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic
+from typing import Any, Generic, Protocol
 
 import grpc
 
 from stratagem._core.waiting import Wait
+from stratagem._ps_client.connections.route import ServerRoute
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.transports.call import Attempt, Style
 from stratagem_proto.errors import (
@@ -23,11 +24,33 @@ from stratagem_proto.errors import (
 from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.status import from_rpc_error, is_transient
 
-if TYPE_CHECKING:
-    from stratagem._ps_client.connections.connection import Connection
-
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
+
+
+class SessionOwner(Protocol):
+    """The connection that sends a request, as far as the request needs to know it."""
+
+    @property
+    def route(self) -> ServerRoute:
+        """The way to the server."""
+
+    @property
+    def name(self) -> str:
+        """Who this process is, for the log."""
+
+    @property
+    def run(self) -> bytes:
+        """The run of the server that the session is with; empty for none."""
+
+    def acknowledge(self, request: Request[Any]) -> None:
+        """Tell with a repeated mutation which ones need no answer any more."""
+
+    def has_room_for(self, request: Request[Any]) -> bool:
+        """Return whether the server could take the request if it had no other."""
+
+    def resume(self) -> None:
+        """Open the session again after the server has ended it."""
 
 
 class Pending(Generic[Result]):
@@ -41,7 +64,7 @@ class Pending(Generic[Result]):
 
     def __init__(
         self,
-        connection: Connection,
+        owner: SessionOwner,
         request: Request[Result],
         deadlines: Deadlines,
         settled: Callable[[], None] = lambda: None,
@@ -50,13 +73,13 @@ class Pending(Generic[Result]):
         """Sends the request for the first time.
 
         Args:
-            connection: To the server.
+            owner: The connection to the server.
             request: Stamped with its session, and with its number if it has one.
             deadlines: For each attempt, and for repeating it.
             settled: Called when the request is answered or given up.
             style: When it is sent for the first time, and its result is asked for.
         """
-        self._connection = connection
+        self._owner, self._route = owner, owner.route
         self._request = request
         self._deadlines = deadlines
         self._settled: Callable[[], None] | None = settled
@@ -65,8 +88,8 @@ class Pending(Generic[Result]):
         self._wait: Wait | None = None
         # Those of the server during which the connection was lost.
         self._lost_runs: set[bytes] = set()
-        self._run = connection.run
-        self.attempt = connection.attempt(request, deadlines, style)
+        self._run = owner.run
+        self.attempt = self._route.attempt(request, deadlines, style)
 
     def result(self) -> Result:
         """Waits for the result.
@@ -101,9 +124,9 @@ class Pending(Generic[Result]):
         """Has the log tell of the wait from now on, whatever it told of before."""
         if self._wait is not None:
             self._wait.end()
-        connection = self._connection
-        whom = f"{what}, at {connection.place}" if what else connection.place
-        self._wait = Wait(connection.name, whom, seconds or self._deadlines.connect)
+        place = self._route.place
+        whom = f"{what}, at {place}" if what else place
+        self._wait = Wait(self._owner.name, whom, seconds or self._deadlines.connect)
         self._wait.begin()
 
     def push(self) -> None:
@@ -136,37 +159,38 @@ class Pending(Generic[Result]):
                 if isinstance(error, ResourceExhaustedError):
                     pause = max(pause, error.retry_seconds)
             failures += 1
-            self._connection.closed.wait(pause)
+            self._route.closed.wait(pause)
             self.attempt = self._anew()
 
     def _anew(self) -> Attempt:
-        self._run = self._connection.run
+        self._run = self._owner.run
         if self._request.mutates:
             self._require_harmless()
-        return self._connection.attempt_again(self._request, self._deadlines)
+            self._owner.acknowledge(self._request)
+        return self._route.attempt(self._request, self._deadlines, Style.AWAITED)
 
     def _received(self) -> Result:
         try:
             return self._request.receive(self.attempt.responses)
         except grpc.RpcError as error:
-            peer, method = self._connection.peer, self._request.method
+            peer, method = self._route.peer, self._request.method
             raise from_rpc_error(error, peer, method) from error
         except ValueError:
             # What grpc raises where another thread has closed the channel.
-            self._connection.require_open()
+            self._route.require_open()
             raise
 
     def _require_repeatable(self, error: StratagemError) -> None:
         if isinstance(error, SessionLostError):
-            self._connection.resume()
+            self._owner.resume()
         elif not self._may_pass(error):
             raise error
         elif not isinstance(error, ResourceExhaustedError):
             self._lost_runs.add(self._run)
-            self._connection.find()
-        if self._connection.closed.is_set():
+            self._route.find()
+        if self._route.closed.is_set():
             raise CancelledError(
-                f"{self._request.method} on {self._connection.peer}: the strategy was "
+                f"{self._request.method} on {self._route.peer}: the strategy was "
                 f"closed before the answer came{self._doubt}"
             ) from error
         # From the first failure on: a large request may have taken longer already.
@@ -186,7 +210,7 @@ class Pending(Generic[Result]):
         over = self._lost_runs - {self._run}
         if len(over) > 1:
             raise AbortedError(
-                f"{self._connection.peer} ended {len(over)} times while "
+                f"{self._route.peer} ended {len(over)} times while "
                 f"{self._request.method} was under way there, so it is not sent "
                 "again: it may be what ends the server, whose log says more. Of what "
                 "it was to change nothing is known to be applied"
@@ -197,7 +221,7 @@ class Pending(Generic[Result]):
         if not isinstance(cause, grpc.RpcError) or not is_transient(cause):
             return False
         full = isinstance(error, ResourceExhaustedError)
-        return not full or self._connection.has_room_for(self._request)
+        return not full or self._owner.has_room_for(self._request)
 
     def _unanswered(self, error: StratagemError) -> StratagemError:
         tried = (
@@ -206,7 +230,7 @@ class Pending(Generic[Result]):
             else f"{error.message}; not tried again, for it was given up"
         )
         if isinstance(error, ResourceExhaustedError):
-            peer, method = self._connection.peer, self._request.method
+            peer, method = self._route.peer, self._request.method
             return ResourceExhaustedError(f"{method} on {peer}: {tried}")
         cls: type[StratagemError] = UnavailableError
         if isinstance(error, DeadlineExceededError):
