@@ -10,19 +10,47 @@ from stratagem._core.device_names import list_logical_devices
 from stratagem._remote_kinds import KINDS
 from stratagem._shipping.loader import Loader
 from stratagem._shipping.remote_objects.kinds import WorkerTask
-from stratagem_proto.errors import NotFoundError, UnavailableError
+from stratagem._worker_client.runtime import this_runtime
+from stratagem_proto.errors import (
+    FailedPreconditionError,
+    NotFoundError,
+    UnavailableError,
+)
 from stratagem_proto.protocol import PROTOCOL_VERSION, SESSION_ID_BYTES
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.handshake import check_handshake
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import FrameSockets, OpenSessionResponse, Task
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
-from stratagem_worker.compatibility import check_runtime
+from stratagem_proto.v1.worker_pb2 import Runtime
 from stratagem_worker.functions.executor import Executor
 from stratagem_worker.functions.interruption import Interruptible
 from stratagem_worker.results.staying_results import ResultMemory, StayingResults
 from stratagem_worker.sessions.session import Running, WorkSession
 from stratagem_worker.settings import WorkerSettings
+
+
+def check_runtime(client: Runtime, worker: str) -> None:
+    """Refuses a client whose pickles may mean something else here.
+
+    Args:
+        client: What it runs in.
+        worker: What errors call this worker.
+
+    Raises:
+        FailedPreconditionError: Naming both versions.
+    """
+    here = this_runtime()
+    for field in Runtime.DESCRIPTOR.fields:
+        theirs, ours = getattr(client, field.name), getattr(here, field.name)
+        if theirs != ours:
+            raise FailedPreconditionError(
+                f"the client runs {field.name} {theirs or 'of no version'} and "
+                f"{worker} {ours}, so that they would misread each other's functions; "
+                f"install the same {field.name} on both",
+                task=worker,
+            )
+
 
 _GLANCE_SECONDS = 0.02
 

@@ -29,10 +29,9 @@ from stratagem._coordinator.queue.orders import (
 )
 from stratagem._coordinator.queue.prefetch_depth import SHALLOWEST
 from stratagem._coordinator.settings import Settings
-from stratagem._coordinator.threads.entry import Entry
 from stratagem._coordinator.threads.monitor import Monitor
-from stratagem._coordinator.threads.patience import Patience
-from stratagem._coordinator.threads.rebalancing import Rebalancing
+from stratagem._coordinator.threads.patience import Entry, Patience
+from stratagem._coordinator.threads.recurring import Rebalancing
 from stratagem._coordinator.workers.attendant import Attendant, Events
 from stratagem._coordinator.workers.remote_worker import Connect, RemoteWorker
 from stratagem._coordinator.workers.roster import Roster

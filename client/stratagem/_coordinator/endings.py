@@ -11,8 +11,11 @@ from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.pickles.exceptions import words_of
 from stratagem._worker_client.answer import Answer
-from stratagem._worker_client.closure_failure import ClosureFailure, FailureKind
-from stratagem._worker_client.remote_traceback import RemoteTraceback
+from stratagem._worker_client.closure_failure import (
+    ClosureFailure,
+    FailureKind,
+    RemoteTraceback,
+)
 from stratagem_proto.errors import (
     AbortedError,
     CancelledError,

@@ -9,7 +9,6 @@ from stratagem._core.contexts.context import current_context, require_strategy
 from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.values.regroup import regroup
 from stratagem._input.generators import Order
-from stratagem._input.optional import Optional
 from stratagem._input.pipeline import Pipeline
 from stratagem._input.rounds import BEGINNING, Position, Round
 from stratagem._input.specs import PerReplicaSpec
@@ -18,6 +17,33 @@ from stratagem_proto.errors import InvalidArgumentError, OutOfRangeError
 
 if TYPE_CHECKING:
     from stratagem._core.protocols import AnyStrategy
+
+
+_NONE = object()
+
+
+class Optional:
+    """What `get_next_as_optional` returns. Spec: INP-43."""
+
+    def __init__(self, value: Any = _NONE) -> None:
+        self._value = value
+
+    def has_value(self) -> bool:
+        """Whether there is a value: False at the end of the data."""
+        return self._value is not _NONE
+
+    def get_value(self) -> Any:
+        """Return the value.
+
+        Raises:
+            InvalidArgumentError: There is none.
+        """
+        if not self.has_value():
+            raise InvalidArgumentError(
+                "The optional has no value, for the data have ended; ask has_value() "
+                "before get_value()"
+            )
+        return self._value
 
 
 class DistributedIterator(Iterator[Any]):

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
-from stratagem._shipping.parcel import Definition
+from stratagem._shipping.parcel import Definition, WaitingDefinitions
 from stratagem._shipping.pickles.classes import SessionClasses
 from stratagem._shipping.pickles.exceptions import words_of
 from stratagem._shipping.pickles.pickling import Unpickler
@@ -20,7 +20,6 @@ from stratagem._shipping.remote_objects.kinds import (
     WorkerTask,
 )
 from stratagem._shipping.remote_objects.results import ResultKind
-from stratagem._shipping.remote_objects.waiting import WaitingDefinitions
 from stratagem_proto.errors import ClosureInputError, NotFoundError
 
 

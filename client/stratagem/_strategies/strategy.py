@@ -23,8 +23,7 @@ from stratagem._strategies.checkpoints import CheckpointMethods
 from stratagem._strategies.datasets import DatasetMethods
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.extended_arguments import require_options
-from stratagem._strategies.moved_to_extended import MovedToExtended
-from stratagem._strategies.old_spellings import OldSpellings
+from stratagem._strategies.old_spellings import MovedToExtended, OldSpellings
 from stratagem_proto.errors import ContextError, InvalidArgumentError, InvalidTypeError
 
 if TYPE_CHECKING:

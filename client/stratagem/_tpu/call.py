@@ -16,11 +16,10 @@ from stratagem._shipping.remote_objects.results import dump_result, load_result
 from stratagem._strategies.multi_step import MultiStepContext, run_steps
 from stratagem._strategies.strategy import Strategy
 from stratagem._tpu.host import HostExtended, extended_here
-from stratagem._tpu.inputs import HostInput
+from stratagem._tpu.inputs import HostInput, StaticShapes
 from stratagem._tpu.outputs import LoopOutputs
-from stratagem._tpu.static_shapes import StaticShapes
 from stratagem._tpu.valued import Valued, variable_of
-from stratagem._worker_client.remote_traceback import RemoteTraceback
+from stratagem._worker_client.closure_failure import RemoteTraceback
 from stratagem_proto.errors import (
     AbortedError,
     DeadlineExceededError,

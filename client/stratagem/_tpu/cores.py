@@ -12,10 +12,8 @@ from stratagem._input.options import InputReplicationMode
 from stratagem._local.copies import CopiesExtended
 from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._strategies.strategy import Strategy
-from stratagem._tpu.inputs import Recipe
-from stratagem._tpu.plan import HostPlan
-from stratagem._tpu.static_shapes import StaticShapes
-from stratagem._tpu.topology import Topology, host_cpu
+from stratagem._tpu.inputs import Recipe, StaticShapes
+from stratagem._tpu.topology import HostPlan, Topology, host_cpu
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 

@@ -12,9 +12,8 @@ from stratagem._ps_client.connections.session import Identity
 from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.remote_objects.results import load_result
 from stratagem._worker_client.answer import Answer
-from stratagem._worker_client.closure_failure import ClosureFailure
+from stratagem._worker_client.closure_failure import ClosureFailure, RemoteTraceback
 from stratagem._worker_client.link import WorkerLink
-from stratagem._worker_client.remote_traceback import RemoteTraceback
 from stratagem_proto.errors import StratagemError, UnavailableError, WorkerLostError
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT, Task
 from stratagem_proto.wire.channel import Deadlines

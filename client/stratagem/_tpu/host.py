@@ -27,8 +27,7 @@ from stratagem._multi_worker.group import WorkerGroup
 from stratagem._strategies.strategy import Strategy
 from stratagem._tpu.cores import CoresExtended, CoresStrategy
 from stratagem._tpu.meeting_point import take_meeting_point
-from stratagem._tpu.plan import HostPlan
-from stratagem._tpu.topology import Topology
+from stratagem._tpu.topology import HostPlan, Topology
 from stratagem._tpu.valued import Marks, Valued, variable_of, write
 from stratagem.cluster_resolver import SimpleClusterResolver
 

@@ -33,9 +33,8 @@ from stratagem._tpu.cores import CoresExtended, CoresStrategy
 from stratagem._tpu.inputs import HostsDataset, HostsIterator, Recipe
 from stratagem._tpu.memory import Memory
 from stratagem._tpu.outputs import context_of, of_all_cores, share_of
-from stratagem._tpu.plan import HostPlan
 from stratagem._tpu.session import HostsSession
-from stratagem._tpu.topology import Topology
+from stratagem._tpu.topology import HostPlan, Topology
 from stratagem._tpu.valued import Valued, variable_of
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.errors import InvalidTypeError

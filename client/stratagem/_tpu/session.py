@@ -11,8 +11,7 @@ from stratagem._tpu.cores import CoresStrategy
 from stratagem._tpu.crew import Crew, connected
 from stratagem._tpu.kinds import HOST_KINDS
 from stratagem._tpu.meeting_point import open_meeting_point
-from stratagem._tpu.plan import HostPlan
-from stratagem._tpu.topology import Topology, cores_here
+from stratagem._tpu.topology import HostPlan, Topology, cores_here
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.errors import CancelledError, InvalidArgumentError
 

@@ -10,6 +10,13 @@ from stratagem_proto.errors import AbortedError, InvalidTypeError
 from stratagem_proto.v1 import worker_pb2 as pb
 
 
+class RemoteTraceback(Exception):
+    """Where a function on a worker raised; printed above the error itself."""
+
+    def __init__(self, worker: str, closure: str, traceback: str) -> None:
+        super().__init__(f"\n\n{closure} on {worker}:\n\n{traceback}")
+
+
 class FailureKind(Enum):
     """Why a function has no result."""
 

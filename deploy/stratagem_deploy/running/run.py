@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import secrets
@@ -18,14 +19,24 @@ from stratagem_deploy.clusters.server_process import ServerCommand, ServerProces
 from stratagem_deploy.clusters.servers import Server, serving
 from stratagem_deploy.output.display import Display
 from stratagem_deploy.output.screen import Copied
-from stratagem_deploy.output.server_log import is_routine
 from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_deploy.processes.private_directory import PrivateDirectory
 from stratagem_deploy.processes.process import Process
-from stratagem_deploy.processes.restarts import Restarts
 from stratagem_deploy.processes.run_records import RunRecord, on_record
-from stratagem_deploy.processes.supervision import Supervision
+from stratagem_deploy.processes.supervision import Restarts, Supervision
 from stratagem_deploy.running.workers import ScriptWorkers
+
+_ROUTINE_LEVELS = {"debug", "info"}
+
+
+def is_routine(line: str) -> bool:
+    """Whether a line is of no interest while all goes well."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError:
+        return False
+    return isinstance(record, dict) and record.get("level") in _ROUTINE_LEVELS
+
 
 _SERVER_START_SECONDS = 60.0
 

@@ -11,16 +11,62 @@ from rich.table import Table
 
 from stratagem_deploy.watching.amounts import amount, mean, quantile, span
 from stratagem_deploy.watching.asking import Answer
-from stratagem_deploy.watching.calls import calls_of
 from stratagem_proto.v1.consistency_pb2 import WorkerClock
 from stratagem_proto.v1.session_pb2 import Role
 from stratagem_proto.v1.status_pb2 import (
+    Distribution,
     GetStatusResponse,
     MethodStatus,
     ParameterServerStatus,
     SessionStatus,
     WorkerServerStatus,
 )
+
+
+def calls_of(
+    answers: Iterable[Answer], earlier: Iterable[Answer] = ()
+) -> dict[str, MethodStatus]:
+    """The calls of all servers by method.
+
+    Args:
+        answers: What they say now.
+        earlier: What they said before; calls that had ended by then do not count.
+    """
+    before = {
+        (answer.status.incarnation, method.method): method
+        for answer in earlier
+        if answer.status
+        for method in answer.status.methods
+    }
+    summed: dict[str, MethodStatus] = {}
+    for answer in answers:
+        for method in answer.status.methods if answer.status else ():
+            total = summed.setdefault(method.method, MethodStatus())
+            _add(total, method, 1)
+            if answer.status and (
+                known := before.get((answer.status.incarnation, method.method))
+            ):
+                _add(total, known, -1)
+    return summed
+
+
+def _add(summed: MethodStatus, method: MethodStatus, sign: int) -> None:
+    for code, count in method.ended.items():
+        summed.ended[code] += sign * count
+    _add_distribution(summed.seconds, method.seconds, sign)
+    _add_distribution(summed.received_bytes, method.received_bytes, sign)
+    _add_distribution(summed.sent_bytes, method.sent_bytes, sign)
+
+
+def _add_distribution(mine: Distribution, other: Distribution, sign: int) -> None:
+    if not other.counts:
+        return
+    if not mine.counts:
+        mine.bounds[:], mine.counts[:] = other.bounds, [0] * len(other.counts)
+    pairs = zip(mine.counts, other.counts, strict=True)
+    mine.counts[:] = [a + sign * b for a, b in pairs]
+    mine.sum += sign * other.sum
+
 
 _MODES: Mapping[int, str] = {0: "", 1: "async", 2: "bounded", 3: "sync"}
 

@@ -16,8 +16,8 @@ from stratagem._ps_client.requests.reads import read
 from stratagem._ps_client.requests.writes import Writing, assign, create
 from stratagem._ps_client.step_count import StepCount
 from stratagem_deploy.watching.asking import ask
-from stratagem_deploy.watching.calls import calls_of
 from stratagem_deploy.watching.places import Place
+from stratagem_deploy.watching.tables import calls_of
 from stratagem_proto.errors import (
     AlreadyExistsError,
     CancelledError,

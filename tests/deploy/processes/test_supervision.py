@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable
 from signal import SIGINT, SIGKILL, SIGTERM
 
-from stratagem_deploy.processes.restarts import Restarts
-from stratagem_deploy.processes.supervision import Supervision
+from stratagem_deploy.processes.supervision import Restarts, Supervision
 
 WORKERS = ("worker:0", "worker:1", "worker:2")
 

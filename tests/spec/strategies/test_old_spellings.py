@@ -12,7 +12,7 @@ import pytest
 import stratagem
 from stratagem import contrib, experimental
 from stratagem._core import deprecation
-from stratagem._strategies.moved_to_extended import MovedToExtended
+from stratagem._strategies.old_spellings import MovedToExtended
 
 
 def test_a_process_is_told_once_of_each_spelling() -> None:

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 
-from stratagem._coordinator.closures.latch import Latch
 from stratagem._coordinator.data.per_worker import PerWorkerValues
 from stratagem._coordinator.data.worker_values import Keeper, WorkerValue, WorkerValues
 from stratagem._shipping.parcel import Definition
 from stratagem_proto.errors import CancelledError
+
+
+class Latch:
+    """As `threading.Event`, but never cleared, and set under a lock of its user.
+
+    Each closure has one, and few are waited for. An event takes ten times as long to
+    make and to set, which a closure that does nothing would feel.
+    """
+
+    __slots__ = ("_closed", "_is_set")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._closed = threading.Lock()
+        self._closed.acquire()
+
+    def is_set(self) -> bool:
+        """Returns whether it has happened."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Lets it have happened; again does nothing."""
+        if not self._is_set:
+            self._is_set = True
+            self._closed.release()
+
+    def wait(self) -> None:
+        """Waits until it has happened."""
+        with self._closed:
+            pass  # which lets the next one in that waits
 
 
 class Result(WorkerValue):

@@ -3,22 +3,58 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from stratagem._coordinator.accounts.completion_reporter import CompletionReporter
-from stratagem._coordinator.accounts.data_account import DataAccount, OpenedPass
+from stratagem._coordinator.accounts.data_account import (
+    BatchKeeper,
+    DataAccount,
+    OpenedPass,
+)
 from stratagem._coordinator.data.per_worker import PerWorkerDataset, PerWorkerIterator
-from stratagem._coordinator.data.shared_reader import SharedReader
 from stratagem._coordinator.data.worker_values import WorkerValues
 from stratagem._core.contexts.worker_index import on_worker
 from stratagem._core.names import UniqueNames
-from stratagem._input.numbered_batches import require_numbered, seed_of
+from stratagem._input.numbered_batches import (
+    NumberedBatches,
+    Order,
+    require_numbered,
+    seed_of,
+)
 from stratagem._parameter_server.strategy import ParameterServerStrategy
+from stratagem._ps_client.requests.draws import DataPass
 from stratagem_proto.errors import AlreadyExistsError
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
+
+
+class SharedReader(Iterator[Any]):
+    """One pass over data, of which the function that runs reads the next batch.
+
+    Args:
+        strategy: The worker's.
+        dataset: The data.
+        opened: The pass.
+    """
+
+    def __init__(
+        self, strategy: ParameterServerStrategy, dataset: Any, opened: DataPass
+    ) -> None:
+        self._keeper = BatchKeeper.of(strategy)
+        self._batches = NumberedBatches(dataset)
+        self._pass = opened
+
+    def __next__(self) -> Any:
+        number = self._keeper.draw(self._pass, len(self._batches))
+        if number is None:
+            raise StopIteration
+        return self._batches.read(self._order[number])
+
+    @cached_property
+    def _order(self) -> Order:
+        return self._batches.order(self._pass.seed, self._pass.number)
 
 
 class SharedIterator(PerWorkerIterator):

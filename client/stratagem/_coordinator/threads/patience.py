@@ -1,9 +1,11 @@
-"""How long a call of the program waits."""
+"""How long a call of the program waits, for other threads of it too."""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
+from contextlib import AbstractContextManager
 
 from stratagem_proto.errors import DeadlineExceededError, InvalidArgumentError
 
@@ -44,3 +46,26 @@ class Patience:
         return DeadlineExceededError(
             f"{self._call} waited for {self._seconds:g} s: {missing}"
         )
+
+
+class Entry(AbstractContextManager[None]):
+    """Keeps other threads out while the body runs; serves once.
+
+    A generator would set the traceback of what the body raises, which not every class
+    of exceptions allows.
+
+    Args:
+        lock: Held meanwhile.
+        patience: For how long others may be awaited; its error is raised then.
+    """
+
+    def __init__(self, lock: threading.Lock, patience: Patience) -> None:
+        self._lock, self._patience = lock, patience
+
+    def __enter__(self) -> None:
+        left = self._patience.left
+        if not self._lock.acquire(timeout=-1 if left is None else left):
+            raise self._patience.exceeded("another thread joins or schedules")
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
