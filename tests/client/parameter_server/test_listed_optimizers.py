@@ -8,6 +8,7 @@ rows and columns, LBFGS at dot products and Muon at singular values, fails here.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,7 +43,11 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
 CASES = [
     *((name, {}) for name in OPTIMIZERS),
     *SETTINGS.items(),
-    *((name, {"foreach": True}) for name in OPTIMIZERS if name != "SparseAdam"),
+    *(
+        (name, {"foreach": True})
+        for name, rule in OPTIMIZERS.items()
+        if "foreach" in inspect.signature(rule.cls).parameters
+    ),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from stratagem_proto.programs.optimizers import rule_named
+from stratagem_proto.programs.optimizers import OPTIMIZERS, rule_named
 from stratagem_proto.wire.segment import starts
 from stratagem_psserver.optimization.elementwise import is_elementwise
 from stratagem_psserver.optimization.gradients import Gradient
@@ -80,7 +80,7 @@ class Training:
 
 def trained(case: str) -> Training:
     class_name, arguments = CASES[case]
-    cls = getattr(torch.optim, class_name)
+    cls: Any = OPTIMIZERS[class_name].cls
     return Training(Twin(lambda parameters: cls(parameters, **arguments)))
 
 

@@ -14,6 +14,7 @@ from stratagem_proto.errors import (
     InvalidArgumentError,
     StratagemError,
 )
+from stratagem_proto.programs.optimizers import OPTIMIZERS
 from stratagem_proto.v1.update_program_pb2 import Hyperparameter, OptimizerProgram
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import MAX_OPTIMIZERS, Optimizers
@@ -119,7 +120,7 @@ def hosting(**values: torch.Tensor) -> tuple[VariableStore, Optimizers]:
 @pytest.mark.parametrize("case", CASES)
 def test_steps_equal_those_of_a_local_optimizer(case: str) -> None:
     class_name, arguments = CASES[case]
-    cls = getattr(torch.optim, class_name)
+    cls: Any = OPTIMIZERS[class_name].cls
     twin = Twin(lambda parameters: cls(parameters, **arguments))
     for _ in range(STEPS):
         twin.step()

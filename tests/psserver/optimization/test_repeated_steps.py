@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from stratagem_proto.errors import AlreadyExistsError, InvalidArgumentError
+from stratagem_proto.programs.optimizers import OPTIMIZERS
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import Optimizers
@@ -66,7 +67,7 @@ def stepped(twin: Twin, repeating: Repeating) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_repeated_steps_equal_those_of_a_local_optimizer(case: str) -> None:
     class_name, arguments = CASES[case]
-    cls = getattr(torch.optim, class_name)
+    cls: Any = OPTIMIZERS[class_name].cls
     twin = Twin(lambda parameters: cls(parameters, **arguments))
     repeating = Repeating(twin)
     for _ in range(STEPS):
