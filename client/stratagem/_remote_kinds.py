@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from stratagem._remote_objects.kinds import COORDINATOR_KINDS
-from stratagem._shipping.remote_objects.kinds import Kind
+from stratagem._shipping.remote_objects.kinds import ObjectKind
 from stratagem._tpu.kinds import HOST_KINDS
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, ObjectKind] = {
     kind.name: kind for kind in (*COORDINATOR_KINDS.kinds, *HOST_KINDS.kinds)
 }
 """The kinds by their names."""

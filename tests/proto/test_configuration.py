@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from stratagem_deploy.running.cli import RunOptions
+from stratagem_deploy.running.cli import RunCommandOptions
 from stratagem_proto.configuration.commands import default_of
 from stratagem_proto.configuration.model import ProcessSettings, flag
 from stratagem_proto.errors import InvalidArgumentError
@@ -20,7 +20,11 @@ from stratagem_psserver.options import ServerOptions
 from stratagem_worker.options import WorkerOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploying.md"
-MODELS: tuple[type[ProcessSettings], ...] = (ServerOptions, WorkerOptions, RunOptions)
+MODELS: tuple[type[ProcessSettings], ...] = (
+    ServerOptions,
+    WorkerOptions,
+    RunCommandOptions,
+)
 
 
 @pytest.fixture(autouse=True)

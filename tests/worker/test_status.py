@@ -7,7 +7,7 @@ import threading
 import torch
 
 from stratagem_deploy.watching.asking import ask
-from stratagem_deploy.watching.places import Place
+from stratagem_deploy.watching.places import ServerPlace
 from stratagem_proto.v1.session_pb2 import ROLE_CLIENT
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_worker.server import WorkerServer
@@ -24,7 +24,7 @@ def wait() -> None:
 
 
 def status_of(worker: WorkerServer) -> GetStatusResponse:
-    (answer,) = ask([Place(worker.address)], TOKEN, PATIENCE)
+    (answer,) = ask([ServerPlace(worker.address)], TOKEN, PATIENCE)
     assert answer.status is not None, answer.problem
     return answer.status
 

@@ -29,7 +29,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
 def service_handler(state: WorkerState) -> grpc.GenericRpcHandler:
     """The worker service over some state."""
-    work: Handler = grpc.stream_stream_rpc_method_handler(_Work(state).handle)
+    work: Handler = grpc.stream_stream_rpc_method_handler(_WorkService(state).handle)
     copy: Handler = grpc.unary_stream_rpc_method_handler(_Copy(state).handle)
     return grpc.method_handlers_generic_handler(SERVICE, {"Work": work, "Copy": copy})
 
@@ -50,7 +50,7 @@ class _Copy:
                 await context.write(response.SerializeToString())
 
 
-class _Work:
+class _WorkService:
     """Calls of `Work`."""
 
     def __init__(self, state: WorkerState) -> None:

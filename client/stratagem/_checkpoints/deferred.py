@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from stratagem._checkpoints.entry import Entry
+from stratagem._checkpoints.entry import CheckpointEntry
 from stratagem_proto.errors import FailedPreconditionError
 from stratagem_proto.programs.optimizers import OPTIMIZERS
 
@@ -44,7 +44,7 @@ class DeferredState:
         """Return the names of the values."""
         return sorted(self._values)
 
-    def restore(self, entry: Entry) -> None:
+    def restore(self, entry: CheckpointEntry) -> None:
         """Write to `entry` its value, if there is one, which is then taken.
 
         Raises:

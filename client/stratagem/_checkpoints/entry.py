@@ -14,7 +14,7 @@ from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 
 @dataclass(frozen=True)
-class Entry:
+class CheckpointEntry:
     """Something with a value to be saved and restored.
 
     Attributes:
@@ -32,7 +32,7 @@ class Entry:
     write: Callable[[torch.Tensor], object]
 
     @classmethod
-    def of_variable(cls, variable: Variable) -> Entry:
+    def of_variable(cls, variable: Variable) -> CheckpointEntry:
         """Return the entry of a variable; to be used in cross-replica context."""
         return cls(
             variable.name,
@@ -43,7 +43,7 @@ class Entry:
         )
 
     @classmethod
-    def of_tensor(cls, name: str, tensor: torch.Tensor) -> Entry:
+    def of_tensor(cls, name: str, tensor: torch.Tensor) -> CheckpointEntry:
         """Return the entry of a tensor that is written in place."""
         return cls(
             name,

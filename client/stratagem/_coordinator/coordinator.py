@@ -22,7 +22,7 @@ from stratagem._coordinator.data.shared_dataset import (
 )
 from stratagem._coordinator.data.worker_values import WorkerValues
 from stratagem._coordinator.dispatch import Dispatch
-from stratagem._coordinator.settings import Settings
+from stratagem._coordinator.settings import CoordinatorSettings
 from stratagem._coordinator.threads.patience import Patience
 from stratagem._coordinator.threads.recurring import Recurring
 from stratagem._coordinator.threads.watchdog import Watchdog
@@ -38,7 +38,7 @@ from stratagem._core.tensors.nests import map_leaves
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._ps_client.traffic import Traffic, TrafficMeter
 from stratagem._remote_objects.kinds import COORDINATOR_KINDS
-from stratagem._shipping.call import Call, bound, name_of
+from stratagem._shipping.call import FunctionCall, bound, name_of
 from stratagem._shipping.closure_pickler import ClosurePickler
 from stratagem._worker_client.batchers import Batchers
 from stratagem_proto.errors import InvalidArgumentError
@@ -129,7 +129,7 @@ class ClusterCoordinator:
     ) -> None:
         if hasattr(self, "strategy"):
             return
-        settings = Settings(
+        settings = CoordinatorSettings(
             queue_size,
             start_delay,
             longest_start_delay,
@@ -191,7 +191,7 @@ class ClusterCoordinator:
         Spec: COO-4 to COO-8, ERR-4, ERR-5.
         """
         patience = Patience("schedule", timeout)
-        call = Call(fn, *bound(fn, args, kwargs), self.strategy)
+        call = FunctionCall(fn, *bound(fn, args, kwargs), self.strategy)
         parcel = self._worker_values.closure_pickler.dump(call)
         self._release()
         with self._dispatch.entry(patience):
@@ -363,7 +363,7 @@ class ClusterCoordinator:
         self._dispatch.remove(index)
         self._dispatch.await_removal(index, patience)
 
-    def _start(self, settings: Settings) -> None:
+    def _start(self, settings: CoordinatorSettings) -> None:
         self._attach(self._reporter)
         resolver, dispatch = self.strategy.cluster_resolver, self._dispatch
         workers = workers_of(resolver)

@@ -28,9 +28,9 @@ from stratagem._coordinator.queue.orders import (
     Run,
 )
 from stratagem._coordinator.queue.prefetch_depth import SHALLOWEST
-from stratagem._coordinator.settings import Settings
+from stratagem._coordinator.settings import CoordinatorSettings
 from stratagem._coordinator.threads.monitor import Monitor
-from stratagem._coordinator.threads.patience import Entry, Patience
+from stratagem._coordinator.threads.patience import ExclusiveEntry, Patience
 from stratagem._coordinator.threads.recurring import Rebalancing
 from stratagem._coordinator.workers.attendant import Attendant, Events
 from stratagem._coordinator.workers.remote_worker import Connect, RemoteWorker
@@ -61,7 +61,7 @@ class Dispatch:
     def __init__(
         self,
         connect: Connect,
-        settings: Settings,
+        settings: CoordinatorSettings,
         on_end: Callable[[ClosureIdentity], None],
         batchers: Batchers,
     ) -> None:
@@ -137,9 +137,9 @@ class Dispatch:
         with self._monitor:
             return sorted(self._roster.there)
 
-    def entry(self, patience: Patience) -> Entry:
+    def entry(self, patience: Patience) -> ExclusiveEntry:
         """Keeps other threads of the program from scheduling and joining."""
-        return Entry(self._entry, patience)
+        return ExclusiveEntry(self._entry, patience)
 
     def await_room(self, patience: Patience) -> None:
         """Waits while the queue is full, within `entry`. Spec: COO-6.

@@ -10,7 +10,7 @@ from stratagem._coordinator.closures.closure import Closure
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.pickles.exceptions import words_of
-from stratagem._worker_client.answer import Answer
+from stratagem._worker_client.answer import ClosureAnswer
 from stratagem._worker_client.closure_failure import (
     ClosureFailure,
     FailureKind,
@@ -38,7 +38,7 @@ class Ending(NamedTuple):
         lost: Whether the worker was lost. Spec: FLT-1.
     """
 
-    answer: Answer = Answer()
+    answer: ClosureAnswer = ClosureAnswer()
     error: BaseException | None = None
     gave_up: bool = False
     lacking: bool = False
@@ -58,7 +58,9 @@ def ending_by(failure: BaseException, worker: RemoteWorker, closure: Closure) ->
         return Ending(error=error)
 
 
-def result_of(future: Future[Answer], worker: RemoteWorker, call: Parcel) -> bytes:
+def result_of(
+    future: Future[ClosureAnswer], worker: RemoteWorker, call: Parcel
+) -> bytes:
     """Wait for what is no closure, and return its result.
 
     Raises:

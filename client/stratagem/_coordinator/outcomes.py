@@ -14,7 +14,7 @@ from stratagem._coordinator.queue.orders import Order
 from stratagem._coordinator.threads.monitor import Monitor
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
 from stratagem._coordinator.workers.roster import Roster
-from stratagem._worker_client.answer import Answer
+from stratagem._worker_client.answer import ClosureAnswer
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
 
 
@@ -112,7 +112,7 @@ class Outcomes:
                 worker.drop(closure)
             self._succeed(closure, ending.answer)
 
-    def _succeed(self, closure: Closure, answer: Answer) -> None:
+    def _succeed(self, closure: Closure, answer: ClosureAnswer) -> None:
         self.end(closure.number).result.succeed(answer.payload)
         self._obey(self._queue.finished(closure.number))
 
@@ -128,7 +128,7 @@ class Outcomes:
         future.add_done_callback(partial(self._receive, worker, closure))
 
     def _receive(
-        self, worker: RemoteWorker, closure: Closure, future: Future[Answer]
+        self, worker: RemoteWorker, closure: Closure, future: Future[ClosureAnswer]
     ) -> None:
         with self._monitor:
             there = self._roster.there.get(worker.index) is worker
@@ -162,7 +162,7 @@ class _Run:
     def set_running_or_notify_cancel(self) -> None:
         """It has begun, which nobody asks for."""
 
-    def set_result(self, answer: Answer) -> None:
+    def set_result(self, answer: ClosureAnswer) -> None:
         with self._outcomes._monitor:
             self._outcomes._take_note(self._worker, self._closure, Ending(answer))
 

@@ -8,7 +8,7 @@ from stratagem_proto.errors import InvalidArgumentError
 
 
 @dataclass(frozen=True)
-class Settings:
+class CoordinatorSettings:
     """How a coordinator schedules.
 
     Attributes:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from stratagem._checkpoints.deferred import DeferredState, Restoration, slot_name
-from stratagem._checkpoints.entry import Entry
+from stratagem._checkpoints.entry import CheckpointEntry
 from stratagem._core.contexts.context import cross_replica
 from stratagem._core.variables.creators import NextCreator
 from stratagem._core.variables.variable import Variable
@@ -58,10 +58,10 @@ class CheckpointedExtended(HostingExtended):
         owners = self._names.owners()
         return [*hosted, *(one for one in owners if isinstance(one, Variable))]
 
-    def _entries(self) -> list[Entry]:
+    def _entries(self) -> list[CheckpointEntry]:
         return [
-            *map(Entry.of_variable, self._variables()),
-            *(Entry.of_tensor(*named) for named in self._adopter.buffers),
+            *map(CheckpointEntry.of_variable, self._variables()),
+            *(CheckpointEntry.of_tensor(*named) for named in self._adopter.buffers),
         ]
 
     # Restoring.
@@ -99,13 +99,15 @@ class CheckpointedExtended(HostingExtended):
     def _create_in_scope(self, next_creator: NextCreator, **kwargs: Any) -> Any:
         variable = super()._create_in_scope(next_creator, **kwargs)
         with cross_replica(self._container_strategy()):
-            self._deferred.restore(Entry.of_variable(variable))
+            self._deferred.restore(CheckpointEntry.of_variable(variable))
         self._restore_slots(variable)
         return variable
 
     def _host_across_replicas(self, adoptions: Sequence[Adoption]) -> None:
         for adoption in adoptions:
-            self._deferred.restore(Entry.of_tensor(adoption.name, adoption.parameter))
+            self._deferred.restore(
+                CheckpointEntry.of_tensor(adoption.name, adoption.parameter)
+            )
         super()._host_across_replicas(adoptions)
         fresh = {adoption.name for adoption in adoptions}
         for hosted in self._parameters:
@@ -114,11 +116,13 @@ class CheckpointedExtended(HostingExtended):
 
     def _host_buffers(self, roots: Sequence[nn.Module]) -> None:
         for named in self._adopter.buffers:
-            self._deferred.restore(Entry.of_tensor(*named))
+            self._deferred.restore(CheckpointEntry.of_tensor(*named))
         super()._host_buffers(roots)
 
 
-def _require_all(entries: Sequence[Entry], state: Mapping[str, torch.Tensor]) -> None:
+def _require_all(
+    entries: Sequence[CheckpointEntry], state: Mapping[str, torch.Tensor]
+) -> None:
     missing = [entry.name for entry in entries if entry.name not in state]
     if missing:
         raise NotFoundError(

@@ -7,7 +7,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stratagem._input.iterator import DistributedIterator
-from stratagem._input.pipeline import Pipeline
+from stratagem._input.pipeline import InputPipeline
 from stratagem_proto.errors import InvalidTypeError
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ class DistributedDataset:
 
     __module__ = "stratagem"
 
-    def __init__(self, strategy: AnyStrategy, pipeline: Pipeline) -> None:
+    def __init__(self, strategy: AnyStrategy, pipeline: InputPipeline) -> None:
         self._strategy = strategy
         self._opened = pipeline
 
     @property
-    def _pipeline(self) -> Pipeline:
+    def _pipeline(self) -> InputPipeline:
         return self._opened
 
     def __iter__(self) -> DistributedIterator:

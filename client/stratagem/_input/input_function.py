@@ -9,7 +9,7 @@ from typing import Any
 from stratagem._core import device_names
 from stratagem._core.options import InputContext
 from stratagem._input.options import InputReplicationMode
-from stratagem._input.pipeline import Pipeline, read_ahead_by_default
+from stratagem._input.pipeline import InputPipeline, read_ahead_by_default
 from stratagem._input.reader import is_dataset
 from stratagem._input.rounds import DealElements
 from stratagem._input.sharding import InputWorker
@@ -20,7 +20,7 @@ def input_function_pipeline(
     input_fn: Callable[[InputContext], Any],
     worker: InputWorker,
     mode: InputReplicationMode,
-) -> Pipeline:
+) -> InputPipeline:
     """Return a pipeline that deals what `input_fn` provides, in whole rounds.
 
     Args:
@@ -44,7 +44,7 @@ def input_function_pipeline(
         dataset = dataset_of(input_fn(worker.context))
     devices = worker.devices
     dealing = DealElements(len(devices), whole_rounds=True)
-    return Pipeline([dataset], dealing, devices, read_ahead_by_default(devices))
+    return InputPipeline([dataset], dealing, devices, read_ahead_by_default(devices))
 
 
 def dataset_of(made: Any) -> Any:

@@ -9,7 +9,7 @@ from stratagem._core.contexts.context import current_context, require_strategy
 from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.values.regroup import regroup
 from stratagem._input.generators import Order
-from stratagem._input.pipeline import Pipeline
+from stratagem._input.pipeline import InputPipeline
 from stratagem._input.rounds import BEGINNING, Position, Round
 from stratagem._input.specs import PerReplicaSpec
 from stratagem._input.transfer import hand_over
@@ -56,7 +56,7 @@ class DistributedIterator(Iterator[Any]):
 
     __module__ = "stratagem"
 
-    def __init__(self, strategy: AnyStrategy, pipeline: Pipeline) -> None:
+    def __init__(self, strategy: AnyStrategy, pipeline: InputPipeline) -> None:
         self._strategy = strategy
         self._pipeline = pipeline
         self._order = Order(pipeline.datasets)

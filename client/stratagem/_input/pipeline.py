@@ -24,9 +24,9 @@ from stratagem._input.rounds import (
     BEGINNING,
     DealElements,
     Dealing,
+    DealtRounds,
     Position,
     Round,
-    Rounds,
 )
 from stratagem._input.sharding import InputWorker
 from stratagem._input.specs import spec_of
@@ -36,7 +36,7 @@ from stratagem_proto.errors import InvalidTypeError, OutOfRangeError
 
 
 @dataclass(frozen=True)
-class Pipeline:
+class InputPipeline:
     """Datasets, and how each step's input is made of them.
 
     Attributes:
@@ -58,10 +58,12 @@ class Pipeline:
         )
         return ReadAhead(rounds, self.depth) if self.depth else rounds
 
-    def _rounds(self, position: Position = BEGINNING) -> Rounds:
+    def _rounds(self, position: Position = BEGINNING) -> DealtRounds:
         beginning: Sequence[State | None] = [None] * len(self.datasets)
         states = position.states or beginning
-        return Rounds(list(map(Reader, self.datasets, states)), self.dealing, position)
+        return DealtRounds(
+            list(map(Reader, self.datasets, states)), self.dealing, position
+        )
 
     @property
     def steps(self) -> int | None:
@@ -103,7 +105,7 @@ def splitting_pipeline(
     worker: InputWorker,
     options: InputOptions | None = None,
     policy: AutoShardPolicy | int = AutoShardPolicy.AUTO,
-) -> Pipeline:
+) -> InputPipeline:
     """Return a pipeline that splits each element between the replicas of `worker`.
 
     Raises:
@@ -118,14 +120,16 @@ def splitting_pipeline(
     check_dataset(dataset, "The dataset")
     devices = _destinations(worker.devices, options)
     share = worker.share_of(dataset, policy)
-    return Pipeline([share.dataset], share.dealing, devices, _depth(devices, options))
+    return InputPipeline(
+        [share.dataset], share.dealing, devices, _depth(devices, options)
+    )
 
 
 def function_pipeline(
     dataset_fn: Callable[[InputContext], Any],
     worker: InputWorker,
     options: InputOptions | None = None,
-) -> Pipeline:
+) -> InputPipeline:
     """Return a pipeline that deals the elements of what `dataset_fn` returns.
 
     Args:
@@ -141,7 +145,7 @@ def function_pipeline(
     per_replica = options is not None and options.per_replica
     contexts = replica_contexts(worker) if per_replica else [worker.context]
     devices = _destinations(worker.devices, options)
-    return Pipeline(
+    return InputPipeline(
         [dataset_made(dataset_fn, context) for context in contexts],
         DealElements(len(devices)),
         devices,

@@ -29,7 +29,7 @@ class _Ended:
     """There are no more items."""
 
 
-class _Reading(threading.Thread, Generic[_Item]):
+class _ReaderThread(threading.Thread, Generic[_Item]):
     """The thread; it knows nothing of the one who takes the items."""
 
     def __init__(self, items: Iterator[_Item], depth: int) -> None:
@@ -79,7 +79,7 @@ class ReadAhead(Iterator[_Item]):
     """
 
     def __init__(self, items: Iterator[_Item], depth: int) -> None:
-        self._reading = _Reading(items, depth)
+        self._reading = _ReaderThread(items, depth)
         self._ended = False
 
     def __next__(self) -> _Item:
@@ -102,7 +102,7 @@ class ReadAhead(Iterator[_Item]):
         weakref.finalize(self, self._reading.stop).atexit = False
 
 
-_running: weakref.WeakSet[_Reading[Any]] = weakref.WeakSet()
+_running: weakref.WeakSet[_ReaderThread[Any]] = weakref.WeakSet()
 
 
 def _stop_all() -> None:

@@ -20,7 +20,7 @@ knows its own position the state of that "loader"."""
 
 
 @runtime_checkable
-class Stateful(Protocol):
+class StatefulDataset(Protocol):
     """A dataset, loader or iterator that knows its own position."""
 
     def state_dict(self) -> Any: ...
@@ -115,9 +115,9 @@ class Reader(Iterator[Any]):
         return {"elements": self._read, "loader": loader}
 
 
-def _stateful(value: Any) -> Stateful | None:
+def _stateful(value: Any) -> StatefulDataset | None:
     # A class of iterators has the methods too, but for its instances.
-    known = isinstance(value, Stateful) and not isinstance(value, type)
+    known = isinstance(value, StatefulDataset) and not isinstance(value, type)
     return value if known else None
 
 

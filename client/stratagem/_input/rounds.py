@@ -153,7 +153,7 @@ class DealElements:
         return (lengths[0] + rounded_up) // self.replicas
 
 
-class Rounds(Iterator[Round]):
+class DealtRounds(Iterator[Round]):
     """The rounds that `dealing` makes of what `readers` read.
 
     Args:

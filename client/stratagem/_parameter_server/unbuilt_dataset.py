@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from stratagem._core.contexts.worker_index import runs_on_a_worker
 from stratagem._input.dataset import DistributedDataset
-from stratagem._input.pipeline import Pipeline
+from stratagem._input.pipeline import InputPipeline
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import InvalidArgumentError
 
@@ -29,7 +29,7 @@ class UnbuiltDataset(DistributedDataset):
         self._made: DistributedDataset | None = None
 
     @property
-    def _pipeline(self) -> Pipeline:
+    def _pipeline(self) -> InputPipeline:
         """Of the worker that runs this.
 
         Raises:

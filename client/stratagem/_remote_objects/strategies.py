@@ -13,7 +13,7 @@ from stratagem._ps_client.group import ServerGroup
 from stratagem._shipping.remote_objects.kinds import (
     Change,
     ChangingKind,
-    Kind,
+    ObjectKind,
     SessionKind,
     WorkerTask,
 )
@@ -74,7 +74,7 @@ class StrategyKind(SessionKind, ChangingKind):
         made.close()
 
 
-class ExtendedKind(Kind):
+class ExtendedKind(ObjectKind):
     """The `extended` of a strategy."""
 
     name = "extended"
@@ -95,7 +95,7 @@ class ExtendedKind(Kind):
         return essence.extended
 
 
-class ResolverKind(Kind):
+class ResolverKind(ObjectKind):
     """The resolver of the strategy. Others might have the secret of the cluster."""
 
     name = "resolver"

@@ -11,13 +11,13 @@ from stratagem._parameter_server.variables.sharded_variable import ShardedVariab
 from stratagem._parameter_server.variables.split_variable import SplitVariable
 from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
 from stratagem._remote_objects.strategies import require_own
-from stratagem._shipping.remote_objects.kinds import Kind, WorkerTask
+from stratagem._shipping.remote_objects.kinds import ObjectKind, WorkerTask
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.variable_pb2 import VariableSpec
 
 
-class VariableKind(Kind):
+class VariableKind(ObjectKind):
     """A `Variable` on a server. Its value does not travel."""
 
     name = "variable"
@@ -45,7 +45,7 @@ class VariableKind(Kind):
         return strategy.extended.attach(VariableSpec.FromString(spec))
 
 
-class ShardedVariableKind(Kind):
+class ShardedVariableKind(ObjectKind):
     """A `ShardedVariable`. Its shards are variables."""
 
     name = "sharded variable"

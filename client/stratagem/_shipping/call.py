@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """What a worker runs.
 
     Attributes:
@@ -58,7 +58,7 @@ def bound(
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return arguments of a function as `Call` has them.
+    """Return arguments of a function as `FunctionCall` has them.
 
     Raises:
         InvalidTypeError: It cannot be called so.

@@ -15,7 +15,7 @@ from stratagem._shipping.pickles.pickling import Unpickler
 from stratagem._shipping.remote_objects.kinds import (
     Change,
     ChangingKind,
-    Kind,
+    ObjectKind,
     SessionKind,
     WorkerTask,
 )
@@ -42,7 +42,7 @@ class Loader:
         classes: Those that came by value.
     """
 
-    def __init__(self, task: WorkerTask, kinds: Mapping[str, Kind]) -> None:
+    def __init__(self, task: WorkerTask, kinds: Mapping[str, ObjectKind]) -> None:
         self.task, self.kinds = task, kinds
         self.waiting = WaitingDefinitions()
         self.held: dict[int, _Held] = {}
@@ -86,7 +86,7 @@ class Loader:
         """
         with self.naming_failures("the closure"):
             revisions, body = pickle.loads(payload)
-            value = _Reading(self, revisions).whole(body)
+            value = _ValueLoading(self, revisions).whole(body)
             for held in [*self.held.values()]:
                 held.refresh()
             return value
@@ -97,7 +97,7 @@ class Loader:
         Raises:
             NotFoundError: Nothing has it.
         """
-        return _Reading(self, {}).find(handle)
+        return _ValueLoading(self, {}).find(handle)
 
     def release(self, handles: Iterable[int]) -> None:
         """Forget what has these handles."""
@@ -179,7 +179,7 @@ class _Held:
         value: The object.
     """
 
-    def __init__(self, kind: Kind, essence: Any, value: Any) -> None:
+    def __init__(self, kind: ObjectKind, essence: Any, value: Any) -> None:
         self.value = value
         self._kind = kind
         self._essence = essence
@@ -211,7 +211,7 @@ class _Held:
         self._revisions = revisions
 
 
-class _Reading:
+class _ValueLoading:
     """The loading of one value, which finds objects as they were when it was dumped.
 
     It may be interrupted anywhere: what was not finished is made by the next one.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Entry(NamedTuple):
+class StatePart(NamedTuple):
     """A part of an object that may change while the object lives.
 
     Attributes:
@@ -40,7 +40,7 @@ class Definition:
     kind: str
     label: str
     essence: bytes
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, StatePart]
 
     @classmethod
     def of_result(cls, handle: int, payload: bytes) -> Definition:
@@ -57,7 +57,7 @@ class Definition:
     def decode(cls, handle: int, payload: bytes) -> Definition:
         """Return a definition that `encode` wrote."""
         revision, kind, label, essence, entries = pickle.loads(payload)
-        parts = {key: Entry(*entry) for key, entry in entries.items()}
+        parts = {key: StatePart(*entry) for key, entry in entries.items()}
         return cls(handle, revision, kind, label, essence, parts)
 
 

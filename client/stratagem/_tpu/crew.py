@@ -11,7 +11,7 @@ from stratagem._core.waiting import Wait
 from stratagem._ps_client.connections.session import Identity
 from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.remote_objects.results import load_result
-from stratagem._worker_client.answer import Answer
+from stratagem._worker_client.answer import ClosureAnswer
 from stratagem._worker_client.closure_failure import ClosureFailure, RemoteTraceback
 from stratagem._worker_client.link import WorkerLink
 from stratagem_proto.errors import StratagemError, UnavailableError, WorkerLostError
@@ -79,7 +79,7 @@ class Crew:
 
     def _carried_out(
         self, parcels: Sequence[Parcel]
-    ) -> tuple[Sequence[Future[Answer]], Collection[Future[Answer]]]:
+    ) -> tuple[Sequence[Future[ClosureAnswer]], Collection[Future[ClosureAnswer]]]:
         """Let hosts end a call; returns how they did, and who waits for a failed one.
 
         Whoever does not wait for the end gives them up: nothing else would end them.
@@ -100,8 +100,8 @@ class Crew:
 
     def _raise(
         self,
-        futures: Sequence[Future[Answer]],
-        failed: Sequence[Future[Answer]],
+        futures: Sequence[Future[ClosureAnswer]],
+        failed: Sequence[Future[ClosureAnswer]],
         apart: bool,
     ) -> None:
         for future in failed:

@@ -23,8 +23,8 @@ from stratagem._remote_objects.variables import of_a_parameter, own_variable
 from stratagem._shipping.remote_objects.kinds import (
     Change,
     ChangingKind,
-    Kind,
     KindTable,
+    ObjectKind,
     SessionKind,
     WorkerTask,
 )
@@ -60,7 +60,7 @@ class HostStrategyKind(SessionKind):
         extended_here(made).close()
 
 
-class CopiedVariableKind(Kind):
+class CopiedVariableKind(ObjectKind):
     """A `Variable`. Its value is written where it was changed in the program."""
 
     name = "copied variable"

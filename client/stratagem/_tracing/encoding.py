@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from stratagem._core.variables.variable import Variable
-from stratagem._tracing.recording import Call, Value
+from stratagem._tracing.recording import RecordedCall, RecordedValue
 from stratagem._tracing.source import refused
 from stratagem_proto.programs.operations import INT64
 from stratagem_proto.v1.update_program_pb2 import (
@@ -22,8 +22,10 @@ from stratagem_proto.wire.tensors import encode_dtype
 
 
 def encode_graph(
-    calls: Sequence[Call], wanted: Iterable[Value], outputs: Sequence[Value] = ()
-) -> tuple[GraphProgram, list[Value]]:
+    calls: Sequence[RecordedCall],
+    wanted: Iterable[RecordedValue],
+    outputs: Sequence[RecordedValue] = (),
+) -> tuple[GraphProgram, list[RecordedValue]]:
     """The program that carries out the writes to some values.
 
     Args:
@@ -50,8 +52,10 @@ def encode_graph(
 
 
 def _live(
-    calls: Sequence[Call], wanted: Iterable[Value], outputs: Iterable[Value]
-) -> list[Call]:
+    calls: Sequence[RecordedCall],
+    wanted: Iterable[RecordedValue],
+    outputs: Iterable[RecordedValue],
+) -> list[RecordedCall]:
     """The calls on which the wanted contents and the outputs depend, in order.
 
     Walks backwards: a write counts if its memory is read later or wanted, any other
@@ -72,13 +76,13 @@ def _live(
     return live[::-1]
 
 
-def _inputs(calls: Sequence[Call]) -> Iterator[Value]:
+def _inputs(calls: Sequence[RecordedCall]) -> Iterator[RecordedValue]:
     """Inputs in the order of their first use."""
     operands = (operand for call in calls for operand in call.operands())
     return (value for value in dict.fromkeys(operands) if value.source is not None)
 
 
-def _encode_input(value: Value, written: bool) -> GraphInput:
+def _encode_input(value: RecordedValue, written: bool) -> GraphInput:
     source = value.source
     if isinstance(source, int | float):
         kind = GraphInput.KIND_NUMBER
@@ -89,15 +93,15 @@ def _encode_input(value: Value, written: bool) -> GraphInput:
     return GraphInput(kind=kind, dtype=encode_dtype(dtype), label=value.label)
 
 
-def _kind_of(value: Value, written: bool) -> GraphInput.Kind.ValueType:
+def _kind_of(value: RecordedValue, written: bool) -> GraphInput.Kind.ValueType:
     if isinstance(value.source, Variable) and value.writable:
         return GraphInput.KIND_WRITE if written else GraphInput.KIND_READ
     return GraphInput.KIND_TENSOR
 
 
-def _encode_call(call: Call, numbers: dict[Value, int]) -> GraphNode:
+def _encode_call(call: RecordedCall, numbers: dict[RecordedValue, int]) -> GraphNode:
     def encode(argument: Any) -> GraphArgument:
-        if isinstance(argument, Value):
+        if isinstance(argument, RecordedValue):
             return GraphArgument(value=numbers[argument])
         if isinstance(argument, list | tuple):
             items = GraphArgumentList(items=map(encode, argument))
@@ -112,7 +116,7 @@ def _encode_call(call: Call, numbers: dict[Value, int]) -> GraphNode:
     )
 
 
-def _encode_literal(call: Call, argument: Any) -> GraphArgument:
+def _encode_literal(call: RecordedCall, argument: Any) -> GraphArgument:
     match argument:
         case None:
             return GraphArgument()

@@ -9,7 +9,7 @@ import torch
 
 from stratagem._core.variables.variable import Variable
 from stratagem._tracing.numbers import NumberNode, traced
-from stratagem._tracing.recording import Recording, Source, Value
+from stratagem._tracing.recording import RecordedValue, Recording, Source
 from stratagem._tracing.variable import TracedVariable
 
 
@@ -29,7 +29,7 @@ class TracedInputs:
     def __init__(
         self, recording: Recording, is_hosted: Callable[[Variable], bool]
     ) -> None:
-        self.values: list[Value] = []
+        self.values: list[RecordedValue] = []
         self.signature: list[Hashable] = []
         self.recording = recording
         self._is_hosted = is_hosted
@@ -40,7 +40,7 @@ class TracedInputs:
 
     def number(self, number: int | float, label: str) -> Any:
         """The stand-in for a number."""
-        value = Value(number, label, writable=False)
+        value = RecordedValue(number, label, writable=False)
         self._add(value, ("number", type(number).__name__))
         return traced(NumberNode(self.recording, value, number, label))
 
@@ -60,7 +60,7 @@ class TracedInputs:
         self, variable: Variable, label: str, hosted: bool
     ) -> tuple[int, TracedVariable]:
         order = len(self.values)
-        value = Value(variable, label, writable=hosted)
+        value = RecordedValue(variable, label, writable=hosted)
         # A function may ask for these, for instance leave biases out by name.
         traits = (variable.name, variable.trainable, variable.device_name)
         self._add(value, (variable.dtype, variable.shape, hosted, *traits))
@@ -71,7 +71,7 @@ class TracedInputs:
         """Take note of a tensor; what is done to itself will be recorded."""
         if id(tensor) not in self._tensors:
             self._tensors[id(tensor)] = len(self.values)
-            value = Value(tensor, label, writable=False)
+            value = RecordedValue(tensor, label, writable=False)
             self._add(value, (tensor.dtype, tensor.shape, tensor.layout))
             if tensor.layout is torch.strided and not tensor.is_meta:
                 self.recording.adopt(tensor, value)
@@ -79,7 +79,7 @@ class TracedInputs:
         self.signature.append(("input", self._tensors[id(tensor)]))
         return tensor
 
-    def _add(self, value: Value, description: Hashable) -> None:
+    def _add(self, value: RecordedValue, description: Hashable) -> None:
         self.values.append(value)
         self.signature.append(description)
 
@@ -93,7 +93,7 @@ class TracedInputs:
         return argument
 
     @property
-    def hosted_variables(self) -> list[Value]:
+    def hosted_variables(self) -> list[RecordedValue]:
         """The variables that can be written."""
         return [value for value in self.values if value.writable]
 
@@ -102,7 +102,7 @@ class TracedInputs:
         """What the caller binds, in the order of the values."""
         return [value.source for value in self.values if value.source is not None]
 
-    def number_of(self, value: Value) -> int:
+    def number_of(self, value: RecordedValue) -> int:
         """The place of a value; one that came up only in the recording is added."""
         if value not in self.values:
             self.values.append(value)

@@ -24,7 +24,7 @@ Source = Variable | torch.Tensor | int | float
 
 
 @dataclass(eq=False)
-class Value:
+class RecordedValue:
     """Something that has a number in the program.
 
     Attributes:
@@ -37,20 +37,20 @@ class Value:
     source: Source | None = None
     label: str = ""
     writable: bool = True
-    shares: Value = field(init=False)
+    shares: RecordedValue = field(init=False)
 
     def __post_init__(self) -> None:
         self.shares = self
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class RecordedCall:
     """One recorded operation.
 
     Attributes:
         operation: Name on the allow-list.
-        arguments: Positional arguments, with `Value`s for tensors and numbers that
-            are not known.
+        arguments: Positional arguments, with `RecordedValue`s for tensors and unknown
+            numbers.
         keywords: Keyword arguments, likewise.
         results: The values that it defines.
         writes: The value whose memory it writes, if any.
@@ -60,15 +60,15 @@ class Call:
     operation: str
     arguments: Sequence[Any]
     keywords: Mapping[str, Any]
-    results: Sequence[Value]
-    writes: Value | None
+    results: Sequence[RecordedValue]
+    writes: RecordedValue | None
     location: Location
 
-    def operands(self) -> Iterator[Value]:
+    def operands(self) -> Iterator[RecordedValue]:
         """The values among the arguments."""
         for argument in (*self.arguments, *self.keywords.values()):
             items = argument if isinstance(argument, list | tuple) else (argument,)
-            yield from (item for item in items if isinstance(item, Value))
+            yield from (item for item in items if isinstance(item, RecordedValue))
 
 
 class Recording(TorchDispatchMode):
@@ -85,15 +85,15 @@ class Recording(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # of torch
-        self.calls: list[Call] = []
+        self.calls: list[RecordedCall] = []
         self.reproducible = True
         self._is_paused = False
         # By identity. Keeping the tensors keeps their identities from being reused.
-        self._known: dict[int, tuple[torch.Tensor, torch.Tensor, Value]] = {}
+        self._known: dict[int, tuple[torch.Tensor, torch.Tensor, RecordedValue]] = {}
 
     def new_input(
         self,
-        value: Value,
+        value: RecordedValue,
         shape: torch.Size,
         dtype: torch.dtype,
         stride: Sequence[int] | None = None,
@@ -106,7 +106,7 @@ class Recording(TorchDispatchMode):
         self._known[id(meta)] = (meta, meta, value)
         return meta
 
-    def adopt(self, tensor: torch.Tensor, value: Value) -> None:
+    def adopt(self, tensor: torch.Tensor, value: RecordedValue) -> None:
         """Take a real tensor for an input."""
         meta = self.new_input(value, tensor.shape, tensor.dtype, tensor.stride())
         self._known[id(tensor)] = (tensor, meta, value)
@@ -119,7 +119,7 @@ class Recording(TorchDispatchMode):
         finally:
             self._is_paused = False
 
-    def value_of(self, tensor: torch.Tensor) -> Value:
+    def value_of(self, tensor: torch.Tensor) -> RecordedValue:
         """The value behind a tensor; a real tensor becomes an input on first use."""
         return self._lookup(tensor)[1]
 
@@ -128,7 +128,7 @@ class Recording(TorchDispatchMode):
         known = self._known.get(id(tensor))
         return tensor if known is None else known[1]
 
-    def _lookup(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Value]:
+    def _lookup(self, tensor: torch.Tensor) -> tuple[torch.Tensor, RecordedValue]:
         if id(tensor) not in self._known:
             if tensor.is_meta:
                 raise refused(
@@ -144,11 +144,11 @@ class Recording(TorchDispatchMode):
                 )
             self.reproducible = False
             label = f"the tensor of {here().short}"
-            self.adopt(tensor, Value(tensor, label, writable=False))
+            self.adopt(tensor, RecordedValue(tensor, label, writable=False))
         return self._known[id(tensor)][1:]
 
     @property
-    def written(self) -> set[Value]:
+    def written(self) -> set[RecordedValue]:
         """The values whose memory was written."""
         return {call.writes.shares for call in self.calls if call.writes is not None}
 
@@ -156,11 +156,13 @@ class Recording(TorchDispatchMode):
         """Note that a number became part of the program."""
         self.reproducible = False
 
-    def arithmetic(self, operation: str, operands: tuple[Any, ...]) -> Value:
+    def arithmetic(self, operation: str, operands: tuple[Any, ...]) -> RecordedValue:
         """Record an operation on numbers and return its result."""
-        result = Value()
+        result = RecordedValue()
         arguments = [node_of(one).key if is_traced(one) else one for one in operands]
-        self.calls.append(Call(operation, arguments, {}, [result], None, here()))
+        self.calls.append(
+            RecordedCall(operation, arguments, {}, [result], None, here())
+        )
         return result
 
     def __torch_dispatch__(
@@ -194,12 +196,12 @@ class Recording(TorchDispatchMode):
         keywords = self._recorded(operation, kwargs)
         outcome = self._carried_out(operation, args, kwargs)
         target = self.value_of(args[0]) if operation.effect is not Effect.NEW else None
-        results = [Value() for _ in range(operation.num_results)]
+        results = [RecordedValue() for _ in range(operation.num_results)]
         if target is not None:
             results[0].shares = target.shares
         written = target if operation.effect is Effect.WRITE else None
         self._require_writable(written)
-        call = Call(
+        call = RecordedCall(
             operation.name, list(arguments.values()), keywords, results, written, here()
         )
         self.calls.append(call)
@@ -253,7 +255,7 @@ class Recording(TorchDispatchMode):
             return [self._concrete(item) for item in argument]
         return example_of(argument)
 
-    def _require_writable(self, target: Value | None) -> None:
+    def _require_writable(self, target: RecordedValue | None) -> None:
         if target is not None and not target.shares.writable:
             raise refused(
                 f"{target.shares.label} is written in place, but it is no variable of "
@@ -261,7 +263,7 @@ class Recording(TorchDispatchMode):
                 "use the operation without trailing underscore, or clone() it first",
             )
 
-    def _know(self, outcome: Any, results: Sequence[Value]) -> None:
+    def _know(self, outcome: Any, results: Sequence[RecordedValue]) -> None:
         tensors = outcome if isinstance(outcome, list | tuple) else [outcome]
         for tensor, value in zip(tensors, results, strict=True):
             self._known[id(tensor)] = (tensor, tensor, value)

@@ -14,7 +14,7 @@ from stratagem._core.tensors.nests import map_leaves
 from stratagem._core.variables.variable import Variable
 from stratagem._tracing.inputs import TracedInputs
 from stratagem._tracing.numbers import is_traced, node_of
-from stratagem._tracing.recording import Source, Value
+from stratagem._tracing.recording import RecordedValue, Source
 from stratagem._tracing.source import Location, refused
 from stratagem._tracing.variable import TracedVariable
 from stratagem_proto.errors import InvalidArgumentError
@@ -69,7 +69,7 @@ class Returned:
     """
 
     def __init__(self, result: Any, inputs: TracedInputs, location: Location) -> None:
-        self.outputs: list[Value] = []
+        self.outputs: list[RecordedValue] = []
         self._inputs, self._location = inputs, location
         self._nbytes = 0
         self._places = map_leaves(self._place, result)
@@ -109,7 +109,7 @@ class Returned:
             )
         return leaf
 
-    def _place_of(self, value: Value, tensor: torch.Tensor | None) -> Any:
+    def _place_of(self, value: RecordedValue, tensor: torch.Tensor | None) -> Any:
         if value.source is not None:
             return _Source(self._inputs.number_of(value))
         if value not in self.outputs:

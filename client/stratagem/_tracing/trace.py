@@ -21,7 +21,7 @@ from stratagem._tracing.encoding import encode_graph
 from stratagem._tracing.gate import Gate
 from stratagem._tracing.inputs import TracedInputs
 from stratagem._tracing.lifting import Lifter
-from stratagem._tracing.recording import Recording, Source, Value
+from stratagem._tracing.recording import RecordedValue, Recording, Source
 from stratagem._tracing.returned import Returned
 from stratagem._tracing.source import Location, definition_of, refused
 from stratagem._tracing.variable import TracedVariable
@@ -187,7 +187,7 @@ def _traced(call: _Call, inputs: TracedInputs) -> Trace:
     return Trace(program, numbers, result)
 
 
-def _check(program: GraphProgram, call: _Call, used: Sequence[Value]) -> None:
+def _check(program: GraphProgram, call: _Call, used: Sequence[RecordedValue]) -> None:
     written = {
         value.source.name
         for one, value in zip(program.inputs, used, strict=True)

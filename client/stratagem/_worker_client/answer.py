@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 
-class Answer(NamedTuple):
+class ClosureAnswer(NamedTuple):
     """The result of a function, or where it is.
 
     Attributes:
@@ -27,7 +27,7 @@ class Reply(Protocol):
     def set_running_or_notify_cancel(self) -> object:
         """Takes note that it has begun."""
 
-    def set_result(self, answer: Answer, /) -> None:
+    def set_result(self, answer: ClosureAnswer, /) -> None:
         """Takes the answer."""
 
     def set_exception(self, error: BaseException, /) -> None:

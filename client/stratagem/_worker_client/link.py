@@ -15,7 +15,7 @@ from stratagem._ps_client.connections.session import (
 )
 from stratagem._ps_client.traffic import TrafficMeter
 from stratagem._ps_client.transports.places import places
-from stratagem._worker_client.answer import Answer, Reply
+from stratagem._worker_client.answer import ClosureAnswer, Reply
 from stratagem._worker_client.batchers import Batchers
 from stratagem._worker_client.grpc_wire import GrpcWire
 from stratagem._worker_client.output import Show, labelled
@@ -152,7 +152,7 @@ class WorkerLink:
         keep_as: int = 0,
         identity: ClosureIdentity | None = None,
         use: pb.ResultUse.ValueType = pb.RESULT_USE_UNSPECIFIED,
-    ) -> Future[Answer]:
+    ) -> Future[ClosureAnswer]:
         """Lets the worker call what a payload loads to, without arguments.
 
         Args:
@@ -168,7 +168,7 @@ class WorkerLink:
             with `ClosureFailure`, or with `WorkerLostError` if the worker is lost
             before.
         """
-        future: Future[Answer] = Future()
+        future: Future[ClosureAnswer] = Future()
         order = pb.Run(closure=closure, keep_as=keep_as, identity=identity, use=use)
         self.begin(order, payload, future)
         return future
@@ -186,7 +186,7 @@ class WorkerLink:
         else:
             self._stream.run(order.closure, _run(order, payload), reply)
 
-    def send_back(self, closure: int) -> Future[Answer]:
+    def send_back(self, closure: int) -> Future[ClosureAnswer]:
         """Has a result sent that stays on the worker.
 
         Args:
@@ -197,7 +197,7 @@ class WorkerLink:
         """
         if self._stream is not None:
             return self._stream.send_back(closure)
-        future: Future[Answer] = Future()
+        future: Future[ClosureAnswer] = Future()
         future.set_exception(self._unconnected())
         return future
 

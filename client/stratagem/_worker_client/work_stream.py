@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from stratagem._ps_client.traffic import TrafficMeter
-from stratagem._worker_client.answer import Answer, Reply
+from stratagem._worker_client.answer import ClosureAnswer, Reply
 from stratagem._worker_client.closure_failure import failure_of
 from stratagem._worker_client.output import Show, stream_of
 from stratagem._worker_client.wire import Instructions, Wire
@@ -128,10 +128,10 @@ class WorkStream:
         """Sends what runs a function."""
         self._ask(self._pending, closure, instructions, reply)
 
-    def send_back(self, closure: int) -> Future[Answer]:
+    def send_back(self, closure: int) -> Future[ClosureAnswer]:
         """Has a result sent that stays on the worker."""
         order = pb.Instruction(send_back=pb.SendBack(closure=closure))
-        future: Future[Answer] = Future()
+        future: Future[ClosureAnswer] = Future()
         self._ask(self._returning, closure, [order], future)
         return future
 
@@ -219,14 +219,14 @@ class WorkStream:
         if finished.HasField("failure"):
             reply.set_exception(failure_of(finished.failure, self.peer))
         else:
-            reply.set_result(Answer(payload, finished.staying_bytes))
+            reply.set_result(ClosureAnswer(payload, finished.staying_bytes))
 
     def _receive(self, sent_back: pb.SentBack) -> None:
         payload = self._pieces.joined(sent_back.payload)
         with self._changing:
             reply = self._returning.pop(sent_back.closure, None)
         if reply is not None:
-            reply.set_result(Answer(payload))
+            reply.set_result(ClosureAnswer(payload))
 
     # Whether there is somebody.
 

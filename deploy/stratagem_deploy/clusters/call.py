@@ -18,7 +18,7 @@ from stratagem_proto.errors import AbortedError, InvalidTypeError
 
 
 @dataclass(frozen=True)
-class Call:
+class WorkerCall:
     """A function and what to call it with.
 
     Attributes:
@@ -107,7 +107,7 @@ class Outcome:
 
 def main(call_file: str, outcome_file: str) -> None:
     """Makes the call in one file and writes its outcome to another."""
-    call: Call = cloudpickle.loads(Path(call_file).read_bytes())
+    call: WorkerCall = cloudpickle.loads(Path(call_file).read_bytes())
     outcome = call.outcome()
     # A process that is killed while it writes must seem to have written nothing.
     unfinished = Path(f"{outcome_file}.unfinished")

@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import Self
 
 from stratagem.cluster_resolver import ClusterResolver
-from stratagem_deploy.clusters.call import Call
+from stratagem_deploy.clusters.call import WorkerCall
 from stratagem_deploy.clusters.plan import Plan
 from stratagem_deploy.clusters.team import Team
 from stratagem_deploy.clusters.workers import Worker
@@ -109,7 +109,7 @@ class Cluster(ABC):
                 "run(); make the cluster with workers instead of worker_servers"
             )
         resolvers = [self.resolver("worker", i) for i in range(self._plan.workers)]
-        calls = [Call(function, (resolver, *arguments)) for resolver in resolvers]
+        calls = [WorkerCall(function, (resolver, *arguments)) for resolver in resolvers]
         return team.run(calls)
 
     def _check(self, job: str, index: int) -> None:

@@ -14,7 +14,7 @@ from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem_deploy.clusters.cluster import Cluster
 from stratagem_deploy.clusters.local_tasks import Tasks, processes, threads
 from stratagem_deploy.clusters.plan import planned
-from stratagem_deploy.clusters.servers import Server, serving
+from stratagem_deploy.clusters.servers import RestartableServer, serving
 from stratagem_deploy.clusters.workers import LocalWorker, Worker
 from stratagem_deploy.output.screen import Screen
 from stratagem_deploy.processes.addresses import ReservedAddress
@@ -161,7 +161,7 @@ class LocalCluster(Cluster):
         resolver.cluster_token = self._plan.token
         return resolver
 
-    def _task(self, job: str, index: int) -> Server | LocalWorker:
+    def _task(self, job: str, index: int) -> RestartableServer | LocalWorker:
         self._check(job, index)
         tasks = self._running_tasks()
         servers = tasks.servers[job]

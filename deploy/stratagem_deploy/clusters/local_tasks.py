@@ -8,7 +8,7 @@ from functools import partial
 
 from stratagem_deploy.clusters.plan import Plan
 from stratagem_deploy.clusters.server_process import ServerCommand, ServerProcess
-from stratagem_deploy.clusters.servers import Server, ServerThread
+from stratagem_deploy.clusters.servers import RestartableServer, ServerThread
 from stratagem_deploy.clusters.workers import LocalWorker, ProcessWorker, ThreadWorker
 from stratagem_deploy.processes.private_directory import PrivateDirectory
 from stratagem_deploy.processes.process import share_of_cores
@@ -17,7 +17,7 @@ Show = Callable[[str, int], Callable[[str], None] | None]
 """Returns what shows the output of a task, by its job and index."""
 
 
-NewServer = Callable[[str, int, str], Server]
+NewServer = Callable[[str, int, str], RestartableServer]
 """Makes a server of a job, with its index in it and its address; starts nothing."""
 
 
@@ -31,7 +31,7 @@ class Tasks:
         new_server: Makes one more server.
     """
 
-    servers: Mapping[str, list[Server]]
+    servers: Mapping[str, list[RestartableServer]]
     workers: Sequence[LocalWorker]
     new_server: NewServer
 
@@ -44,7 +44,7 @@ def threads(plan: Plan, addresses: Mapping[str, Sequence[object]]) -> Tasks:
         addresses: Where they listen, by job and index.
     """
 
-    def new_server(job: str, index: int, address: str) -> Server:
+    def new_server(job: str, index: int, address: str) -> RestartableServer:
         return ServerThread(partial(plan.new_server, job, index, address))
 
     workers = [ThreadWorker(f"worker:{index}") for index in range(plan.workers)]
@@ -53,7 +53,7 @@ def threads(plan: Plan, addresses: Mapping[str, Sequence[object]]) -> Tasks:
 
 def _all_servers(
     plan: Plan, addresses: Mapping[str, Sequence[object]], new_server: NewServer
-) -> Mapping[str, list[Server]]:
+) -> Mapping[str, list[RestartableServer]]:
     return {
         job: [
             new_server(job, index, str(addresses[job][index])) for index in range(count)
@@ -79,7 +79,7 @@ def processes(
     token_file = directory.write_secret("token", plan.token)
     options = _options(plan)
 
-    def new_server(job: str, index: int, address: str) -> Server:
+    def new_server(job: str, index: int, address: str) -> RestartableServer:
         own = share_of_cores(plan.worker_servers) if job == "worker" else {}
         command = ServerCommand(job, index, address, token_file, options[job], own)
         return ServerProcess(command, show=show(job, index))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stratagem_deploy.clusters.servers import Server
+from stratagem_deploy.clusters.servers import RestartableServer
 from stratagem_deploy.processes.process import Process, describe_exit, import_path
 from stratagem_deploy.processes.transcript import Transcript
 from stratagem_proto.errors import DeadlineExceededError, UnavailableError
@@ -55,7 +55,7 @@ class ServerCommand:
         ]
 
 
-class ServerProcess(Server):
+class ServerProcess(RestartableServer):
     """A server in a process of its own."""
 
     def __init__(

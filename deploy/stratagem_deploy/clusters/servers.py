@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _EXIT_SECONDS = 1.0
 
 
-class Server(ABC):
+class RestartableServer(ABC):
     """One server that may be stopped and started again where it was.
 
     A start has two halves, so that several servers can start at the same time, and
@@ -52,7 +52,7 @@ class Server(ABC):
         self.await_serving(timeout)
 
 
-class ServerThread(Server):
+class ServerThread(RestartableServer):
     """A server in this process, on its event-loop thread."""
 
     def __init__(self, make: Callable[[], server.Server]) -> None:
@@ -86,7 +86,7 @@ class ServerThread(Server):
 
 
 @contextmanager
-def serving(servers: Sequence[Server], timeout: float) -> Iterator[None]:
+def serving(servers: Sequence[RestartableServer], timeout: float) -> Iterator[None]:
     """Starts servers together, and stops them together at the end of the block.
 
     Raises:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from stratagem_deploy.clusters.call import Call, Outcome
+from stratagem_deploy.clusters.call import Outcome, WorkerCall
 from stratagem_deploy.clusters.workers import Worker
 from stratagem_proto.errors import FailedPreconditionError
 
@@ -34,7 +34,7 @@ class Team:
         self._begin = begin
         self._busy = threading.Lock()
 
-    def run(self, calls: Sequence[Call]) -> list[Any]:
+    def run(self, calls: Sequence[WorkerCall]) -> list[Any]:
         """Makes each call on the worker of its index; returns the results.
 
         Raises:
@@ -51,7 +51,7 @@ class Team:
         finally:
             self._busy.release()
 
-    def _run(self, calls: Sequence[Call]) -> list[Any]:
+    def _run(self, calls: Sequence[WorkerCall]) -> list[Any]:
         self._begin()
         outcomes: _Outcomes = SimpleQueue()
         results: dict[int, Any] = {}
@@ -65,7 +65,7 @@ class Team:
         return [results[index] for index in range(len(calls))]
 
     def _begun(
-        self, calls: Sequence[Call], outcomes: _Outcomes
+        self, calls: Sequence[WorkerCall], outcomes: _Outcomes
     ) -> Sequence[threading.Thread]:
         threads = [
             threading.Thread(target=_make, args=(index, *made, outcomes), daemon=True)
@@ -83,7 +83,7 @@ class Team:
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-def _make(index: int, worker: Worker, call: Call, outcomes: _Outcomes) -> None:
+def _make(index: int, worker: Worker, call: WorkerCall, outcomes: _Outcomes) -> None:
     try:
         outcome = worker.make(call)
     except Exception as error:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import cloudpickle
 
-from stratagem_deploy.clusters.call import Call, Outcome
+from stratagem_deploy.clusters.call import Outcome, WorkerCall
 from stratagem_deploy.processes.process import Process, describe_exit, import_path
 from stratagem_deploy.processes.transcript import Transcript
 from stratagem_proto.errors import (
@@ -25,7 +25,7 @@ from stratagem_proto.errors import (
 class Worker(Protocol):
     """One worker; it does something only while a call is made on it."""
 
-    def make(self, call: Call) -> Outcome:
+    def make(self, call: WorkerCall) -> Outcome:
         """Makes a call, and returns when it has ended or was ended."""
 
     def give_up(self, grace: float) -> None:
@@ -55,7 +55,7 @@ class ThreadWorker:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def make(self, call: Call) -> Outcome:
+    def make(self, call: WorkerCall) -> Outcome:
         return call.outcome()
 
     def kill(self) -> None:
@@ -97,7 +97,7 @@ class ProcessWorker:
         self._lock = threading.Lock()
         self._attempt: _Attempt | None = None
 
-    def make(self, call: Call) -> Outcome:
+    def make(self, call: WorkerCall) -> Outcome:
         file = self._directory / f"{self._name}-{next(self._numbers)}.call"
         file.write_bytes(call.to_bytes())
         with self._lock:

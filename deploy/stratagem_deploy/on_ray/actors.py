@@ -6,7 +6,7 @@ from typing import Any
 
 import cloudpickle
 
-from stratagem_deploy.clusters.call import Call, Outcome
+from stratagem_deploy.clusters.call import Outcome, WorkerCall
 from stratagem_deploy.clusters.plan import Plan
 from stratagem_deploy.on_ray.library import load
 from stratagem_deploy.processes.addresses import ReservedAddress
@@ -81,7 +81,7 @@ class WorkerActor(_TaskActor):
     def make(self, pickled: bytes) -> bytes:
         """Makes a call; returns its outcome, pickled too."""
         try:
-            call: Call = cloudpickle.loads(pickled)
+            call: WorkerCall = cloudpickle.loads(pickled)
         except Exception as error:
             return Outcome(error=_unreadable(error)).to_bytes()
         return call.outcome().to_bytes()

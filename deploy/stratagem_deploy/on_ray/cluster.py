@@ -13,7 +13,7 @@ from stratagem_deploy.clusters.plan import planned
 from stratagem_deploy.clusters.servers import serving
 from stratagem_deploy.on_ray.directory import Directory
 from stratagem_deploy.on_ray.library import connected, load
-from stratagem_deploy.on_ray.reservation import Reservation, Resources, reserved
+from stratagem_deploy.on_ray.reservation import RayReservation, Resources, reserved
 from stratagem_deploy.on_ray.resolver import RayClusterResolver
 from stratagem_deploy.on_ray.tasks import RayServer, RayWorker, Site
 from stratagem_deploy.processes.addresses import ReservedAddress
@@ -116,7 +116,7 @@ class RayCluster(Cluster):
         return self._workers
 
     def _sites(
-        self, room: Reservation, tasks: Sequence[tuple[str, int]]
+        self, room: RayReservation, tasks: Sequence[tuple[str, int]]
     ) -> Mapping[tuple[str, int], Site]:
         """Where each task is to be, by job and index."""
         return {
@@ -143,7 +143,7 @@ class RayCluster(Cluster):
         ray.get(directory.publish.remote("chief", 0, str(chief)))
         return directory
 
-    def _options(self, room: Reservation, bundle: int) -> dict[str, Any]:
+    def _options(self, room: RayReservation, bundle: int) -> dict[str, Any]:
         again = {"max_restarts": self._restarts, "max_task_retries": self._restarts}
         return {**room.options(bundle), **again}
 

@@ -15,7 +15,7 @@ Resources = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Reservation:
+class RayReservation:
     """Room for actors, one in each bundle.
 
     Attributes:
@@ -43,7 +43,7 @@ class Reservation:
 @contextmanager
 def reserved(
     bundles: Sequence[Resources], strategy: str, timeout: float
-) -> Iterator[Reservation]:
+) -> Iterator[RayReservation]:
     """Reserves room for the block; what still runs there then is ended.
 
     Args:
@@ -59,7 +59,7 @@ def reserved(
     try:
         if not group.wait(timeout):
             raise _lacking(bundles, strategy, timeout)
-        yield Reservation(group, bundles)
+        yield RayReservation(group, bundles)
     finally:
         util.remove_placement_group(group)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import cloudpickle
 
-from stratagem_deploy.clusters.call import Call, Outcome
+from stratagem_deploy.clusters.call import Outcome, WorkerCall
 from stratagem_deploy.clusters.plan import Plan
-from stratagem_deploy.clusters.servers import Server
+from stratagem_deploy.clusters.servers import RestartableServer
 from stratagem_deploy.clusters.workers import Worker, no_process
 from stratagem_deploy.on_ray.actors import ServerActor, WorkerActor
 from stratagem_deploy.on_ray.library import load
@@ -47,7 +47,7 @@ class Site:
         return load().remote(actor).options(**self.options).remote(*told)
 
 
-class RayServer(Server):
+class RayServer(RestartableServer):
     """A server that Ray starts again whenever its process ends."""
 
     def __init__(self, site: Site, plan: Plan) -> None:
@@ -101,7 +101,7 @@ class RayWorker(Worker):
         self._site = site
         self._actor: Any = None
 
-    def make(self, call: Call) -> Outcome:
+    def make(self, call: WorkerCall) -> Outcome:
         ray = load()
         pickled = call.to_bytes()
         actor = self._actor = self._site.start(WorkerActor)

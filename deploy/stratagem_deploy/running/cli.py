@@ -30,7 +30,7 @@ AsJson = Annotated[
 ]
 
 
-class RunOptions(ProcessSettings):
+class RunCommandOptions(ProcessSettings):
     """Settings of `stratagem run`."""
 
     kind: ClassVar[str] = "run"
@@ -62,7 +62,7 @@ class RunOptions(ProcessSettings):
 
 
 def run(
-    options: RunOptions,
+    options: RunCommandOptions,
     script: Script,
     arguments: Arguments = None,
     as_json: AsJson = False,
@@ -159,5 +159,5 @@ def _shown(settings: ScriptSettings, display: Display) -> int:
 
 # What follows a script is the script's, even where it looks like options.
 app.command(context_settings={"allow_interspersed_args": False})(
-    command("stratagem run", RunOptions, run)
+    command("stratagem run", RunCommandOptions, run)
 )

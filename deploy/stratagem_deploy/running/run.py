@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 
 from stratagem_deploy.clusters.server_process import ServerCommand, ServerProcess
-from stratagem_deploy.clusters.servers import Server, serving
+from stratagem_deploy.clusters.servers import RestartableServer, serving
 from stratagem_deploy.output.display import Display
 from stratagem_deploy.output.screen import Copied
 from stratagem_deploy.processes.addresses import ReservedAddress
@@ -67,7 +67,7 @@ class ScriptSettings:
     full_tracebacks: bool = False
 
 
-class Interrupted(KeyboardInterrupt):
+class InterruptedRun(KeyboardInterrupt):
     """A signal came before there was a worker to pass it on to."""
 
     def __init__(self, signum: int) -> None:
@@ -103,7 +103,7 @@ class ScriptRun:
             resources.callback(signal.signal, signal.SIGWINCH, before)
             try:
                 starter = self._start(resources)
-            except Interrupted as interrupted:
+            except InterruptedRun as interrupted:
                 return 128 + interrupted.signum
             return self._supervise(starter)
 
@@ -146,7 +146,9 @@ class ScriptRun:
     def _counts(self) -> Mapping[str, int]:
         return {"ps": self._settings.ps, "worker": self._settings.workers}
 
-    def _servers(self, addresses: Sequence[str], token_file: Path) -> list[Server]:
+    def _servers(
+        self, addresses: Sequence[str], token_file: Path
+    ) -> list[RestartableServer]:
         restore = self._settings.restore
         options = ("--restore", restore) if restore else ()
         return [
@@ -166,7 +168,7 @@ class ScriptRun:
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if not self._workers:
-            raise Interrupted(signum)
+            raise InterruptedRun(signum)
         self._events.put(signum)
 
     def _on_resize(self, signum: int, frame: FrameType | None) -> None:

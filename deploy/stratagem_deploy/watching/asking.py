@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from stratagem_deploy.watching.places import Place
+from stratagem_deploy.watching.places import ServerPlace
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.server_status import begin_status
@@ -17,7 +17,7 @@ from stratagem_proto.wire.status import from_rpc_error
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServerAnswer:
     """What came of asking one server.
 
     Attributes:
@@ -27,7 +27,7 @@ class Answer:
         time: When, in seconds of a monotonic clock.
     """
 
-    place: Place
+    place: ServerPlace
     status: GetStatusResponse | None
     problem: str = ""
     time: float = field(default_factory=time.monotonic, compare=False)
@@ -46,8 +46,11 @@ class Answer:
 
 
 def ask(
-    places: Sequence[Place], token: str, timeout: float, with_variables: bool = False
-) -> list[Answer]:
+    places: Sequence[ServerPlace],
+    token: str,
+    timeout: float,
+    with_variables: bool = False,
+) -> list[ServerAnswer]:
     """Asks all servers at once.
 
     Args:
@@ -64,9 +67,9 @@ def ask(
         return [_answer(*each) for each in zip(places, calls, strict=True)]
 
 
-def _answer(place: Place, call: grpc.Future[GetStatusResponse]) -> Answer:
+def _answer(place: ServerPlace, call: grpc.Future[GetStatusResponse]) -> ServerAnswer:
     try:
-        return Answer(place, call.result())
+        return ServerAnswer(place, call.result())
     except grpc.RpcError as error:
         problem = from_rpc_error(error, place.label or place.address, "GetStatus")
-        return Answer(place, None, problem.message)
+        return ServerAnswer(place, None, problem.message)

@@ -20,7 +20,7 @@ from stratagem_proto.errors import StratagemError
 
 if TYPE_CHECKING:
     from stratagem_deploy.watching import places
-    from stratagem_deploy.watching.asking import Answer
+    from stratagem_deploy.watching.asking import ServerAnswer
     from stratagem_deploy.watching.live import Look
 
 Servers = Annotated[
@@ -149,7 +149,7 @@ def variables(
 
 def _find(
     servers: Sequence[str] | None, cluster: Path | None, run: int | None
-) -> places.Cluster:
+) -> places.WatchedCluster:
     """Returns the servers that a command is about, and says which ones it has found."""
     from stratagem_deploy.watching.places import find
 
@@ -161,7 +161,7 @@ def _find(
 
 
 def _look(
-    found: places.Cluster,
+    found: places.WatchedCluster,
     token_file: Path | None,
     timeout: float,
     with_variables: bool = False,
@@ -184,13 +184,15 @@ def _nobody_to_ask() -> Iterator[None]:
         raise typer.Exit(_NOBODY) from error
 
 
-def _print_json(answers: Sequence[Answer]) -> None:
+def _print_json(answers: Sequence[ServerAnswer]) -> None:
     from stratagem_deploy.watching.facts import facts_of
 
     typer.echo(json.dumps(facts_of(answers)))
 
 
-def _print_tables(answers: Sequence[Answer], earlier: Sequence[Answer] = ()) -> None:
+def _print_tables(
+    answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer] = ()
+) -> None:
     from rich.console import Console
 
     from stratagem_deploy.watching.tables import tables
@@ -198,7 +200,7 @@ def _print_tables(answers: Sequence[Answer], earlier: Sequence[Answer] = ()) -> 
     Console().print(*tables(answers, earlier))
 
 
-def _exit(answers: Sequence[Answer]) -> None:
+def _exit(answers: Sequence[ServerAnswer]) -> None:
     missed = [answer for answer in answers if answer.is_missed]
     for answer in missed:
         typer.echo(f"stratagem: {answer.problem}", err=True)

@@ -8,15 +8,15 @@ from typing import Any
 from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.message import Message
 
-from stratagem_deploy.watching.asking import Answer
+from stratagem_deploy.watching.asking import ServerAnswer
 
 
-def facts_of(answers: Iterable[Answer]) -> dict[str, Any]:
+def facts_of(answers: Iterable[ServerAnswer]) -> dict[str, Any]:
     """All that servers have answered; a server that has not has "problem" instead."""
     return {"servers": [_server(answer) for answer in answers]}
 
 
-def _server(answer: Answer) -> dict[str, Any]:
+def _server(answer: ServerAnswer) -> dict[str, Any]:
     address = {"server": answer.label, "address": answer.place.address}
     if answer.status is None:
         return {**address, "answers": False, "problem": answer.problem}

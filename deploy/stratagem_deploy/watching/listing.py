@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from stratagem_deploy.watching.amounts import amount
-from stratagem_deploy.watching.asking import Answer
+from stratagem_deploy.watching.asking import ServerAnswer
 from stratagem_deploy.watching.facts import plain
 from stratagem_proto.v1.status_pb2 import VariableStatus
 from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT
@@ -17,7 +17,7 @@ from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_SLOT
 _COLUMNS = ("name", "place", "dtype", "shape", "bytes", "rows", "version", "slots")
 
 
-def variables_of(answers: Iterable[Answer]) -> list[dict[str, Any]]:
+def variables_of(answers: Iterable[ServerAnswer]) -> list[dict[str, Any]]:
     """All variables, each with the names of its slot variables.
 
     Bytes of a table are those of its index and of its optimizers' state, too; "rows"
@@ -26,7 +26,7 @@ def variables_of(answers: Iterable[Answer]) -> list[dict[str, Any]]:
     return [fact for answer in answers for fact in _of_server(answer)]
 
 
-def _of_server(answer: Answer) -> list[dict[str, Any]]:
+def _of_server(answer: ServerAnswer) -> list[dict[str, Any]]:
     owners: dict[str, dict[str, Any]] = {}
     for one in answer.status.parameter_server.variables if answer.status else ():
         spec, nbytes = one.variable.spec, one.bytes

@@ -10,14 +10,16 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from stratagem_deploy.watching.asking import Answer
+from stratagem_deploy.watching.asking import ServerAnswer
 from stratagem_deploy.watching.tables import tables
 
-Look = Callable[[], list[Answer]]
+Look = Callable[[], list[ServerAnswer]]
 """Asks all servers once."""
 
 
-def look_twice(look: Look, interval: float) -> tuple[list[Answer], list[Answer]]:
+def look_twice(
+    look: Look, interval: float
+) -> tuple[list[ServerAnswer], list[ServerAnswer]]:
     """What servers say before and after some seconds."""
     earlier = look()
     time.sleep(interval)
@@ -33,7 +35,7 @@ def show(look: Look, interval: float, console: Console, heading: str = "") -> No
         console: The terminal.
         heading: Which cluster it is, or "".
     """
-    earlier: Sequence[Answer] = ()
+    earlier: Sequence[ServerAnswer] = ()
     above = [Text(heading)] if heading else []
     with Live(console=console, screen=True, auto_refresh=False) as live:
 

@@ -19,7 +19,7 @@ _SERVED = ("ps", "worker")
 
 
 @dataclass(frozen=True)
-class Place:
+class ServerPlace:
     """Where a server may be.
 
     Attributes:
@@ -35,7 +35,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class WatchedCluster:
     """Servers that a command is about.
 
     Attributes:
@@ -43,7 +43,7 @@ class Cluster:
         run: The run of a script on this machine that has them; None if they were told.
     """
 
-    places: Sequence[Place]
+    places: Sequence[ServerPlace]
     run: RunRecord | None = None
 
     @property
@@ -52,7 +52,9 @@ class Cluster:
         return f"the cluster of {_words(self.run)}" if self.run else ""
 
 
-def find(addresses: Sequence[str], cluster: str, run: int | None = None) -> Cluster:
+def find(
+    addresses: Sequence[str], cluster: str, run: int | None = None
+) -> WatchedCluster:
     """Returns the servers that are told, else those of a run on this machine.
 
     Args:
@@ -69,18 +71,20 @@ def find(addresses: Sequence[str], cluster: str, run: int | None = None) -> Clus
         raise InvalidArgumentError("--run says which servers; give no others besides")
     for address in addresses:
         check_address(address)
-    told: Sequence[Place] = ()
+    told: Sequence[ServerPlace] = ()
     if run is None:
-        told = [Place(address) for address in addresses] or _tasks(_config(cluster))
-    return Cluster(told) if told or cluster else _running(run)
+        told = [ServerPlace(address) for address in addresses] or _tasks(
+            _config(cluster)
+        )
+    return WatchedCluster(told) if told or cluster else _running(run)
 
 
-def _running(run: int | None) -> Cluster:
+def _running(run: int | None) -> WatchedCluster:
     found = records()
     meant = [record for record in found if run in (None, record.pid)]
     if len(meant) == 1:
         config = TFConfig.model_validate({"cluster": meant[0].cluster})
-        return Cluster(_tasks(config), meant[0])
+        return WatchedCluster(_tasks(config), meant[0])
     if found:
         raise InvalidArgumentError(
             "say which cluster of this machine is meant, by --run PID: "
@@ -102,9 +106,9 @@ def _config(cluster: str) -> TFConfig:
     return parse_tf_config(Path(cluster).read_text(encoding="utf-8"), cluster)
 
 
-def _tasks(config: TFConfig) -> list[Place]:
+def _tasks(config: TFConfig) -> list[ServerPlace]:
     return [
-        Place(address, f"{job}:{index}", optional=job != "ps")
+        ServerPlace(address, f"{job}:{index}", optional=job != "ps")
         for job in _SERVED
         for index, address in sorted(config.cluster.get(job, {}).items())
         if not address.endswith(":0")

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from stratagem_deploy.watching.amounts import amount, mean, quantile, span
-from stratagem_deploy.watching.asking import Answer
+from stratagem_deploy.watching.asking import ServerAnswer
 from stratagem_proto.v1.consistency_pb2 import WorkerClock
 from stratagem_proto.v1.session_pb2 import Role
 from stratagem_proto.v1.status_pb2 import (
@@ -24,7 +24,7 @@ from stratagem_proto.v1.status_pb2 import (
 
 
 def calls_of(
-    answers: Iterable[Answer], earlier: Iterable[Answer] = ()
+    answers: Iterable[ServerAnswer], earlier: Iterable[ServerAnswer] = ()
 ) -> dict[str, MethodStatus]:
     """The calls of all servers by method.
 
@@ -72,7 +72,7 @@ _MODES: Mapping[int, str] = {0: "", 1: "async", 2: "bounded", 3: "sync"}
 
 
 def tables(
-    answers: Sequence[Answer], earlier: Sequence[Answer] = ()
+    answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer] = ()
 ) -> Iterator[Table]:
     """What there is to show of servers, their clients and their calls.
 
@@ -92,7 +92,7 @@ def tables(
             yield table
 
 
-def _servers(answers: Sequence[Answer]) -> Table:
+def _servers(answers: Sequence[ServerAnswer]) -> Table:
     table = _table("Servers", "server", "address", "up", "clients", "holds", "doing")
     for answer in answers:
         if answer.status is not None:
@@ -157,7 +157,7 @@ def _clients(statuses: Iterable[GetStatusResponse]) -> Table:
     return table
 
 
-def _workers(answers: Sequence[Answer], earlier: Sequence[Answer]) -> Table:
+def _workers(answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer]) -> Table:
     steps = "steps/s" if earlier else "steps"
     columns = ("optimizer", "consistency", "worker", steps, "staleness", "dropped")
     table = _table("Steps", *columns, "")
@@ -174,7 +174,7 @@ def _workers(answers: Sequence[Answer], earlier: Sequence[Answer]) -> Table:
 
 
 def _clocks(
-    answers: Iterable[Answer],
+    answers: Iterable[ServerAnswer],
 ) -> Iterator[tuple[tuple[str, str, str], WorkerClock]]:
     statuses = (answer.status for answer in answers if answer.status)
     for group in chain.from_iterable(s.parameter_server.groups for s in statuses):
@@ -199,7 +199,7 @@ def _steps(bucket: int) -> str:
     return f"{1 << (bucket - 1)}-{(1 << bucket) - 1}"
 
 
-def _methods(answers: Sequence[Answer], earlier: Sequence[Answer]) -> Table:
+def _methods(answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer]) -> Table:
     unit, seconds = ("/s", _between(answers, earlier)) if earlier else ("", 1.0)
     counts = (f"calls{unit}", "failed", "mean", "99 % within")
     table = _table("Calls", "method", *counts, f"received{unit}", f"sent{unit}")
@@ -222,7 +222,7 @@ def _calls(method: MethodStatus, seconds: float, digits: int) -> tuple[str, ...]
     )
 
 
-def _between(answers: Sequence[Answer], earlier: Sequence[Answer]) -> float:
+def _between(answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer]) -> float:
     """Seconds between two looks."""
     return answers[0].time - earlier[0].time if earlier else 1.0
 

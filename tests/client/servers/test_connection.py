@@ -16,7 +16,7 @@ from stratagem._ps_client.requests.reads import read
 from stratagem._ps_client.requests.writes import Writing, assign, create
 from stratagem._ps_client.step_count import StepCount
 from stratagem_deploy.watching.asking import ask
-from stratagem_deploy.watching.places import Place
+from stratagem_deploy.watching.places import ServerPlace
 from stratagem_deploy.watching.tables import calls_of
 from stratagem_proto.errors import (
     AlreadyExistsError,
@@ -282,7 +282,7 @@ def test_heartbeats_keep_an_idle_session_open() -> None:
         # Ten calls of four frames or more last several leases.
         eventually(lambda: proxy.frames >= before + 40)
         # A session that had ended would have been opened again.
-        calls = calls_of(ask([Place(server.address)], TOKEN, timeout=10))
+        calls = calls_of(ask([ServerPlace(server.address)], TOKEN, timeout=10))
         assert calls["OpenSession"].ended == {"OK": 1}
         group.close()
 

@@ -21,7 +21,7 @@ from torch import Tensor
 import stratagem
 from stratagem import DistributedOptimizer, ShardedVariable, Variable
 from stratagem._remote_kinds import KINDS
-from stratagem._shipping.call import Call
+from stratagem._shipping.call import FunctionCall
 from stratagem._shipping.loader import Loader
 from stratagem._shipping.parcel import Definition
 from stratagem._shipping.remote_objects.kinds import RemoteObject, WorkerTask
@@ -56,7 +56,7 @@ def test_a_function_of_a_module_is_named(coordination: Coordination) -> None:
 def test_a_function_travels_as_it_is_each_time(coordination: Coordination) -> None:
     amount = 1
     function = by_value(lambda: amount)
-    call = Call(function, (), {})
+    call = FunctionCall(function, (), {})
     assert coordination.ship(call)() == 1
     assert (
         coordination.closure_pickler.dump(call).payload
@@ -70,7 +70,7 @@ def test_a_call_that_travels_again_names_what_it_named(
     coordination: Coordination,
 ) -> None:
     v = variable_of(coordination, 1.0)
-    call = Call(by_value(lambda: v.assign_add(1)), (), {})
+    call = FunctionCall(by_value(lambda: v.assign_add(1)), (), {})
     first, again = (coordination.closure_pickler.dump(call) for _ in range(2))
     assert (first.payload, first.definitions) == (again.payload, again.definitions)
     assert coordination.load(again, worker=1)().numpy() == 2

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import cloudpickle
 import pytest
 
-from stratagem_deploy.clusters.call import Call, Outcome
+from stratagem_deploy.clusters.call import Outcome, WorkerCall
 from stratagem_proto.errors import AbortedError, InvalidTypeError
 
 
@@ -34,7 +34,9 @@ def raise_two_parts() -> NoReturn:
 
 def sent(function: Callable[..., Any], *arguments: Any) -> Outcome:
     """Makes a call as another process would, and takes what it sends back."""
-    call: Call = cloudpickle.loads(cloudpickle.dumps(Call(function, arguments)))
+    call: WorkerCall = cloudpickle.loads(
+        cloudpickle.dumps(WorkerCall(function, arguments))
+    )
     outcome: Outcome = cloudpickle.loads(call.outcome().to_bytes())
     return outcome
 

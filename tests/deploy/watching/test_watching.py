@@ -19,9 +19,9 @@ from stratagem_deploy import LocalCluster
 from stratagem_deploy.cli import app
 from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_deploy.watching.amounts import amount, quantile, span
-from stratagem_deploy.watching.asking import Answer, ask
+from stratagem_deploy.watching.asking import ServerAnswer, ask
 from stratagem_deploy.watching.live import show
-from stratagem_deploy.watching.places import Place
+from stratagem_deploy.watching.places import ServerPlace
 from stratagem_proto.serving.figures import Distribution
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
@@ -117,12 +117,12 @@ def test_top_shows_one_look_after_the_other_on_a_terminal(
 ) -> None:
     looks = 0
 
-    def look() -> list[Answer]:
+    def look() -> list[ServerAnswer]:
         nonlocal looks
         if looks == 2:
             raise KeyboardInterrupt
         looks += 1
-        return ask([Place(trained.address)], TOKEN, 5.0)
+        return ask([ServerPlace(trained.address)], TOKEN, 5.0)
 
     screen = io.StringIO()
     with pytest.raises(KeyboardInterrupt):
@@ -192,7 +192,7 @@ def test_a_server_says_where_and_when_it_wrote_a_checkpoint(tmp_path: Path) -> N
             with strategy.scope():
                 torch.nn.Linear(2, 1)
             strategy.save(tmp_path)
-        (answer,) = ask([Place(address)], resolver.cluster_token or "", 30.0)
+        (answer,) = ask([ServerPlace(address)], resolver.cluster_token or "", 30.0)
     assert answer.status is not None, answer.problem
     checkpoint = answer.status.parameter_server.checkpoint
     assert (checkpoint.folder, checkpoint.saves) == (str(tmp_path), 1)

@@ -20,7 +20,11 @@ from stratagem import (
     UnimplementedError,
 )
 from stratagem._input.iterator import DistributedIterator
-from stratagem._input.pipeline import Pipeline, function_pipeline, splitting_pipeline
+from stratagem._input.pipeline import (
+    InputPipeline,
+    function_pipeline,
+    splitting_pipeline,
+)
 from stratagem._input.rounds import Position
 from stratagem._input.sharding import InputWorker
 from tests.client.batches import Numbers, batches, steps
@@ -37,7 +41,7 @@ def workers(
     return [InputWorker(context, (None,) * local, seed) for context in contexts]
 
 
-def rows(pipeline: Pipeline, position: Position | None = None) -> list[Any]:
+def rows(pipeline: InputPipeline, position: Position | None = None) -> list[Any]:
     """Return what each replica of a worker gets in each step."""
     rounds = pipeline.open() if position is None else pipeline.open(position)
     return [[part.tolist() for part in round_.parts] for round_ in rounds]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stratagem._shipping.remote_objects.results import load_result
-from stratagem._worker_client.answer import Answer
+from stratagem._worker_client.answer import ClosureAnswer
 from stratagem._worker_client.link import WorkerLink
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_worker.server import WorkerServer
@@ -28,7 +28,7 @@ def worker() -> Iterator[WorkerServer]:
         yield worker
 
 
-def made(link: WorkerLink, closure: int) -> Answer:
+def made(link: WorkerLink, closure: int) -> ClosureAnswer:
     """How a function ended that returns something large."""
     payload = payload_of(lambda: torch.full((LARGE,), 7, dtype=torch.uint8))
     run = link.run(closure, payload, use=pb.RESULT_USE_LARGE_STAYS)

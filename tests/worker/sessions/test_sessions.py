@@ -18,7 +18,7 @@ from stratagem._ps_client.traffic import TrafficMeter
 from stratagem._ps_client.transports.places import places
 from stratagem._ps_client.transports.socket_link import SocketLink
 from stratagem._shipping.remote_objects.results import load_result
-from stratagem._worker_client.answer import Answer
+from stratagem._worker_client.answer import ClosureAnswer
 from stratagem._worker_client.closure_failure import ClosureFailure, FailureKind
 from stratagem._worker_client.grpc_wire import GrpcWire
 from stratagem._worker_client.link import WorkerLink
@@ -317,7 +317,7 @@ def test_a_worker_that_falls_silent_is_lost(
     stream = WorkStream(wire, "the worker", lambda *_: None, TrafficMeter())
     stream.open(PATIENCE)
     monkeypatch.setattr(stream, "_take", lambda response: None)
-    future: Future[Answer] = Future()
+    future: Future[ClosureAnswer] = Future()
     stream.run(1, [], future)
     stream._start(stream._watch, "watch", 0.2)
     with pytest.raises(WorkerLostError, match="the worker was lost: nothing"):

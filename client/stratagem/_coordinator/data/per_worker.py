@@ -13,7 +13,7 @@ from stratagem._core.variables.variable import Variable
 from stratagem._input.dataset import DistributedDataset
 from stratagem._input.reader import Reader, check_dataset, is_dataset
 from stratagem._input.specs import element_spec
-from stratagem._shipping.call import Call
+from stratagem._shipping.call import FunctionCall
 from stratagem_proto.errors import (
     InvalidArgumentError,
     OutOfRangeError,
@@ -35,7 +35,7 @@ class PerWorkerValues(WorkerValue):
         super().__init__(worker_values)
         self._build = build
         self._parcel = worker_values.closure_pickler.dump(
-            Call(build, (), {}), "a per-worker value"
+            FunctionCall(build, (), {}), "a per-worker value"
         )
 
     def _provide(self, keeper: Keeper) -> None:

@@ -16,7 +16,7 @@ from stratagem._core.contexts.worker_index import (
     on_worker,
 )
 from stratagem._core.variables.local import LocalVariable
-from stratagem._shipping.call import Call
+from stratagem._shipping.call import FunctionCall
 from stratagem._shipping.parcel import Parcel
 from stratagem._shipping.remote_objects.results import load_result
 
@@ -64,7 +64,7 @@ class PerWorkerVariable(LocalVariable):
         """
         patience = Patience("read_all", timeout)
         call = self._worker_values.closure_pickler.dump(
-            Call(LocalVariable.read_value, (self,), {})
+            FunctionCall(LocalVariable.read_value, (self,), {})
         )
         return [load_result(answer) for answer in self._ask_all(call, patience)]
 

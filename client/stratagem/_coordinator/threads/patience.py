@@ -48,7 +48,7 @@ class Patience:
         )
 
 
-class Entry(AbstractContextManager[None]):
+class ExclusiveEntry(AbstractContextManager[None]):
     """Keeps other threads out while the body runs; serves once.
 
     A generator would set the traceback of what the body raises, which not every class

@@ -13,7 +13,7 @@ from stratagem._coordinator.closures.closure import Closure
 from stratagem._coordinator.data.worker_values import WorkerValue
 from stratagem._coordinator.queue.prefetch_depth import PrefetchDepth
 from stratagem._shipping.parcel import Definition, Parcel
-from stratagem._worker_client.answer import Answer, Reply
+from stratagem._worker_client.answer import ClosureAnswer, Reply
 from stratagem._worker_client.link import WorkerLink
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.v1.worker_pb2 import (
@@ -78,12 +78,12 @@ class RemoteWorker:
         """Lets it forget a result that stays there."""
         self._link.release((), [closure.number])
 
-    def send_back(self, closure: Closure) -> Future[Answer]:
+    def send_back(self, closure: Closure) -> Future[ClosureAnswer]:
         """Has a result copied here that stays there."""
         closure.result.copying = True
         return self._link.send_back(closure.number)
 
-    def call(self, call: Parcel) -> Future[Answer]:
+    def call(self, call: Parcel) -> Future[ClosureAnswer]:
         """Sends a call that is no closure; returns its result to come."""
         self._send_needs(call)
         return self._link.run(next(self._numbers), call.payload)
@@ -139,7 +139,7 @@ class RemoteWorker:
         future = self._link.run(next(self._numbers), call.payload, keep_as=handle)
         future.add_done_callback(partial(self._built, handle))
 
-    def _built(self, handle: int, future: Future[Answer]) -> None:
+    def _built(self, handle: int, future: Future[ClosureAnswer]) -> None:
         error = future.exception()
         if error is not None:
             self._failed[handle] = error

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stratagem._checkpoints.deferred import Restoration
-from stratagem._checkpoints.entry import Entry
+from stratagem._checkpoints.entry import CheckpointEntry
 from stratagem._checkpoints.files import written_elsewhere
 from stratagem._cluster.membership import Membership
 from stratagem._parameter_server.checkpoints.restoring import ClusterRestorer
@@ -90,5 +90,5 @@ class ClusterCheckpoints:
         """Wait for what is being written."""
         self._saver.wait()
 
-    def _entries(self) -> list[Entry]:
-        return [Entry.of_tensor(*named) for named in self._buffers]
+    def _entries(self) -> list[CheckpointEntry]:
+        return [CheckpointEntry.of_tensor(*named) for named in self._buffers]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stratagem._checkpoints.entry import Entry
+from stratagem._checkpoints.entry import CheckpointEntry
 from stratagem._core.waiting import Wait
 from stratagem._parameter_server.checkpoints.restoration import Restoration
 from stratagem._parameter_server.hosting.store import RemoteStore
@@ -74,7 +74,7 @@ class ClusterRestorer:
     def require_fit(
         self,
         variables: Sequence[RemoteVariable],
-        buffers: Sequence[Entry],
+        buffers: Sequence[CheckpointEntry],
         strict: bool,
     ) -> None:
         """Check that all values fit.
@@ -163,7 +163,7 @@ class ClusterRestorer:
         slots = (one.name for one in self._wholes.values() if one.slot_of == whole.name)
         self._unused.difference_update(slots)
 
-    def restore_buffers(self, buffers: Iterable[Entry]) -> None:
+    def restore_buffers(self, buffers: Iterable[CheckpointEntry]) -> None:
         """Give this task's buffers their values."""
         for buffer in buffers:
             if buffer.name in self._unused:

@@ -8,8 +8,8 @@ from itertools import count
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
-from stratagem._shipping.parcel import Definition, Entry
-from stratagem._shipping.remote_objects.kinds import ChangingKind, Kind
+from stratagem._shipping.parcel import Definition, StatePart
+from stratagem._shipping.remote_objects.kinds import ChangingKind, ObjectKind
 from stratagem._strategies.strategy import Strategy
 
 
@@ -39,7 +39,7 @@ class Tracked:
     """
 
     def __init__(
-        self, handle: int, kind: Kind, subject: Any, gone: Callable[[], None]
+        self, handle: int, kind: ObjectKind, subject: Any, gone: Callable[[], None]
     ) -> None:
         self.handle = handle
         self.definition: Definition | None = None
@@ -49,7 +49,7 @@ class Tracked:
         self._subject = ref(subject, lambda _: gone())
         self._essence = b""
         self._essence_needs: frozenset[Tracked] = frozenset()
-        self._parts: dict[str, _Part] = {}
+        self._parts: dict[str, _TrackedPart] = {}
         self._stamp: object = None
 
     @property
@@ -83,7 +83,7 @@ class Tracked:
     def _stamp_now(self) -> object:
         return None if self._changing is None else self._changing.stamp(self.subject)
 
-    def _parts_now(self, number: int, writer: Writer) -> dict[str, _Part]:
+    def _parts_now(self, number: int, writer: Writer) -> dict[str, _TrackedPart]:
         if self._changing is None:
             return {}
         return {
@@ -92,17 +92,17 @@ class Tracked:
         }
 
     def _part(
-        self, known: _Part | None, value: object, number: int, writer: Writer
-    ) -> _Part:
+        self, known: _TrackedPart | None, value: object, number: int, writer: Writer
+    ) -> _TrackedPart:
         mark = writer.mark(value)
         if known is not None and mark is not None and mark == known.mark:
             return known
         payload, needs = writer.write(value)
         if known is not None and known.entry.payload == payload:
             return known._replace(mark=mark)
-        return _Part(Entry(number, payload), needs, mark)
+        return _TrackedPart(StatePart(number, payload), needs, mark)
 
-    def _define(self, revision: int, parts: Mapping[str, _Part]) -> None:
+    def _define(self, revision: int, parts: Mapping[str, _TrackedPart]) -> None:
         self.needs = self._essence_needs.union(*(part.needs for part in parts.values()))
         self.definition = Definition(
             self.handle,
@@ -114,7 +114,7 @@ class Tracked:
         )
 
 
-class _Part(NamedTuple):
+class _TrackedPart(NamedTuple):
     """A part of a state as it travelled last.
 
     Attributes:
@@ -123,7 +123,7 @@ class _Part(NamedTuple):
         mark: What shows without pickling that it is unchanged; None if nothing does.
     """
 
-    entry: Entry
+    entry: StatePart
     needs: frozenset[Tracked]
     mark: object
 
@@ -141,7 +141,7 @@ class HandleTable:
         """Return a handle that nothing has."""
         return next(self._numbers)
 
-    def tracked(self, kind: Kind, subject: object) -> Tracked:
+    def tracked(self, kind: ObjectKind, subject: object) -> Tracked:
         """Return what is known of an object, which gets a handle if it has none."""
         key = id(subject)
         known = self._tracked.get(key)

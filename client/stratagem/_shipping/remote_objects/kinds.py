@@ -41,7 +41,7 @@ class Change(NamedTuple):
     removed: Set[str]
 
 
-class Kind(ABC):
+class ObjectKind(ABC):
     """How objects of one kind are taken apart, and made elsewhere.
 
     The coordinator calls `subject` for each object that it meets, and `essence` once
@@ -82,7 +82,7 @@ class Kind(ABC):
         """Return the object of a worker that corresponds to a subject."""
 
 
-class SessionKind(Kind):
+class SessionKind(ObjectKind):
     """A kind whose objects keep something outside of their process while they live."""
 
     @abstractmethod
@@ -94,7 +94,7 @@ class SessionKind(Kind):
         """Give up what an object keeps."""
 
 
-class ChangingKind(Kind):
+class ChangingKind(ObjectKind):
     """A kind whose objects change on the coordinator while they live.
 
     The coordinator calls `state` whenever a subject travels; a worker calls `update`
@@ -139,7 +139,7 @@ class RemoteObject(ABC):
 _MOST_KNOWN = 1 << 10
 
 
-class KindTable(dict[type, "Kind | type[RemoteObject] | None"]):
+class KindTable(dict[type, "ObjectKind | type[RemoteObject] | None"]):
     """By class, of which kind its instances may be; None for what travels by value.
 
     A dict, because each object that is pickled is looked up here.
@@ -148,11 +148,11 @@ class KindTable(dict[type, "Kind | type[RemoteObject] | None"]):
         kinds: Those that there are.
     """
 
-    def __init__(self, *kinds: Kind) -> None:
+    def __init__(self, *kinds: ObjectKind) -> None:
         super().__init__()
         self.kinds = kinds
 
-    def __missing__(self, cls: type) -> Kind | type[RemoteObject] | None:
+    def __missing__(self, cls: type) -> ObjectKind | type[RemoteObject] | None:
         if len(self) >= _MOST_KNOWN:
             self.clear()
         fitting = (kind for kind in self.kinds if issubclass(cls, kind.types))

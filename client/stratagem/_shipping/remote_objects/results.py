@@ -14,7 +14,7 @@ from stratagem._shipping.pickles.classes import read_by_program
 from stratagem._shipping.pickles.marks import ATOMS
 from stratagem._shipping.pickles.pickling import Pickler
 from stratagem._shipping.pickles.refusal import refusal
-from stratagem._shipping.remote_objects.kinds import Kind, WorkerTask
+from stratagem._shipping.remote_objects.kinds import ObjectKind, WorkerTask
 from stratagem._strategies.strategy import Strategy
 
 
@@ -55,7 +55,7 @@ class _ResultPickler(Pickler):
         return super().reducer_override(value)
 
 
-class ResultKind(Kind):
+class ResultKind(ObjectKind):
     """A result that other workers get as it travelled."""
 
     name = "result"
