@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from stratagem_deploy.cli import app
 from stratagem_proto.errors import VariableNotFoundError
-from stratagem_proto.serving.log import LOG, to_stderr
+from stratagem_proto.server_log import LOG, to_stderr
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextvars import ContextVar
 
-from stratagem_proto.serving.eager import begin
+from stratagem_proto.eager import begin
 
 PRESENT: ContextVar[str] = ContextVar("PRESENT", default="nothing")
 

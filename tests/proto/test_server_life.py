@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from stratagem_proto.serving.loop import LoopThread
-from stratagem_proto.serving.sockets.listening import unix_socket
+from stratagem_proto.sockets.server.listening import unix_socket
 from stratagem_proto.wire.channel import open_channel
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings

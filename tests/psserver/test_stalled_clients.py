@@ -8,12 +8,12 @@ from contextlib import closing
 import pytest
 import torch
 
-from stratagem._ps_client.transports.places import places
-from stratagem._ps_client.transports.socket_link import SocketLink
+from stratagem_proto.sockets.client.endpoints import endpoints
+from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.frames import FrameKind, SocketFrame
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import OpenSessionResponse
-from stratagem_proto.wire.sockets.frames import Frame, Kind
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_proto.wire.transport import TCP, UNIX
 from stratagem_psserver.server import ParameterServer
@@ -53,16 +53,18 @@ def assignment(client: RawClient, value: torch.Tensor) -> list[bytes]:
 def link_to(
     server: ParameterServer, opened: OpenSessionResponse, way: str
 ) -> SocketLink:
-    return SocketLink(next(places(opened.frame_sockets, server.address, way)))
+    return SocketLink(next(endpoints(opened.frame_sockets, server.address, way)))
 
 
-def sent(link: SocketLink, method: str, messages: list[bytes], whole: bool) -> Frame:
+def sent(
+    link: SocketLink, method: str, messages: list[bytes], whole: bool
+) -> SocketFrame:
     """Begins a call, and returns the first frame of its answer."""
-    kind, path = Kind.CALL, f"/{SERVICE}/{method}".encode()
+    kind, path = FrameKind.CALL, f"/{SERVICE}/{method}".encode()
     for index, message in enumerate(messages):
         is_last = whole and index == len(messages) - 1
         link.send(kind, message, is_last, path)
-        kind, path = Kind.MESSAGE, b""
+        kind, path = FrameKind.MESSAGE, b""
     return next(link.frames())
 
 
@@ -80,7 +82,7 @@ def test_an_upload_that_stops_gives_its_memory_and_its_number_back(
     assert "did not come in 0.05 s" in status.message
     assert server._state.budget.used == 0
     with closing(link_to(server, opened, way)) as link:
-        assert sent(link, "Assign", messages, whole=True).kind == Kind.MESSAGE
+        assert sent(link, "Assign", messages, whole=True).kind == FrameKind.MESSAGE
     assert client.read("v")[0].eq(1).all()
 
 
@@ -95,7 +97,7 @@ def test_a_read_that_nobody_takes_gives_its_memory_back_and_hangs_up(
     read = pb.ReadRequest(session_id=client.session_id, selections=selections)
     with closing(link_to(server, opened, way)) as link:
         first = sent(link, "Read", [read.SerializeToString()], whole=True)
-        assert first.kind == Kind.MESSAGE
+        assert first.kind == FrameKind.MESSAGE
         assert server._state.budget.used > 0
         eventually(lambda: server._state.budget.used == 0)
         with pytest.raises(ConnectionError):

@@ -14,7 +14,6 @@ from stratagem._ps_client.connections.session import (
     handshake,
 )
 from stratagem._ps_client.traffic import TrafficMeter
-from stratagem._ps_client.transports.places import places
 from stratagem._worker_client.answer import ClosureAnswer, Reply
 from stratagem._worker_client.batchers import Batchers
 from stratagem._worker_client.grpc_wire import GrpcWire
@@ -25,6 +24,7 @@ from stratagem._worker_client.wire import Instructions, MakeWire, Wire
 from stratagem._worker_client.work_stream import WorkStream, lost
 from stratagem_proto.errors import CancelledError, StratagemError
 from stratagem_proto.protocol import SESSION_ID_BYTES
+from stratagem_proto.sockets.client.endpoints import endpoints
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, FrameSockets, Task
 from stratagem_proto.wire.channel import PATIENT_SECONDS, Deadlines
@@ -111,10 +111,10 @@ class WorkerLink:
         self.close()
         setting = transport_from_environment()
         self._begin(partial(GrpcWire, self._address))
-        for place in places(self._told, self._address, setting, PATIENT_SECONDS):
+        for endpoint in endpoints(self._told, self._address, setting, PATIENT_SECONDS):
             # Where that fails, gRPC does.
             with suppress(OSError, StratagemError):
-                return self._begin(partial(SocketWire, place, self.batchers))
+                return self._begin(partial(SocketWire, endpoint, self.batchers))
 
     def _begin(self, make: MakeWire) -> None:
         """Opens a session, in place of the one there is."""

@@ -10,15 +10,15 @@ from functools import partial
 from itertools import chain
 
 from stratagem._ps_client.traffic import TrafficMeter
-from stratagem._ps_client.transports.places import Place
-from stratagem._ps_client.transports.socket_error import broken, require_ok
-from stratagem._ps_client.transports.socket_link import SocketLink
 from stratagem._worker_client.batchers import Batcher, Batchers
 from stratagem._worker_client.wire import Instructions
 from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.sockets.client.endpoints import Endpoint
+from stratagem_proto.sockets.client.errors import broken, require_ok
+from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.frames import FrameKind, parts
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.wire.payloads import batches
-from stratagem_proto.wire.sockets.frames import Kind, parts
 
 _WORK = pb.DESCRIPTOR.services_by_name["WorkerService"].methods_by_name["Work"]
 _PATH = f"/{_WORK.containing_service.full_name}/{_WORK.name}".encode()
@@ -32,7 +32,7 @@ class SocketWire:
     Only what the socket has no room for is left to a thread, for as long as it takes.
 
     Args:
-        place: Where the worker takes frames.
+        endpoint: Where the worker takes frames.
         batchers: Tell which instructions wait for those that follow.
         opening: The handshake.
         meter: Counts what is sent.
@@ -46,22 +46,22 @@ class SocketWire:
 
     def __init__(
         self,
-        place: Place,
+        endpoint: Endpoint,
         batchers: Batchers,
         opening: pb.OpenWorkerSession,
         meter: TrafficMeter,
     ) -> None:
-        self.way = place.way
+        self.way = endpoint.way
         self._batchers, self._batcher = batchers, Batcher(self._flush)
         self._meter = meter
         self._waiting: deque[Instructions] = deque()
         self._sending = threading.Lock()
         self._reading = False
-        self._link = SocketLink(place)
+        self._link = SocketLink(endpoint)
         self._link.allow(None)
         message = pb.WorkRequest(open=opening).SerializeToString()
         try:
-            self._link.send(Kind.CALL, message, is_last=False, path=_PATH)
+            self._link.send(FrameKind.CALL, message, is_last=False, path=_PATH)
         except BaseException:
             self._link.close()
             raise
@@ -69,7 +69,7 @@ class SocketWire:
     def __iter__(self) -> Iterator[pb.WorkResponse]:
         try:
             for frame in self._link.frames():
-                if frame.kind == Kind.STATUS:
+                if frame.kind == FrameKind.STATUS:
                     return require_ok(frame)
                 response = pb.WorkResponse.FromString(bytes(frame.message))
                 # What the end of functions leads to is sent together.
@@ -123,7 +123,7 @@ class SocketWire:
         for batch in batches(taken):
             message = pb.WorkRequest(instructions=batch).SerializeToString()
             self._meter.sent(len(message))
-            yield from parts(Kind.MESSAGE, message, is_last=False)
+            yield from parts(FrameKind.MESSAGE, message, is_last=False)
 
     def cancel(self) -> None:
         """Ends the call, from any thread. May be called again."""

@@ -6,7 +6,8 @@ import ipaddress
 
 import grpc
 
-from stratagem_proto.errors import InvalidArgumentError, UnavailableError
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.sockets.server.listening import cannot_listen
 
 LAST_PORT = 65_535
 
@@ -47,12 +48,3 @@ def bound(server: grpc.Server | grpc.aio.Server, address: str) -> str:
     except RuntimeError as error:
         raise cannot_listen(address) from error
     return f"{address.rpartition(':')[0]}:{port}"
-
-
-def cannot_listen(address: str) -> UnavailableError:
-    """The error of who could not bind "host:port"."""
-    return UnavailableError(
-        f"cannot listen on {address}: the port is taken, or the host is not this "
-        "machine's; stop what listens there or choose another port (0 takes a free "
-        "one)"
-    )

@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.serving import log
+from stratagem_proto.server_log import LOG, to_stderr
 from stratagem_proto.serving.options import ServingOptions
 from stratagem_proto.serving.server import Server
 from stratagem_proto.serving.spans import exported_spans
@@ -44,7 +44,7 @@ def serve(server: Server, options: ServingOptions, as_json: bool) -> None:
     """
     ready_file = options.ready_file
     _check_folder(ready_file)
-    log.to_stderr(as_json)
+    to_stderr(as_json)
     _warn_of_readers(options.token_file)
     spans = exported_spans(options.label) if options.traces else nullcontext()
     with spans, _asked_to_stop() as asked, server:
@@ -66,7 +66,7 @@ def _warn_of_readers(path: Path | None) -> None:
     if path is None or _MOUNTED_SECRETS in path.parents:
         return
     if path.stat().st_mode & stat.S_IROTH:
-        log.LOG.warning(
+        LOG.warning(
             "other users of this machine can read the cluster token",
             file=str(path),
             remedy=f"chmod 600 {path}",

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from stratagem_proto.server_log import LOG
 from stratagem_proto.serving.addresses import bound
-from stratagem_proto.serving.log import LOG
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.pulse import Pulse
 from stratagem_proto.serving.reflection import MOST_STREAMS, add_reflection

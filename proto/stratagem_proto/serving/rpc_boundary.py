@@ -13,8 +13,8 @@ from grpc.aio import AbortError
 
 from stratagem_proto import tracing
 from stratagem_proto.errors import InvalidArgumentError, StratagemError
+from stratagem_proto.server_log import LOG
 from stratagem_proto.serving.figures import Calls, Figures
-from stratagem_proto.serving.log import LOG
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.status import code_of, to_record, trailers

@@ -13,15 +13,15 @@ from typing import ClassVar
 import grpc
 from typing_extensions import Self
 
+from stratagem_proto.server_log import LOG
 from stratagem_proto.serving.addresses import bound
 from stratagem_proto.serving.health import HealthServer
-from stratagem_proto.serving.log import LOG
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.settings import ServingSettings
-from stratagem_proto.serving.sockets.listener import SocketListener
-from stratagem_proto.serving.sockets.listening import listen
-from stratagem_proto.serving.sockets.peer_memory import Reserved, refused
 from stratagem_proto.serving.status import StatusService
+from stratagem_proto.sockets.server.listener import SocketListener
+from stratagem_proto.sockets.server.listening import listen
+from stratagem_proto.sockets.server.peer_memory import Reserved, refused
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 from stratagem_proto.wire.channel import SERVER_OPTIONS, STALL_SECONDS

@@ -14,6 +14,7 @@ import torch
 from google.protobuf.message import Message
 
 from stratagem_proto import tracing
+from stratagem_proto.eager import begin
 from stratagem_proto.errors import (
     InvalidArgumentError,
     MalformedStreamError,
@@ -21,7 +22,6 @@ from stratagem_proto.errors import (
     StratagemError,
     UnavailableError,
 )
-from stratagem_proto.serving.eager import begin
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.serving.rpc_boundary import is_over
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply

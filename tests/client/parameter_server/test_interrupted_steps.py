@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from stratagem._ps_client.transports.socket_link import SocketLink
 from stratagem.consistency import Sync
+from stratagem_proto.sockets.client.link import SocketLink
 from tests.client.clusters import running
 from tests.client.parameter_server.pairs import Pair, pairs
 from tests.client.parameter_server.test_consistency import Counter

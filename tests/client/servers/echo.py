@@ -11,12 +11,12 @@ import grpc
 import pytest
 
 from stratagem._ps_client.transports.call import Attempt, Call
-from stratagem._ps_client.transports.places import places
 from stratagem._ps_client.transports.socket_transport import SocketTransport
 from stratagem_proto.serving.loop import LoopThread
 from stratagem_proto.serving.rpc_boundary import Context
-from stratagem_proto.serving.sockets.listener import SocketListener
-from stratagem_proto.serving.sockets.listening import listen
+from stratagem_proto.sockets.client.endpoints import endpoints
+from stratagem_proto.sockets.server.listener import SocketListener
+from stratagem_proto.sockets.server.listening import listen
 
 MEBIBYTE = bytes(1 << 20)
 
@@ -93,8 +93,8 @@ class Served:
         self.loop, self.echo = loop, Echo()
         self.listener = loop.run(self._listener(way))
         self.told = self.listener.told
-        (self.place,) = places(self.told, "127.0.0.1:1", way)
-        self.transport = SocketTransport(self.place)
+        (self.endpoint,) = endpoints(self.told, "127.0.0.1:1", way)
+        self.transport = SocketTransport(self.endpoint)
         self.stopped = False
 
     async def _listener(self, way: str) -> SocketListener:

@@ -114,7 +114,7 @@ def test_a_socket_is_given_up_where_nobody_is_there_and_not_for_one_call(
         transport = connection.route._transport
         assert transport._sockets is not None
         transport._sockets.close()
-        failing = Failing(transport._sockets.place)
+        failing = Failing(transport._sockets.endpoint)
         failing.error = error
         transport._sockets = failing
         assert add(connection, "v", torch.ones(2)) == 2
@@ -131,7 +131,7 @@ def test_a_socket_that_fails_is_not_taken_for_one_learnt_of_meanwhile(
         transport = connection.route._transport
         newer = transport._sockets
         assert newer is not None
-        former = Failing(newer.place)
+        former = Failing(newer.endpoint)
         former.error = ConnectionRefusedError()
         former.meanwhile = lambda: setattr(transport, "_sockets", newer)
         transport._sockets = former
@@ -146,7 +146,7 @@ def test_a_new_run_of_a_server_pays_nothing_for_the_one_that_did_not_answer(
         make(connection, "v", torch.zeros(2))
         transport = connection.route._transport
         assert transport._sockets is not None
-        told, failing = transport._told, Failing(transport._sockets.place)
+        told, failing = transport._told, Failing(transport._sockets.endpoint)
         transport.learn(FrameSockets())
         transport._sockets = failing
         for _ in range(2):

@@ -12,15 +12,15 @@ import grpc
 import pytest
 import torch
 
-from stratagem._ps_client.transports.places import TcpPlace
-from stratagem._ps_client.transports.socket_error import broken
 from stratagem_proto.errors import (
     DeadlineExceededError,
     SessionLostError,
     UnavailableError,
 )
-from stratagem_proto.serving.sockets import listener
-from stratagem_proto.serving.sockets.listening import NO_PORT
+from stratagem_proto.sockets.client.endpoints import TcpEndpoint
+from stratagem_proto.sockets.client.errors import broken
+from stratagem_proto.sockets.server import listener
+from stratagem_proto.sockets.server.listening import NO_PORT
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX, VARIABLE
@@ -140,7 +140,7 @@ def test_where_the_port_is_closed_requests_go_by_grpc(
 def test_where_nobody_answers_at_the_port_requests_go_by_grpc(
     server: ParameterServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TcpPlace, "seconds", 0.05)
+    monkeypatch.setattr(TcpEndpoint, "seconds", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         told_by(server).data_port = silent.getsockname()[1]
         with connected(server.address) as connection:
@@ -222,9 +222,9 @@ def test_servers_are_reached_at_hosts_of_either_family(host: str) -> None:
         assert connection.way == TCP
 
 
-def place_of(server: ParameterServer) -> TcpPlace:
+def place_of(server: ParameterServer) -> TcpEndpoint:
     told = told_by(server)
-    return TcpPlace("127.0.0.1", told.data_port, told.secret, stall_seconds=15)
+    return TcpEndpoint("127.0.0.1", told.data_port, told.secret, stall_seconds=15)
 
 
 def unsupported(*_: object) -> None:

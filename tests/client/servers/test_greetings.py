@@ -11,30 +11,30 @@ from typing import Any, cast
 
 import pytest
 
-from stratagem._ps_client.transports.places import Place, TcpPlace
 from stratagem._ps_client.transports.server_transport import ServerTransport
-from stratagem._ps_client.transports.socket_link import SocketLink
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.serving.sockets import listener, peer
+from stratagem_proto.sockets.client.endpoints import Endpoint, TcpEndpoint
+from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.frames import FrameKind, prefix
+from stratagem_proto.sockets.greeting import HELLO_BYTES, NONCE_BYTES
+from stratagem_proto.sockets.server import listener, peer
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.session_pb2 import FrameSockets
-from stratagem_proto.wire.sockets.frames import Kind, prefix
-from stratagem_proto.wire.sockets.proofs import HELLO_BYTES, NONCE_BYTES
 from stratagem_proto.wire.transport import GRPC
 from tests.client.servers.echo import Served
 from tests.waiting import eventually
 
 GARBAGE = [
     b"GET / HTTP/1.1\r\n\r\n",
-    prefix(Kind.CALL, 0, True, b"/echo.Echo/Echo"),
-    prefix(Kind.HELLO, 31, True) + bytes(31),
-    prefix(Kind.HELLO, 2**31, True),
+    prefix(FrameKind.CALL, 0, True, b"/echo.Echo/Echo"),
+    prefix(FrameKind.HELLO, 31, True) + bytes(31),
+    prefix(FrameKind.HELLO, 2**31, True),
 ]
 
 
 @pytest.mark.parametrize("data", GARBAGE)
 def test_strangers_are_hung_up_on(served: Served, data: bytes) -> None:
-    with served.place.connect(20) as stranger:
+    with served.endpoint.connect(20) as stranger:
         stranger.sendall(data)
         with suppress(ConnectionResetError):
             while stranger.recv(100):
@@ -42,20 +42,20 @@ def test_strangers_are_hung_up_on(served: Served, data: bytes) -> None:
     assert served.call("Echo", b"hello") == [b"hello"]
 
 
-def elsewhere(place: Place, **changed: Any) -> Place:
-    return cast(Place, replace(cast(Any, place), **changed))
+def elsewhere(endpoint: Endpoint, **changed: Any) -> Endpoint:
+    return cast(Endpoint, replace(cast(Any, endpoint), **changed))
 
 
 def test_who_has_taken_the_name_or_the_port_of_a_server_is_not_believed(
     served: Served,
 ) -> None:
     with pytest.raises(ConnectionRefusedError, match="somebody else"):
-        SocketLink(elsewhere(served.place, secret=bytes(32)))
+        SocketLink(elsewhere(served.endpoint, secret=bytes(32)))
 
 
 def test_a_client_that_does_not_know_the_secret_is_not_let_in(served: Served) -> None:
-    with served.place.connect(20) as stranger:
-        hello = prefix(Kind.HELLO, NONCE_BYTES, True)
+    with served.endpoint.connect(20) as stranger:
+        hello = prefix(FrameKind.HELLO, NONCE_BYTES, True)
         stranger.sendall(hello + bytes(NONCE_BYTES))
         assert len(stranger.recv(100)) == len(hello) + HELLO_BYTES
         stranger.sendall(hello + bytes(NONCE_BYTES))
@@ -64,9 +64,9 @@ def test_a_client_that_does_not_know_the_secret_is_not_let_in(served: Served) ->
 
 def test_who_says_nothing_is_not_waited_for_long(served: Served) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        place = TcpPlace("127.0.0.1", silent.getsockname()[1], bytes(32), 15)
+        endpoint = TcpEndpoint("127.0.0.1", silent.getsockname()[1], bytes(32), 15)
         with pytest.raises(TimeoutError):
-            SocketLink(place, 0.05)
+            SocketLink(endpoint, 0.05)
 
 
 def test_strangers_keep_out_neither_clients_nor_each_other(
@@ -74,9 +74,9 @@ def test_strangers_keep_out_neither_clients_nor_each_other(
 ) -> None:
     monkeypatch.setattr(listener, "_MOST_STRANGERS", 3)
     monkeypatch.setattr(peer, "_HELLO_SECONDS", 60)
-    known = SocketLink(served.place)
+    known = SocketLink(served.endpoint)
     with ExitStack() as stack:
-        strangers = [stack.enter_context(served.place.connect(20)) for _ in range(6)]
+        strangers = [stack.enter_context(served.endpoint.connect(20)) for _ in range(6)]
         for first in strangers[:3]:
             assert first.recv(1) == b""
         assert served.call("Echo", b"hello") == [b"hello"]
@@ -91,18 +91,18 @@ def test_strangers_keep_out_neither_clients_nor_each_other(
 
 def test_who_speaks_of_more_than_a_proof_is_given_no_memory(served: Served) -> None:
     with socket.create_server(("127.0.0.1", 0)) as liar:
-        place = TcpPlace("127.0.0.1", liar.getsockname()[1], bytes(32), 15)
+        endpoint = TcpEndpoint("127.0.0.1", liar.getsockname()[1], bytes(32), 15)
 
         def lie() -> None:
             connection, _ = liar.accept()
             with connection:
-                connection.sendall(prefix(Kind.HELLO, 4 << 20, True))
+                connection.sendall(prefix(FrameKind.HELLO, 4 << 20, True))
                 connection.recv(1 << 16)
 
         lying = threading.Thread(target=lie)
         lying.start()
         with pytest.raises(MalformedStreamError, match="at most 64"):
-            SocketLink(place)
+            SocketLink(endpoint)
         lying.join()
 
 
@@ -128,9 +128,9 @@ def test_a_socket_that_is_not_the_servers_is_not_used(
         transport.learn(told)
         assert transport.way == GRPC
     (said,) = [each.getMessage() for each in caplog.records]
-    assert said.startswith(f"127.0.0.1:1 is not called by {served.place.way}: ")
+    assert said.startswith(f"127.0.0.1:1 is not called by {served.endpoint.way}: ")
     transport.learn(served.told)
-    assert transport.way == served.place.way
+    assert transport.way == served.endpoint.way
     transport.close()
 
 
@@ -146,17 +146,17 @@ def test_threads_that_hear_of_a_socket_at_once_connect_to_it_once(
             thread.start()
     for thread in threads:
         thread.join()
-    assert transport.way == served.place.way
+    assert transport.way == served.endpoint.way
     eventually(lambda: len(served.listener._peers) == 1)
     transport.close()
 
 
 def test_memory_is_shared_on_one_host_only(served: Served) -> None:
-    link = SocketLink(served.place)
-    if served.place.can_share:
+    link = SocketLink(served.endpoint)
+    if served.endpoint.can_share:
         assert link.share(1 << 20)
     else:
-        link.send(Kind.SEGMENT, b"", is_last=True)
+        link.send(FrameKind.SEGMENT, b"", is_last=True)
         (answer,) = link.frames()
         assert RecordedStatus.FromString(bytes(answer.message)).code
     link.close()

@@ -19,16 +19,16 @@ from stratagem._ps_client.connections.session import opening
 from stratagem._ps_client.requests import updates
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.reads import read
-from stratagem._ps_client.transports.places import Place, places
-from stratagem._ps_client.transports.socket_link import SocketLink
 from stratagem_deploy.processes.process import import_path
 from stratagem_proto.programs.optimizers import OPTIMIZERS
+from stratagem_proto.sockets.client.endpoints import Endpoint, endpoints
+from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.frames import FrameKind, prefix
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
 from stratagem_proto.wire import segment
 from stratagem_proto.wire.frames import ChunkView, Frame, encode_frame
-from stratagem_proto.wire.sockets.frames import Kind, prefix
 from stratagem_proto.wire.tensors import spec_of
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX
 from stratagem_psserver.server import ParameterServer
@@ -52,11 +52,11 @@ def shared_bytes(server: ParameterServer) -> int:
     return server._state.shared.used
 
 
-def place_of(connection: Connection) -> Place:
+def place_of(connection: Connection) -> Endpoint:
     """The Unix socket of the server that a connection goes to."""
     connection.open()
     told = connection.call(opening(IDENTITY)).frame_sockets
-    return next(places(told, connection.address, UNIX))
+    return next(endpoints(told, connection.address, UNIX))
 
 
 @pytest.mark.parametrize("transport", [AUTO, UNIX, TCP, GRPC])
@@ -114,7 +114,7 @@ def test_a_client_that_goes_away_while_it_reads_holds_nothing() -> None:
         link = SocketLink(place_of(connection))
         assert link.share(value.nbytes)
         link.send(
-            Kind.CALL,
+            FrameKind.CALL,
             request.SerializeToString(),
             True,
             b"/stratagem_proto.v1.ParameterServerService/Read",
@@ -271,7 +271,7 @@ def test_a_segment_that_could_harm_the_server_is_refused(kind: str) -> None:
     with served(staged_bytes=4_000_000) as (server, connection):
         link = SocketLink(place_of(connection))
         fd = make_segment(4096)
-        socket.send_fds(link._socket, [prefix(Kind.SEGMENT, 0, True)], [fd])
+        socket.send_fds(link._socket, [prefix(FrameKind.SEGMENT, 0, True)], [fd])
         os.close(fd)
         answer = next(link.frames())
         assert message in RecordedStatus.FromString(bytes(answer.message)).message
@@ -286,7 +286,7 @@ def test_a_segment_that_could_harm_the_server_is_refused(kind: str) -> None:
 def test_a_frame_about_a_segment_that_did_not_come_is_refused() -> None:
     with served() as (_, connection):
         link = SocketLink(place_of(connection))
-        link.send(Kind.SEGMENT, b"", True)
+        link.send(FrameKind.SEGMENT, b"", True)
         answer = next(link.frames())
         status = RecordedStatus.FromString(bytes(answer.message))
         assert "none came" in status.message
@@ -320,10 +320,13 @@ def test_a_place_that_does_not_fit_is_refused(
         named = ChunkView(0, 0, memoryview(bytes(nbytes)), start)
         frame = encode_frame(Frame(header, [named]))
         link.send(
-            Kind.CALL, frame, True, b"/stratagem_proto.v1.ParameterServerService/Assign"
+            FrameKind.CALL,
+            frame,
+            True,
+            b"/stratagem_proto.v1.ParameterServerService/Assign",
         )
         answer = next(link.frames())
-        assert answer.kind == Kind.STATUS
+        assert answer.kind == FrameKind.STATUS
         assert message in RecordedStatus.FromString(bytes(answer.message)).message
         link.close()
         assert value_of(connection, "v", value).eq(1).all()

@@ -14,9 +14,10 @@ from types import SimpleNamespace
 import grpc
 import pytest
 
-from stratagem._ps_client.transports import socket_link, socket_transport
-from stratagem._ps_client.transports.socket_link import SocketLink
-from stratagem_proto.wire.sockets.frames import Kind
+from stratagem._ps_client.transports import socket_transport
+from stratagem_proto.sockets.client import link as socket_link
+from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.frames import FrameKind
 from stratagem_proto.wire.transport import UNIX
 from tests.client.servers.echo import MEBIBYTE, Served
 from tests.waiting import eventually
@@ -145,12 +146,12 @@ def test_a_server_that_stops_at_once_cancels_what_is_under_way(served: Served) -
 
 def send_all(link: SocketLink, messages: list[bytes]) -> None:
     for message in messages:
-        link.send(Kind.CALL, message, True, b"/echo.Echo/Echo")
+        link.send(FrameKind.CALL, message, True, b"/echo.Echo/Echo")
 
 
 def test_calls_that_are_pipelined_are_answered_in_order(served: Served) -> None:
-    link = SocketLink(served.place)
-    link.send(Kind.CALL, b"", True, b"/echo.Echo/Wait")
+    link = SocketLink(served.endpoint)
+    link.send(FrameKind.CALL, b"", True, b"/echo.Echo/Wait")
     asked = [b"%d" % number * 1000 for number in range(1000)]
     sending = threading.Thread(target=send_all, args=(link, asked))
     sending.start()
@@ -163,9 +164,9 @@ def test_calls_that_are_pipelined_are_answered_in_order(served: Served) -> None:
 
 
 def test_a_long_call_before_the_first_ends_is_hung_up_on(served: Served) -> None:
-    link = SocketLink(served.place)
-    link.send(Kind.CALL, b"", True, b"/echo.Echo/Wait")
-    link.send(Kind.CALL, b"", False, b"/echo.Echo/Size")
+    link = SocketLink(served.endpoint)
+    link.send(FrameKind.CALL, b"", True, b"/echo.Echo/Wait")
+    link.send(FrameKind.CALL, b"", False, b"/echo.Echo/Size")
     with pytest.raises(ConnectionError):
         next(link.frames())
     link.close()
@@ -182,11 +183,11 @@ def many_descriptors() -> Iterator[None]:
 def test_sockets_with_large_descriptors_do(
     served: Served, many_descriptors: None
 ) -> None:
-    link = SocketLink(served.place)
+    link = SocketLink(served.endpoint)
     low = link._socket
     link._socket = socket.socket(fileno=fcntl.fcntl(low.fileno(), fcntl.F_DUPFD, 1500))
     low.close()
     assert not link.is_answered
-    link.send(Kind.CALL, b"hello", True, b"/echo.Echo/Echo")
+    link.send(FrameKind.CALL, b"hello", True, b"/echo.Echo/Echo")
     eventually(lambda: link.is_answered)
     link.close()

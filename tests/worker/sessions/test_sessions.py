@@ -15,8 +15,6 @@ import grpc
 import pytest
 
 from stratagem._ps_client.traffic import TrafficMeter
-from stratagem._ps_client.transports.places import places
-from stratagem._ps_client.transports.socket_link import SocketLink
 from stratagem._shipping.remote_objects.results import load_result
 from stratagem._worker_client.answer import ClosureAnswer
 from stratagem._worker_client.closure_failure import ClosureFailure, FailureKind
@@ -29,11 +27,13 @@ from stratagem_proto.errors import (
     UnavailableError,
     WorkerLostError,
 )
+from stratagem_proto.sockets.client.endpoints import endpoints
+from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.frames import FrameKind
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.v1.worker_pb2_grpc import WorkerServiceStub
 from stratagem_proto.wire.channel import open_channel
-from stratagem_proto.wire.sockets.frames import Kind
 from stratagem_proto.wire.status import translated
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, UNIX, VARIABLE
 from stratagem_worker.server import WorkerServer
@@ -212,11 +212,11 @@ def test_a_silent_client_that_does_not_read_loses_its_session_too() -> None:
     settings = WorkerSettings(token=TOKEN, lease_seconds=0.3)
     with WorkerServer(settings) as worker, closing(socket_link(worker)) as link:
         first = opening().SerializeToString()
-        link.send(Kind.CALL, first, is_last=False, path=PATH)
-        assert next(link.frames()).kind == Kind.MESSAGE
+        link.send(FrameKind.CALL, first, is_last=False, path=PATH)
+        assert next(link.frames()).kind == FrameKind.MESSAGE
         run = pb.Run(closure=1, payload=payload_of(large_result))
         request = pb.WorkRequest(instructions=[pb.Instruction(run=run)])
-        link.send(Kind.MESSAGE, request.SerializeToString(), is_last=False)
+        link.send(FrameKind.MESSAGE, request.SerializeToString(), is_last=False)
         assert has_entered()
         eventually(lambda: not worker._state._sessions)
 
@@ -224,11 +224,13 @@ def test_a_silent_client_that_does_not_read_loses_its_session_too() -> None:
 def test_what_comes_with_the_handshake_is_obeyed_before_what_follows() -> None:
     settings = WorkerSettings(token=TOKEN)
     with WorkerServer(settings) as worker, closing(socket_link(worker)) as link:
-        link.send(Kind.CALL, opening().SerializeToString(), is_last=False, path=PATH)
+        link.send(
+            FrameKind.CALL, opening().SerializeToString(), is_last=False, path=PATH
+        )
         for number in (1, 2, 3):
-            link.send(Kind.MESSAGE, running(number), is_last=False)
-        assert link.receive().kind == Kind.MESSAGE
-        link.send(Kind.MESSAGE, running(4), is_last=False)
+            link.send(FrameKind.MESSAGE, running(number), is_last=False)
+        assert link.receive().kind == FrameKind.MESSAGE
+        link.send(FrameKind.MESSAGE, running(4), is_last=False)
         ended: list[int] = []
         while len(ended) < 4:
             events = pb.WorkResponse.FromString(bytes(link.receive().message)).events
@@ -245,11 +247,13 @@ def test_what_comes_with_the_handshake_is_obeyed_before_what_follows() -> None:
 def test_a_session_on_this_host_ends_by_what_is_not_understood(data: bytes) -> None:
     settings = WorkerSettings(token=TOKEN)
     with WorkerServer(settings) as worker, closing(socket_link(worker)) as link:
-        link.send(Kind.CALL, opening().SerializeToString(), is_last=False, path=PATH)
-        assert link.receive().kind == Kind.MESSAGE
-        link.send(Kind.MESSAGE, data, is_last=False)
+        link.send(
+            FrameKind.CALL, opening().SerializeToString(), is_last=False, path=PATH
+        )
+        assert link.receive().kind == FrameKind.MESSAGE
+        link.send(FrameKind.MESSAGE, data, is_last=False)
         answer = link.receive()
-        assert answer.kind == Kind.STATUS
+        assert answer.kind == FrameKind.STATUS
         code = RecordedStatus.FromString(bytes(answer.message)).code
         assert code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
         eventually(lambda: not worker._state._sessions)
@@ -257,8 +261,8 @@ def test_a_session_on_this_host_ends_by_what_is_not_understood(data: bytes) -> N
 
 def socket_link(worker: WorkerServer) -> SocketLink:
     with connected(worker) as other:
-        (place, _) = places(other._told, worker.address, AUTO)
-        return SocketLink(place)
+        (endpoint, _) = endpoints(other._told, worker.address, AUTO)
+        return SocketLink(endpoint)
 
 
 def running(number: int) -> bytes:

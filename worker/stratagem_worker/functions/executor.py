@@ -8,8 +8,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import NamedTuple
 
+from stratagem_proto.server_log import LOG
 from stratagem_proto.serving.figures import SECONDS, Distribution
-from stratagem_proto.serving.log import LOG
 from stratagem_proto.v1 import worker_pb2 as pb
 
 

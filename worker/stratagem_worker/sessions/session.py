@@ -14,7 +14,7 @@ from stratagem._ps_client.closure_identity import running
 from stratagem._ps_client.write_behind import WritesBehind, writing_behind
 from stratagem._shipping.loader import Loader
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.serving.log import LOG
+from stratagem_proto.server_log import LOG
 from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 from stratagem_proto.wire.payloads import Pieces

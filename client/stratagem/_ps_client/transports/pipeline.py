@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import cast
 
 from stratagem._ps_client.transports.call import Attempt, Call, Responses
-from stratagem._ps_client.transports.places import Place
-from stratagem._ps_client.transports.socket_error import broken, require_ok
-from stratagem._ps_client.transports.socket_link import SocketLink
 from stratagem_proto.errors import MalformedStreamError
-from stratagem_proto.wire.sockets.frames import Frame, Kind, parts
+from stratagem_proto.sockets.client.endpoints import Endpoint
+from stratagem_proto.sockets.client.errors import broken, require_ok
+from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.frames import FrameKind, SocketFrame, parts
 
 
 class Pipeline:
@@ -23,15 +23,15 @@ class Pipeline:
     fails to come through, or is given up, so do all that are under way.
 
     Args:
-        place: Where the server takes frames.
+        endpoint: Where the server takes frames.
         seconds: How long connecting may take.
 
     Raises:
         OSError: Nobody, or not the server, answers there.
     """
 
-    def __init__(self, place: Place, seconds: float) -> None:
-        self._link = SocketLink(place, seconds)
+    def __init__(self, endpoint: Endpoint, seconds: float) -> None:
+        self._link = SocketLink(endpoint, seconds)
         self._kept: list[bytes] = []
         self._failure: OSError | None = None
         self.is_broken = False
@@ -43,7 +43,9 @@ class Pipeline:
         except OSError as error:
             self._fail(error)
         (message,) = call.encode(None)
-        self._kept += parts(Kind.CALL, message, is_last=True, path=call.path.encode())
+        self._kept += parts(
+            FrameKind.CALL, message, is_last=True, path=call.path.encode()
+        )
         turn = _Turn(self)
         return Attempt(Responses(turn.responses()), turn, self.push)
 
@@ -61,7 +63,7 @@ class Pipeline:
         self._failure = error
         self.break_off()
 
-    def next_frame(self) -> Frame:
+    def next_frame(self) -> SocketFrame:
         """Waits for the next answer.
 
         Raises:
@@ -92,11 +94,11 @@ class _Turn:
             SocketError: The call failed.
         """
         frame = self._answer()
-        if frame.kind == Kind.STATUS:
+        if frame.kind == FrameKind.STATUS:
             return require_ok(frame)
         yield cast(bytes, frame.message)
 
-    def _answer(self) -> Frame:
+    def _answer(self) -> SocketFrame:
         try:
             frame = self._pipeline.next_frame()
         except (OSError, MalformedStreamError) as error:

@@ -8,9 +8,9 @@ import time
 
 from stratagem._ps_client.transports.call import Attempt, Call
 from stratagem._ps_client.transports.grpc_transport import GrpcTransport
-from stratagem._ps_client.transports.places import places
 from stratagem._ps_client.transports.socket_transport import SocketTransport
 from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.sockets.client.endpoints import endpoints
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.transport import AUTO, GRPC, transport_from_environment
 
@@ -50,12 +50,14 @@ class ServerTransport:
                 self._connect(told)
 
     def _connect(self, told: FrameSockets) -> None:
-        for place in places(told, self.address, self._setting):
-            sockets = SocketTransport(place, shares=self._setting == AUTO)
+        for endpoint in endpoints(told, self.address, self._setting):
+            sockets = SocketTransport(endpoint, shares=self._setting == AUTO)
             try:
                 sockets.connect()
             except (OSError, MalformedStreamError) as error:
-                _LOG.debug("%s is not called by %s: %s", self.address, place.way, error)
+                _LOG.debug(
+                    "%s is not called by %s: %s", self.address, endpoint.way, error
+                )
             else:
                 self._sockets = sockets
                 if self._closed:
@@ -66,7 +68,7 @@ class ServerTransport:
     def way(self) -> str:
         """How calls go, as the setting names it; never "auto"."""
         sockets = self._sockets
-        return sockets.place.way if sockets else GRPC
+        return sockets.endpoint.way if sockets else GRPC
 
     def _forget(self) -> None:
         # Taken at once: another thread may do the same.

@@ -11,12 +11,12 @@ from stratagem._ps_client.interruption import awaited
 from stratagem._ps_client.transports.call import Attempt, Call, Responses, Style
 from stratagem._ps_client.transports.idle_links import IdleLinks
 from stratagem._ps_client.transports.pipeline import Pipeline
-from stratagem._ps_client.transports.places import Place
-from stratagem._ps_client.transports.socket_error import broken, require_ok
-from stratagem._ps_client.transports.socket_link import SocketLink
 from stratagem_proto.errors import MalformedStreamError
+from stratagem_proto.sockets.client.endpoints import Endpoint
+from stratagem_proto.sockets.client.errors import broken, require_ok
+from stratagem_proto.sockets.client.link import SocketLink
+from stratagem_proto.sockets.frames import FrameKind, SocketFrame
 from stratagem_proto.wire.segment import Segment, grown
-from stratagem_proto.wire.sockets.frames import Frame, Kind
 
 
 class SocketTransport:
@@ -26,15 +26,15 @@ class SocketTransport:
     that are pipelined share one.
 
     Args:
-        place: Where the server takes them.
+        endpoint: Where the server takes them.
         shares: Whether large tensors may go through shared memory, where there is any.
     """
 
-    def __init__(self, place: Place, shares: bool = True) -> None:
-        self.place = place
+    def __init__(self, endpoint: Endpoint, shares: bool = True) -> None:
+        self.endpoint = endpoint
         self._idle = IdleLinks()
         # The server's budget, or the system, was full for more; asked again by `trim`.
-        shares = shares and place.can_share
+        shares = shares and endpoint.can_share
         self._most_shared = self._wanted = sys.maxsize if shares else 0
         self._busy: set[SocketLink] = set()
         self._pipeline: Pipeline | None = None
@@ -46,7 +46,7 @@ class SocketTransport:
         Raises:
             OSError: Nobody, or not the server, answers there.
         """
-        self.give_back(SocketLink(self.place), usable=True)
+        self.give_back(SocketLink(self.endpoint), usable=True)
 
     def send(self, call: Call) -> Attempt:
         """Begins a call.
@@ -61,7 +61,7 @@ class SocketTransport:
         if call.style is Style.PIPELINED:
             return self._pipelined(call)
         deadline = time.monotonic() + call.timeout
-        link = self._idle.take(call.room) or SocketLink(self.place, call.timeout)
+        link = self._idle.take(call.room) or SocketLink(self.endpoint, call.timeout)
         self._busy.add(link)
         if self._closed:
             # Another thread has closed all that it knew of meanwhile.
@@ -72,7 +72,7 @@ class SocketTransport:
     def _pipelined(self, call: Call) -> Attempt:
         pipeline = self._pipeline
         if pipeline is None or pipeline.is_broken:
-            pipeline = self._pipeline = Pipeline(self.place, call.timeout)
+            pipeline = self._pipeline = Pipeline(self.endpoint, call.timeout)
         if self._closed:
             # Another thread has closed all that it knew of meanwhile.
             pipeline.break_off()
@@ -160,14 +160,14 @@ class _Exchange(Iterator[bytes]):
             raise
 
     def _send(self, link: SocketLink, call: Call) -> None:
-        kind, path = Kind.CALL, call.path.encode()
+        kind, path = FrameKind.CALL, call.path.encode()
         self.segment = self._transport.memory_of(link, call.room)
         messages = call.encode(self.segment)
         held = next(messages)
         for message in messages:
             link.send(kind, held, False, path)
             link.allow_until(self._deadline)
-            kind, path, held = Kind.MESSAGE, b"", message
+            kind, path, held = FrameKind.MESSAGE, b"", message
             if link.is_answered:
                 held = b""
                 break
@@ -198,12 +198,12 @@ class _Exchange(Iterator[bytes]):
             raise ConnectionAbortedError("the call was given up")
         return self._taken(link.receive(self._deadline))
 
-    def _taken(self, frame: Frame) -> bytes | None:
+    def _taken(self, frame: SocketFrame) -> bytes | None:
         self._over = frame.is_last
         # What is in the segment must stay until it was taken.
-        if (self._over and self.segment is None) or frame.kind == Kind.STATUS:
+        if (self._over and self.segment is None) or frame.kind == FrameKind.STATUS:
             self._end(usable=True)
-        if frame.kind == Kind.STATUS:
+        if frame.kind == FrameKind.STATUS:
             require_ok(frame)
             return None
         # A view of memory does wherever messages are taken apart.

@@ -14,11 +14,11 @@ from prometheus_client import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from stratagem_proto.serving.addresses import cannot_listen
 from stratagem_proto.serving.metrics.any_server import of_any_server
 from stratagem_proto.serving.metrics.families import Families
 from stratagem_proto.serving.metrics.parameter_server import of_parameter_server
 from stratagem_proto.serving.metrics.worker_server import of_worker_server
+from stratagem_proto.sockets.server.listening import cannot_listen
 from stratagem_proto.v1.status_pb2 import GetStatusResponse
 
 Ask = Callable[[], GetStatusResponse]

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from stratagem_proto.errors import DeadlineExceededError
-from stratagem_proto.wire.sockets.frames import WINDOW_BYTES, Frame
+from stratagem_proto.sockets.frames import WINDOW_BYTES, SocketFrame
 
 Take: TypeAlias = Callable[[bytes | memoryview], None]
 
 
-class RequestStream:
+class IncomingMessages:
     """Iterates over the messages of a call as they come; on the event loop.
 
     Args:
@@ -23,7 +23,7 @@ class RequestStream:
     """
 
     def __init__(
-        self, first: Frame, emptied: Callable[[], None], patience: float | None
+        self, first: SocketFrame, emptied: Callable[[], None], patience: float | None
     ) -> None:
         self._messages = deque([first.message])
         self._nbytes = len(first.message)
@@ -51,7 +51,7 @@ class RequestStream:
         """
         self._taker = take
 
-    def put(self, frame: Frame) -> None:
+    def put(self, frame: SocketFrame) -> None:
         """Takes another message in."""
         if self._taker is not None and not frame.is_last and not self._messages:
             return self._hand_over(self._taker, frame.message)
@@ -82,7 +82,7 @@ class RequestStream:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
-    def __aiter__(self) -> RequestStream:
+    def __aiter__(self) -> IncomingMessages:
         return self
 
     async def __anext__(self) -> bytes | memoryview:

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from stratagem_proto.serving.sockets.request_stream import RequestStream
-from stratagem_proto.wire.sockets.frames import Frame, Kind
+from stratagem_proto.sockets.frames import FrameKind, SocketFrame
+from stratagem_proto.sockets.server.incoming_messages import IncomingMessages
 
 
-def message(data: bytes, is_last: bool = False) -> Frame:
-    return Frame(Kind.MESSAGE, is_last, data, b"")
+def message(data: bytes, is_last: bool = False) -> SocketFrame:
+    return SocketFrame(FrameKind.MESSAGE, is_last, data, b"")
 
 
 def test_nothing_is_taken_behind_what_was_refused() -> None:
@@ -23,7 +23,7 @@ def test_nothing_is_taken_behind_what_was_refused() -> None:
             raise ValueError("no")
 
     async def read() -> None:
-        messages = RequestStream(message(b"first"), lambda: None, patience=None)
+        messages = IncomingMessages(message(b"first"), lambda: None, patience=None)
         messages.divert(take)
         reading = asyncio.ensure_future(collected(messages))
         await asyncio.sleep(0)
@@ -34,7 +34,7 @@ def test_nothing_is_taken_behind_what_was_refused() -> None:
         with pytest.raises(ValueError, match="no"):
             await reading
 
-    async def collected(messages: RequestStream) -> None:
+    async def collected(messages: IncomingMessages) -> None:
         async for data in messages:
             taken.append(bytes(data))
 
@@ -45,7 +45,7 @@ def test_nothing_is_taken_behind_what_was_refused() -> None:
 
 def test_who_waits_is_cancelled_though_a_message_came_just_before_the_end() -> None:
     async def read() -> None:
-        messages = RequestStream(message(b"first"), lambda: None, patience=60)
+        messages = IncomingMessages(message(b"first"), lambda: None, patience=60)
         reading = asyncio.ensure_future(drained(messages))
         await asyncio.sleep(0)
         messages.put(message(b"second"))
@@ -54,7 +54,7 @@ def test_who_waits_is_cancelled_though_a_message_came_just_before_the_end() -> N
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(reading, 20)
 
-    async def drained(messages: RequestStream) -> None:
+    async def drained(messages: IncomingMessages) -> None:
         async for _ in messages:
             pass
 

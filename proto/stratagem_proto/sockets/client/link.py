@@ -10,24 +10,24 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from stratagem._ps_client.transports.places import Place
-from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.wire.segment import Segment, create
-from stratagem_proto.wire.sockets.closing import closed_on_failure, hang_up
-from stratagem_proto.wire.sockets.frames import (
+from stratagem_proto.sockets.client.endpoints import Endpoint
+from stratagem_proto.sockets.closing import closed_on_failure, hang_up
+from stratagem_proto.sockets.frames import (
     SCRATCH_BYTES,
-    Frame,
+    FrameKind,
     FrameReader,
-    Kind,
+    SocketFrame,
     parts,
     prefix,
 )
-from stratagem_proto.wire.sockets.proofs import (
+from stratagem_proto.sockets.greeting import (
     HELLO_BYTES,
     NONCE_BYTES,
     Proofs,
     drawn_nonce,
 )
+from stratagem_proto.v1.error_pb2 import RecordedStatus
+from stratagem_proto.wire.segment import Segment, create
 
 # What a wait may be longer than allowed by, as setting that takes a call of the system.
 _LENIENCE = 1.01
@@ -44,22 +44,22 @@ class SocketLink:
         MalformedStreamError: Who answers sends what the server would not.
     """
 
-    def __init__(self, place: Place, seconds: float | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, seconds: float | None = None) -> None:
         """Connects.
 
         Args:
-            place: Where.
-            seconds: How long that may take, if not the place's usual time.
+            endpoint: Where.
+            seconds: How long that may take, if not the endpoint's usual time.
         """
         self.segment: Segment | None = None
         # Nothing larger than a proof is taken from strangers.
         self._reader = FrameReader(bytearray(SCRATCH_BYTES), HELLO_BYTES)
-        self._arrived: deque[Frame] = deque()
-        seconds = min(seconds or place.seconds, place.seconds)
+        self._arrived: deque[SocketFrame] = deque()
+        seconds = min(seconds or endpoint.seconds, endpoint.seconds)
         deadline = time.monotonic() + seconds
-        self._socket = place.connect(seconds)
+        self._socket = endpoint.connect(seconds)
         with closed_on_failure(self._socket):
-            self._greet(place.secret, deadline)
+            self._greet(endpoint.secret, deadline)
 
     def _greet(self, secret: bytes, deadline: float) -> None:
         asked = drawn_nonce()
@@ -73,7 +73,7 @@ class SocketLink:
 
     def _answer(self, hello: bytes, deadline: float) -> bytes:
         self.allow_until(deadline)
-        self.send(Kind.HELLO, hello, is_last=True)
+        self.send(FrameKind.HELLO, hello, is_last=True)
         return bytes(self.receive(deadline).message)
 
     def allow_until(self, deadline: float) -> None:
@@ -95,7 +95,7 @@ class SocketLink:
             self._socket.settimeout(seconds)
 
     def send(
-        self, kind: Kind, message: bytes, is_last: bool, path: bytes = b""
+        self, kind: FrameKind, message: bytes, is_last: bool, path: bytes = b""
     ) -> None:
         """Sends a frame.
 
@@ -145,7 +145,7 @@ class SocketLink:
             return False
         self.segment = None
         try:
-            frame = prefix(Kind.SEGMENT, 0, is_last=True)
+            frame = prefix(FrameKind.SEGMENT, 0, is_last=True)
             socket.send_fds(self._socket, [frame], [fd])
         finally:
             os.close(fd)
@@ -162,7 +162,7 @@ class SocketLink:
         looking.register(self._socket, select.POLLIN)
         return bool(looking.poll(0))
 
-    def frames(self) -> Iterator[Frame]:
+    def frames(self) -> Iterator[SocketFrame]:
         """The frames of one answer, as they come.
 
         Raises:
@@ -175,7 +175,7 @@ class SocketLink:
             if frame.is_last:
                 return
 
-    def receive(self, deadline: float | None = None) -> Frame:
+    def receive(self, deadline: float | None = None) -> SocketFrame:
         """The next frame; raises as `frames`.
 
         Args:

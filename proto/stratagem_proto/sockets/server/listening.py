@@ -7,11 +7,11 @@ import socket
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from stratagem_proto.serving.addresses import cannot_listen
-from stratagem_proto.serving.log import LOG
+from stratagem_proto.errors import UnavailableError
+from stratagem_proto.server_log import LOG
+from stratagem_proto.sockets.closing import closed_on_failure
+from stratagem_proto.sockets.greeting import SECRET_BYTES
 from stratagem_proto.v1.session_pb2 import FrameSockets
-from stratagem_proto.wire.sockets.closing import closed_on_failure
-from stratagem_proto.wire.sockets.proofs import SECRET_BYTES
 from stratagem_proto.wire.transport import AUTO, TCP, UNIX
 
 _BACKLOG = 4096
@@ -112,3 +112,12 @@ def tcp_socket(host: str, port: int) -> socket.socket:
     )
     listening.setblocking(False)
     return listening
+
+
+def cannot_listen(address: str) -> UnavailableError:
+    """Return the error of a server that could not bind "host:port"."""
+    return UnavailableError(
+        f"cannot listen on {address}: the port is taken, or the host is not this "
+        "machine's; stop what listens there or choose another port (0 takes a free "
+        "one)"
+    )

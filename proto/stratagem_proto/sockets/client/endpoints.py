@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+from stratagem_proto.sockets.closing import closed_on_failure, tune
+from stratagem_proto.sockets.greeting import SECRET_BYTES
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.channel import STALL_SECONDS
-from stratagem_proto.wire.sockets.closing import closed_on_failure
-from stratagem_proto.wire.sockets.proofs import SECRET_BYTES
-from stratagem_proto.wire.sockets.tcp import tune
 from stratagem_proto.wire.transport import AUTO, TCP, UNIX
 
 
-class Place(Protocol):
+class Endpoint(Protocol):
     """Where to connect.
 
     Attributes:
@@ -41,7 +40,7 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True)
-class UnixPlace:
+class UnixEndpoint:
     """A name on this host."""
 
     way: ClassVar[str] = UNIX
@@ -60,7 +59,7 @@ class UnixPlace:
 
 
 @dataclass(frozen=True)
-class TcpPlace:
+class TcpEndpoint:
     """A port of the server's host."""
 
     way: ClassVar[str] = TCP
@@ -80,12 +79,12 @@ class TcpPlace:
         return connection
 
 
-def places(
+def endpoints(
     told: FrameSockets,
     address: str,
     setting: str,
     stall_seconds: float = STALL_SECONDS,
-) -> Iterator[Place]:
+) -> Iterator[Endpoint]:
     """Where to try to connect, the best one first.
 
     Args:
@@ -101,6 +100,6 @@ def places(
     if port != str(told.port) or len(told.secret) < SECRET_BYTES:
         return
     if told.name and setting in (AUTO, UNIX):
-        yield UnixPlace(told.name, told.secret)
+        yield UnixEndpoint(told.name, told.secret)
     if told.data_port and setting in (AUTO, TCP):
-        yield TcpPlace(host.strip("[]"), told.data_port, told.secret, stall_seconds)
+        yield TcpEndpoint(host.strip("[]"), told.data_port, told.secret, stall_seconds)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from stratagem_proto.errors import DeadlineExceededError
-from stratagem_proto.wire.sockets.frames import Kind, parts
+from stratagem_proto.sockets.frames import FrameKind, parts
 
 
 class SendBuffer:
@@ -48,7 +48,7 @@ class SendBuffer:
         """Whether nothing waits; in any thread."""
         return not self._waiting
 
-    def send(self, kind: Kind, message: bytes, is_last: bool) -> None:
+    def send(self, kind: FrameKind, message: bytes, is_last: bool) -> None:
         """Sends a frame, at once as far as there is room; in any thread."""
         pieces = parts(kind, message, is_last)
         with self._sending:

@@ -9,16 +9,14 @@ from functools import lru_cache
 
 import grpc
 
-from stratagem_proto.serving.log import LOG
-from stratagem_proto.serving.methods import Handler
-from stratagem_proto.serving.sockets.call import find_handler
-from stratagem_proto.serving.sockets.listening import Listening
-from stratagem_proto.serving.sockets.peer import Peer
-from stratagem_proto.serving.sockets.peer_memory import Reserve, refused
+from stratagem_proto.server_log import LOG
+from stratagem_proto.sockets.closing import hang_up, tune
+from stratagem_proto.sockets.frames import SCRATCH_BYTES
+from stratagem_proto.sockets.server.call import Handler, find_handler
+from stratagem_proto.sockets.server.listening import Listening
+from stratagem_proto.sockets.server.peer import Peer
+from stratagem_proto.sockets.server.peer_memory import Reserve, refused
 from stratagem_proto.wire.channel import PATIENT_SECONDS, STALL_SECONDS
-from stratagem_proto.wire.sockets.closing import hang_up
-from stratagem_proto.wire.sockets.frames import SCRATCH_BYTES
-from stratagem_proto.wire.sockets.tcp import tune
 
 # After a failure to accept, for instance because all file descriptors are in use.
 _PAUSE_SECONDS = 1.0

@@ -4,34 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from stratagem_proto.eager import begin
 from stratagem_proto.errors import (
     DeadlineExceededError,
     MalformedStreamError,
     StratagemError,
 )
-from stratagem_proto.serving.eager import begin
-from stratagem_proto.serving.log import LOG
-from stratagem_proto.serving.sockets.call import SocketCall
-from stratagem_proto.serving.sockets.greeting import Greeting
-from stratagem_proto.serving.sockets.peer_memory import (
+from stratagem_proto.server_log import LOG
+from stratagem_proto.sockets.closing import hang_up
+from stratagem_proto.sockets.frames import (
+    WINDOW_BYTES,
+    FrameKind,
+    FrameReader,
+    SocketFrame,
+)
+from stratagem_proto.sockets.greeting import HELLO_BYTES, Greeting
+from stratagem_proto.sockets.server.call import SocketCall
+from stratagem_proto.sockets.server.incoming_messages import IncomingMessages
+from stratagem_proto.sockets.server.peer_memory import (
     ANCILLARY_BYTES,
     PeerMemory,
 )
-from stratagem_proto.serving.sockets.queued_calls import QueuedCalls
-from stratagem_proto.serving.sockets.request_stream import RequestStream
-from stratagem_proto.serving.sockets.send_buffer import SendBuffer
+from stratagem_proto.sockets.server.send_buffer import SendBuffer
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.wire.sockets.closing import hang_up
-from stratagem_proto.wire.sockets.frames import Frame, FrameReader, Kind
-from stratagem_proto.wire.sockets.proofs import HELLO_BYTES
 from stratagem_proto.wire.status import to_record
 
 if TYPE_CHECKING:
-    from stratagem_proto.serving.sockets.listener import SocketListener
+    from stratagem_proto.sockets.server.listener import SocketListener
+
+# With more calls, or more than the window of bytes, no more are read from a client.
+_MOST_QUEUED = 64
 
 # Who connects and does not say who they are keeps nothing open for longer.
 _HELLO_SECONDS = 5.0
@@ -54,10 +61,10 @@ class Peer:
         # Nothing larger than a proof is taken from strangers.
         self._reader = FrameReader(listener.scratch, HELLO_BYTES)
         self._patience = self._loop.call_later(_HELLO_SECONDS, self.close)
-        self._take: Callable[[Frame], None] = self._greet
+        self._take: Callable[[SocketFrame], None] = self._greet
         self._memory = PeerMemory(listener.reserve)
         self._call: SocketCall | None = None
-        self._queued = QueuedCalls()
+        self._queued = _QueuedCalls()
         self._task: asyncio.Future[None] | None = None
         self._whole = True
         self._paused = self._closing = self._closed = False
@@ -90,40 +97,40 @@ class Peer:
             self._take_together(frames)
         return bool(nbytes)
 
-    def _take_together(self, frames: list[Frame]) -> None:
+    def _take_together(self, frames: list[SocketFrame]) -> None:
         with self._out.together():
             for frame in frames:
                 self._take(frame)
 
-    def _greet(self, frame: Frame) -> None:
-        self._out.send(Kind.HELLO, self._greeting.answer(frame), is_last=True)
+    def _greet(self, frame: SocketFrame) -> None:
+        self._out.send(FrameKind.HELLO, self._greeting.answer(frame), is_last=True)
         if self._greeting.is_over:
             self._patience.cancel()
             self._listener.admitted(self)
             self._reader.admit()
             self._take = self._obey
 
-    def _obey(self, frame: Frame) -> None:
-        if frame.kind == Kind.CALL and self._whole and self._call is None:
+    def _obey(self, frame: SocketFrame) -> None:
+        if frame.kind == FrameKind.CALL and self._whole and self._call is None:
             self._begin(frame)
-        elif frame.kind == Kind.CALL and self._whole and frame.is_last:
+        elif frame.kind == FrameKind.CALL and self._whole and frame.is_last:
             self._enqueue(frame)
-        elif frame.kind == Kind.MESSAGE and not self._whole:
+        elif frame.kind == FrameKind.MESSAGE and not self._whole:
             self._continue(frame)
-        elif frame.kind == Kind.SEGMENT and self._whole and self._call is None:
+        elif frame.kind == FrameKind.SEGMENT and self._whole and self._call is None:
             self._share()
         else:
             raise MalformedStreamError(
                 f"a frame of kind {frame.kind} came where none may come"
             )
 
-    def _begin(self, frame: Frame) -> None:
+    def _begin(self, frame: SocketFrame) -> None:
         self._whole = frame.is_last
         serving = begin(self._serve(frame))
         if not serving.done():
             self._task = serving
 
-    def _enqueue(self, frame: Frame) -> None:
+    def _enqueue(self, frame: SocketFrame) -> None:
         self._queued.put(frame)
         if self._queued.are_many:
             self._pause()
@@ -135,9 +142,9 @@ class Peer:
         except StratagemError as error:
             LOG.info("no shared memory", why=error.message)
             status = to_record(error)
-        self._out.send(Kind.STATUS, status.SerializeToString(), is_last=True)
+        self._out.send(FrameKind.STATUS, status.SerializeToString(), is_last=True)
 
-    def _continue(self, frame: Frame) -> None:
+    def _continue(self, frame: SocketFrame) -> None:
         self._whole = frame.is_last
         # What comes for a call that has ended already is dropped.
         if self._call is not None:
@@ -155,7 +162,7 @@ class Peer:
             self._paused = False
             self._loop.add_reader(self._socket, self._readable)
 
-    async def _serve(self, frame: Frame) -> None:
+    async def _serve(self, frame: SocketFrame) -> None:
         try:
             await self._call_of(frame).run()
             while self._queued and not self._closing:
@@ -166,8 +173,8 @@ class Peer:
             if self._closing:
                 await self._close_once_sent()
 
-    def _call_of(self, frame: Frame) -> SocketCall:
-        requests = RequestStream(frame, self._resume, self._listener.patience)
+    def _call_of(self, frame: SocketFrame) -> SocketCall:
+        requests = IncomingMessages(frame, self._resume, self._listener.patience)
         handler = self._listener.handler(frame.path)
         memory = self._memory.segment
         self._call = SocketCall(handler, frame, requests, self._out, memory)
@@ -210,3 +217,30 @@ class Peer:
             if self._call is not None:
                 self._call.requests.close()
             self._task.cancel()
+
+
+class _QueuedCalls:
+    """Calls that a client has pipelined behind the one being answered."""
+
+    def __init__(self) -> None:
+        self._frames: deque[SocketFrame] = deque()
+        self._nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    @property
+    def are_many(self) -> bool:
+        """Whether no more should be read before some are answered."""
+        return len(self._frames) >= _MOST_QUEUED or self._nbytes > WINDOW_BYTES
+
+    def put(self, frame: SocketFrame) -> None:
+        """Takes a call in."""
+        self._frames.append(frame)
+        self._nbytes += len(frame.message)
+
+    def take(self) -> SocketFrame:
+        """Gives the next one out."""
+        frame = self._frames.popleft()
+        self._nbytes -= len(frame.message)
+        return frame

@@ -30,7 +30,7 @@ _SMALL_BYTES = 64 << 10
 WINDOW_BYTES = 4 << 20
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is.
 
     Attributes:
@@ -50,11 +50,11 @@ class Kind(IntEnum):
     SEGMENT = 5
 
 
-class Frame(NamedTuple):
+class SocketFrame(NamedTuple):
     """One frame.
 
     Attributes:
-        kind: A `Kind`, as a number.
+        kind: A `FrameKind`, as a number.
         is_last: Whether its sender sends no more in this call.
         message: Its bytes; of a large one a view of memory that is its own.
         path: The method, as gRPC names it; empty but for a CALL.
@@ -66,14 +66,14 @@ class Frame(NamedTuple):
     path: bytes = b""
 
 
-def prefix(kind: Kind, size: int, is_last: bool, path: bytes = b"") -> bytes:
+def prefix(kind: FrameKind, size: int, is_last: bool, path: bytes = b"") -> bytes:
     """All of a frame but its message of that many bytes."""
     marked = kind | _LAST if is_last else kind
     return _HEADER.pack(size, len(path), marked) + path
 
 
 def parts(
-    kind: Kind, message: bytes, is_last: bool, path: bytes = b""
+    kind: FrameKind, message: bytes, is_last: bool, path: bytes = b""
 ) -> tuple[bytes, ...]:
     """A frame as what is best given to a socket one after the other."""
     begin = prefix(kind, len(message), is_last, path)
@@ -112,7 +112,7 @@ class FrameReader:
         """Whether more of a large frame is about to come."""
         return self._large is not None
 
-    def received(self, nbytes: int) -> list[Frame]:
+    def received(self, nbytes: int) -> list[SocketFrame]:
         """The frames that are complete now that so many bytes have come.
 
         Raises:
@@ -155,7 +155,7 @@ class FrameReader:
             self._large[: len(rest)] = rest
             self._filled, self._rest = len(rest), b""
 
-    def _more_of_large(self, large: memoryview, nbytes: int) -> list[Frame]:
+    def _more_of_large(self, large: memoryview, nbytes: int) -> list[SocketFrame]:
         self._filled += nbytes
         if self._filled < len(large):
             return []
@@ -164,5 +164,5 @@ class FrameReader:
         return [_frame(marked, large[begin:end], bytes(large[_HEADER.size : begin]))]
 
 
-def _frame(marked: int, message: bytes | memoryview, path: bytes) -> Frame:
-    return Frame(marked & ~_LAST, marked >= _LAST, message, path)
+def _frame(marked: int, message: bytes | memoryview, path: bytes) -> SocketFrame:
+    return SocketFrame(marked & ~_LAST, marked >= _LAST, message, path)

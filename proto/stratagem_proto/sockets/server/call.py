@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import grpc
 
 from stratagem_proto.errors import DeadlineExceededError
-from stratagem_proto.serving.log import LOG
-from stratagem_proto.serving.methods import Handler
-from stratagem_proto.serving.sockets.request_stream import RequestStream
-from stratagem_proto.serving.sockets.send_buffer import SendBuffer
+from stratagem_proto.server_log import LOG
+from stratagem_proto.sockets.frames import WINDOW_BYTES, FrameKind, SocketFrame
+from stratagem_proto.sockets.server.incoming_messages import IncomingMessages
+from stratagem_proto.sockets.server.send_buffer import SendBuffer
 from stratagem_proto.v1.error_pb2 import RecordedStatus
 from stratagem_proto.wire.segment import Segment
-from stratagem_proto.wire.sockets.frames import WINDOW_BYTES, Frame, Kind
 from stratagem_proto.wire.status import detail_of
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 
 
 class _Details(NamedTuple):
@@ -45,8 +46,8 @@ class SocketCall:
     def __init__(
         self,
         handler: Handler | None,
-        first: Frame,
-        requests: RequestStream,
+        first: SocketFrame,
+        requests: IncomingMessages,
         out: SendBuffer,
         segment: Segment | None = None,
     ) -> None:
@@ -145,7 +146,7 @@ class SocketCall:
         raise grpc.aio.AbortError
 
     def _send(self, message: bytes, is_last: bool = False) -> None:
-        self._out.send(Kind.MESSAGE, message, is_last)
+        self._out.send(FrameKind.MESSAGE, message, is_last)
 
     def _end(
         self,
@@ -156,4 +157,4 @@ class SocketCall:
         self._held = None
         detail = detail_of(trailing_metadata)
         status = RecordedStatus(code=code.value[0], message=details, detail=detail)
-        self._out.send(Kind.STATUS, status.SerializeToString(), is_last=True)
+        self._out.send(FrameKind.STATUS, status.SerializeToString(), is_last=True)

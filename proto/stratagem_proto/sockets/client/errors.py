@@ -6,8 +6,8 @@ from typing import Any
 
 import grpc
 
+from stratagem_proto.sockets.frames import SocketFrame
 from stratagem_proto.v1.error_pb2 import RecordedStatus
-from stratagem_proto.wire.sockets.frames import Frame
 from stratagem_proto.wire.status import code_of, trailers
 
 
@@ -38,7 +38,7 @@ def broken(error: Exception) -> SocketError:
     return SocketError(status)
 
 
-def require_ok(end: Frame) -> None:
+def require_ok(end: SocketFrame) -> None:
     """Looks at the status that ends a call.
 
     Raises:

@@ -1,1 +1,0 @@
-"""Calls over sockets, answered as gRPC's are: the server's end."""

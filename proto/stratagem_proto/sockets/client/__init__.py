@@ -1,0 +1,1 @@
+"""The client's end of a socket."""

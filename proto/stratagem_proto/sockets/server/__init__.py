@@ -1,0 +1,1 @@
+"""The server's end of sockets, whose calls are answered as gRPC's are."""
