@@ -392,7 +392,7 @@ class ClusterCoordinator:
 
 def _end(reporter: CompletionReporter, dispatch: Dispatch) -> None:
     # Who runs the program again would go on with functions that have ended.
-    reporter.settle(_FAREWELL_SECONDS)
+    reporter.wait_until_reported(_FAREWELL_SECONDS)
     dispatch.close()
 
 

@@ -89,10 +89,10 @@ class InputWorker:
         """
         chunks, local = self.context.num_replicas_in_sync, len(self.devices)
         turns = [range(start, start + local) for start in range(0, chunks, local)]
-        settled = self._settled(dataset, policy)
-        if settled is AutoShardPolicy.DATA:
+        effective = self._effective(dataset, policy)
+        if effective is AutoShardPolicy.DATA:
             return self._some_chunks(dataset)
-        if settled is AutoShardPolicy.FILE:
+        if effective is AutoShardPolicy.FILE:
             dataset = self._some_files(dataset)
         return Share(dataset, SplitBatches(chunks, tuple(turns)))
 
@@ -105,7 +105,9 @@ class InputWorker:
             return Share(reading_own_rows(dataset, chunks, own), CutOwnRows(len(own)))
         return Share(dataset, SplitBatches(chunks, (own,)))
 
-    def _settled(self, dataset: Any, policy: AutoShardPolicy | int) -> AutoShardPolicy:
+    def _effective(
+        self, dataset: Any, policy: AutoShardPolicy | int
+    ) -> AutoShardPolicy:
         """Return DATA, FILE, or OFF, by which this worker reads everything."""
         if policy not in tuple(AutoShardPolicy):
             raise InvalidArgumentError(

@@ -50,7 +50,7 @@ class ClosurePickler:
             UnavailableError: A server cannot be reached, to which a parameter has to
                 be written.
         """
-        self._settle_parameters()
+        self._write_parameters()
         with self._lock:
             try:
                 return self._parcel(value)
@@ -71,7 +71,7 @@ class ClosurePickler:
         """
         return self._table.gone()
 
-    def _settle_parameters(self) -> None:
+    def _write_parameters(self) -> None:
         extended = self._strategy.extended
         assert isinstance(extended, ParameterServerExtended)
         extended._adopter.adopt()

@@ -134,7 +134,7 @@ class HostExtended(AttachedHostingExtended, CoresExtended, MultiWorkerMirroredEx
     def write(self, valued: Valued, value: torch.Tensor) -> None:
         """Give all copies here a value."""
         write(valued, value)
-        self._settle(variable_of(valued))
+        self._mark(variable_of(valued))
 
     def changed_values(self, state: Sequence[Valued]) -> dict[int, torch.Tensor]:
         """Return what has changed since the program has heard of it, by position.
@@ -157,11 +157,11 @@ class HostExtended(AttachedHostingExtended, CoresExtended, MultiWorkerMirroredEx
         value = variable.values[0].value().detach()
         if not self._marks.is_new(variable, value):
             return None
-        self._marks.settle(variable, value)
+        self._marks.mark(variable, value)
         return value
 
-    def _settle(self, variable: Variable) -> None:
-        self._marks.settle(variable, variable.values[0].value())
+    def _mark(self, variable: Variable) -> None:
+        self._marks.mark(variable, variable.values[0].value())
 
     def buffers_of(
         self, modules: Sequence[nn.Module]

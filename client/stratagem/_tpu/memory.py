@@ -63,7 +63,7 @@ class Memory:
         """Note that the hosts have been told."""
         variables = [*map(variable_of, state)]
         for position in writes.values:
-            self._settle(variables[position])
+            self._mark(variables[position])
         for optimizer, position, _ in writes.slots:
             self._new_slots.discard((optimizer, variables[position].name))
 
@@ -73,15 +73,15 @@ class Memory:
         """Have what a host has changed, in cross-replica context."""
         for position, value in answer.values.items():
             write(state[position], value)
-            self._settle(variable_of(state[position]))
+            self._mark(variable_of(state[position]))
         with torch.no_grad():
             for (position, key), value in answer.buffers.items():
                 buffer = modules[position]._buffers[key]
                 if buffer is not None and not torch.equal(buffer, value):
                     buffer.copy_(value)
 
-    def _settle(self, variable: Variable) -> None:
-        self._marks.settle(variable, _value(variable))
+    def _mark(self, variable: Variable) -> None:
+        self._marks.mark(variable, _value(variable))
 
 
 def _value(variable: Variable) -> torch.Tensor:

@@ -142,7 +142,7 @@ class HostsPickler(ClosurePickler):
     Variables and parameters are named; their values are sent besides.
     """
 
-    def _settle_parameters(self) -> None:
+    def _write_parameters(self) -> None:
         extended = self._strategy.extended
         assert isinstance(extended, HostingExtended)
         extended._adopter.adopt()

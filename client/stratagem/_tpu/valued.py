@@ -40,21 +40,21 @@ def write(valued: Valued, value: torch.Tensor) -> None:
 
 
 class Marks:
-    """Tells which tensors were written since they were settled."""
+    """Tells which tensors were written since they were marked."""
 
     def __init__(self) -> None:
         # By id: what has the tensors may define equality.
-        self._settled: dict[int, tuple[ref[object], tuple[int, int]]] = {}
+        self._marked: dict[int, tuple[ref[object], tuple[int, int]]] = {}
 
     def is_new(self, owner: object, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor of `owner` was written, or never settled."""
-        known = self._settled.get(id(owner))
-        return known is None or known[0]() is not owner or known[1] != _mark(tensor)
+        """Return whether a tensor of `owner` was written, or never marked."""
+        known = self._marked.get(id(owner))
+        return known is None or known[0]() is not owner or known[1] != _stamp(tensor)
 
-    def settle(self, owner: object, tensor: torch.Tensor) -> None:
+    def mark(self, owner: object, tensor: torch.Tensor) -> None:
         """Note that the tensor of `owner` is known as it is."""
-        self._settled[id(owner)] = ref(owner), _mark(tensor)
+        self._marked[id(owner)] = ref(owner), _stamp(tensor)
 
 
-def _mark(tensor: torch.Tensor) -> tuple[int, int]:
+def _stamp(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor._version

@@ -102,7 +102,7 @@ class ProcessWorker:
         file.write_bytes(call.to_bytes())
         with self._lock:
             attempt = self._attempt = self._try(file)
-        while not self._is_settled(attempt):
+        while not self._is_final(attempt):
             attempt = self._current()
         return attempt.outcome()
 
@@ -132,7 +132,7 @@ class ProcessWorker:
         process = Process(self._name, command, environment=import_path(), output=output)
         return _Attempt(call_file, outcome_file, process)
 
-    def _is_settled(self, attempt: _Attempt) -> bool:
+    def _is_final(self, attempt: _Attempt) -> bool:
         """Waits for an attempt's end and says whether no other one replaced it."""
         attempt.process.wait()
         with self._lock:

@@ -1,4 +1,4 @@
-"""Addresses of this machine that are settled before anything listens on them."""
+"""Addresses of this machine that are chosen before anything listens on them."""
 
 from __future__ import annotations
 

@@ -58,13 +58,13 @@ class Interruptible(Generic[Name]):
                 with guarded_by(self._guard):
                     return body()
             finally:
-                self._settle(thread)
+                self._wait_out(thread)
         except Interrupted:
             # It may have come just when this was to begin.
-            self._settle(thread)
+            self._wait_out(thread)
             return given_up()
 
-    def _settle(self, thread: int) -> None:
+    def _wait_out(self, thread: int) -> None:
         """Ends the time in which an interruption may arrive."""
         awaited = False
         while True:

@@ -55,7 +55,7 @@ class UnreportedEnds:
         self._watch = watch
         self._report = report
         self._ends: deque[End] = deque()
-        self._settling = threading.Lock()
+        self._reporting = threading.Lock()
         watch.over(self._look)
 
     def add(self, end: End, more_follow: bool) -> None:
@@ -70,13 +70,13 @@ class UnreportedEnds:
         self._ends.append(end)
         many = len(self._ends) >= _MOST_AHEAD
         if not more_follow or many or self._linger_since(end.ended - _LINGER_SECONDS):
-            self._settle(at_once=not more_follow)
+            self._report_all(at_once=not more_follow)
         else:
             self._watch.ask()
 
-    def _settle(self, at_once: bool) -> None:
+    def _report_all(self, at_once: bool) -> None:
         """Reports all, each as soon as its writes are applied."""
-        with self._settling:
+        with self._reporting:
             while self._ends:
                 end = self._ends[0]
                 end.writes.settle()
@@ -94,7 +94,7 @@ class UnreportedEnds:
 
     def _look(self, now: float) -> bool:
         if self._linger_since(now - 2 * _LINGER_SECONDS):
-            self._loop.run_in_executor(None, self._settle, True)
+            self._loop.run_in_executor(None, self._report_all, True)
             return False
         return bool(self._ends)
 

@@ -38,10 +38,10 @@ class CompletionReporter:
         self.space = space
         self._servers = servers
         self._numbers = numbers
-        self._unended = OpenClosures()
+        self._open = OpenClosures()
         self._inherited: dict[bytes, Inherited] = {}
         self._changing = threading.Lock()
-        self._settled = threading.Condition(self._changing)
+        self._all_reported = threading.Condition(self._changing)
         # Of this kind because the garbage collector may call `close` anywhere.
         self._news: dict[int, SimpleQueue[bool]] = {
             server: SimpleQueue() for server in servers.called
@@ -71,7 +71,7 @@ class CompletionReporter:
             number = next(self._numbers)
             if inherited is not None:
                 return number, inherited
-            self._unended.begin(number)
+            self._open.begin(number)
         return number, ClosureIdentity(space=self.space, number=number)
 
     def inherit(self, space: bytes, numbers: Collection[int]) -> set[int]:
@@ -103,14 +103,14 @@ class CompletionReporter:
         """Takes note that a closure has ended; does not wait."""
         with self._changing:
             own = identity.space == self.space
-            unended = self._unended if own else self._inherited[identity.space]
+            unended = self._open if own else self._inherited[identity.space]
             unended.end(identity.number)
             self._tell()
 
-    def settle(self, seconds: float) -> None:
-        """Waits until servers know all that has ended, at most so long."""
+    def wait_until_reported(self, seconds: float) -> None:
+        """Wait until servers know all that has ended, at most so many seconds."""
         with self._changing:
-            self._settled.wait_for(lambda: not self._behind, seconds)
+            self._all_reported.wait_for(lambda: not self._behind, seconds)
 
     def _tell(self) -> None:
         if not self._idle:
@@ -141,13 +141,13 @@ class CompletionReporter:
         with self._changing:
             if server in self._idle:
                 self._behind.discard(server)
-                self._settled.notify_all()
+                self._all_reported.notify_all()
 
     def _all_for(self, server: int) -> Mapping[bytes, Ended]:
         with self._changing:
             self._idle.add(server)
             all_ended = {name: one.ended for name, one in self._inherited.items()}
-            return {self.space: self._unended.ended, **all_ended}
+            return {self.space: self._open.ended, **all_ended}
 
     def _tell_again(self, server: int) -> None:
         with self._changing:
