@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.checkpoints import load_from
-from tests.deploy.checkpoints.test_checkpoints import call
+from tests.deploy.checkpoints.commands import call
 from tests.deploy.processes.process_tree import python
 
 pytestmark = pytest.mark.cluster

@@ -7,9 +7,7 @@ import torch
 
 from examples import coordinator, movielens
 from stratagem_deploy import LocalCluster
-
-DEMO = 0.911
-"""What the demo comes to, rounded."""
+from tests.demo import CLOSE, DEMO_RMSE
 
 
 @pytest.mark.cluster
@@ -25,7 +23,7 @@ def test_each_rating_is_trained_on_once_in_each_epoch_and_the_error_is_the_demos
     ratings = len(movielens.load_ratings()) - movielens.HELD_OUT
     for number, epoch in enumerate(result.epochs, 1):
         assert epoch.trained.tolist() == [number] * ratings
-    assert result.error == pytest.approx(DEMO, abs=0.005)
+    assert result.error == pytest.approx(DEMO_RMSE, abs=CLOSE)
 
     joined, killed = movielens.EPOCHS // 3, movielens.EPOCHS * 2 // 3
     ran = [epoch.functions for epoch in result.epochs]

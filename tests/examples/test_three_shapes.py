@@ -10,7 +10,7 @@ from examples import movielens
 from stratagem_deploy import LocalCluster
 from tests.client.clusters import running
 from tests.client.coordinator.coordination import coordinating
-from tests.examples.test_coordinator import DEMO
+from tests.demo import CLOSE, DEMO_RMSE
 from tests.examples.three_shapes import (
     WHOLE,
     Course,
@@ -50,5 +50,5 @@ def test_with_two_workers_the_error_is_the_demos() -> None:
     ):
         coordinated = train_by_workers(strategy, WHOLE)
 
-    assert between == [pytest.approx(DEMO, abs=0.005)] * 2
-    assert coordinated.error == pytest.approx(DEMO, abs=0.005)
+    assert between == [pytest.approx(DEMO_RMSE, abs=CLOSE)] * 2
+    assert coordinated.error == pytest.approx(DEMO_RMSE, abs=CLOSE)

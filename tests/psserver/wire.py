@@ -17,7 +17,9 @@ from stratagem_proto.protocol import CHUNK_BYTES, PROTOCOL_VERSION
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1 import session_pb2
 from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
-from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.v1.tensor_pb2 import (
+    TensorSpec,
+)
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram, UpdateProgram
 from stratagem_proto.v1.variable_pb2 import (
     VARIABLE_KIND_MODEL,
@@ -261,3 +263,7 @@ def status_of(
     )
     request = GetStatusRequest(asking=asking, with_variables=with_variables)
     return client.unary("GetStatus", request, GetStatusResponse, service=STATUS_SERVICE)
+
+
+def indices(*rows: int) -> bytes:
+    return torch.tensor(rows, dtype=torch.int64).numpy().tobytes()

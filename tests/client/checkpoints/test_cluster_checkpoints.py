@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 
 import stratagem
 from stratagem import InvalidArgumentError, ParameterServerStrategy, Variable
-from stratagem.partitioners import FixedShardsPartitioner
 from stratagem_proto.checkpoint.folder import open_checkpoint
 from tests.checkpoints import load_from
 from tests.client.checkpoints.counters import SERVERS, count_until, counters
-from tests.client.clusters import Cluster, running
+from tests.client.checkpoints.training import Training, sharding
+from tests.client.clusters import running
 from tests.waiting import eventually
 
 SERVER_COUNTS = (1, 2, 3, 5, 8)
@@ -63,42 +63,6 @@ def test_a_checkpoint_has_the_same_steps_of_a_worker_on_all_servers(
             seen |= counts
     assert len(seen) > CHECKPOINTS / 2
     assert max(seen) <= max(steps)
-
-
-class Training:
-    """A model and its optimizer in the scope of a strategy."""
-
-    def __init__(self, strategy: ParameterServerStrategy) -> None:
-        self.strategy = strategy
-        with strategy.scope():
-            self.module = torch.nn.Sequential(
-                torch.nn.Linear(3, 9), torch.nn.BatchNorm1d(9), torch.nn.Linear(9, 1)
-            )
-            self.optimizer = stratagem.DistributedOptimizer(
-                torch.optim.Adam(self.module.parameters(), lr=0.1)
-            )
-
-    def train(self, steps: int, seed: int = 1) -> list[torch.Tensor]:
-        """Trains, and returns what came of it."""
-        generator = torch.Generator().manual_seed(seed)
-        for _ in range(steps):
-            batch = torch.randn(8, 3, generator=generator)
-            self.strategy.run(self._step, args=(batch,))
-        return self.state()
-
-    def state(self) -> list[torch.Tensor]:
-        """The parameters and buffers as they are now."""
-        self.strategy.refresh()
-        return [value.clone() for value in self.module.state_dict().values()]
-
-    def _step(self, batch: torch.Tensor) -> None:
-        self.optimizer.zero_grad()
-        self.module(batch).square().mean().backward()
-        self.optimizer.step()
-
-
-def sharding(cluster: Cluster, shards: int) -> ParameterServerStrategy:
-    return cluster.strategy(variable_partitioner=FixedShardsPartitioner(shards))
 
 
 def trained(root: Path, servers: int, shards: int = 1) -> list[torch.Tensor]:

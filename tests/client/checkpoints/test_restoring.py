@@ -14,7 +14,7 @@ from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.checkpoints import Wanted
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from tests.client.checkpoints.test_cluster_checkpoints import Training, sharding
+from tests.client.checkpoints.training import Training, sharding
 from tests.client.clusters import Cluster, running
 from tests.conftest import TOKEN
 from tests.nests import same_bytes

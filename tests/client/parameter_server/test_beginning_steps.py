@@ -12,8 +12,8 @@ import stratagem
 from stratagem import ParameterServerStrategy
 from stratagem.consistency import Async, Bounded, Consistency, Sync
 from tests.client.clusters import Cluster, running
-from tests.client.parameter_server.test_consistency import Counter
-from tests.client.parameter_server.test_fused_steps import calls
+from tests.client.parameter_server.calls import calls
+from tests.client.parameter_server.counter import Counter
 from tests.faults import CutAt, FaultyProxy, Verdict
 
 STEPS = 5

@@ -14,22 +14,17 @@ from stratagem._ps_client.requests import updates
 from stratagem._ps_client.requests.reading import NOTHING_FOLLOWS
 from stratagem._ps_client.requests.updates_and_reads import and_read
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.protocol import PROTOCOL_VERSION
-from stratagem_proto.v1.session_pb2 import OpenSessionRequest
-from stratagem_proto.v1.status_pb2 import GetStatusRequest, GetStatusResponse
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
-from stratagem_proto.wire.server_status import SERVICE
 from tests.client.clusters import Cluster, running
 from tests.client.connections import connected
-from tests.client.parameter_server.test_synchronous_training import (
+from tests.client.parameter_server.calls import calls
+from tests.client.parameter_server.training import (
     batch,
     bytes_of,
     loss_of,
     make_model,
 )
-from tests.conftest import TOKEN
 from tests.faults import CutAt, FaultyProxy, Verdict
-from tests.psserver.wire import RawClient
 
 STEPS = 5
 
@@ -79,20 +74,6 @@ def trained(cluster: Cluster, **settings: Any) -> list[list[bytes]]:
     with cluster.strategy(**settings) as strategy:
         training = Training(strategy)
         return [*training.run(*range(STEPS)), training.values()]
-
-
-def calls(server: str, *methods: str) -> list[int]:
-    """How often methods of a server were called."""
-    asking = OpenSessionRequest(protocol_version=PROTOCOL_VERSION, cluster_token=TOKEN)
-    with RawClient(server, TOKEN) as client:
-        status = client.unary(
-            "GetStatus",
-            GetStatusRequest(asking=asking),
-            GetStatusResponse,
-            service=SERVICE,
-        )
-    ended = {one.method: sum(one.ended.values()) for one in status.methods}
-    return [ended.get(method, 0) for method in methods]
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 from stratagem.consistency import Sync
 from stratagem_proto.sockets.client.link import SocketLink
 from tests.client.clusters import running
+from tests.client.parameter_server.counter import Counter
 from tests.client.parameter_server.pairs import Pair, pairs
-from tests.client.parameter_server.test_consistency import Counter
 
 pytestmark = pytest.mark.cluster
 

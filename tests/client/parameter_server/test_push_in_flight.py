@@ -17,7 +17,7 @@ from stratagem._ps_client.requests import updates_and_reads
 from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import InvalidArgumentError
 from tests.client.clusters import Cluster, running
-from tests.client.parameter_server.test_synchronous_training import (
+from tests.client.parameter_server.training import (
     batch,
     bytes_of,
     loss_of,

@@ -14,7 +14,7 @@ import pytest
 from stratagem import AbortedError, ParameterServerStrategy, UnavailableError
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from tests.client.servers.test_moved_servers import MovingServers, Resolver, counters
+from tests.client.servers.moving_servers import MovingServers, Resolver, counters
 from tests.conftest import TOKEN
 
 PATIENCE = 60

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
-from stratagem_deploy.cli import app
 from tests.checkpoints import are_equal, load_from, model, save, sharded
+from tests.deploy.checkpoints.commands import answer, call
 
 SERVERS = (1, 2, 3, 5, 8)
-
-
-def call(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["checkpoint", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result.output
-
-
-def answer(*arguments: object, code: int = 0) -> Any:
-    return json.loads(call(*arguments, "--json", code=code))
 
 
 def saved(root: Path, servers: int = 2, rows: int = 13, bias: float = 0.5) -> Path:

@@ -24,7 +24,7 @@ from tests.checkpoints import (
     stored_table,
 )
 from tests.client.clusters import running
-from tests.deploy.checkpoints.test_checkpoints import answer, call
+from tests.deploy.checkpoints.commands import answer, call
 
 EXPORT = ("export", "--format", "dcp")
 IMPORT = ("import", "--format", "dcp")

@@ -21,7 +21,7 @@ from stratagem_proto.v1 import parameter_server_pb2 as pb2
 from stratagem_proto.wire.frames import decode_frame
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from tests.psserver.consistency.test_waiting import (
+from tests.psserver.consistency.waiters import (
     PATIENCE,
     WAITERS,
     health_seconds,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +9,6 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
-from grpc_health.v1 import health_pb2
 
 from stratagem_proto.errors import (
     AbortedError,
@@ -29,24 +26,21 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DeleteVariablesRequest,
     DeleteVariablesResponse,
 )
-from stratagem_proto.wire.channel import open_channel
 from stratagem_proto.wire.frames import decode_frame
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from tests.conftest import TOKEN
-from tests.psserver.process import ServerProcess, serving
+from tests.psserver.consistency.waiters import (
+    PATIENCE,
+    WAITERS,
+    health_seconds,
+    p50_of_small_updates,
+    worker,
+)
+from tests.psserver.process import serving
 from tests.psserver.wire import SERVICE, RawClient, encoded, sgd, update_header
 from tests.waiting import eventually
 
-WAITERS = 1_000
-PATIENCE = 30.0
 Waiter = Iterator[bytes]
-
-
-def worker(address: str, index: int, token: str = TOKEN) -> RawClient:
-    client = RawClient(address, token, session_pb2.Task(job="worker", index=index))
-    client.open()
-    return client
 
 
 @pytest.fixture
@@ -281,32 +275,6 @@ def test_a_thousand_waiters_cost_no_thread_and_delay_nobody(tmp_path: Path) -> N
             commit(client)
         values = {read_value(waiter) for waiter in waiters}
         assert values == {(-2.0, -4.0)}
-
-
-def p50_of_small_updates(client: RawClient) -> float:
-    gradient = {"small": torch.ones(100)}
-    seconds = []
-    for _ in range(100):
-        start = time.perf_counter()
-        client.update(sgd(), gradient)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
-
-
-def health_seconds(server: ServerProcess) -> float:
-    """The fastest of a few checks on a new connection."""
-    with open_channel(server.health_address) as channel:
-        check = channel.unary_unary(
-            "/grpc.health.v1.Health/Check",
-            health_pb2.HealthCheckRequest.SerializeToString,
-            health_pb2.HealthCheckResponse.FromString,
-        )
-        seconds = []
-        for _ in range(5):
-            start = time.perf_counter()
-            check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
-            seconds.append(time.perf_counter() - start)
-    return min(seconds)
 
 
 def read_value(waiter: Waiter) -> tuple[float, ...]:

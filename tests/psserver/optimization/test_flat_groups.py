@@ -14,7 +14,7 @@ from stratagem_psserver.optimization.elementwise import is_elementwise
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.repeated_groups import Gradients
 from stratagem_psserver.optimization.repeated_steps import RepeatedStep
-from tests.psserver.optimization.test_optimizers import CASES, STEPS, Twin
+from tests.psserver.optimization.twins import CASES, STEPS, Twin
 from tests.psserver.wire import optimizer_program
 
 # What tells them apart; a step of others is one of each variable.

@@ -17,7 +17,7 @@ from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.optimization.repeated_groups import Gradients
 from stratagem_psserver.optimization.repeated_steps import RepeatedStep
-from tests.psserver.optimization.test_optimizers import CASES, STEPS, Twin, hosting
+from tests.psserver.optimization.twins import CASES, STEPS, Twin, hosting
 from tests.psserver.wire import optimizer_program, sgd
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +13,12 @@ from stratagem_proto.programs.optimizers import rule_named
 from stratagem_psserver.optimization import sparse_rules
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import Optimizers
-from stratagem_psserver.optimization.repeated_groups import Gradients
 from stratagem_psserver.optimization.repeated_steps import RepeatedStep
 from stratagem_psserver.optimization.row_groups import RowGroup
 from stratagem_psserver.optimization.sparse_rules import sparse_rule
 from stratagem_psserver.variables.store import VariableStore
-from tests.psserver.optimization.test_optimizers import hosting
+from tests.psserver.optimization.pushes import Pushed, Server
+from tests.psserver.optimization.twins import hosting
 from tests.psserver.wire import optimizer_program
 
 ROWS, STEPS = 700, 6
@@ -40,76 +40,6 @@ OTHERS: Mapping[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "Adam": (torch.optim.Adam, {"lr": 0.1}),
     "SparseAdam": (torch.optim.SparseAdam, {"lr": 0.1}),
 }
-
-
-class Pushed(NamedTuple):
-    """What is pushed for one variable; `rows` is None for a dense gradient."""
-
-    variable: str
-    value: torch.Tensor
-    rows: torch.Tensor | None = None
-
-
-class Server:
-    """Some variables, and an optimizer whose steps may be repeated.
-
-    Attributes:
-        repeated: How many were.
-    """
-
-    def __init__(
-        self,
-        case: tuple[type[Any], dict[str, Any]],
-        values: Mapping[str, torch.Tensor],
-    ) -> None:
-        cls, arguments = case
-        self.store, self.optimizers = hosting(
-            **{name: value.clone() for name, value in values.items()}
-        )
-        self.program = optimizer_program(cls([torch.zeros(1)], **arguments))
-        self.repeated = 0
-        self.known: RepeatedStep | None = None
-        self.store.watch(self._forget)
-
-    def _forget(self) -> None:
-        self.known = None
-
-    def push(self, pushed: Sequence[Pushed]) -> None:
-        if not self.repeats(pushed):
-            self.check(pushed)
-
-    def repeats(self, pushed: Sequence[Pushed]) -> bool:
-        gradients = Gradients(
-            [each.value.clone() for each in pushed], [each.rows for each in pushed]
-        )
-        if self.known is None or not self.optimizers.repeat(
-            self.known, self.program, gradients
-        ):
-            return False
-        self.repeated += 1
-        self.known.run()
-        self.optimizers.commit(self.known)
-        return True
-
-    def check(self, pushed: Sequence[Pushed]) -> None:
-        gradients = [
-            Gradient(each.variable, 0, each.value.clone(), each.rows) for each in pushed
-        ]
-        step = self.optimizers.prepare(self.program, gradients)
-        step.run()
-        self.optimizers.commit(step)
-        self.known = RepeatedStep.of(step, self.store)
-
-    @property
-    def contents(self) -> dict[str, tuple[int, bytes]]:
-        """Version and bytes of all variables, state included."""
-        return {
-            each.name: (
-                each.version,
-                bytes(each.value.flatten().view(torch.uint8).numpy()),
-            )
-            for each in self.store.variables()
-        }
 
 
 def some_rows(generator: torch.Generator, count: int) -> torch.Tensor:

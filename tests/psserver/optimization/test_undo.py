@@ -19,7 +19,7 @@ from stratagem_proto.programs.update_programs import encode_group
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.optimization.dry_run import hyperparameters_of
 from stratagem_psserver.optimization.undo import Undo
-from tests.psserver.optimization.test_row_groups import Pushed, Server
+from tests.psserver.optimization.pushes import Pushed, Server
 from tests.psserver.scarce_memory import in_a_child, limited_memory
 from tests.psserver.wire import LARGE, RawClient, optimizer_program
 

@@ -22,30 +22,18 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DeleteVariablesResponse,
 )
 from stratagem_psserver.plans import step_plans
-from stratagem_psserver.plans.step_plans import StepPlan, StepPlans
+from stratagem_psserver.plans.step_plans import StepPlans
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.variables.store import VariableStore
 from tests.conftest import TOKEN
+from tests.psserver.plans.headers import NAMES, adam, header, kept
 from tests.psserver.wire import (
     RawClient,
     encoded,
     model_spec,
-    optimizer_program,
     update_header,
 )
-
-NAMES = ("w", "b")
-
-
-def adam(lr: float = 0.1, amsgrad: bool = False) -> OptimizerProgram:
-    parameters = [torch.empty(0)]
-    return optimizer_program(torch.optim.Adam(parameters, lr=lr, amsgrad=amsgrad))
-
-
-def header(*names: str, lr: float = 0.1, sequence: int = 1) -> pb.UpdateHeader:
-    gradients = {name: torch.ones(3) for name in names or NAMES}
-    return update_header(RequestKey(sequence=sequence), adam(lr), gradients)
 
 
 class Training:
@@ -233,14 +221,6 @@ def test_what_is_read_behind_a_step_is_what_is_newer() -> None:
         third = plan.choice(store, everything)
         assert [each.variable.name for each in third.selected] == ["w", "b"]
         assert third.present_header().versions[0] == store.get("w").version
-
-
-def kept(plans: StepPlans, asked: pb.UpdateHeader) -> StepPlan:
-    """The plan of an update that was carried out."""
-    plan = plans.plan(asked)
-    assert plan is not None
-    plans.keep(plan)
-    return plan
 
 
 def test_plans_are_told_apart_by_all_but_what_changes_with_each_step() -> None:

@@ -15,7 +15,7 @@ from stratagem_proto.wire.frames import encode_header
 from stratagem_psserver.plans import step_plans
 from stratagem_psserver.plans.step_plans import StepPlan, StepPlans
 from stratagem_psserver.variables.store import VariableStore
-from tests.psserver.plans.test_step_plans import header, kept
+from tests.psserver.plans.headers import header, kept
 
 
 def in_a_frame(*parts: pb.UpdateHeader) -> bytes:

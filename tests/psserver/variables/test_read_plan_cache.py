@@ -12,8 +12,7 @@ from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_BFLOAT16
 from stratagem_psserver.variables import read_plan_cache
 from stratagem_psserver.variables.read_plan_cache import ReadPlanCache
 from stratagem_psserver.variables.store import VariableStore
-from tests.psserver.variables.test_values import indices
-from tests.psserver.wire import model_spec
+from tests.psserver.wire import indices, model_spec
 
 
 def all_of(*names: str, newer_than: int | None = None) -> list[pb.Selection]:

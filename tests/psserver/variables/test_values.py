@@ -28,7 +28,7 @@ from stratagem_psserver.variables.assignments import prepare
 from stratagem_psserver.variables.read_plans import ReadPlan
 from stratagem_psserver.variables.selections import is_wanted, select
 from stratagem_psserver.variables.store import Variable, VariableStore
-from tests.psserver.wire import model_spec
+from tests.psserver.wire import indices, model_spec
 
 MODES: dict[pb.AssignMode.ValueType, Callable[[Any, Any], Any]] = {
     pb.ASSIGN_MODE_SET: lambda old, new: new,
@@ -45,10 +45,6 @@ def hosting(value: torch.Tensor) -> tuple[VariableStore, Variable]:
     store = VariableStore()
     store.create([model_spec("w", value)], [value.clone()])
     return store, store.get("w")
-
-
-def indices(*rows: int) -> bytes:
-    return torch.tensor(rows, dtype=torch.int64).numpy().tobytes()
 
 
 def test_a_slice_is_a_box_of_the_variable() -> None:

@@ -21,7 +21,7 @@ from stratagem_worker.server import WorkerServer
 from stratagem_worker.settings import WorkerSettings
 from tests.client.coordinator.coordination import Coordination, coordinating
 from tests.conftest import TOKEN
-from tests.spec.strategies.test_parameter_servers import strategy_of
+from tests.spec.strategies.parameter_servers import strategy_of
 from tests.waiting import eventually
 
 CHIEF = {"chief": ["chief.test:1"]}

@@ -20,7 +20,7 @@ from stratagem.coordinator import (
 )
 from stratagem.partitioners import FixedShardsPartitioner
 from tests.client.coordinator.coordination import Coordination, coordinating
-from tests.spec.coordinator.test_per_worker_datasets import on_each_worker
+from tests.spec.coordinator.each_worker import on_each_worker
 
 
 def per_worker(coordination: Coordination, initial: Any) -> Any:

@@ -17,22 +17,9 @@ from stratagem.coordinator import (
     experimental_get_current_worker_index,
 )
 from tests.client.coordinator.coordination import Coordination, coordinating
-from tests.client.coordinator.here import Gate, Journal
+from tests.client.coordinator.here import Journal
+from tests.spec.coordinator.each_worker import on_each_worker
 from tests.waiting import eventually
-
-
-def on_each_worker(coordinator: ClusterCoordinator, fn: Any, *args: Any) -> list[Any]:
-    """What a function returns on each of two workers."""
-    gate = Gate()
-
-    def meet(*args: Any) -> Any:
-        gate.pass_through()
-        return fn(*args)
-
-    values = [coordinator.schedule(meet, args=args) for _ in range(2)]
-    gate.wait_for(2)
-    gate.open()
-    return list(coordinator.fetch(values))
 
 
 def total(iterator: Any) -> float:

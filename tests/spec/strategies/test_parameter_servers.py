@@ -13,6 +13,7 @@ from stratagem import ClusterSpec, ParameterServerStrategy, Variable, contrib
 from stratagem._core import device_names
 from stratagem.cluster_resolver import SimpleClusterResolver
 from tests.client.clusters import Cluster, running
+from tests.spec.strategies.parameter_servers import strategy_of
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 SERVERS = {"ps": ["p0.test:1", "p1.test:1"]}
@@ -29,13 +30,6 @@ def cluster() -> Iterator[Cluster]:
 def strategy(cluster: Cluster) -> Iterator[ParameterServerStrategy]:
     with cluster.strategy() as strategy:
         yield strategy
-
-
-def strategy_of(
-    cluster: Any, job: str | None = None, task: int | None = None, **settings: Any
-) -> ParameterServerStrategy:
-    resolver = SimpleClusterResolver(ClusterSpec(cluster), task_type=job, task_id=task)
-    return ParameterServerStrategy(resolver, **settings)
 
 
 @pytest.mark.spec("PS1-1", "PS1-6")

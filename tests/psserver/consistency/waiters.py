@@ -1,0 +1,50 @@
+"""Workers that wait, and how a server fares meanwhile."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+from grpc_health.v1 import health_pb2
+
+from stratagem_proto.v1 import session_pb2
+from stratagem_proto.wire.channel import open_channel
+from tests.conftest import TOKEN
+from tests.psserver.process import ServerProcess
+from tests.psserver.wire import RawClient, sgd
+
+WAITERS = 1_000
+PATIENCE = 30.0
+
+
+def worker(address: str, index: int, token: str = TOKEN) -> RawClient:
+    client = RawClient(address, token, session_pb2.Task(job="worker", index=index))
+    client.open()
+    return client
+
+
+def p50_of_small_updates(client: RawClient) -> float:
+    gradient = {"small": torch.ones(100)}
+    seconds = []
+    for _ in range(100):
+        start = time.perf_counter()
+        client.update(sgd(), gradient)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def health_seconds(server: ServerProcess) -> float:
+    """The fastest of a few checks on a new connection."""
+    with open_channel(server.health_address) as channel:
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            health_pb2.HealthCheckRequest.SerializeToString,
+            health_pb2.HealthCheckResponse.FromString,
+        )
+        seconds = []
+        for _ in range(5):
+            start = time.perf_counter()
+            check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
+            seconds.append(time.perf_counter() - start)
+    return min(seconds)
