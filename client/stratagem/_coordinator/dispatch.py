@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from functools import partial
 
+from stratagem._coordinator.closure_runs import ClosureRuns
 from stratagem._coordinator.closures.closure import Closure
-from stratagem._coordinator.endings import (
-    cancellation,
-    deadly,
-    input_failure,
-    result_of,
-)
-from stratagem._coordinator.outcomes import Outcomes
+from stratagem._coordinator.outcomes import input_failure, result_of
 from stratagem._coordinator.queue.closure_queue import ClosureQueue
-from stratagem._coordinator.queue.orders import (
-    Abandon,
-    Cancel,
-    Dismiss,
-    FailDependent,
-    GiveUp,
-    Order,
-    Recall,
-    Run,
-)
 from stratagem._coordinator.queue.prefetch_depth import SHALLOWEST
 from stratagem._coordinator.settings import CoordinatorSettings
 from stratagem._coordinator.threads.monitor import Monitor
@@ -46,7 +30,7 @@ from stratagem_proto.v1.session_pb2 import ClosureIdentity
 
 
 class Dispatch:
-    """Sends closures to workers and takes note of how they end. Thread-safe.
+    """What a program and its workers ask of the queue of closures. Thread-safe.
 
     Everything happens under one lock, in the thread that brings the news: that of the
     program for what it schedules, a connection's for what its worker answers.
@@ -68,18 +52,15 @@ class Dispatch:
         self._queue = ClosureQueue(
             settings.queue_size, SHALLOWEST, settings.max_worker_losses
         )
-        self._orders: deque[Order] = deque()
-        self._obeying = False
         self._batchers = batchers
         self._monitor = Monitor(batchers.hurry)
         self._entry = threading.Lock()
-        self._rebalances = False
         events = Events(self._welcome, self._refuse, self._miss)
         self._roster = Roster(connect, events)
-        self._outcomes = Outcomes(
-            self._queue, self._roster, self._monitor, self._obey, on_end
-        )
         self._rebalancing = Rebalancing(self._rebalance, self._give_up)
+        self._runs = ClosureRuns(
+            self._queue, self._roster, self._monitor, self._rebalancing, on_end
+        )
         self._rebalancing.start()
         batchers.start()
 
@@ -116,7 +97,7 @@ class Dispatch:
         """
         with self._monitor:
             self._roster.require(index)
-            self._obey(self._queue.worker_leaves(index))
+            self._runs.obey(self._queue.worker_leaves(index))
 
     def await_removal(self, index: int, patience: Patience) -> None:
         """Waits until a worker has left that is to leave.
@@ -157,7 +138,7 @@ class Dispatch:
         """Takes a closure, within `entry`. Spec: ERR-4, ERR-5."""
         with self._monitor:
             self._monitor.require_open()
-            self._outcomes.expect(closure)
+            self._runs.expect(closure)
             # A worker may be so quick that the closure itself has failed by then: that
             # is for the next call.
             failed = bool(self._queue.error) or closure.failure is not None
@@ -225,7 +206,7 @@ class Dispatch:
     def ended(self) -> int | None:
         """Returns how many closures have ended so far; None if none is left."""
         with self._monitor:
-            return None if self._queue.idle else self._outcomes.ended
+            return None if self._queue.idle else self._runs.ended
 
     def state(self) -> str:
         """Returns where everything stands, for a person. Spec: FLT-13."""
@@ -243,9 +224,9 @@ class Dispatch:
         if closure.failure is not None:
             error = input_failure(closure, closure.failure)
             self._queue.fault(error)
-            self._outcomes.end(closure.number).result.fail(error)
+            self._runs.end(closure.number).result.fail(error)
             return
-        self._obey(self._queue.put(closure.number, closure.unmet))
+        self._runs.obey(self._queue.put(closure.number, closure.unmet))
 
     def _report_error(self, patience: Patience) -> None:
         queue = self._queue
@@ -253,7 +234,7 @@ class Dispatch:
             return
         self._monitor.require_open()
         if not queue.reporting:
-            self._obey(queue.begin_report())
+            self._runs.obey(queue.begin_report())
         # Another thread may come first.
         if not self._monitor.wait(
             lambda: not queue.reporting or not queue.in_flight, patience.left
@@ -264,70 +245,19 @@ class Dispatch:
             ) from queue.error
         if queue.reporting:
             error, orders = queue.end_report()
-            self._obey(orders)
+            self._runs.obey(orders)
             raise error
-
-    # What the queue wants done.
-
-    def _obey(self, orders: Iterable[Order]) -> None:
-        # What obeying one order leads to comes after the others: workers get closures
-        # in the order in which the queue gives them.
-        self._orders.extend(orders)
-        if self._obeying:
-            return
-        self._obeying = True
-        try:
-            while self._orders:
-                self._obey_one(self._orders.popleft())
-        finally:
-            self._obeying = False
-        self._monitor.wake()
-        if self._queue.lopsided and not self._rebalances:
-            self._rebalances = True
-            self._rebalancing.ask()
-
-    def _obey_one(self, order: Order) -> None:
-        if isinstance(order, Abandon):
-            self._outcomes.end(order.closure).result.fail(cancellation())
-        elif isinstance(order, FailDependent):
-            closure = self._outcomes.end(order.closure)
-            closure.result.fail(input_failure(closure, order.error))
-        elif isinstance(order, GiveUp):
-            closure = self._outcomes.end(order.closure)
-            error = deadly(closure, order.workers)
-            closure.result.fail(error)
-            self._obey(self._queue.given_up(order.closure, error))
-        elif isinstance(order, Dismiss):
-            self._roster.dismiss(order.worker)
-        # A connection that broke meanwhile has taken some closures back.
-        elif order.closure in self._queue.closures_of(order.worker):
-            self._instruct(order)
 
     def _rebalance(self) -> None:
         with self._monitor:
-            self._rebalances = False
-            self._obey(self._queue.rebalance())
-
-    def _instruct(self, order: Run | Recall | Cancel) -> None:
-        worker = self._roster.there[order.worker]
-        if not isinstance(order, Run):
-            worker.cancel(order.closure, interrupt=isinstance(order, Cancel))
-            return
-        closure = self._outcomes[order.closure]
-        if closure.failure is not None:
-            self._outcomes.fail(closure, input_failure(closure, closure.failure))
-        elif unmet := closure.unmet:
-            # Their worker was lost while this closure was in the queue.
-            self._obey(self._queue.put_back(closure.number, unmet))
-        else:
-            self._outcomes.run(worker, closure)
+            self._runs.rebalance()
 
     # What workers and connections tell. In the threads of these.
 
     def _welcome(self, attendant: Attendant, worker: RemoteWorker) -> None:
         with self._monitor:
             if self._roster.welcome(attendant, worker):
-                self._obey(self._queue.worker_ready(worker.index))
+                self._runs.obey(self._queue.worker_ready(worker.index))
         worker.when_ended(partial(self._lose, worker))
 
     def _refuse(self, attendant: Attendant, error: StratagemError) -> None:
@@ -344,12 +274,12 @@ class Dispatch:
         with self._monitor:
             if self._roster.lose(worker, why):
                 crashed = isinstance(why, WorkerLostError) and not why.took_leave
-                self._obey(self._queue.worker_lost(worker.index, crashed))
+                self._runs.obey(self._queue.worker_lost(worker.index, crashed))
 
     def _give_up(self) -> None:
         with self._monitor:
             self._roster.close()
-            self._outcomes.abort()
+            self._runs.abort()
             self._monitor.close()
 
     def _standing(self) -> str:
@@ -358,5 +288,5 @@ class Dispatch:
 
     def _state_of(self, index: int) -> str:
         there = "" if index in self._roster.there else "is not there and "
-        names = [self._outcomes[one].name for one in self._queue.closures_of(index)]
+        names = [self._runs[one].name for one in self._queue.closures_of(index)]
         return f"/job:worker/task:{index} {there}has {', '.join(names) or 'none'}"

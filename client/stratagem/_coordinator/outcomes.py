@@ -1,172 +1,151 @@
-"""What becomes of closures that workers have answered."""
+"""Outcomes of closures, and what of them the user sees."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from concurrent.futures import Future
-from functools import partial
+from typing import NamedTuple
 
 from stratagem._coordinator.closures.closure import Closure
-from stratagem._coordinator.closures.result import Result
-from stratagem._coordinator.endings import Ending, ending_by
-from stratagem._coordinator.queue.closure_queue import ClosureQueue
-from stratagem._coordinator.queue.orders import Order
-from stratagem._coordinator.threads.monitor import Monitor
 from stratagem._coordinator.workers.remote_worker import RemoteWorker
-from stratagem._coordinator.workers.roster import Roster
+from stratagem._shipping.parcel import Parcel
+from stratagem._shipping.pickles.exceptions import words_of
 from stratagem._worker_client.answer import ClosureAnswer
-from stratagem_proto.v1.session_pb2 import ClosureIdentity
+from stratagem._worker_client.closure_failure import (
+    ClosureFailure,
+    FailureKind,
+    RemoteTraceback,
+)
+from stratagem_proto.errors import (
+    AbortedError,
+    CancelledError,
+    ClosureInputError,
+    PSUnavailableError,
+    UnavailableError,
+    WorkerLostError,
+)
 
 
-class Outcomes:
-    """Closures that have not ended, and how they end. Used under the lock.
-
-    Args:
-        queue: Told of all that ends.
-        roster: The workers.
-        monitor: The lock, which callbacks of workers take here.
-        obey: Carries out what the queue orders.
-        on_end: Called with the identity of each closure that ends.
+class RunOutcome(NamedTuple):
+    """The outcome of one run of a closure on a worker.
 
     Attributes:
-        ended: How many closures have ended.
+        answer: The result, if it has one.
+        error: What is raised for it, if it failed.
+        gave_up: Whether the worker gave it up because it was asked to.
+        lacking: Whether it did not run, because the worker could not have a result of
+            another closure from the worker that has it.
+        lost: Whether the worker was lost. Spec: FLT-1.
     """
 
-    def __init__(
-        self,
-        queue: ClosureQueue,
-        roster: Roster,
-        monitor: Monitor,
-        obey: Callable[[Iterable[Order]], None],
-        on_end: Callable[[ClosureIdentity], None],
-    ) -> None:
-        self.ended = 0
-        self._queue = queue
-        self._roster = roster
-        self._monitor = monitor
-        self._obey = obey
-        self._on_end = on_end
-        self._closures: dict[int, Closure] = {}
-
-    def __getitem__(self, number: int) -> Closure:
-        return self._closures[number]
-
-    def expect(self, closure: Closure) -> None:
-        """Takes up a closure that was scheduled."""
-        self._closures[closure.number] = closure
-        for one in closure.inputs:
-            one.users += 1
-
-    def abort(self) -> None:
-        """Gives up all closures."""
-        for closure in self._closures.values():
-            closure.result.abort()
-        self._closures.clear()
-
-    def run(self, worker: RemoteWorker, closure: Closure) -> None:
-        """Lets a worker run a closure, and sees to what becomes of it."""
-        worker.run(closure, _Run(self, worker, closure))
-
-    def fail(self, closure: Closure, error: BaseException) -> None:
-        """Ends a closure that failed."""
-        self.end(closure.number).result.fail(error)
-        self._obey(self._queue.failed(closure.number, error))
-
-    def end(self, number: int) -> Closure:
-        """Takes a closure out, however it ends."""
-        self.ended += 1
-        closure = self._closures.pop(number)
-        self._on_end(closure.identity)
-        for one in closure.inputs:
-            one.users -= 1
-            self._spare(one)
-        return closure
-
-    def _spare(self, result: Result) -> None:
-        """Lets the closure end whose result nobody needs that stays on its worker."""
-        stays = result.closure in self._queue.staying
-        if stays and not result.needed and not result.copying:
-            self.end(result.closure)
-            self._obey(self._queue.finished(result.closure))
-
-    def _take_note(
-        self, worker: RemoteWorker, closure: Closure, ending: Ending
-    ) -> None:
-        # Another worker may have it by now, or gets it when the loss is told.
-        if self._roster.there.get(worker.index) is worker and not ending.lost:
-            self._queue.deepen(worker.index, worker.ended())
-            self._settle(worker, closure, ending)
-
-    def _settle(self, worker: RemoteWorker, closure: Closure, ending: Ending) -> None:
-        queue, number = self._queue, closure.number
-        if ending.gave_up:
-            self._obey(queue.put_back(number))
-        elif ending.lacking:
-            self._bring(worker, closure)
-        elif ending.error is not None:
-            self.fail(closure, ending.error)
-        elif ending.answer.staying_bytes and closure.result.needed:
-            self._leave(worker, closure)
-        else:
-            if ending.answer.staying_bytes:
-                worker.drop(closure)
-            self._succeed(closure, ending.answer)
-
-    def _succeed(self, closure: Closure, answer: ClosureAnswer) -> None:
-        self.end(closure.number).result.succeed(answer.payload)
-        self._obey(self._queue.finished(closure.number))
-
-    def _leave(self, worker: RemoteWorker, closure: Closure) -> None:
-        """Lets a result stay on its worker, and copies it for the program."""
-        worker.keep(closure)
-        self._obey(self._queue.stays(closure.number))
-        if closure.result.wanted:
-            self._copy(worker, closure)
-
-    def _copy(self, worker: RemoteWorker, closure: Closure) -> None:
-        future = worker.send_back(closure)
-        future.add_done_callback(partial(self._receive, worker, closure))
-
-    def _receive(
-        self, worker: RemoteWorker, closure: Closure, future: Future[ClosureAnswer]
-    ) -> None:
-        with self._monitor:
-            there = self._roster.there.get(worker.index) is worker
-            # Otherwise the loss is told, and the closure runs again.
-            if there and future.exception() is None:
-                self._succeed(closure, future.result())
-
-    def _bring(self, worker: RemoteWorker, closure: Closure) -> None:
-        """Lets a worker have by way of here what it could not copy itself."""
-        worker.provide_anew(closure)
-        for result in closure.inputs:
-            source, result.direct = result.source, False
-            if isinstance(source, RemoteWorker) and not result.here:
-                self._copy(source, self._closures[result.closure])
-        self._obey(self._queue.put_back(closure.number, closure.unmet))
+    answer: ClosureAnswer = ClosureAnswer()
+    error: BaseException | None = None
+    gave_up: bool = False
+    lacking: bool = False
+    lost: bool = False
 
 
-class _Run:
-    """One run of a closure: the reply of its worker, as `Reply` says.
+def outcome_of_failure(
+    failure: BaseException, worker: RemoteWorker, closure: Closure
+) -> RunOutcome:
+    """Return the outcome of a run without a result."""
+    if not isinstance(failure, ClosureFailure):
+        return RunOutcome(lost=True)
+    if failure.kind is FailureKind.CANCELLED:
+        return RunOutcome(gave_up=True)
+    try:
+        return _failed(failure, worker, closure)
+    except Exception as error:
+        # Classes of exceptions are the user's. A closure ends whatever they do.
+        return RunOutcome(error=error)
 
-    A future for each would be a tenth of what the coordinator does for an empty one.
+
+def result_of(
+    future: Future[ClosureAnswer], worker: RemoteWorker, call: Parcel
+) -> bytes:
+    """Wait for what is no closure, and return its result.
+
+    Raises:
+        WorkerLostError: The worker was lost.
+        Exception: What was raised there, or kept it from making what the call takes.
     """
+    try:
+        return future.result().payload
+    except ClosureFailure as failure:
+        raise _original(worker.failure_of_input(call) or failure) from failure
 
-    __slots__ = ("_closure", "_outcomes", "_worker")
 
-    def __init__(
-        self, outcomes: Outcomes, worker: RemoteWorker, closure: Closure
-    ) -> None:
-        self._outcomes, self._worker, self._closure = outcomes, worker, closure
+def _failed(
+    failure: ClosureFailure, worker: RemoteWorker, closure: Closure
+) -> RunOutcome:
+    error = _seen(failure, worker, closure)
+    if _is_lack(error):
+        return RunOutcome(lacking=True)
+    cause = RemoteTraceback(worker.name, closure.name, failure.traceback)
+    # Frozen dataclasses let nobody set an attribute by their own means.
+    object.__setattr__(error, "__cause__", cause)
+    return RunOutcome(error=error)
 
-    def set_running_or_notify_cancel(self) -> None:
-        """It has begun, which nobody asks for."""
 
-    def set_result(self, answer: ClosureAnswer) -> None:
-        with self._outcomes._monitor:
-            self._outcomes._take_note(self._worker, self._closure, Ending(answer))
+def _seen(
+    failure: ClosureFailure, worker: RemoteWorker, closure: Closure
+) -> BaseException:
+    error = failure.exception
+    if failure.kind is FailureKind.INPUT:
+        cause = worker.failure_of_input(closure.parcel)
+        return input_failure(closure, error if cause is None else _original(cause))
+    if isinstance(error, UnavailableError) and "/job:ps" in (error.task or str(error)):
+        return PSUnavailableError(str(error), task=error.task)
+    return error
 
-    def set_exception(self, error: BaseException) -> None:
-        with self._outcomes._monitor:
-            ending = ending_by(error, self._worker, self._closure)
-            self._outcomes._take_note(self._worker, self._closure, ending)
+
+def _is_lack(error: BaseException) -> bool:
+    return isinstance(error, ClosureInputError) and isinstance(
+        error.original_exception, WorkerLostError
+    )
+
+
+def _original(error: BaseException) -> BaseException:
+    return error.exception if isinstance(error, ClosureFailure) else error
+
+
+def input_failure(closure: Closure, error: BaseException) -> ClosureInputError:
+    """Return the error of a closure that lacks something that it takes.
+
+    Args:
+        closure: The closure.
+        error: Why there is no such thing. Spec: ERR-9.
+    """
+    if isinstance(error, ClosureInputError):
+        return error
+    found = ClosureInputError(
+        f"{closure.name} was not run, because an input of it failed: "
+        f"{type(error).__name__}: {words_of(error)}"
+    )
+    found.original_exception = error
+    return found
+
+
+def deadly(closure: Closure, workers: Sequence[int]) -> AbortedError:
+    """Return the error of a closure that is not run again.
+
+    Args:
+        closure: The closure.
+        workers: Those that were lost with it.
+    """
+    names = ", ".join(f"/job:worker/task:{worker}" for worker in workers)
+    return AbortedError(
+        f"{closure.name} is not run again: workers that had it were lost, "
+        f"{len(workers)} one after the other ({names}). It may end their process, for "
+        "want of memory or by a fault outside of Python: see what they wrote last, and "
+        "run it in a process of its own. If workers are lost for other reasons, give "
+        "the ClusterCoordinator a larger max_worker_losses, or None"
+    )
+
+
+def cancellation() -> CancelledError:
+    """Return what who waits for a cancelled closure gets. Spec: ERR-4."""
+    return CancelledError(
+        "The corresponding function is cancelled. Please reschedule the function: "
+        "another one failed before it ended"
+    )

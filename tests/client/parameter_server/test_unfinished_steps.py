@@ -49,7 +49,7 @@ class Fate:
         if len(self.sent) == self._number:
             for pending in self._pending:
                 # What was sent has arrived.
-                if pending._settled is not None:
+                if pending._on_outcome is not None:
                     pending.result()
             raise Vanished
         # At once, also if its result is asked for next.

@@ -159,7 +159,7 @@ def test_an_answer_that_never_comes_leaves_the_outcome_unknown_and_says_so(
         with pytest.raises(UnavailableError, match="not known whether"):
             add(connection, "v", ones)
         proxy.judge = lambda passing: Verdict.PASS
-        # The server had it, and hears by the next one that it is settled.
+        # The server had it, and hears by the next one that its outcome is known.
         assert add(connection, "v", ones) == 3
         assert value_of(connection, "v", ones).eq(2).all()
 

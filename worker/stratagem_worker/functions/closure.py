@@ -1,4 +1,4 @@
-"""Running one function and saying how it ended."""
+"""Running one function, and the messages that report outcomes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_worker.functions.interruption import Interrupted
 
 
-def finished(order: pb.Run, payload: bytes, loader: Loader) -> pb.Finished:
-    """Loads a function and calls it; returns how that went.
+def run_closure(order: pb.Run, payload: bytes, loader: Loader) -> pb.Finished:
+    """Load a function, call it, and return the outcome.
 
     Args:
         order: What to do.
@@ -41,7 +41,7 @@ def finished(order: pb.Run, payload: bytes, loader: Loader) -> pb.Finished:
 
 
 def cancelled(closure: int, worker: str) -> pb.Finished:
-    """Returns how a function ended that was given up."""
+    """Return the outcome of a function that was given up."""
     error = CancelledError(f"the function was given up on {worker}", task=worker)
     return failed(closure, pb.FAILURE_KIND_CANCELLED, error)
 
@@ -49,15 +49,15 @@ def cancelled(closure: int, worker: str) -> pb.Finished:
 def failed(
     closure: int, kind: pb.FailureKind.ValueType, error: BaseException
 ) -> pb.Finished:
-    """Returns how a function ended that raised an exception."""
-    # The first frame is `finished` above.
+    """Return the outcome of a function that raised an exception."""
+    # The first frame is `run_closure` above.
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     lines = traceback.format_exception(type(error), error, frames)
     return _failed(closure, kind, error, lines)
 
 
 def write_failed(closure: int, write: Write) -> pb.Finished:
-    """Returns how a function ended of whose writes one has failed afterwards."""
+    """Return the outcome of a function of which a write has failed afterwards."""
     error = write.error
     assert error is not None, "the write has not failed"
     lines = [

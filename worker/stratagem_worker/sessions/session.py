@@ -19,13 +19,16 @@ from stratagem_proto.v1 import worker_pb2 as pb
 from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 from stratagem_proto.wire.payloads import Pieces
 from stratagem_worker.functions.capture import captured
-from stratagem_worker.functions.closure import cancelled, finished
+from stratagem_worker.functions.closure import cancelled, run_closure
 from stratagem_worker.functions.executor import Executor, Job
 from stratagem_worker.functions.interruption import Interrupted, Interruptible
 from stratagem_worker.results.copying import Copies
 from stratagem_worker.results.staying_results import StayingResults
 from stratagem_worker.sessions.outbox import Outbox
-from stratagem_worker.sessions.unreported_ends import End, UnreportedEnds
+from stratagem_worker.sessions.unreported_outcomes import (
+    FunctionOutcome,
+    UnreportedOutcomes,
+)
 from stratagem_worker.sessions.watch import Watch
 from stratagem_worker.sessions.write_batcher import WorkerWriteBatcher
 from stratagem_worker.settings import WorkerSettings
@@ -70,7 +73,7 @@ class WorkSession:
         self.heard = time.monotonic()
         watch = Watch()
         self.outbox = Outbox()
-        self._ends = UnreportedEnds(watch, self._report)
+        self._unreported = UnreportedOutcomes(watch, self._report)
         self._batcher = WorkerWriteBatcher(watch, lambda: executor.has_more)
         self.results = results
         self._copies = Copies(results, settings)
@@ -79,7 +82,7 @@ class WorkSession:
         self._interruptible = interruptible
         self._loader = loader
         self._given_up: set[int] = set()
-        # Of the functions whose ends have not been reported.
+        # Of the functions whose outcomes have not been reported.
         self._writes: dict[int, WritesBehind] = {}
         self._accepting = True
         self._pieces = Pieces()
@@ -197,26 +200,26 @@ class WorkSession:
             running(order.identity if order.HasField("identity") else None),
             writing_behind(writes),
         ):
-            end = self._interruptible.run(
+            finished = self._interruptible.run(
                 Running(self, closure),
                 partial(self._finished, order, payload),
                 partial(cancelled, closure, worker),
             )
         clear_remains()
         self._given_up.discard(closure)
-        ended = End(end, began, time.monotonic(), writes)
-        self._ends.add(ended, self._executor.has_more)
+        outcome = FunctionOutcome(finished, began, time.monotonic(), writes)
+        self._unreported.add(outcome, self._executor.has_more)
 
-    def _report(self, end: pb.Finished, seconds: float, at_once: bool) -> None:
-        self._writes.pop(end.closure, None)
-        self.outbox.put_finished(end, at_once)
+    def _report(self, finished: pb.Finished, seconds: float, at_once: bool) -> None:
+        self._writes.pop(finished.closure, None)
+        self.outbox.put_finished(finished, at_once)
         # Nobody waits for this.
-        self._executor.figures.count(end, seconds)
+        self._executor.figures.count(finished, seconds)
 
     def _finished(self, order: pb.Run, payload: bytes) -> pb.Finished:
         if order.closure in self._given_up or not self._accepting:
             raise Interrupted
-        found = finished(order, payload, self._loader)
+        found = run_closure(order, payload, self._loader)
         stays = order.use == pb.RESULT_USE_LARGE_STAYS
         return self.results.left(found) if stays else found
 

@@ -183,8 +183,8 @@ class Connection:
         try:
             session = self._session or self._first_opened()
             key = self._next_key(session)
-            settle = partial(session.settle, key.sequence)
-            pending = self._sent(request, key, Style.PIPELINED, settle)
+            on_outcome = partial(session.note_outcome, key.sequence)
+            pending = self._sent(request, key, Style.PIPELINED, on_outcome)
             session.pipelined()
         except BaseException:
             turn.lose()
@@ -200,13 +200,14 @@ class Connection:
         request: Request[Result],
         key: RequestKey,
         style: Style,
-        settled: Callable[[], None] = lambda: None,
+        on_outcome: Callable[[], None] = lambda: None,
     ) -> Pending[Result]:
         span = tracing.sending(request.method, self.peer)
         try:
             span.mark(key)
             request.stamp(key)
-            return Pending(self, request, self.deadlines, span.before(settled), style)
+            ended = span.before(on_outcome)
+            return Pending(self, request, self.deadlines, ended, style)
         except BaseException:
             span.end()
             raise

@@ -67,7 +67,7 @@ class Pending(Generic[Result]):
         owner: SessionOwner,
         request: Request[Result],
         deadlines: Deadlines,
-        settled: Callable[[], None] = lambda: None,
+        on_outcome: Callable[[], None] = lambda: None,
         style: Style = Style.SENT,
     ) -> None:
         """Sends the request for the first time.
@@ -76,13 +76,13 @@ class Pending(Generic[Result]):
             owner: The connection to the server.
             request: Stamped with its session, and with its number if it has one.
             deadlines: For each attempt, and for repeating it.
-            settled: Called when the request is answered or given up.
+            on_outcome: Called when the request is answered or given up.
             style: When it is sent for the first time, and its result is asked for.
         """
         self._owner, self._route = owner, owner.route
         self._request = request
         self._deadlines = deadlines
-        self._settled: Callable[[], None] | None = settled
+        self._on_outcome: Callable[[], None] | None = on_outcome
         self._give_up_at: float | None = None
         self._repeats = True
         self._wait: Wait | None = None
@@ -108,7 +108,7 @@ class Pending(Generic[Result]):
             AbortedError: It is a mutation, and the server ended twice while it was
                 under way.
         """
-        if self._settled is None:
+        if self._on_outcome is None:
             # A part of the answer may be lost with whom it was read by.
             self.attempt = self._anew()
         if self._request.awaits or self._request.opens:
@@ -134,15 +134,15 @@ class Pending(Generic[Result]):
         self.attempt.push()
 
     def abandon(self) -> None:
-        """Gives the request up, if it is not settled.
+        """Give the request up, unless its outcome is known.
 
         Of a mutation it is then unknown whether it was applied.
         """
         # Who is interrupted here drops what is to be called, and calls it no more.
-        settled, self._settled = self._settled, None
-        if settled is not None:
+        on_outcome, self._on_outcome = self._on_outcome, None
+        if on_outcome is not None:
             self.attempt.call.cancel()
-            settled()
+            on_outcome()
 
     def give_up_waiting(self) -> None:
         """Sends the request no more after the attempt under way; in any thread."""

@@ -70,7 +70,8 @@ class Session:
     reconnect_seconds: float
     max_request_bytes: int
     sequence: int = 0
-    _unsettled: dict[int, None] = field(default_factory=dict)
+    # Numbers of mutations whose outcome is not known.
+    _open: dict[int, None] = field(default_factory=dict)
     # The last number, unless its mutation outlasts its turn.
     _in_turn: int = 0
     _counting: threading.Lock = field(default_factory=threading.Lock)
@@ -85,18 +86,18 @@ class Session:
     ) -> RequestKey:
         """Numbers the next mutation, for who has the turn.
 
-        The one before is settled by that, however it ended, unless it was `pipelined`:
-        by the keys after it that is closed for ever.
+        The outcome of the one before is known by then, unless it was `pipelined`; the
+        keys after it say so for ever.
 
         Args:
             steps: Of this process.
             closure: Which of a scheduled function's mutations it is, if it is one.
         """
         with self._counting:
-            self._unsettled.pop(self._in_turn, None)
+            self._open.pop(self._in_turn, None)
             self._in_turn = self.sequence = sequence = self.sequence + 1
-            self._unsettled[sequence] = None
-            acknowledged = next(iter(self._unsettled)) - 1
+            self._open[sequence] = None
+            acknowledged = next(iter(self._open)) - 1
         step, (finished, report) = steps.tell_within()
         return RequestKey(
             session_id=self.identifier,
@@ -109,19 +110,19 @@ class Session:
         )
 
     def pipelined(self) -> None:
-        """Lets the mutation that was numbered last outlast its turn, up to `settle`."""
+        """Let the last mutation outlast its turn, until `note_outcome`."""
         self._in_turn = 0
 
-    def settle(self, sequence: int) -> None:
-        """Takes note that a pipelined mutation will not be sent any more."""
+    def note_outcome(self, sequence: int) -> None:
+        """Take note that a pipelined mutation will not be sent any more."""
         with self._counting:
-            self._unsettled.pop(sequence, None)
+            self._open.pop(sequence, None)
 
     @property
     def acknowledged(self) -> int:
-        """The number up to which all mutations are known to be settled."""
+        """The number up to which the outcomes of all mutations are known."""
         with self._counting:
-            return next(iter(self._unsettled), self.sequence + 1) - 1
+            return next(iter(self._open), self.sequence + 1) - 1
 
     def goes_on(self, answer: OpenSessionResponse) -> bool:
         """Whether a second handshake found the server as the first one left it."""

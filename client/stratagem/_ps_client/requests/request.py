@@ -172,7 +172,7 @@ class Request(Generic[Result]):
             cast(_Traced, self.message).trace_parent = key.trace_parent
 
     def acknowledge(self, number: int) -> None:
-        """Tells with a stamped mutation that all up to a number are settled."""
+        """Tell with a stamped mutation that outcomes up to a number are known."""
         key = cast(_Numbered, self.message).key
         key.acknowledged = min(number, key.sequence - 1)
 
