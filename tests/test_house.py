@@ -36,6 +36,7 @@ SOURCES = [
 
 LONGEST_FUNCTION = 50  # lines, without its docstring
 LONGEST_FILE = 400  # lines
+LONGEST_PICTURE = 1200  # words of docs/architecture.md
 
 # A name says what a file is about; these say that nobody knew.
 SAYS_NOTHING = {"common", "helper", "helpers", "manager", "misc", "util", "utils"}
@@ -81,11 +82,30 @@ def test_the_newest_version_in_the_changelog_is_this_one() -> None:
     assert versions[0] == __version__
 
 
-def test_the_page_on_the_architecture_names_every_folder_of_the_client() -> None:
+def test_the_picture_is_read_in_a_few_minutes() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE))
-    packages = (ROOT / "client" / "stratagem").glob("*/__init__.py")
-    assert {package.parent.name for package in packages} - named == set()
+    assert len(page.split()) < LONGEST_PICTURE
+
+
+@pytest.mark.parametrize(
+    ("page", "package"),
+    [
+        ("contract", "proto/stratagem_proto"),
+        ("parameter-server", "psserver/stratagem_psserver"),
+        ("client", "client/stratagem"),
+        ("coordinator", "worker/stratagem_worker"),
+        ("deployment", "deploy/stratagem_deploy"),
+    ],
+)
+def test_the_page_of_a_package_names_each_of_its_folders(
+    page: str, package: str
+) -> None:
+    text = (ROOT / "docs" / "architecture" / f"{page}.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", text, flags=re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    folders = {each.parent.name for each in (ROOT / package).glob("*/__init__.py")}
+    assert folders
+    assert folders - named == set()
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
