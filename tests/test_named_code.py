@@ -49,7 +49,8 @@ def test_the_classes_that_a_page_names_are_there(page: Path) -> None:
 def test_every_name_on_a_page_about_the_code_is_in_the_code(page: Path) -> None:
     spans = [span for span in code_spans(page) if not span.startswith("make ")]
     named = {name for span in spans for name in re.findall(r"[A-Za-z_]\w+", span)}
-    assert not named - OF_OTHERS - words()
+    unknown = named - OF_OTHERS - words()
+    assert not unknown
 
 
 @cache
