@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -11,17 +10,10 @@ import torch
 
 from stratagem._checkpoints.entry import CheckpointEntry
 from stratagem_proto.errors import FailedPreconditionError
-from stratagem_proto.programs.optimizers import OPTIMIZERS
+from stratagem_proto.programs.slot_names import SlotName
 
 Slots = dict[str, dict[str, torch.Tensor]]
 """The state that optimizers have for one variable, by optimizer and torch's key."""
-
-_NUMBER = r"_\d+$"
-
-
-def slot_name(variable: str, optimizer: str, key: str) -> str:
-    """Return the name that an optimizer's state for a variable has."""
-    return f"{variable}/{optimizer}/{key}"
 
 
 class DeferredState:
@@ -29,16 +21,16 @@ class DeferredState:
 
     def __init__(self) -> None:
         self._values: dict[str, torch.Tensor] = {}
-        self._slot_names: defaultdict[str, list[str]] = defaultdict(list)
+        self._slot_names: defaultdict[str, list[SlotName]] = defaultdict(list)
 
     def replace(self, values: Mapping[str, torch.Tensor]) -> None:
         """Forget the values there are, and have others from now on."""
         self._values = dict(values)
         self._slot_names.clear()
         for name in values:
-            variable, optimizer, _ = ("", "", *name.rsplit("/", 2))[-3:]
-            if re.sub(_NUMBER, "", optimizer) in OPTIMIZERS:
-                self._slot_names[variable].append(name)
+            slot = SlotName.parse(name)
+            if slot is not None:
+                self._slot_names[slot.variable].append(slot)
 
     def names(self) -> list[str]:
         """Return the names of the values."""
@@ -57,11 +49,10 @@ class DeferredState:
     def take_slots(self, variable: str) -> Slots:
         """Return the optimizers' state for a variable, and forget it."""
         slots: Slots = defaultdict(dict)
-        for name in self._slot_names.pop(variable, ()):
+        for slot in self._slot_names.pop(variable, ()):
             # A variable may have been named like this itself.
-            if name in self._values:
-                _, optimizer, key = name.rsplit("/", 2)
-                slots[optimizer][key] = self._values.pop(name)
+            if str(slot) in self._values:
+                slots[slot.optimizer][slot.key] = self._values.pop(str(slot))
         return slots
 
 

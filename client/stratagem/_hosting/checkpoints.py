@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from stratagem._checkpoints.deferred import DeferredState, Restoration, slot_name
+from stratagem._checkpoints.deferred import DeferredState, Restoration
 from stratagem._checkpoints.entry import CheckpointEntry
 from stratagem._core.contexts.context import cross_replica
 from stratagem._core.variables.creators import NextCreator
@@ -16,6 +16,7 @@ from stratagem._core.variables.variable import Variable
 from stratagem._hosting.modules.adoption import Adoption
 from stratagem._hosting.modules.extended import HostingExtended
 from stratagem_proto.errors import NotFoundError
+from stratagem_proto.programs.slot_names import SlotName
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
@@ -50,7 +51,7 @@ class CheckpointedExtended(HostingExtended):
             found = self._slots(optimizer, variables)
             for variable, slots in zip(variables, found, strict=True):
                 for key, value in slots.items():
-                    state[slot_name(variable.name, optimizer, key)] = value
+                    state[str(SlotName(variable.name, optimizer, key))] = value
         return state
 
     def _variables(self) -> list[Variable]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.programs.optimizers import OPTIMIZERS
-
-_NUMBER = re.compile(r"_\d+$")
+from stratagem_proto.programs.slot_names import SlotName, names_optimizer
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,7 @@ class TorchNames:
     optimizer: str = ""
 
     def __post_init__(self) -> None:
-        known = _NUMBER.sub("", self.optimizer) in OPTIMIZERS
-        if self.optimizer_key and not known:
+        if self.optimizer_key and not names_optimizer(self.optimizer):
             raise InvalidArgumentError(
                 f"no optimizer is called {self.optimizer!r}; its name is that of its "
                 f"class, such as Adam, or Adam_1: {', '.join(OPTIMIZERS)}"
@@ -60,7 +57,7 @@ class TorchNames:
         if self._is_state(name):
             start = len(f"{self.optimizer_key}.state.")
             variable, _, key = name[start:].rpartition(".")
-            return f"{variable}/{self.optimizer}/{key}"
+            return str(SlotName(variable, self.optimizer, key))
         if self.optimizer_key and name.startswith(f"{self.optimizer_key}."):
             return None
         begin = f"{self.prefix}." if self.prefix else ""

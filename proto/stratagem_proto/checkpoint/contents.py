@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -18,11 +17,9 @@ from stratagem_proto.checkpoint.tables import (
 )
 from stratagem_proto.checkpoint.whole import Piece, Whole, whole_name
 from stratagem_proto.errors import DataLossError, UnimplementedError
-from stratagem_proto.programs.optimizers import OPTIMIZERS
+from stratagem_proto.programs.slot_names import SlotName
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.v1.variable_pb2 import VariableSpec
-
-_NUMBER = re.compile(r"_\d+$")
 
 
 def wholes_of(index: Index) -> dict[str, Whole]:
@@ -71,8 +68,8 @@ def _owners(index: Index) -> dict[str, VariableSpec]:
 
 def _owner_by_name(name: str) -> str:
     """The variable that state belongs to in a file that says nothing but names."""
-    variable, optimizer, _ = ("", "", *name.rsplit("/", 2))[-3:]
-    return variable if _NUMBER.sub("", optimizer) in OPTIMIZERS else ""
+    slot = SlotName.parse(name)
+    return slot.variable if slot else ""
 
 
 def _whole(

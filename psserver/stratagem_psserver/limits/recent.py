@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
@@ -17,7 +18,7 @@ class Recent(Generic[Key, Entry]):
         most_in_keys: How long their keys may be together.
     """
 
-    def __init__(self, most: int, most_in_keys: int) -> None:
+    def __init__(self, most: int, most_in_keys: float = math.inf) -> None:
         self._most, self._most_in_keys = most, most_in_keys
         # Those that were asked for last are at the end.
         self._entries: OrderedDict[Key, Entry] = OrderedDict()

@@ -10,14 +10,10 @@ from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
 )
+from stratagem_proto.programs.slot_names import SlotName
 from stratagem_proto.protocol import check_name
 from stratagem_psserver.optimization.dry_run import StateLayout, StateTensor
 from stratagem_psserver.variables.store import Variable, VariableStore
-
-
-def slot_name(variable: str, optimizer: str, key: str) -> str:
-    """Name of the slot variable that keeps a state tensor of an optimizer."""
-    return f"{variable}/{optimizer}/{key}"
 
 
 class OptimizerState(NamedTuple):
@@ -78,7 +74,7 @@ class OptimizerStates:
                 "step the variables themselves",
                 variable=variable.name,
             )
-        names = {key: slot_name(variable.name, optimizer, key) for key in layout}
+        names = {key: str(SlotName(variable.name, optimizer, key)) for key in layout}
         slots = self._slots(optimizer, variable, names, layout)
         return OptimizerState(layout, names, slots)
 

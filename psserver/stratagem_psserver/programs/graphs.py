@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,6 +37,7 @@ from stratagem_proto.v1.update_program_pb2 import (
 )
 from stratagem_proto.wire.tensors import decode_dtype
 from stratagem_psserver.limits.allocation import is_out_of_memory
+from stratagem_psserver.limits.recent import Recent
 from stratagem_psserver.programs.division import check_division
 
 Binding = torch.Tensor | int | float
@@ -269,8 +269,7 @@ class GraphCache:
 
     def __init__(self, size: int = 256) -> None:
         self.compilations = 0
-        self._size = size
-        self._graphs: OrderedDict[bytes, CompiledGraph] = OrderedDict()
+        self._graphs = Recent[bytes, CompiledGraph](size)
         self._lock = threading.Lock()
 
     def compiled(self, program: GraphProgram) -> CompiledGraph:
@@ -288,8 +287,5 @@ class GraphCache:
         graph = known or compile_graph(program)
         with self._lock:
             self.compilations += known is None
-            self._graphs[key] = graph
-            self._graphs.move_to_end(key)
-            if len(self._graphs) > self._size:
-                self._graphs.popitem(last=False)
+            self._graphs.put(key, graph)
         return graph
