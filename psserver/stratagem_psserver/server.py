@@ -9,7 +9,7 @@ from typing import NoReturn
 import grpc
 
 from stratagem_proto.errors import UnavailableError
-from stratagem_proto.serving.server import Server
+from stratagem_proto.serving.server import RpcServer
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_psserver.checkpoints.continuation import resume
@@ -31,7 +31,7 @@ from stratagem_psserver.state import ServerState
 _CHECKS = 4
 
 
-class ParameterServer(Server):
+class ParameterServer(RpcServer):
     """One parameter server, in this process.
 
     Its start raises, besides what that of any server does, `DataLossError` where the

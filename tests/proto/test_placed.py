@@ -15,7 +15,7 @@ from stratagem_proto.v1.tensor_pb2 import Chunk, Place
 from stratagem_proto.wire import segment, tensors
 from stratagem_proto.wire.frames import Frame, decode_frame, encode_frame, take_header
 from stratagem_proto.wire.placed import (
-    Layout,
+    SegmentLayout,
     announced,
     encode_filled,
     encode_placed,
@@ -147,7 +147,7 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
         sent([torch.ones(17)], shared(64))
 
 
-def described(values: list[torch.Tensor]) -> Layout:
+def described(values: list[torch.Tensor]) -> SegmentLayout:
     return layout_of(kinds_of(values))
 
 

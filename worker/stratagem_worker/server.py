@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import grpc
 
-from stratagem_proto.serving.server import Server
+from stratagem_proto.serving.server import RpcServer
 from stratagem_proto.serving.status import StatusService
 from stratagem_proto.v1.session_pb2 import FrameSockets
 from stratagem_proto.wire.channel import PATIENT_SERVER_OPTIONS
@@ -15,7 +15,7 @@ from stratagem_worker.settings import WorkerSettings
 from stratagem_worker.state import WorkerState
 
 
-class WorkerServer(Server):
+class WorkerServer(RpcServer):
     """One worker server, in this process.
 
     Functions run in a thread of its own, one at a time.

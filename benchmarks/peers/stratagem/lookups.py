@@ -41,7 +41,7 @@ class Rows:
     def push(self, indices: torch.Tensor) -> None:
         """Adds up what is for the same row; the server steps Adagrad."""
         rows, sums = summed(indices, self._gradients)
-        gradient = updates.Gradient(_NAME, sums, group=0, rows=rows)
+        gradient = updates.SentGradient(_NAME, sums, group=0, rows=rows)
         self._servers.call(0, updates.step(self._adagrad, [gradient]))
 
 

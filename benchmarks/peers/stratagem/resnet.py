@@ -32,7 +32,7 @@ def _stepping(servers: ServerGroup, tensors: int) -> Callable[[], None]:
     adam = program(torch.optim.Adam([torch.zeros(1)], fused=True))
     created(servers, values)
     gradients = [
-        updates.Gradient(name, torch.ones_like(value), group=0)
+        updates.SentGradient(name, torch.ones_like(value), group=0)
         for name, value in values.items()
     ]
     readings = [reading.Reading(name, value) for name, value in values.items()]

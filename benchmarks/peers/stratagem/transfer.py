@@ -32,7 +32,7 @@ class Variable:
 
     def push(self) -> None:
         """Sends the gradient; the server steps SGD."""
-        gradient = updates.Gradient(self._name, self._gradient, group=0)
+        gradient = updates.SentGradient(self._name, self._gradient, group=0)
         self._servers.call(0, updates.step(self._sgd, [gradient]))
 
     def pull(self) -> None:

@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 
-class Finished(NamedTuple):
+class FinishedStep(NamedTuple):
     """What is over of a client's steps.
 
     Attributes:
@@ -21,7 +21,7 @@ class Finished(NamedTuple):
     report: bytes
 
 
-class _Own(threading.local):
+class _ThreadStep(threading.local):
     step = 0
 
 
@@ -37,12 +37,12 @@ class StepCount:
         self._inside = 0
         self._current = 0
         self._apart = 0
-        self._own = _Own()
+        self._own = _ThreadStep()
         self._told = 0
         self._kept = b""
         self._report = b""
         # What is to be reported with steps that another one before is not over of.
-        self._reports: deque[Finished] = deque()
+        self._reports: deque[FinishedStep] = deque()
         # An Event takes its lock in Python, where Ctrl-C may leave it taken.
         self._ends: SimpleQueue[None] = SimpleQueue()
 
@@ -104,7 +104,7 @@ class StepCount:
             self._publish()
 
     def _end(self, report: bytes) -> None:
-        self._reports.append(Finished(self._current, report))
+        self._reports.append(FinishedStep(self._current, report))
         self._publish()
 
     def _publish(self) -> None:
@@ -142,15 +142,15 @@ class StepCount:
         with self._lock:
             return self._current
 
-    def tell(self) -> Finished:
+    def tell(self) -> FinishedStep:
         """Says what is over, to a caller that tells a server."""
         return self.tell_within()[1]
 
-    def tell_within(self) -> tuple[int, Finished]:
+    def tell_within(self) -> tuple[int, FinishedStep]:
         """As `current` and `tell`, at one moment."""
         with self._lock:
             self._told = self._over
-            return self._present, Finished(self._told, self._report)
+            return self._present, FinishedStep(self._told, self._report)
 
     def untold(self) -> int:
         """The last step that is over, if no server knows that yet; else 0."""

@@ -14,7 +14,7 @@ import torch
 from stratagem_deploy.checkpoints.tables import divided, stored_part
 from stratagem_proto.checkpoint.contents import wholes_of
 from stratagem_proto.checkpoint.folder import Checkpoint, NewCheckpoint, part_name
-from stratagem_proto.checkpoint.index import Index, Part
+from stratagem_proto.checkpoint.index import Index, TensorFile
 from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.checkpoint.tables import KEYS, WholeTable
 from stratagem_proto.checkpoint.whole import Whole
@@ -84,7 +84,7 @@ def reshard(checkpoint: Checkpoint, root: Path, servers: int, keep: int) -> Path
         raise
 
 
-def _written(path: Path, groups: Iterable[_Group]) -> Part:
+def _written(path: Path, groups: Iterable[_Group]) -> TensorFile:
     found = [group() for group in groups]
     contents = [content for some, _ in found for content in some]
     return write_part(path, contents, chain.from_iterable(each for _, each in found))

@@ -55,14 +55,14 @@ class RestartableServer(ABC):
 class ServerThread(RestartableServer):
     """A server in this process, on its event-loop thread."""
 
-    def __init__(self, make: Callable[[], server.Server]) -> None:
+    def __init__(self, make: Callable[[], server.RpcServer]) -> None:
         """Starts nothing yet.
 
         Args:
             make: Makes the server, again whenever it is to start.
         """
         self._make = make
-        self._server: server.Server | None = None
+        self._server: server.RpcServer | None = None
 
     def start(self) -> None:
         if self._server is None:

@@ -74,7 +74,7 @@ def stored_tensor(spec: VariableSpec, rows: StoredRows | None) -> TensorSpec:
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorFile:
     """A written file of tensors.
 
     Attributes:
@@ -112,7 +112,7 @@ class Index:
     @classmethod
     def of_parts(
         cls,
-        parts: Sequence[Part],
+        parts: Sequence[TensorFile],
         servers: Mapping[str, Any] | None = None,
         extra: Mapping[str, Any] | None = None,
         workers: Mapping[str, Any] | None = None,

@@ -1,4 +1,4 @@
-"""Part files: the tensors of one server, in the format of safetensors."""
+"""Files of tensors: the tensors of one server, in the format of safetensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from stratagem_proto.checkpoint.blocks import BLOCK_BYTES, FileEntry, write_file
-from stratagem_proto.checkpoint.index import Part, TensorEntry, stored_tensor
+from stratagem_proto.checkpoint.index import TensorEntry, TensorFile, stored_tensor
 from stratagem_proto.errors import DataLossError, InvalidArgumentError
 from stratagem_proto.v1.checkpoint_pb2 import StoredRows
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
@@ -71,7 +71,7 @@ def write_part(
     contents: Sequence[Content],
     values: Iterable[torch.Tensor],
     has_index: bool = True,
-) -> Part:
+) -> TensorFile:
     """Writes tensors to a new file.
 
     Args:
@@ -92,7 +92,7 @@ def write_part(
         TensorEntry(content.spec, path.name, begin, content.version, content.rows)
         for content, begin in zip(contents, begins, strict=True)
     ]
-    return Part(path.name, file, tensors)
+    return TensorFile(path.name, file, tensors)
 
 
 def _runs(header: bytes, values: Iterable[torch.Tensor]) -> Iterator[memoryview]:

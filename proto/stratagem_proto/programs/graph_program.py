@@ -14,7 +14,7 @@ from stratagem_proto.programs.operations import (
     TEXTS,
     Effect,
     Operation,
-    Parameter,
+    OperationParameter,
 )
 from stratagem_proto.v1 import tensor_pb2
 from stratagem_proto.v1.update_program_pb2 import (
@@ -182,7 +182,7 @@ def _check_arithmetic(node: GraphNode, values: Sequence[Value]) -> None:
     arity = SCALAR_ARITY[node.operation]
     if len(node.arguments) != arity or node.keywords:
         raise InvalidArgumentError(f"takes {arity} numbers and nothing else")
-    operand = Parameter("operand", "number", True, True, True)
+    operand = OperationParameter("operand", "number", True, True, True)
     for argument in node.arguments:
         _check_argument(operand, argument, values)
 
@@ -214,7 +214,7 @@ def _given(
 
 
 def _check_argument(
-    parameter: Parameter, argument: GraphArgument, values: Sequence[Value]
+    parameter: OperationParameter, argument: GraphArgument, values: Sequence[Value]
 ) -> None:
     type_, optional = _unwrapped(parameter.type, "Optional")
     if optional and argument.WhichOneof("kind") is None:
@@ -240,7 +240,10 @@ def _unwrapped(type_: str, wrapper: str) -> tuple[str, bool]:
 
 
 def _check_item(
-    parameter: Parameter, type_: str, argument: GraphArgument, values: Sequence[Value]
+    parameter: OperationParameter,
+    type_: str,
+    argument: GraphArgument,
+    values: Sequence[Value],
 ) -> None:
     field = argument.WhichOneof("kind") or ""
     if field == "value":
@@ -261,7 +264,7 @@ def _check_item(
 
 
 def _reference_fits(
-    parameter: Parameter, type_: str, number: int, values: Sequence[Value]
+    parameter: OperationParameter, type_: str, number: int, values: Sequence[Value]
 ) -> bool:
     if number >= len(values):
         raise InvalidArgumentError(

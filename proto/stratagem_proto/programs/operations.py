@@ -137,7 +137,7 @@ _NUMBER_AS_TENSOR = frozenset(
 
 
 @dataclass(frozen=True)
-class Parameter:
+class OperationParameter:
     """A parameter of an operation.
 
     Attributes:
@@ -184,7 +184,7 @@ class Operation:
         return schema
 
     @cached_property
-    def parameters(self) -> tuple[Parameter, ...]:
+    def parameters(self) -> tuple[OperationParameter, ...]:
         """What a program may give; placement on a device is the server's own choice."""
         return tuple(
             self._parameter(argument)
@@ -192,8 +192,8 @@ class Operation:
             if argument.name not in PLACEMENT
         )
 
-    def _parameter(self, argument: torch._C.Argument) -> Parameter:
-        return Parameter(
+    def _parameter(self, argument: torch._C.Argument) -> OperationParameter:
+        return OperationParameter(
             name=argument.name,
             type=str(argument.real_type),
             required=not argument.has_default_value(),

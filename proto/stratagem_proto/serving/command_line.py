@@ -18,7 +18,7 @@ import typer
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.server_log import LOG, to_stderr
 from stratagem_proto.serving.options import ServingOptions
-from stratagem_proto.serving.server import Server
+from stratagem_proto.serving.server import RpcServer
 from stratagem_proto.serving.spans import exported_spans
 
 # Container engines put secrets there, where all users of the one container read them.
@@ -29,7 +29,7 @@ AsJson = Annotated[
 ]
 
 
-def serve(server: Server, options: ServingOptions, as_json: bool) -> None:
+def serve(server: RpcServer, options: ServingOptions, as_json: bool) -> None:
     """Serves until SIGTERM or SIGINT, then drains.
 
     Args:
@@ -90,7 +90,7 @@ def _asked_to_stop() -> Iterator[socket.socket]:
         signal.set_wakeup_fd(-1)
 
 
-def _announce(server: Server, ready_file: Path) -> None:
+def _announce(server: RpcServer, ready_file: Path) -> None:
     """Writes the addresses so that a reader sees all of the file or none."""
     facts = {
         "address": server.address,

@@ -30,7 +30,7 @@ from stratagem_proto.wire.channel import SERVER_OPTIONS, STALL_SECONDS
 _SCRAPE_SECONDS = 10.0
 
 
-class Server(ABC):
+class RpcServer(ABC):
     """One server, in this process.
 
     It serves from `start` until `stop`, which may be called from any thread but the

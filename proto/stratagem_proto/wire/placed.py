@@ -19,7 +19,7 @@ from stratagem_proto.wire.tensors import decode_dtype
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class SegmentLayout:
     """Where tensors of some kinds are in a segment.
 
     Attributes:
@@ -44,19 +44,19 @@ class Layout:
         return tensor_pb2.Frame(chunks=chunks).SerializeToString()
 
 
-def layout_of(kinds: tuple[Kind, ...]) -> Layout:
+def layout_of(kinds: tuple[Kind, ...]) -> SegmentLayout:
     """Where tensors of these kinds are if that is where `starts` puts them."""
     if len(kinds) <= _FEW_KINDS:
         return _layout_of_few(kinds)
     return (_kept_layout if len(kinds) <= MOST_KEPT_KINDS else _layout)(kinds)
 
 
-def _layout(kinds: tuple[Kind, ...]) -> Layout:
+def _layout(kinds: tuple[Kind, ...]) -> SegmentLayout:
     sizes = [dtype.itemsize * shape.numel() for dtype, shape in kinds]
     begins, room = starts(sizes)
     each = enumerate(zip(sizes, begins, strict=True))
     places = [(number, 0, size, begin) for number, (size, begin) in each if size]
-    return Layout(kinds, sum(sizes), room, places)
+    return SegmentLayout(kinds, sum(sizes), room, places)
 
 
 # The same tensors are sent and read with each step. Whoever names a great many has them
@@ -82,7 +82,7 @@ def encode_placed(
     header: bytes,
     tensors: Sequence[torch.Tensor],
     segment: Segment,
-    layout: Layout | None = None,
+    layout: SegmentLayout | None = None,
 ) -> bytes:
     """Copies tensors to a segment; returns the frame that says where they are.
 
@@ -99,7 +99,7 @@ def encode_placed(
     return encode_header(header) + layout.announcement
 
 
-def announced(layout: Layout, chunks: bytes | memoryview) -> range | None:
+def announced(layout: SegmentLayout, chunks: bytes | memoryview) -> range | None:
     """Those of a layout's places of which a part of a frame says that they are filled.
 
     Args:
@@ -115,7 +115,7 @@ def announced(layout: Layout, chunks: bytes | memoryview) -> range | None:
     return (_kept_announced if is_kept else _announced)(layout, bytes(chunks))
 
 
-def _announced(layout: Layout, chunks: bytes) -> range | None:
+def _announced(layout: SegmentLayout, chunks: bytes) -> range | None:
     try:
         frame = tensor_pb2.Frame.FromString(chunks)
     except DecodeError:
@@ -161,7 +161,7 @@ def _placed(chunk: ChunkView, place: int, segment: Segment) -> ChunkView:
 
 def encode_filled(
     header: Message,
-    layout: Layout,
+    layout: SegmentLayout,
     fill: Callable[[Sequence[torch.Tensor]], object],
     segment: Segment,
 ) -> bytes:
@@ -178,7 +178,7 @@ def encode_filled(
 
 
 def found(
-    layout: Layout, chunks: memoryview, segment: Segment
+    layout: SegmentLayout, chunks: memoryview, segment: Segment
 ) -> list[torch.Tensor] | None:
     """The tensors of a request where they are; None if that is not where they lie.
 

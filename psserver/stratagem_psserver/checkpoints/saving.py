@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from stratagem_proto.checkpoint.folder import part_name
-from stratagem_proto.checkpoint.index import Part
+from stratagem_proto.checkpoint.index import TensorFile
 from stratagem_proto.checkpoint.parts import write_part
 from stratagem_proto.errors import (
     FailedPreconditionError,
@@ -27,7 +27,7 @@ _REMEMBERED = 32
 # Saves under way: each may come to take the memory of all variables.
 MAX_SAVES = 8
 
-Saved = tuple[Part, str]
+Saved = tuple[TensorFile, str]
 """A part, and what the server needs to go on besides variables, as JSON."""
 
 

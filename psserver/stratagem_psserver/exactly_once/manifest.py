@@ -10,7 +10,7 @@ import torch
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.protocol import MAX_TENSORS
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
-from stratagem_proto.wire.placed import Layout, kinds_described, layout_of
+from stratagem_proto.wire.placed import SegmentLayout, kinds_described, layout_of
 from stratagem_proto.wire.segment import Kind, Segment
 from stratagem_proto.wire.tensors import total_nbytes
 
@@ -54,7 +54,7 @@ class Manifest:
         return self.nbytes + derived
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> SegmentLayout:
         """Where the tensors are in shared memory; ask once `nbytes` is known."""
         return layout_of(kinds_described(self.specs))
 

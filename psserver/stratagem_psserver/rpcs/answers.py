@@ -36,7 +36,7 @@ _MOST_RUNS = 10
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadTask:
     """What to read.
 
     Attributes:
@@ -66,7 +66,7 @@ Frames: TypeAlias = bytes | AsyncIterator[bytes]
 Headed: TypeAlias = Callable[[ReadHeader], Message]
 
 
-def frames_of(state: ServerState, reading: Reading, headed: Headed) -> Frames:
+def frames_of(state: ServerState, reading: ReadTask, headed: Headed) -> Frames:
     """What all that is selected is at one moment, as the frames of a stream.
 
     Args:
@@ -78,7 +78,7 @@ def frames_of(state: ServerState, reading: Reading, headed: Headed) -> Frames:
     return _frames(state, reading, headed) if only is None else only
 
 
-def _only_frame(state: ServerState, reading: Reading, headed: Headed) -> bytes | None:
+def _only_frame(state: ServerState, reading: ReadTask, headed: Headed) -> bytes | None:
     """The frame of values that are placed in one go; None if they are not."""
     if (segment := reading.segment) is None:
         return None
@@ -101,7 +101,7 @@ def _count(state: ServerState, choice: ReadPlan) -> None:
 
 
 async def _frames(
-    state: ServerState, reading: Reading, headed: Headed
+    state: ServerState, reading: ReadTask, headed: Headed
 ) -> AsyncIterator[bytes]:
     locks = state.locked([selection.variable for selection in reading.selections])
     async with locks:

@@ -6,7 +6,7 @@ from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.exactly_once.mutations import Chunks
-from stratagem_psserver.rpcs.answers import Frames, Reading, frames_of
+from stratagem_psserver.rpcs.answers import Frames, ReadTask, frames_of
 from stratagem_psserver.rpcs.consistency import begun_now
 from stratagem_psserver.rpcs.updates import UpdateRpcs
 from stratagem_psserver.state import ServerState
@@ -36,5 +36,5 @@ class UpdateAndReadRpcs:
             return pb.UpdateAndReadHeader(update=update, values=values, grants=grants)
 
         plan = None if known is None else known.plan
-        reading = Reading(self._state.store, header.then.selections, segment, plan)
+        reading = ReadTask(self._state.store, header.then.selections, segment, plan)
         return frames_of(self._state, reading, headed)

@@ -11,7 +11,7 @@ from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.compute import TENSOR_BYTES
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.mutations import Chunks, Staged
-from stratagem_psserver.rpcs.answers import Reading, frames_of
+from stratagem_psserver.rpcs.answers import ReadTask, frames_of
 from stratagem_psserver.rpcs.consistency import begun_now
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.assignments import Write, prepare, run
@@ -40,7 +40,7 @@ class ValueRpcs:
             header.grants.extend(grants)
             return header
 
-        reading = Reading(variables, request.selections, segment)
+        reading = ReadTask(variables, request.selections, segment)
         frames = frames_of(state, reading, headed)
         if isinstance(frames, bytes):
             yield frames

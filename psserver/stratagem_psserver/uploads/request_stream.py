@@ -16,7 +16,7 @@ from stratagem_proto.wire.frames import (
     decode_frame,
     take_header,
 )
-from stratagem_proto.wire.placed import Layout, found
+from stratagem_proto.wire.placed import SegmentLayout, found
 from stratagem_proto.wire.segment import Segment
 
 
@@ -65,7 +65,7 @@ class RequestStream(Generic[Header]):
             "message must have one"
         )
 
-    def found(self, layout: Layout) -> list[torch.Tensor] | None:
+    def found(self, layout: SegmentLayout) -> list[torch.Tensor] | None:
         """All tensors, if the first message says that they are in shared memory.
 
         Args:

@@ -15,7 +15,7 @@ from stratagem_proto.v1.parameter_server_pb2 import (
     Selection,
 )
 from stratagem_proto.wire.contents import all_of
-from stratagem_proto.wire.placed import Layout, layout_of
+from stratagem_proto.wire.placed import SegmentLayout, layout_of
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot
 from stratagem_psserver.variables.selections import Selected, is_wanted, select
 from stratagem_psserver.variables.store import Variable, VariableStore
@@ -39,7 +39,7 @@ class ReadPlan(NamedTuple):
     wanted: Sequence[bool]
     selected: Sequence[Selected]
     contents: bytes
-    layout: Layout
+    layout: SegmentLayout
     nbytes: int
     owners: frozenset[str]
     is_whole: bool
@@ -97,7 +97,7 @@ class ReadPlan(NamedTuple):
 
 
 def _contents(
-    wanted: Sequence[bool], selected: Sequence[Selected], layout: Layout
+    wanted: Sequence[bool], selected: Sequence[Selected], layout: SegmentLayout
 ) -> bytes:
     encodings = [one.encoding for one in selected]
     if all(wanted) and not any(encodings):

@@ -35,7 +35,7 @@ def test_steps_in_shared_memory_are_those_of_a_local_optimizer() -> None:
             gradients = []
             for name, value in local.items():
                 value.grad = torch.randn_like(value)
-                gradients.append(updates.Gradient(name, value.grad, 0))
+                gradients.append(updates.SentGradient(name, value.grad, 0))
             update = updates.step(optimizer_program(adamw), gradients)
             adamw.step()
             connection.call(and_read(update, following(readings), ()))
@@ -56,7 +56,9 @@ def test_what_is_deleted_makes_room_whatever_it_was_stepped_with() -> None:
         for name, shape in SHAPES.items():
             make(connection, name, torch.zeros(shape))
         for _ in range(STEPS):
-            ones = [updates.Gradient(n, torch.ones(s), 0) for n, s in SHAPES.items()]
+            ones = [
+                updates.SentGradient(n, torch.ones(s), 0) for n, s in SHAPES.items()
+            ]
             connection.call(updates.step(optimizer_program(adam), ones))
         store = server._state.store
         mean = store.get("mean")

@@ -96,7 +96,7 @@ def test_steps_come_to_the_same_bytes_over_every_transport(transport: str) -> No
                 here.grad = torch.randn(size, generator=generator)
                 adam.step()
                 step = updates.step(
-                    optimizer_program(adam), [updates.Gradient(name, here.grad, 0)]
+                    optimizer_program(adam), [updates.SentGradient(name, here.grad, 0)]
                 )
                 connection.call(step)
             assert torch.equal(value_of(connection, name, here), here)
@@ -210,7 +210,7 @@ def test_no_optimizer_keeps_what_it_was_lent(name: str) -> None:
         make(connection, "v", parameter.detach())
         for factor in (1.0, -3.0):
             gradient = torch.arange(1.0, LARGE + 1).reshape(-1, 50) * factor
-            pushed = updates.Gradient("v", gradient, group=0)
+            pushed = updates.SentGradient("v", gradient, group=0)
             connection.call(updates.step(program, [pushed]))
             parameter.grad = gradient
             optimizer.step()
@@ -225,9 +225,9 @@ def test_what_a_server_keeps_is_a_copy() -> None:
     with served() as (_, connection):
         make(connection, "v", torch.full([LARGE], 7.0))
         make(connection, "w", torch.zeros(LARGE))
-        kept = updates.Gradient("v", torch.ones(LARGE), group=0)
+        kept = updates.SentGradient("v", torch.ones(LARGE), group=0)
         connection.call(updates.keep(backward, [kept]))
-        other = updates.Gradient("w", torch.full([LARGE], 5.0), group=0)
+        other = updates.SentGradient("w", torch.full([LARGE], 5.0), group=0)
         connection.call(updates.step(sgd, [other], backward=backward))
         assert value_of(connection, "v", torch.ones(LARGE)).eq(6).all()
         assert value_of(connection, "w", torch.ones(LARGE)).eq(-5).all()

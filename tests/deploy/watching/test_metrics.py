@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stratagem_deploy.processes.addresses import ReservedAddress
 from stratagem_proto.errors import UnavailableError
 from stratagem_proto.serving.metrics.endpoint import families_of
-from stratagem_proto.serving.server import Server
+from stratagem_proto.serving.server import RpcServer
 from stratagem_proto.v1.consistency_pb2 import GroupConsistency, WorkerClock
 from stratagem_proto.v1.session_pb2 import Task
 from stratagem_proto.v1.status_pb2 import GetStatusResponse, ParameterServerStatus
@@ -50,7 +50,7 @@ def servers() -> Iterator[tuple[ParameterServer, WorkerServer]]:
         yield server, worker
 
 
-def scraped(server: Server) -> dict[str, Metric]:
+def scraped(server: RpcServer) -> dict[str, Metric]:
     with urlopen(f"http://{server.metrics_address}/metrics") as response:
         text = response.read().decode()
     return {family.name: family for family in text_string_to_metric_families(text)}

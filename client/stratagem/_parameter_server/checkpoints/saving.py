@@ -20,7 +20,7 @@ from stratagem._parameter_server.checkpoints.worker_states import states_of
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.checkpoints import SavedPart, begin_save, finish_save
 from stratagem_proto.checkpoint.folder import LOCAL_PART, NewCheckpoint
-from stratagem_proto.checkpoint.index import Index, Part
+from stratagem_proto.checkpoint.index import Index, TensorFile
 from stratagem_proto.checkpoint.parts import Content, write_part
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.v1.variable_pb2 import VariableSpec
@@ -149,7 +149,7 @@ class _Work:
         index = Index.of_parts(parts, states, self.contents.extra, workers)
         self.new.commit(index, self.keep)
 
-    def _write_local(self) -> Sequence[Part]:
+    def _write_local(self) -> Sequence[TensorFile]:
         values = self.contents.local
         if not values:
             return ()
@@ -173,7 +173,7 @@ class _Work:
         return dict(sorted(saved.items()))
 
 
-def _require_visible(folder: Path, part: Part, server: str) -> None:
+def _require_visible(folder: Path, part: TensorFile, server: str) -> None:
     path = folder / part.name
     if not path.is_file() or path.stat().st_size != part.file.nbytes:
         raise FailedPreconditionError(

@@ -66,7 +66,7 @@ def run(
 
 def _request(
     store: RemoteStore, update: TracedUpdate, non_slot: bool
-) -> Request[updates.Ran]:
+) -> Request[updates.GraphRun]:
     attachments = Attachments()
     bindings = [
         _binding(one.kind, source, attachments, store)

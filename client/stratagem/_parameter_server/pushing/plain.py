@@ -15,8 +15,8 @@ from stratagem._parameter_server.variables.variable import RemoteVariable
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.reading import (
     NOTHING_FOLLOWS,
-    Following,
     Reading,
+    ReadsAfterUpdate,
     following,
 )
 from stratagem._ps_client.requests.request import Request
@@ -48,7 +48,7 @@ class Exchange:
     def requests(
         self,
         push: Push,
-        then: Mapping[int, Following],
+        then: Mapping[int, ReadsAfterUpdate],
         begins: Sequence[StepBegin],
         copies: OwnCopies | None = None,
     ) -> dict[int, Request[Answer]]:
@@ -98,7 +98,7 @@ class PlainPushing(Pushing):
         self._exchange, self._pulls = exchange, pulls
         self._asks_leave = asks_leave
         # By optimizer and server.
-        self._known: dict[tuple[str, int], Following] = {}
+        self._known: dict[tuple[str, int], ReadsAfterUpdate] = {}
 
     def refresh(self, variables: Sequence[RemoteVariable] | None) -> bool:
         return False
@@ -134,7 +134,7 @@ class PlainPushing(Pushing):
 
     def _followed(
         self, optimizer: str, server: int, copies: Sequence[RemoteVariable]
-    ) -> Following:
+    ) -> ReadsAfterUpdate:
         """Return how to read what a push has stepped, by what was found out before."""
         leaves = [variable.leaf for variable in copies]
         known = self._known.get((optimizer, server), NOTHING_FOLLOWS)
@@ -152,7 +152,7 @@ class PlainPushing(Pushing):
 
 
 def _accept(
-    variables: Sequence[RemoteVariable], then: Following, answer: Answer
+    variables: Sequence[RemoteVariable], then: ReadsAfterUpdate, answer: Answer
 ) -> None:
     each = zip(variables, then.readings, answer.versions, strict=True)
     for variable, reading, version in each:

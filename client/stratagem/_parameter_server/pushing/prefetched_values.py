@@ -13,7 +13,7 @@ from stratagem._parameter_server.pushing.pulls import Pulls
 from stratagem._parameter_server.pushing.push import Expected, Push
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests.reading import Following, Reading, following
+from stratagem._ps_client.requests.reading import Reading, ReadsAfterUpdate, following
 
 Came: TypeAlias = tuple[int, Reading]
 """The version of a value that waits, and what it was read by."""
@@ -43,7 +43,7 @@ class ReceiveBuffer:
 
     def asking(
         self, stepped: AbstractSet[str], came: Mapping[RemoteVariable, Came]
-    ) -> Following:
+    ) -> ReadsAfterUpdate:
         """Return how to ask for what is newer then.
 
         Args:
@@ -81,7 +81,7 @@ class Asked(NamedTuple):
 
     variables: Mapping[int, Sequence[RemoteVariable]]
     buffers: Mapping[int, ReceiveBuffer]
-    following: Mapping[int, Following]
+    following: Mapping[int, ReadsAfterUpdate]
 
 
 class PrefetchedValues:

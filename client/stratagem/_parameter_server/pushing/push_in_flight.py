@@ -14,7 +14,7 @@ import torch
 from stratagem._ps_client.interruption import uninterrupted
 from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.step_count import StepCount
-from stratagem_proto.wire.placed import Layout
+from stratagem_proto.wire.placed import SegmentLayout
 
 _LOG = logging.getLogger("stratagem")
 
@@ -162,7 +162,7 @@ class OwnCopies:
     """
 
     def __init__(self) -> None:
-        self._last: dict[int, tuple[Layout, Sequence[torch.Tensor]]] = {}
+        self._last: dict[int, tuple[SegmentLayout, Sequence[torch.Tensor]]] = {}
 
     def of(self, server: int, update: Request[list[int]]) -> Sequence[torch.Tensor]:
         """Return copies of the tensors that a server is sent."""

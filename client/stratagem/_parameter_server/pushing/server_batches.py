@@ -15,7 +15,7 @@ from stratagem._parameter_server.variables.split_variable import (
     rows_or_dense,
 )
 from stratagem._parameter_server.variables.variable import RemoteVariable, remote_of
-from stratagem._ps_client.requests.updates import Gradient, step
+from stratagem._ps_client.requests.updates import SentGradient, step
 from stratagem_proto.errors import InternalError
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
 
@@ -32,7 +32,7 @@ class ServerBatch:
     """
 
     def __init__(self, compressor: Compressor) -> None:
-        self.gradients: list[Gradient] = []
+        self.gradients: list[SentGradient] = []
         self.backward: BackwardPass | None = None
         self._compressor = compressor
         self._losses: dict[str, torch.Tensor] = {}
@@ -43,15 +43,15 @@ class ServerBatch:
         """Take in a gradient, dense or row-sparse."""
         if isinstance(value, IndexedSlices):
             rows = self._compressor.rows(value.values)
-            self.gradients.append(Gradient(variable, rows, group, value.indices))
+            self.gradients.append(SentGradient(variable, rows, group, value.indices))
         elif self._compressor.compression is None:
-            self.gradients.append(Gradient(variable, value, group))
+            self.gradients.append(SentGradient(variable, value, group))
         else:
             self._compress(variable, value, group)
 
     def _compress(self, variable: str, value: torch.Tensor, group: int) -> None:
         compressed = self._compressor.dense(variable, value)
-        self.gradients.append(Gradient(variable, compressed.value, group))
+        self.gradients.append(SentGradient(variable, compressed.value, group))
         if compressed.loss is not None:
             self._losses[variable] = compressed.loss
 
@@ -76,7 +76,7 @@ class ServerBatch:
         """How much is yet to be sent."""
         return sum(gradient.value.nbytes for gradient in self.gradients)
 
-    def begin(self, backward: BackwardPass) -> list[Gradient]:
+    def begin(self, backward: BackwardPass) -> list[SentGradient]:
         """Return what there is, to be sent before the rest."""
         gradients, self.gradients = self.gradients, []
         self.backward = backward

@@ -19,7 +19,7 @@ _PATH = f"/{_SERVICE}/AttendSession"
 _PAUSE_SECONDS = 0.5
 
 
-class Attendance:
+class SessionAttendance:
     """Attends one session at a time. Thread-safe.
 
     The system closes the connections of a process that ends, however it ends. The call

@@ -12,13 +12,13 @@ from functools import partial
 
 from stratagem._ps_client.closure_identity import next_closure_key
 from stratagem._ps_client.connections import unusable
-from stratagem._ps_client.connections.attendance import Attendance
+from stratagem._ps_client.connections.attendance import SessionAttendance
 from stratagem._ps_client.connections.mutation_lock import MutationLock
 from stratagem._ps_client.connections.pending import Pending
 from stratagem._ps_client.connections.route import ServerRoute
 from stratagem._ps_client.connections.session import (
     Identity,
-    Session,
+    ServerSession,
     farewell,
     heartbeat,
     opened,
@@ -81,12 +81,12 @@ class Connection:
         self._given = identity
         self._steps = steps or StepCount()
         self._process = os.getpid()
-        self._session: Session | None = None
+        self._session: ServerSession | None = None
         self._expected = b""
         self._restarted = False
         self._opening = threading.Lock()
         self._turns = MutationLock()
-        self._attendance = Attendance()
+        self._attendance = SessionAttendance()
 
     @property
     def _identity(self) -> Identity:
@@ -95,7 +95,7 @@ class Connection:
         return replace(self._given, outlives_servers=outlives)
 
     @property
-    def session(self) -> Session | None:
+    def session(self) -> ServerSession | None:
         """The session; None while there is none."""
         return self._session
 
@@ -192,7 +192,7 @@ class Connection:
         turn.end()
         return pending
 
-    def _next_key(self, session: Session) -> RequestKey:
+    def _next_key(self, session: ServerSession) -> RequestKey:
         return session.next_key(self._steps, next_closure_key(self.peer))
 
     def _sent(
@@ -212,7 +212,7 @@ class Connection:
             span.end()
             raise
 
-    def open(self) -> Session:
+    def open(self) -> ServerSession:
         """Returns the session, after the handshake if there is none; as `start`."""
         self._require_usable()
         return self._session or self._first_opened()
@@ -298,7 +298,7 @@ class Connection:
             goodbye = farewell(self._session)
             Pending(self, goodbye, Deadlines(_FAREWELL_SECONDS, connect=0)).result()
 
-    def _first_opened(self) -> Session:
+    def _first_opened(self) -> ServerSession:
         with self._opening:
             if self._session is None:
                 request = opening(self._identity, run=self._expected)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from itertools import islice
 
 from stratagem._ps_client.connections.connection import Connection
-from stratagem._ps_client.connections.session import Session
+from stratagem._ps_client.connections.session import ServerSession
 from stratagem._ps_client.step_count import StepCount
 from stratagem_proto.errors import CancelledError, StratagemError
 from stratagem_proto.protocol import PING_SECONDS
@@ -117,7 +117,7 @@ class Heartbeat:
         """Seconds until servers may be told anew that this process lives."""
         return _third(session.reconnect_seconds for session in self._sessions())
 
-    def _sessions(self) -> Iterator[Session]:
+    def _sessions(self) -> Iterator[ServerSession]:
         return filter(None, (connection.session for connection in self._connections))
 
     def _interval(self) -> float:

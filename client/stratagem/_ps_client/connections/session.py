@@ -52,7 +52,7 @@ class Identity:
 
 
 @dataclass
-class Session:
+class ServerSession:
     """One session with one server.
 
     Attributes:
@@ -138,7 +138,7 @@ class Session:
 
 
 def opening(
-    identity: Identity, session: Session | None = None, run: bytes = b""
+    identity: Identity, session: ServerSession | None = None, run: bytes = b""
 ) -> Request[OpenSessionResponse]:
     """The handshake of a new session, or of one that the server may have ended.
 
@@ -159,7 +159,7 @@ def opening(
     return Request("OpenSession", message, sole(OpenSessionResponse))
 
 
-def heartbeat(session: Session, steps: StepCount) -> Request[HeartbeatResponse]:
+def heartbeat(session: ServerSession, steps: StepCount) -> Request[HeartbeatResponse]:
     """What renews the lease of a session, and tells its last finished step."""
     finished, report = steps.tell()
     message = HeartbeatRequest(
@@ -168,7 +168,7 @@ def heartbeat(session: Session, steps: StepCount) -> Request[HeartbeatResponse]:
     return Request("Heartbeat", message, sole(HeartbeatResponse))
 
 
-def farewell(session: Session) -> Request[CloseSessionResponse]:
+def farewell(session: ServerSession) -> Request[CloseSessionResponse]:
     """What ends a session."""
     message = CloseSessionRequest(session_id=session.identifier)
     return Request("CloseSession", message, sole(CloseSessionResponse))
@@ -188,7 +188,7 @@ def handshake(identity: Identity, identifier: bytes) -> OpenSessionRequest:
 
 def opened(
     request: Request[OpenSessionResponse], answer: OpenSessionResponse, server: str
-) -> Session:
+) -> ServerSession:
     """The session that a handshake gave.
 
     Args:
@@ -200,7 +200,7 @@ def opened(
         FailedPreconditionError: The address is another server's.
     """
     check_answering(answer.task, server)
-    return Session(
+    return ServerSession(
         request.session_id,
         answer.incarnation,
         answer.lease_seconds,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stratagem._ps_client.requests.request import Request, sole
 from stratagem_proto.checkpoint.blocks import FileEntry
-from stratagem_proto.checkpoint.index import Part, TensorEntry
+from stratagem_proto.checkpoint.index import TensorEntry, TensorFile
 from stratagem_proto.v1 import checkpoint_pb2 as pb
 
 
@@ -20,7 +20,7 @@ class SavedPart:
         state: What the server needs to go on besides variables, as JSON.
     """
 
-    part: Part
+    part: TensorFile
     state: str
 
 
@@ -85,7 +85,7 @@ def _saved(responses: Iterator[bytes]) -> SavedPart | None:
         for each in part.tensors
     ]
     file = FileEntry(part.nbytes, tuple(part.blocks))
-    return SavedPart(Part(part.name, file, tensors), part.state)
+    return SavedPart(TensorFile(part.name, file, tensors), part.state)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from stratagem_proto.v1.parameter_server_pb2 import (
     Selection,
     UpdateHeader,
 )
-from stratagem_proto.wire.placed import Layout, kinds_of, layout_of
+from stratagem_proto.wire.placed import SegmentLayout, kinds_of, layout_of
 from stratagem_proto.wire.tensors import as_bytes, encode_dtype
 
 
@@ -37,7 +37,7 @@ class Reading(NamedTuple):
     narrowed_to: torch.dtype | None = None
 
 
-class Following(NamedTuple):
+class ReadsAfterUpdate(NamedTuple):
     """Whole variables to read after an update.
 
     Attributes:
@@ -47,14 +47,14 @@ class Following(NamedTuple):
     """
 
     readings: Sequence[Reading]
-    layout: Layout
+    layout: SegmentLayout
     encoded: bytes
 
 
-def following(readings: Sequence[Reading]) -> Following:
+def following(readings: Sequence[Reading]) -> ReadsAfterUpdate:
     """Readings of whole variables, to be done after an update."""
     layout = layout_of(kinds_of([reading.into for reading in readings]))
-    return Following(readings, layout, _asked_after(_wholes(readings)))
+    return ReadsAfterUpdate(readings, layout, _asked_after(_wholes(readings)))
 
 
 def asked(readings: Sequence[Reading]) -> bytes:

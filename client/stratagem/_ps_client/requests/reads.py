@@ -35,7 +35,7 @@ from stratagem_proto.wire.frames import (
     take_header,
 )
 from stratagem_proto.wire.placed import (
-    Layout,
+    SegmentLayout,
     announced,
     kinds_described,
     kinds_of,
@@ -87,7 +87,9 @@ def read(
 
 
 def _receiver(
-    readings: Sequence[Reading], layout: Layout, told: Callable[[ReadHeader], None]
+    readings: Sequence[Reading],
+    layout: SegmentLayout,
+    told: Callable[[ReadHeader], None],
 ) -> Callable[[Responses], list[int]]:
     def receive(responses: Responses) -> list[int]:
         header, versions = filled(readings, layout, responses, ReadHeader, _itself)
@@ -103,7 +105,7 @@ def _itself(header: ReadHeader) -> ReadHeader:
 
 def filled(
     readings: Sequence[Reading],
-    layout: Layout,
+    layout: SegmentLayout,
     responses: Responses,
     header_type: type[Header],
     values_of: Callable[[Header], ReadHeader],
@@ -163,7 +165,7 @@ def _contents(values: ReadHeader) -> ReadContents:
 
 def _taken(
     targets: list[torch.Tensor],
-    layout: Layout,
+    layout: SegmentLayout,
     chunks: memoryview,
     seen: list[bytes],
     responses: Responses,

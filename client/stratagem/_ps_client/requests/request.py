@@ -23,7 +23,12 @@ from stratagem_proto.v1 import (
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.wire.codec import split
 from stratagem_proto.wire.frames import encode_frame
-from stratagem_proto.wire.placed import Layout, encode_placed, kinds_of, layout_of
+from stratagem_proto.wire.placed import (
+    SegmentLayout,
+    encode_placed,
+    kinds_of,
+    layout_of,
+)
 from stratagem_proto.wire.segment import Segment
 
 
@@ -94,7 +99,7 @@ class Request(Generic[Result]):
     response_room: int = 0
     derived_nbytes: int = 0
     wait: float = 0.0
-    layout: Layout | None = None
+    layout: SegmentLayout | None = None
     awaits: str = ""
 
     def then(self, answered: Callable[[], None]) -> Request[Result]:
@@ -141,7 +146,7 @@ class Request(Generic[Result]):
         return self.method == "OpenSession"
 
     @cached_property
-    def _layout(self) -> Layout:
+    def _layout(self) -> SegmentLayout:
         return self.layout or layout_of(kinds_of(self.tensors))
 
     @cached_property
@@ -169,7 +174,7 @@ class Request(Generic[Result]):
             telling = cast(_Telling, self.message)
             telling.finished, telling.report = key.finished, key.report
         if "trace_parent" in fields:
-            cast(_Traced, self.message).trace_parent = key.trace_parent
+            cast(_Traceable, self.message).trace_parent = key.trace_parent
 
     def acknowledge(self, number: int) -> None:
         """Tell with a stamped mutation that outcomes up to a number are known."""
@@ -226,7 +231,7 @@ class _Anonymous(Protocol):
     session_id: bytes
 
 
-class _Traced(Protocol):
+class _Traceable(Protocol):
     trace_parent: str
 
 

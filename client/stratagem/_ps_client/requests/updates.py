@@ -41,12 +41,12 @@ from stratagem_proto.v1.update_program_pb2 import (
     UpdateProgram,
 )
 from stratagem_proto.wire.encodings import Encoded
-from stratagem_proto.wire.placed import Layout, kinds_of, layout_of
+from stratagem_proto.wire.placed import SegmentLayout, kinds_of, layout_of
 from stratagem_proto.wire.segment import Kind
 from stratagem_proto.wire.tensors import spec_of_kind, total_nbytes
 
 
-class Gradient(NamedTuple):
+class SentGradient(NamedTuple):
     """The gradient of one variable.
 
     Attributes:
@@ -78,7 +78,7 @@ class Limits:
 
 def step(
     program: OptimizerProgram | bytes,
-    gradients: Sequence[Gradient],
+    gradients: Sequence[SentGradient],
     contribution: Contribution | None = None,
     limits: Limits | None = None,
     backward: BackwardPass | None = None,
@@ -125,7 +125,7 @@ class GradientHeaderCache:
         self._named = [(variable, group, True) for variable, group in gradients]
         self._last = layout_of(()), b""
 
-    def of(self, tensors: Sequence[torch.Tensor]) -> tuple[Layout, bytes]:
+    def of(self, tensors: Sequence[torch.Tensor]) -> tuple[SegmentLayout, bytes]:
         """The layout of gradients, and the part of an `UpdateHeader` about them."""
         kinds = kinds_of(tensors)
         if kinds != self._last[0].kinds:
@@ -148,7 +148,9 @@ def dense_step(
     return Request("Update", UpdateHeader(), _updated, gradients, rest, layout=layout)
 
 
-def keep(backward: BackwardPass, gradients: Sequence[Gradient]) -> Request[list[int]]:
+def keep(
+    backward: BackwardPass, gradients: Sequence[SentGradient]
+) -> Request[list[int]]:
     """The request that has a server keep gradients until the step that they are for.
 
     Args:
@@ -161,7 +163,7 @@ def keep(backward: BackwardPass, gradients: Sequence[Gradient]) -> Request[list[
 
 
 def _with_gradients(
-    header: UpdateHeader, gradients: Sequence[Gradient], rest: bytes = b""
+    header: UpdateHeader, gradients: Sequence[SentGradient], rest: bytes = b""
 ) -> Request[list[int]]:
     if any([isinstance(gradient.value, Encoded) for gradient in gradients]):
         return _with_encoded(header, gradients, rest)
@@ -201,7 +203,7 @@ _kept_described = lru_cache(maxsize=256)(_described)
 
 
 def _with_encoded(
-    header: UpdateHeader, gradients: Sequence[Gradient], rest: bytes
+    header: UpdateHeader, gradients: Sequence[SentGradient], rest: bytes
 ) -> Request[list[int]]:
     attachments = Attachments()
     refs = [_reference(gradient, attachments) for gradient in gradients]
@@ -218,7 +220,7 @@ def _with_encoded(
     )
 
 
-def _reference(gradient: Gradient, attachments: Attachments) -> GradientRef:
+def _reference(gradient: SentGradient, attachments: Attachments) -> GradientRef:
     value, encoding = gradient.value, None
     if isinstance(value, Encoded):
         companion = attachments.add_optional(value.companion)
@@ -233,7 +235,7 @@ def _reference(gradient: Gradient, attachments: Attachments) -> GradientRef:
     )
 
 
-class Ran(NamedTuple):
+class GraphRun(NamedTuple):
     """What came of running a graph program.
 
     Attributes:
@@ -250,7 +252,7 @@ def run(
     bindings: Sequence[InputBinding],
     attachments: Attachments,
     non_slot: bool = False,
-) -> Request[Ran]:
+) -> Request[GraphRun]:
     """The request that runs a graph program.
 
     Args:
@@ -316,6 +318,6 @@ def _updated(responses: Iterator[bytes]) -> list[int]:
 
 def _ran(
     kind: type[UpdateResponse | UpdateNonSlotResponse], responses: Iterator[bytes]
-) -> Ran:
+) -> GraphRun:
     response = sole(kind)(responses)
-    return Ran(list(response.versions), [*map(decode_output, response.outputs)])
+    return GraphRun(list(response.versions), [*map(decode_output, response.outputs)])

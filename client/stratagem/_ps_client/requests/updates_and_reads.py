@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 
-from stratagem._ps_client.requests.reading import Following, Reading
+from stratagem._ps_client.requests.reading import Reading, ReadsAfterUpdate
 from stratagem._ps_client.requests.reads import filled
 from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.transports.call import Responses
@@ -19,7 +19,7 @@ from stratagem_proto.v1.parameter_server_pb2 import (
     UpdateAndReadHeader,
     UpdateHeader,
 )
-from stratagem_proto.wire.placed import Layout
+from stratagem_proto.wire.placed import SegmentLayout
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Answer:
 
 def and_read(
     update: Request[list[int]],
-    then: Following,
+    then: ReadsAfterUpdate,
     begins: Sequence[StepBegin],
     tensors: Sequence[torch.Tensor] | None = None,
 ) -> Request[Answer]:
@@ -65,7 +65,7 @@ def and_read(
 
 
 def _answer(
-    readings: Sequence[Reading], layout: Layout, responses: Responses
+    readings: Sequence[Reading], layout: SegmentLayout, responses: Responses
 ) -> Answer:
     header, versions = filled(readings, layout, responses, UpdateAndReadHeader, _values)
     return Answer(versions, list(header.grants))

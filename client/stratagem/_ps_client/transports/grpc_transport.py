@@ -30,7 +30,7 @@ class _Unsent:
         """Is called when there is nothing under way any more, or not yet."""
 
 
-class _Sent:
+class _CallUnderWay:
     """A call under way, of a thread that is not interrupted in gRPC's code."""
 
     def __init__(self, call: Cancellable) -> None:
@@ -122,4 +122,4 @@ class GrpcTransport:
 
 
 def _attempt(call: Cancellable, messages: Iterator[bytes]) -> Attempt:
-    return Attempt(Responses(abandonable(messages, call.cancel)), _Sent(call))
+    return Attempt(Responses(abandonable(messages, call.cancel)), _CallUnderWay(call))
