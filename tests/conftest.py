@@ -12,7 +12,7 @@ from stratagem import config
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 
-pytest_plugins = ("tests.spec.without_rows",)
+pytest_plugins = ("tests.spec.without_rows", "tests.plain_pushes")
 
 TOKEN = "the cluster's secret"
 

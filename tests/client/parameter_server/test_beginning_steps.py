@@ -16,6 +16,8 @@ from tests.client.parameter_server.calls import calls
 from tests.client.parameter_server.counter import Counter
 from tests.faults import CutAt, FaultyProxy, Verdict
 
+pytestmark = pytest.mark.plain_pushes_too
+
 STEPS = 5
 PATIENCE = 60.0
 

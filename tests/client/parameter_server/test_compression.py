@@ -26,6 +26,8 @@ from stratagem.compression import (
 from tests.client.clusters import Cluster, running
 from tests.faults import CutAt, FaultyProxy, Verdict
 
+pytestmark = pytest.mark.plain_pushes_too
+
 STEPS = 20
 SIZE = 1000
 

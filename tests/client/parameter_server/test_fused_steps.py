@@ -26,6 +26,8 @@ from tests.client.parameter_server.training import (
 )
 from tests.faults import CutAt, FaultyProxy, Verdict
 
+pytestmark = pytest.mark.plain_pushes_too
+
 STEPS = 5
 
 
@@ -82,6 +84,7 @@ def expected() -> list[list[bytes]]:
         return trained(cluster, fused_steps=False)
 
 
+@pytest.mark.fast_pushes
 def test_a_lone_worker_sends_one_request_a_step_and_gets_the_same_bytes(
     expected: list[list[bytes]],
 ) -> None:
@@ -222,7 +225,10 @@ def test_runs_of_several_pushes_read_what_the_last_one_made(alone: Cluster) -> N
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(("fused", "seen"), [(None, 2.0), (True, 1.0)])
+@pytest.mark.parametrize(
+    ("fused", "seen"),
+    [(None, 2.0), pytest.param(True, 1.0, marks=pytest.mark.fast_pushes)],
+)
 def test_several_workers_see_each_other_at_once_unless_steps_are_to_be_fused(
     fused: bool | None, seen: float
 ) -> None:
