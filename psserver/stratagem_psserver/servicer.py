@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 import grpc
+from google.protobuf.message import Message
 
 from stratagem_proto.serving.methods import Handler, Request, Response, unary_handler
 from stratagem_proto.serving.rpc_boundary import Context, RpcBoundary, shared_memory
@@ -44,7 +45,6 @@ from stratagem_psserver.rpcs.draws import DrawRpcs
 from stratagem_psserver.rpcs.keys import KeyRpcs
 from stratagem_psserver.rpcs.sessions import SessionRpcs
 from stratagem_psserver.rpcs.updates import UpdateRpcs
-from stratagem_psserver.rpcs.updates_and_reads import UpdateAndReadRpcs
 from stratagem_psserver.rpcs.values import ValueRpcs
 from stratagem_psserver.rpcs.variables import VariableRpcs
 from stratagem_psserver.state import ServerState
@@ -139,9 +139,8 @@ def _value_methods(methods: Methods, rpcs: ValueRpcs) -> Handlers:
 
 def _update_methods(methods: Methods, state: ServerState) -> Handlers:
     rpcs = UpdateRpcs(state)
-    both = UpdateAndReadRpcs(state, rpcs).update_and_read
     return {
-        "UpdateAndRead": methods.exchanged(pb.UpdateHeader, both),
+        "UpdateAndRead": methods.exchanged(pb.UpdateHeader, rpcs.update_and_read),
         "Update": methods.staged(pb.UpdateHeader, rpcs.update),
         "UpdateNonSlot": methods.staged(pb.UpdateHeader, rpcs.update_non_slot),
     }
@@ -187,7 +186,7 @@ class Methods:
     def staged(
         self,
         header_type: type[Header],
-        method: Callable[[Header, Chunks], Awaitable[bytes]],
+        method: Callable[[Header, Chunks], Awaitable[Message]],
     ) -> Handler:
         """A stream of frames in, a message out."""
 
@@ -196,7 +195,7 @@ class Methods:
                 stream = RequestStream(messages, header_type, shared_memory(context))
                 header = await stream.header()
                 with self._border.span(header):
-                    return await method(header, stream)
+                    return (await method(header, stream)).SerializeToString()
 
         return grpc.stream_unary_rpc_method_handler(handle)
 

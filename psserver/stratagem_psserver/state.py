@@ -23,17 +23,17 @@ from stratagem_psserver.exactly_once.closure_turns import ClosureTurns
 from stratagem_psserver.exactly_once.closures import ClosureLedger
 from stratagem_psserver.exactly_once.ledger import Session, SessionLedger
 from stratagem_psserver.exactly_once.mutations import Mutations
+from stratagem_psserver.fast.read_plan_cache import ReadPlanCache
+from stratagem_psserver.fast.step_plans import StepPlans
 from stratagem_psserver.limits.budget import Budget
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.optimization.kept_gradients import KeptGradients
 from stratagem_psserver.optimization.optimizers import Optimizers
-from stratagem_psserver.plans.step_plans import StepPlans
 from stratagem_psserver.programs.graphs import GraphCache
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.synchronous.rounds import Rounds
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot, HeldSnapshots
 from stratagem_psserver.variables.locks import Holding, VariableLocks
-from stratagem_psserver.variables.read_plan_cache import ReadPlanCache
 from stratagem_psserver.variables.snapshot import Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore
 from stratagem_psserver.waiting.attendance import Attendance
@@ -207,7 +207,7 @@ class _Changing:
 
     async def __aexit__(self, *_: object) -> None:
         try:
-            self._state.store.settle(self._owners())
+            self._state.store.recount(self._owners())
             self._state.held.fit()
         finally:
             self._locks.release()

@@ -60,7 +60,7 @@ class Server:
         numbering = self._numbering.setdefault(key.session_id, Numbering())
         if isinstance(numbering.admit(key), Apply):
             work()
-            numbering.settle(RecordedReply(sequence=key.sequence))
+            numbering.finish(RecordedReply(sequence=key.sequence))
 
     def apply(self, worker: int, step: int) -> None:
         """Adds one update."""

@@ -126,4 +126,4 @@ def _resume_variables(state: ServerState, checkpoint: Checkpoint, part: str) -> 
             states = [one for one in wholes.values() if one.is_state_of(whole)]
             for arena in read_table(checkpoint, entry.spec, whole, states).arenas:
                 store.put_table(arena)
-    store.settle([entry.name for entry in mine])
+    store.recount([entry.name for entry in mine])

@@ -49,7 +49,7 @@ class CheckpointGate:
     While a cut is taken, only steps that had begun before go on, on whichever server.
 
     Attributes:
-        applying: How many admitted requests are not settled.
+        applying: How many admitted requests have not ended.
     """
 
     applying: int = 0
@@ -59,7 +59,7 @@ class CheckpointGate:
     _over: set[bytes] = field(default_factory=set)
 
     def admits(self, client: bytes, label: str, step: int, now: float) -> bool:
-        """Whether a request may go on; then `settled` must follow."""
+        """Whether a request may go on; then `end_request` must follow."""
         hold = self._holding(now)
         if hold is not None and not 0 < step <= hold.begun.get(client, 0):
             return False
@@ -69,8 +69,8 @@ class CheckpointGate:
         self.applying += 1
         return True
 
-    def settled(self) -> None:
-        """Ends what `admits` began."""
+    def end_request(self) -> None:
+        """Note the end of a request that was admitted."""
         self.applying -= 1
 
     def remaining(self, now: float) -> float:

@@ -126,7 +126,7 @@ def replace(store: VariableStore, restored: Sequence[Restored]) -> list[str]:
             [name for name in store.slots(each.name) if name not in kept]
         )
         _put(store, each)
-    store.settle([each.name for each in restored])
+    store.recount([each.name for each in restored])
     return gone
 
 

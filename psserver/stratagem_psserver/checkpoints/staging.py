@@ -10,7 +10,7 @@ from stratagem_psserver.checkpoints.accounts import Accounts
 from stratagem_psserver.checkpoints.restoring import Restored
 
 
-class Staged(NamedTuple):
+class StagedVariables(NamedTuple):
     """What was read.
 
     Attributes:
@@ -31,13 +31,15 @@ class Staging:
 
     def __init__(self, label: str) -> None:
         self._label = label
-        self._staged: dict[bytes, tuple[bytes, Staged]] = {}
+        self._staged: dict[bytes, tuple[bytes, StagedVariables]] = {}
 
-    def keep(self, session_id: bytes, restoration: bytes, staged: Staged) -> None:
+    def keep(
+        self, session_id: bytes, restoration: bytes, staged: StagedVariables
+    ) -> None:
         """Keeps what was read, in place of what the session had staged before."""
         self._staged[session_id] = restoration, staged
 
-    def take(self, session_id: bytes, restoration: bytes) -> Staged:
+    def take(self, session_id: bytes, restoration: bytes) -> StagedVariables:
         """What a session has staged, which is then forgotten here.
 
         Raises:

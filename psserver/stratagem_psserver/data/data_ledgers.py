@@ -101,8 +101,8 @@ class DataLedgers:
             self._held.setdefault(function, set()).add((name, number))
         return batch
 
-    def settle(self, has_ended: Callable[[Function], bool]) -> None:
-        """Takes note of functions that have ended, among those that have drawn."""
+    def release_ended(self, has_ended: Callable[[Function], bool]) -> None:
+        """Release the batches of functions that have ended."""
         for function in [one for one in self._held if has_ended(one)]:
             for name, number in self._held.pop(function):
                 self._ledgers[name].release(number, function)

@@ -15,14 +15,20 @@ from stratagem_psserver.exactly_once.ledger import (
     Replay,
     WaitForEarlier,
 )
-from stratagem_psserver.exactly_once.settling import PASSING, Work, answer, settled
+from stratagem_psserver.exactly_once.recording import (
+    PASSING,
+    Response,
+    Work,
+    apply_and_record,
+    recorded_response,
+)
 from stratagem_psserver.waiting.waits import Waits
 
 # As long as one mutation may take.
 _TURN_SECONDS = 20.0
 
 # What a session lacks, another one may have.
-_NOT_KEPT = (*PASSING, AbortedError)
+_NOT_RECORDED = (*PASSING, AbortedError)
 
 
 class ClosureTurns:
@@ -31,13 +37,8 @@ class ClosureTurns:
     def __init__(self, ledger: ClosureLedger, waits: Waits) -> None:
         self._ledger, self._waits = ledger, waits
 
-    async def once(self, request: Mutation, work: Work) -> bytes:
-        """Applies a mutation of a scheduled function, or repeats its reply.
-
-        Args:
-            request: The mutation.
-            work: Applies it.
-        """
+    async def once(self, request: Mutation, work: Work[Response]) -> Response:
+        """Apply a mutation of a scheduled function, or repeat its reply."""
         key, intent = request.key.closure, intent_of(request)
 
         def admission() -> Admission | None:
@@ -53,15 +54,15 @@ class ClosureTurns:
                 "another worker; repeat it in a moment"
             )
         if isinstance(decided, (Replay, Refused)):
-            return answer(decided)
-        settle = partial(self._settle, request, intent)
-        return await settled(key.ordinal, work, _NOT_KEPT, settle)
+            return recorded_response(decided, work.response_type)
+        record = partial(self._record, request, intent)
+        return await apply_and_record(key.ordinal, work, _NOT_RECORDED, record)
 
-    def _settle(
+    def _record(
         self, request: Mutation, intent: Intent, reply: RecordedReply | None
     ) -> None:
         key = request.key.closure
-        self._ledger.settle(key, intent, reply)
+        self._ledger.finish(key, intent, reply)
         self._waits.changed(_subject(key))
 
 

@@ -81,7 +81,7 @@ class ClosureLedger:
     """The exactly-once rule for scheduled functions.
 
     For each arrival of a mutation call `admit`; on `Apply` do its work and call
-    `settle`.
+    `finish`.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class ClosureLedger:
         self._applying.add(name)
         return Apply()
 
-    def settle(
+    def finish(
         self, key: ClosureKey, intent: Intent, reply: RecordedReply | None
     ) -> None:
         """Ends what `Apply` began.

@@ -37,7 +37,7 @@ MAX_REMEMBERED = 10_000
 
 @dataclass(frozen=True)
 class Apply:
-    """It is this request's turn; `settle` must follow."""
+    """It is this request's turn; `finish` must follow."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class WaitForEarlier:
-    """An earlier request, or this one itself elsewhere, is not settled yet."""
+    """An earlier request, or this one itself elsewhere, has not ended yet."""
 
     sequence: int
 
@@ -70,7 +70,7 @@ class Numbering:
     """The exactly-once rule of one session.
 
     For each arrival of a request call `admit`; on `Apply` do its work and call
-    `settle`. At any time at most one request is being applied, and requests are
+    `finish`. At any time at most one request is being applied, and requests are
     applied in the order of their numbers.
     """
 
@@ -121,7 +121,7 @@ class Numbering:
         self._applying = key.sequence
         return Apply()
 
-    def settle(self, reply: RecordedReply | None) -> None:
+    def finish(self, reply: RecordedReply | None) -> None:
         """Ends what `Apply` began.
 
         Args:
@@ -161,8 +161,8 @@ class Numbering:
         if sequence <= self.acknowledged:
             return
         self.acknowledged = sequence
-        for settled in [number for number in self._replies if number <= sequence]:
-            self._reply_bytes -= self._replies.pop(settled).ByteSize()
+        for ended in [number for number in self._replies if number <= sequence]:
+            self._reply_bytes -= self._replies.pop(ended).ByteSize()
 
 
 @dataclass

@@ -16,21 +16,27 @@ from stratagem_proto.wire.tensors import total_nbytes
 
 
 class Manifest:
-    """Descriptions of tensors, which are checked once they are asked about.
+    """Descriptions of tensors, which are checked when they are first asked about.
 
     Args:
         specs: Of the tensors.
-        derived: Of what is made of them.
+        derived: Of the tensors that are made of them.
+        borrows: Whether nobody uses the tensors once the request is answered, so that
+            they may stay in memory that the client shares.
 
     Attributes:
         specs: Of the tensors.
+        borrows: As the argument.
         is_final: Whether nothing is made of them.
     """
 
     def __init__(
-        self, specs: Sequence[TensorSpec], derived: Sequence[TensorSpec] = ()
+        self,
+        specs: Sequence[TensorSpec],
+        derived: Sequence[TensorSpec] = (),
+        borrows: bool = False,
     ) -> None:
-        self.specs, self._derived = specs, derived
+        self.specs, self._derived, self.borrows = specs, derived, borrows
         self.is_final = not derived
 
     @cached_property
@@ -49,7 +55,7 @@ class Manifest:
 
     @property
     def staged_nbytes(self) -> int:
-        """The same, with what is made of them."""
+        """The same, with the tensors that are made of them."""
         derived = 0 if self.is_final else total_nbytes(self._derived)
         return self.nbytes + derived
 
@@ -59,15 +65,15 @@ class Manifest:
         return layout_of(kinds_described(self.specs))
 
     @cached_property
-    def _joint_kinds(self) -> tuple[Kind, ...]:
+    def _flat_kinds(self) -> tuple[Kind, ...]:
         dtypes = {dtype for dtype, _ in self.layout.kinds}
         return tuple(
             (dtype, torch.Size([self.layout.room // dtype.itemsize]))
             for dtype in dtypes
         )
 
-    def joint(self, segment: Segment) -> torch.Tensor | None:
-        """All tensors, and what is between them, as one vector.
+    def flat(self, segment: Segment) -> torch.Tensor | None:
+        """Return all tensors, and what is between them, as one vector.
 
         Args:
             segment: Where they are.
@@ -75,7 +81,7 @@ class Manifest:
         Returns:
             None if they are not of one type, or it would end behind the segment.
         """
-        kinds = self._joint_kinds
+        kinds = self._flat_kinds
         if len(kinds) != 1 or segment.nbytes < self.layout.room:
             return None
         return segment.tensors(kinds)[0]

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 import torch
-from google.protobuf.message import Message
 
 from stratagem_proto import tracing
 from stratagem_proto.eager import begin
@@ -40,7 +39,13 @@ from stratagem_psserver.exactly_once.ledger import (
     WaitForEarlier,
 )
 from stratagem_psserver.exactly_once.manifest import Manifest
-from stratagem_psserver.exactly_once.settling import PASSING, Work, answer, settled
+from stratagem_psserver.exactly_once.recording import (
+    PASSING,
+    Response,
+    Work,
+    apply_and_record,
+    recorded_response,
+)
 from stratagem_psserver.limits.allocation import is_out_of_memory
 from stratagem_psserver.limits.budget import Budget, Reservation
 from stratagem_psserver.uploads.request_stream import RequestStream
@@ -52,14 +57,14 @@ _TURN_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedTensors:
     """The tensors of one request and the bytes of the budget that they occupy.
 
     Attributes:
-        session: Who has sent them.
-        tensors: They, in their order.
-        reservation: Those bytes.
-        segment: Where they lie, as their layout says; None if they do not.
+        session: The session of the client that has sent them.
+        tensors: The tensors, in their order.
+        reservation: The bytes that they occupy.
+        segment: The shared memory that they lie in, as their layout says, if any.
     """
 
     session: Session
@@ -72,10 +77,10 @@ Chunks: TypeAlias = RequestStream[Any]
 
 
 class Mutations:
-    """Applies each request of each session once.
+    """The place where each request of each session is applied once.
 
     Attributes:
-        uploads: Memory of requests that were answered, for those to come.
+        uploads: Memory of answered requests, for requests to come.
     """
 
     def __init__(
@@ -93,11 +98,14 @@ class Mutations:
         self.uploads = UploadMemory()
 
     async def once(
-        self, request: Mutation, apply: Callable[[Session], Awaitable[Message]]
-    ) -> bytes:
-        """Applies a request without tensors, or repeats its reply."""
+        self,
+        request: Mutation,
+        apply: Callable[[Session], Awaitable[Response]],
+        response_type: type[Response],
+    ) -> Response:
+        """Apply a request without tensors, or repeat its reply."""
         session = self._ledger.session(request.key.session_id, time.monotonic())
-        work = partial(_serialised, partial(apply, session))
+        work = Work(partial(_traced, partial(apply, session)), response_type)
         return await self._in_step(session, request, work)
 
     async def apply_once(
@@ -105,46 +113,42 @@ class Mutations:
         header: Mutation,
         manifest: Manifest,
         chunks: Chunks,
-        apply: Callable[[Staged], Awaitable[Message]],
-        borrows: bool = False,
-    ) -> bytes:
-        """Receives a request's tensors and applies it, or repeats its reply.
+        apply: Callable[[StagedTensors], Awaitable[Response]],
+        response_type: type[Response],
+    ) -> Response:
+        """Receive a request's tensors and apply it, or repeat its reply.
 
         Args:
-            header: What is asked.
-            manifest: Its tensors.
-            chunks: Their bytes as they arrive.
+            header: The request.
+            manifest: What it says of its tensors.
+            chunks: The bytes of the tensors as they arrive.
             apply: Checks the request, then changes variables. Once begun it runs to
                 its end, even if the client goes away.
-            borrows: Whether it has no use for the tensors once it is answered, so that
-                they may stay in memory that the client shares.
-
-        Returns:
-            The serialised response.
+            response_type: The class of the response.
         """
         key = header.key
         session = self._ledger.session(key.session_id, time.monotonic())
         if known := session.numbering.outcome(key):
-            return answer(known)
+            return recorded_response(known, response_type)
         with Reservation(self._budget, 0) as reservation:
             try:
                 upload = self.uploads.take(manifest.specs, manifest.nbytes)
                 purpose = f"request {key.sequence} of {session.label}"
                 staging = self._budget.reserve(manifest.staged_nbytes, purpose)
                 reservation.absorb(staging)
-                tensors, segment = await _receive(manifest, upload, chunks, borrows)
+                tensors, segment = await _receive(manifest, upload, chunks)
             except PASSING:
                 raise
             except StratagemError as error:
                 # What can never succeed uses up its number like anything else.
-                work: Work = partial(_refuse, error)
+                work = Work(partial(_refuse, error), response_type)
             else:
                 self._received(header, manifest.nbytes)
-                staged = Staged(session, tensors, reservation, segment)
-                work = partial(_serialised, partial(apply, staged))
+                staged = StagedTensors(session, tensors, reservation, segment)
+                work = Work(partial(_traced, partial(apply, staged)), response_type)
             response = await self._in_step(session, header, work)
             # What was refused has raised.
-            if borrows and manifest.is_final:
+            if manifest.borrows and manifest.is_final:
                 self.uploads.keep(upload, reservation)
             return response
 
@@ -152,8 +156,10 @@ class Mutations:
         if nbytes:
             self._figures.calls(type(header).__name__).received.observe(nbytes)
 
-    async def _in_step(self, session: Session, request: Mutation, work: Work) -> bytes:
-        """Lets no step begin while a checkpoint is marked, which takes a moment."""
+    async def _in_step(
+        self, session: Session, request: Mutation, work: Work[Response]
+    ) -> Response:
+        """Let no step begin while a checkpoint is marked, which takes a moment."""
         gate, key = self._gate, request.key
         self._require_open(session)
         gate.finish(session.client, session.label, key.finished, key.report)
@@ -165,10 +171,11 @@ class Mutations:
         try:
             if key.HasField("closure"):
                 # Done once, as its function may run again.
-                work = partial(self._closures.once, request, work)
+                once = partial(self._closures.once, request, work)
+                work = Work(once, work.response_type)
             return await self._in_turn(session, key, work)
         finally:
-            gate.settled()
+            gate.end_request()
             self._waits.changed(STEPS)
 
     def _admitted(self, session: Session, step: int) -> bool | None:
@@ -178,10 +185,12 @@ class Mutations:
         return self._gate.admits(session.client, session.label, step, now) or None
 
     def _require_open(self, session: Session) -> None:
-        """Checks that a session has not ended, as while data came, or by waiting."""
+        """Check that a session has not ended while data came or while it waited."""
         self._ledger.session(session.id, time.monotonic())
 
-    async def _in_turn(self, session: Session, key: RequestKey, work: Work) -> bytes:
+    async def _in_turn(
+        self, session: Session, key: RequestKey, work: Work[Response]
+    ) -> Response:
         def admission() -> Admission | None:
             # What it stages after its end would stay.
             self._require_open(session)
@@ -197,31 +206,32 @@ class Mutations:
                 f"that has not come in {_TURN_SECONDS:g} s; send that one again first"
             )
         if isinstance(decided, (Replay, Refused)):
-            return answer(decided)
-        settle = partial(self._settle, session)
-        return await _to_its_end(settled(key.sequence, work, PASSING, settle))
+            return recorded_response(decided, work.response_type)
+        record = partial(self._record, session)
+        applying = apply_and_record(key.sequence, work, PASSING, record)
+        return await _to_its_end(applying)
 
-    def _settle(self, session: Session, reply: RecordedReply | None) -> None:
-        session.numbering.settle(reply)
+    def _record(self, session: Session, reply: RecordedReply | None) -> None:
+        session.numbering.finish(reply)
         self._waits.changed(session.id)
 
 
 async def _receive(
-    manifest: Manifest, upload: Upload, chunks: Chunks, borrows: bool
+    manifest: Manifest, upload: Upload, chunks: Chunks
 ) -> tuple[list[torch.Tensor], Segment | None]:
-    """Takes in all that comes; says where it lies, as of `Staged`.
+    """Receive all tensors; return them and the segment that they lie in, if any.
 
     Raises:
         MalformedStreamError: It is too little, as when the connection was cut, or too
             much. The number of the request stays unused, as it may come again whole.
     """
-    if borrows and chunks.segment is not None:
+    if manifest.borrows and chunks.segment is not None:
         with _allocating():
             tensors = chunks.found(manifest.layout)
         if tensors is not None:
             return tensors, chunks.segment
     specs, first = manifest.specs, await anext(chunks)
-    if borrows and (tensors := whole(specs, first)) is not None:
+    if manifest.borrows and (tensors := whole(specs, first)) is not None:
         if not is_over(chunks):
             await _end(chunks)
         return tensors, None
@@ -260,13 +270,13 @@ async def _refuse(error: StratagemError) -> NoReturn:
     raise error
 
 
-async def _serialised(apply: Callable[[], Awaitable[Message]]) -> bytes:
+async def _traced(apply: Callable[[], Awaitable[Response]]) -> Response:
     with tracing.within("apply"):
-        return (await apply()).SerializeToString()
+        return await apply()
 
 
-async def _to_its_end(work: Coroutine[Any, Any, bytes]) -> bytes:
-    """Awaits work that goes on even if the caller is cancelled meanwhile."""
+async def _to_its_end(work: Coroutine[Any, Any, Response]) -> Response:
+    """Await work that goes on even if the caller is cancelled meanwhile."""
     task = begin(work)
     if task.done():
         return task.result()

@@ -11,7 +11,7 @@ class VariableMemoryLimit:
     """Counts what variables take, with their slots, and lets them take no more.
 
     Whoever lets a variable grow takes the bytes first, on any thread, and what it has
-    come to in the end is settled: less, if the growth failed.
+    come to in the end is recorded: less, if the growth failed.
 
     Args:
         limit: Most bytes of all variables together; None for no limit, so that nothing
@@ -64,8 +64,8 @@ class VariableMemoryLimit:
                 )
             self._set(name, taken + nbytes)
 
-    def settle(self, name: str, nbytes: int) -> None:
-        """Takes note of what a variable has come to, which may be beyond the limit."""
+    def record(self, name: str, nbytes: int) -> None:
+        """Record how much a variable takes, which may be beyond the limit."""
         if self._limit is not None:
             with self._lock:
                 self._set(name, nbytes)

@@ -17,61 +17,46 @@ from stratagem_psserver.optimization.dry_run import (
     dry_run,
     hyperparameters_of,
 )
-from stratagem_psserver.optimization.elementwise import is_elementwise
 from stratagem_psserver.optimization.single_steps import Prototype
-from stratagem_psserver.optimization.sparse_rules import SparseRule, sparse_rule
 
 # More than hyperparameters take; larger groups are not remembered.
 _MOST_GROUP_BYTES = 4 << 10
 
 
-class Settings:
-    """The hyperparameters of a param group, with what was tried with them."""
+class GroupSettings:
+    """The hyperparameters of a param group, with what was found out about them.
+
+    Attributes:
+        rule: The optimizer.
+        values: The hyperparameters by name.
+    """
 
     def __init__(self, rule: OptimizerRule, values: Mapping[str, Value]) -> None:
-        self.values = values
-        self._rule = rule
+        self.rule, self.values = rule, values
         self._needs: dict[tuple[torch.dtype, bool], StepNeeds] = {}
         self._ordinary: dict[torch.dtype, bool] = {}
-        self._elementwise: dict[torch.dtype, bool] = {}
-        self._sparse_rules: dict[torch.dtype, SparseRule | None] = {}
 
     def needs(self, dtype: torch.dtype, sparse: bool) -> StepNeeds:
+        """Return what a step of a parameter of that type needs."""
         key = (dtype, sparse)
         if key not in self._needs:
-            self._needs[key] = dry_run(self._rule, self.values, dtype, sparse)
+            self._needs[key] = dry_run(self.rule, self.values, dtype, sparse)
         return self._needs[key]
 
     def is_ordinary(self, dtype: torch.dtype) -> bool:
-        """Whether no step of such a parameter fails for these numbers."""
+        """Whether no step of a parameter of that type fails for these numbers."""
         if dtype not in self._ordinary:
-            self._ordinary[dtype] = are_ordinary(self._rule, self.values, dtype)
+            self._ordinary[dtype] = are_ordinary(self.rule, self.values, dtype)
         return self._ordinary[dtype]
-
-    def is_elementwise(self, dtype: torch.dtype) -> bool:
-        """Whether it is all the same in which tensor an element of that type is."""
-        if dtype not in self._elementwise:
-            is_ordinary = self.is_ordinary(dtype)
-            found = is_ordinary and is_elementwise(self._rule, self.values, dtype)
-            self._elementwise[dtype] = found
-        return self._elementwise[dtype]
-
-    def sparse_rule(self, dtype: torch.dtype) -> SparseRule | None:
-        """What steps sparse gradients in place of torch; ask if it needs them."""
-        if dtype not in self._sparse_rules:
-            is_ordinary = self.is_ordinary(dtype)
-            found = sparse_rule(self._rule, self.values, dtype) if is_ordinary else None
-            self._sparse_rules[dtype] = found
-        return self._sparse_rules[dtype]
 
     @cached_property
     def prototype(self) -> Prototype:
-        """Makes what steps with them; ask once it was tried."""
-        return Prototype(self._rule, self.values)
+        """What makes optimizers with these hyperparameters; ask once `needs` passed."""
+        return Prototype(self.rule, self.values)
 
 
-def settings_of(class_name: str, group: HyperparameterGroup) -> Settings:
-    """The settings of a group; steps come with the same ones again and again.
+def settings_of(class_name: str, group: HyperparameterGroup) -> GroupSettings:
+    """Return the settings of a group; steps come with the same ones again and again.
 
     Raises:
         InvalidArgumentError: There is no such class, or it has other hyperparameters.
@@ -81,10 +66,10 @@ def settings_of(class_name: str, group: HyperparameterGroup) -> Settings:
     return (_known_settings if is_small else _decoded)(class_name, encoded)
 
 
-def _decoded(class_name: str, group: bytes) -> Settings:
+def _decoded(class_name: str, group: bytes) -> GroupSettings:
     rule = rule_named(class_name)
     values = decode_group(rule, HyperparameterGroup.FromString(group))
-    return Settings(rule, _complete(rule, values))
+    return GroupSettings(rule, _complete(rule, values))
 
 
 _known_settings = lru_cache(maxsize=1024)(_decoded)

@@ -19,15 +19,13 @@ from stratagem_proto.protocol import check_name
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_psserver.optimization.bindings import ParameterBinding, WholeBinding
 from stratagem_psserver.optimization.gradients import Gradient, check_gradient
-from stratagem_psserver.optimization.hyperparameters import Settings, settings_of
+from stratagem_psserver.optimization.hyperparameters import GroupSettings, settings_of
 from stratagem_psserver.optimization.optimizer_states import OptimizerStates
-from stratagem_psserver.optimization.repeated_groups import Gradients
-from stratagem_psserver.optimization.repeated_steps import RepeatedStep
 from stratagem_psserver.optimization.row_bindings import (
     TableRowBinding,
     TensorRowBinding,
 )
-from stratagem_psserver.optimization.steps import Group, OptimizerStep
+from stratagem_psserver.optimization.steps import Group, OptimizerStep, Step
 from stratagem_psserver.variables.store import Variable, VariableStore
 
 # More than any sane program has; without an end they would fill the memory.
@@ -56,7 +54,7 @@ class Optimizers:
             AlreadyExistsError: The name belongs to an optimizer of another class, or
                 that of a state tensor to another variable.
         """
-        self._check_class(program)
+        self.check_class(program)
         groups = [
             Group(settings_of(program.class_name, group)) for group in program.groups
         ]
@@ -71,34 +69,34 @@ class Optimizers:
             self._store.room,
         )
 
-    def repeat(
-        self,
-        step: RepeatedStep,
-        program: OptimizerProgram,
-        gradients: Gradients,
-    ) -> bool:
-        """Gives a step the gradients with which it is taken next.
-
-        Args:
-            step: A step since which no variable came, went or was replaced.
-            program: That of the step, perhaps with other hyperparameters.
-            gradients: Those of the step's variables, and of the same kinds.
-
-        Returns:
-            Whether it can be taken again; if not, prepare it anew.
+    def check_class(self, program: OptimizerProgram) -> None:
+        """Check that an optimizer's name can be that of its class.
 
         Raises:
-            InvalidArgumentError: A hyperparameter is not acceptable.
-            AlreadyExistsError: As of `prepare`.
+            InvalidArgumentError: There is no such class, or no name can be so.
+            AlreadyExistsError: The name belongs to an optimizer of another class.
+            FailedPreconditionError: There are too many optimizers.
         """
-        self._check_class(program)
-        settings = [settings_of(program.class_name, each) for each in program.groups]
-        return step.begin(settings, gradients)
+        known = self._known[program.name][0] if program.name in self._known else None
+        if known == program.class_name:
+            return
+        check_name(program.name, "optimizer")
+        rule_named(program.class_name)
+        if known is not None:
+            raise AlreadyExistsError(
+                f"optimizer {program.name!r} is a {known} on this server and cannot "
+                f"become a {program.class_name}; give the new one another name"
+            )
+        if len(self._known) >= MAX_OPTIMIZERS:
+            raise FailedPreconditionError(
+                f"{MAX_OPTIMIZERS} optimizers have stepped variables of this server, "
+                "which is the most; give one optimizer the same name in each step"
+            )
 
-    def commit(self, step: OptimizerStep | RepeatedStep) -> list[int]:
-        """Records what a step did; returns its variables' versions, in its order."""
+    def commit(self, step: Step) -> list[int]:
+        """Record what a step did; return its variables' versions, in its order."""
         if isinstance(step, OptimizerStep):
-            # What is taken again was known the first time.
+            # What a repeated step changes was recorded the first time.
             unknown = step.program.class_name, set[str]()
             stepped = self._known.setdefault(step.program.name, unknown)[1]
             stepped.update([variable.name for variable in step.variables])
@@ -126,23 +124,6 @@ class Optimizers:
         for name, (class_name, stepped) in classes.items():
             self._known[name] = (class_name, set(stepped))
 
-    def _check_class(self, program: OptimizerProgram) -> None:
-        known = self._known[program.name][0] if program.name in self._known else None
-        if known == program.class_name:
-            return
-        check_name(program.name, "optimizer")
-        rule_named(program.class_name)
-        if known is not None:
-            raise AlreadyExistsError(
-                f"optimizer {program.name!r} is a {known} on this server and cannot "
-                f"become a {program.class_name}; give the new one another name"
-            )
-        if len(self._known) >= MAX_OPTIMIZERS:
-            raise FailedPreconditionError(
-                f"{MAX_OPTIMIZERS} optimizers have stepped variables of this server, "
-                "which is the most; give one optimizer the same name in each step"
-            )
-
     def _join(
         self, name: str, groups: list[Group], variable: Variable, gradient: Gradient
     ) -> None:
@@ -157,7 +138,7 @@ class Optimizers:
         group.bindings.append(self._lend(name, group.settings, variable, gradient))
 
     def _lend(
-        self, name: str, settings: Settings, variable: Variable, gradient: Gradient
+        self, name: str, settings: GroupSettings, variable: Variable, gradient: Gradient
     ) -> ParameterBinding:
         sparse = gradient.rows is not None
         needs = settings.needs(variable.value.dtype, sparse)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -16,7 +16,7 @@ from stratagem_psserver.optimization.bindings import (
     WholeBinding,
 )
 from stratagem_psserver.optimization.certainty import NUMBERS, is_ordinary_state
-from stratagem_psserver.optimization.hyperparameters import Settings
+from stratagem_psserver.optimization.hyperparameters import GroupSettings
 from stratagem_psserver.optimization.single_steps import take_step
 from stratagem_psserver.optimization.undo import Undo
 from stratagem_psserver.variables.store import Variable, VariableStore
@@ -29,7 +29,7 @@ States: TypeAlias = Sequence[Mapping[str, Any]]
 class Group:
     """A param group with those of its variables that have a gradient."""
 
-    settings: Settings
+    settings: GroupSettings
     bindings: list[ParameterBinding] = field(default_factory=list)
 
     def step(self, all_bound: Sequence[BoundParameter]) -> States:
@@ -78,7 +78,27 @@ class Group:
         for binding, state in zip(self.bindings, states, strict=True):
             binding.close(state)
             if binding.is_by_rows:
-                undo.leave()
+                undo.give_up()
+
+
+class Step(Protocol):
+    """A step that may be taken. Call `run` once, then `Optimizers.commit`.
+
+    Attributes:
+        program: The optimizer.
+        variables: The variables to step, in the order of the gradients.
+        nbytes: Size of the gradients.
+    """
+
+    program: OptimizerProgram
+    variables: list[Variable]
+    nbytes: int
+
+    def run(self) -> None:
+        """Change the values of the variables and their slots, on any thread."""
+
+    def commit(self, store: VariableStore) -> None:
+        """Tell the store what became of the state."""
 
 
 @dataclass

@@ -45,8 +45,8 @@ class Undo:
         """Copies what the step writes."""
         self._kept = [(tensor, tensor.clone()) for tensor in written]
 
-    def leave(self) -> None:
-        """Takes note that something is written of which there is no copy."""
+    def give_up(self) -> None:
+        """Note that something is written of which there is no copy."""
         self._kept, self.begun = None, True
 
     @staticmethod

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from google.protobuf.message import Message
@@ -20,13 +19,10 @@ from stratagem_proto.wire.frames import encode_frame
 from stratagem_proto.wire.placed import encode_filled, place_by_runs
 from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.compute import TENSOR_BYTES
-from stratagem_psserver.plans.step_plans import StepPlan
 from stratagem_psserver.rpcs.sent_values import SentValues
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.variables.held_snapshots import HeldSnapshot
 from stratagem_psserver.variables.locks import Holding
 from stratagem_psserver.variables.read_plans import ReadPlan
-from stratagem_psserver.variables.store import VariableStore
 
 # Less is copied in 0.2 ms at most, and so on the event loop. Longer runs are copied
 # beside it, so that several clients are served at once; so many let one read nearly all
@@ -35,29 +31,18 @@ _RUN_BYTES = 4 * CHUNK_BYTES
 _MOST_RUNS = 10
 
 
-@dataclass(frozen=True)
-class ReadTask:
-    """What to read.
+class ReadTask(NamedTuple):
+    """A request to read.
 
     Attributes:
-        variables: Of which variables.
-        selections: What of them.
-        segment: Where to leave the values, if they fit; None to send them.
-        plan: That of the update behind which the store is read, if it has one.
+        plan: Plans the answer, as of now.
+        selections: What to read.
+        segment: Where to put the values, if they fit; None to send them.
     """
 
-    variables: VariableStore | HeldSnapshot
+    plan: Callable[[], ReadPlan]
     selections: Sequence[pb.Selection]
     segment: Segment | None
-    plan: StepPlan | None = None
-
-    def choice(self, state: ServerState) -> ReadPlan:
-        """What is answered."""
-        if not isinstance(self.variables, VariableStore):
-            return ReadPlan.of(self.variables, self.selections)
-        if self.plan is None:
-            return state.read_plans.of(self.selections)
-        return self.plan.choice(self.variables, self.selections)
 
 
 Frames: TypeAlias = bytes | AsyncIterator[bytes]
@@ -82,7 +67,7 @@ def _only_frame(state: ServerState, reading: ReadTask, headed: Headed) -> bytes 
     """The frame of values that are placed in one go; None if they are not."""
     if (segment := reading.segment) is None:
         return None
-    choice = reading.choice(state)
+    choice = reading.plan()
     if choice.nbytes > CHUNK_BYTES or choice.layout.room > segment.nbytes:
         return None
     # What does not wait needs no locks, only that nobody holds them.
@@ -105,7 +90,7 @@ async def _frames(
 ) -> AsyncIterator[bytes]:
     locks = state.locked([selection.variable for selection in reading.selections])
     async with locks:
-        choice = reading.choice(state)
+        choice = reading.plan()
         # Frames are copies, so this is the snapshot that the locks are for.
         with state.budget.reserve(choice.nbytes, "a read"):
             segment, message = reading.segment, headed(choice.present_header())

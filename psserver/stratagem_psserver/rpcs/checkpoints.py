@@ -13,7 +13,7 @@ from stratagem_psserver.checkpoints.accounts import read_accounts
 from stratagem_psserver.checkpoints.cut import STEPS, Progress
 from stratagem_psserver.checkpoints.restoring import read_restored, replace
 from stratagem_psserver.checkpoints.saving import Saved, Saves
-from stratagem_psserver.checkpoints.staging import Staged
+from stratagem_psserver.checkpoints.staging import StagedVariables
 from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.state import ServerState
 
@@ -116,9 +116,11 @@ class CheckpointRpcs:
             state.staging.keep(session.id, request.restoration, staged)
         return pb.StageVariablesResponse()
 
-    async def restore(self, request: pb.RestoreVariablesRequest) -> bytes:
+    async def restore(
+        self, request: pb.RestoreVariablesRequest
+    ) -> pb.RestoreVariablesResponse:
         return await self._state.mutations.once(
-            request, partial(self._restore, request)
+            request, partial(self._restore, request), pb.RestoreVariablesResponse
         )
 
     async def _restore(
@@ -143,9 +145,9 @@ class CheckpointRpcs:
 
 def _read(
     request: pb.StageVariablesRequest, specs: Sequence[VariableSpec], task: int
-) -> Staged:
+) -> StagedVariables:
     accounts = read_accounts(request, task)
-    return Staged(read_restored(request.path, specs), accounts)
+    return StagedVariables(read_restored(request.path, specs), accounts)
 
 
 def _told(progress: Progress, client: bytes = b"") -> pb.ClientProgress:

@@ -18,7 +18,7 @@ class ClosureRpcs:
         state.session(request.session_id)
         ended = EndedClosures(request.through, frozenset(request.unended))
         known = state.closures.end(request.space, ended)
-        state.data.settle(
+        state.data.release_ended(
             lambda one: one.space == request.space and one.number in known
         )
         return pb.EndClosuresResponse(ended=sorted(ended.unended - known.unended))

@@ -41,8 +41,12 @@ class ConsistencyRpcs:
             )
         return granted
 
-    async def change(self, request: pb.SetConsistencyRequest) -> bytes:
-        return await self._state.mutations.once(request, partial(self._change, request))
+    async def change(
+        self, request: pb.SetConsistencyRequest
+    ) -> pb.SetConsistencyResponse:
+        return await self._state.mutations.once(
+            request, partial(self._change, request), pb.SetConsistencyResponse
+        )
 
     async def _change(
         self, request: pb.SetConsistencyRequest, session: Session

@@ -7,7 +7,7 @@ from functools import partial
 from stratagem_proto.v1 import closed_step_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_psserver.exactly_once.ledger import Session
-from stratagem_psserver.exactly_once.mutations import Staged
+from stratagem_psserver.exactly_once.mutations import StagedTensors
 from stratagem_psserver.rpcs.closing import close, finish
 from stratagem_psserver.rpcs.steps import all_gradients
 from stratagem_psserver.state import ServerState
@@ -16,7 +16,7 @@ from stratagem_psserver.synchronous.limits import limits_of
 
 
 def stage_contribution(
-    state: ServerState, header: pb.UpdateHeader, staged: Staged
+    state: ServerState, header: pb.UpdateHeader, staged: StagedTensors
 ) -> None:
     """Keeps one worker's part of a step; changes no variable."""
     program, limits = header.program.optimizer, limits_of(header)
@@ -50,9 +50,12 @@ class ContributionRpcs:
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    async def commit(self, request: pb.CommitContributionRequest) -> bytes:
+    async def commit(
+        self, request: pb.CommitContributionRequest
+    ) -> pb.CommitContributionResponse:
+        apply = partial(self._commit, request.step)
         return await self._state.mutations.once(
-            request, partial(self._commit, request.step)
+            request, apply, pb.CommitContributionResponse
         )
 
     async def _commit(
@@ -80,8 +83,12 @@ class ContributionRpcs:
         shares = state.rounds.unfinished(mark.group).shares(mark.step)
         return closed_step_pb2.ListClosedStepsResponse(steps=shares)
 
-    async def finish(self, request: closed_step_pb2.FinishStepRequest) -> bytes:
-        return await self._state.mutations.once(request, partial(self._finish, request))
+    async def finish(
+        self, request: closed_step_pb2.FinishStepRequest
+    ) -> closed_step_pb2.FinishStepResponse:
+        return await self._state.mutations.once(
+            request, partial(self._finish, request), closed_step_pb2.FinishStepResponse
+        )
 
     async def _finish(
         self, request: closed_step_pb2.FinishStepRequest, session: Session

@@ -18,8 +18,10 @@ class DrawRpcs:
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    async def open(self, request: pb.OpenPassRequest) -> bytes:
-        return await self._state.mutations.once(request, partial(self._open, request))
+    async def open(self, request: pb.OpenPassRequest) -> pb.OpenPassResponse:
+        return await self._state.mutations.once(
+            request, partial(self._open, request), pb.OpenPassResponse
+        )
 
     async def _open(
         self, request: pb.OpenPassRequest, session: Session
@@ -34,8 +36,10 @@ class DrawRpcs:
             earlier=[_left(space, functions) for space, functions in left.items()],
         )
 
-    async def draw(self, request: pb.DrawBatchRequest) -> bytes:
-        return await self._state.mutations.once(request, partial(self._draw, request))
+    async def draw(self, request: pb.DrawBatchRequest) -> pb.DrawBatchResponse:
+        return await self._state.mutations.once(
+            request, partial(self._draw, request), pb.DrawBatchResponse
+        )
 
     async def _draw(
         self, request: pb.DrawBatchRequest, session: Session

@@ -11,11 +11,10 @@ from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import GraphOutput, InputBinding
 from stratagem_psserver.compute import TENSOR_BYTES
-from stratagem_psserver.exactly_once.mutations import Staged
+from stratagem_psserver.exactly_once.mutations import StagedTensors
 from stratagem_psserver.optimization.gradients import Gradient, gather
 from stratagem_psserver.optimization.kept_gradients import require_distinct
-from stratagem_psserver.optimization.repeated_steps import RepeatedStep
-from stratagem_psserver.optimization.steps import OptimizerStep
+from stratagem_psserver.optimization.steps import Step
 from stratagem_psserver.programs.graph_run import prepare
 from stratagem_psserver.programs.graphs import Binding, CompiledGraph
 from stratagem_psserver.state import ServerState
@@ -26,9 +25,9 @@ _NODE_BYTES = 4 << 10
 
 
 def all_gradients(
-    state: ServerState, header: pb.UpdateHeader, staged: Staged
+    state: ServerState, header: pb.UpdateHeader, staged: StagedTensors
 ) -> list[Gradient]:
-    """The gradients of a request, after those that were kept for it.
+    """Return the gradients of a request, after those that were kept for it.
 
     Raises:
         AbortedError: What was kept is gone.
@@ -41,19 +40,19 @@ def all_gradients(
     return [*kept.values(), *gradients]
 
 
-async def taken(state: ServerState, step: OptimizerStep | RepeatedStep) -> list[int]:
-    """Takes a step of an optimizer; returns the versions of its variables."""
+async def taken(state: ServerState, step: Step) -> list[int]:
+    """Take a step of an optimizer; return the versions of its variables."""
     size = step.nbytes + len(step.variables) * TENSOR_BYTES
     await state.compute.run(step.run, size)
     return state.optimizers.commit(step)
 
 
-class Ran(NamedTuple):
-    """What came of running a graph program.
+class GraphResult(NamedTuple):
+    """The results of a graph program.
 
     Attributes:
-        versions: Of the variables that it wrote, after it.
-        outputs: What it gives back.
+        versions: The versions of the variables that it wrote, after it.
+        outputs: The values that it returns.
     """
 
     versions: list[int]
@@ -64,9 +63,9 @@ async def run_graph(
     state: ServerState,
     graph: CompiledGraph,
     bindings: Sequence[InputBinding],
-    staged: Staged,
-) -> Ran:
-    """Runs a graph program.
+    staged: StagedTensors,
+) -> GraphResult:
+    """Run a graph program.
 
     Raises:
         InvalidArgumentError: It needs more bytes than the budget for requests has, or
@@ -89,7 +88,7 @@ async def run_graph(
         outputs = await state.compute.run(prepared.run, size)
     for variable in written:
         variable.version += 1
-    return Ran([variable.version for variable in written], outputs)
+    return GraphResult([variable.version for variable in written], outputs)
 
 
 def _written(
@@ -106,7 +105,9 @@ def _written(
     return [store.get(name) for name in names]
 
 
-def _bound(store: VariableStore, binding: InputBinding, staged: Staged) -> Binding:
+def _bound(
+    store: VariableStore, binding: InputBinding, staged: StagedTensors
+) -> Binding:
     match binding.WhichOneof("kind"):
         case "variable":
             return _whole(store.get(binding.variable))

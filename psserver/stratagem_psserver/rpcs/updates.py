@@ -1,4 +1,4 @@
-"""Running update programs on variables, at once."""
+"""The requests that run update programs on variables."""
 
 from __future__ import annotations
 
@@ -7,47 +7,75 @@ from functools import partial
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.tensors import total_nbytes
 from stratagem_psserver.exactly_once.manifest import Manifest
-from stratagem_psserver.exactly_once.mutations import Chunks, Staged
+from stratagem_psserver.exactly_once.mutations import Chunks, StagedTensors
+from stratagem_psserver.fast.step_plans import Recognised, StepPlan
 from stratagem_psserver.optimization.decoding import decode_gradients, decoded_specs
 from stratagem_psserver.optimization.gradients import Gradient, gather
-from stratagem_psserver.optimization.repeated_steps import RepeatedStep
-from stratagem_psserver.plans.step_plans import Known, StepPlan
+from stratagem_psserver.rpcs.answers import Frames, ReadTask, frames_of
+from stratagem_psserver.rpcs.consistency import begun_now
 from stratagem_psserver.rpcs.contributions import stage_contribution
-from stratagem_psserver.rpcs.steps import Ran, all_gradients, run_graph, taken
+from stratagem_psserver.rpcs.steps import GraphResult, all_gradients, run_graph, taken
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.synchronous.limits import limited, limits_of
 
 
 class UpdateRpcs:
-    """Update and UpdateNonSlot."""
+    """Update, UpdateNonSlot and UpdateAndRead."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    async def update(self, header: pb.UpdateHeader, chunks: Chunks) -> bytes:
-        """Update."""
-        known = self._state.plans.known(header, chunks.text)
-        return await self.planned(header, chunks, known)
+    async def update(
+        self, header: pb.UpdateHeader, chunks: Chunks
+    ) -> pb.UpdateResponse:
+        """Apply an update."""
+        known = self._state.plans.recognise(header, chunks.text)
+        return await self._apply_once(header, chunks, known)
 
-    async def planned(
-        self, header: pb.UpdateHeader, chunks: Chunks, known: Known | None
-    ) -> bytes:
-        """Update, with what is known of it."""
+    async def update_and_read(
+        self, header: pb.UpdateHeader, chunks: Chunks, segment: Segment | None = None
+    ) -> Frames:
+        """Apply an update and answer with the values that the next step needs."""
+        if header.HasField("contribution") or header.backward.keep:
+            raise InvalidArgumentError(
+                "UpdateAndRead carries what is applied at once; send by Update what is "
+                "only kept"
+            )
+        state, selections = self._state, header.then.selections
+        known = state.plans.recognise(header, chunks.text)
+        update = await self._apply_once(header, chunks, known)
+        session = state.session(header.key.session_id)
+        grants = begun_now(state, session, header.then.begins)
+
+        def headed(values: pb.ReadHeader) -> pb.UpdateAndReadHeader:
+            return pb.UpdateAndReadHeader(update=update, values=values, grants=grants)
+
+        if known is None:
+            plan = partial(state.read_plans.of, selections)
+        else:
+            plan = partial(known.plan.read_plan, state.store, selections)
+        return frames_of(state, ReadTask(plan, selections, segment), headed)
+
+    async def _apply_once(
+        self, header: pb.UpdateHeader, chunks: Chunks, known: Recognised | None
+    ) -> pb.UpdateResponse:
         return await self._state.mutations.apply_once(
             header,
             _manifest(header) if known is None else known.manifest,
             chunks,
-            partial(self._update, header, None if known is None else known.plan),
-            borrows=_is_applied_at_once(header),
+            partial(self._apply, header, None if known is None else known.plan),
+            pb.UpdateResponse,
         )
 
-    async def _update(
-        self, header: pb.UpdateHeader, plan: StepPlan | None, staged: Staged
+    async def _apply(
+        self, header: pb.UpdateHeader, plan: StepPlan | None, staged: StagedTensors
     ) -> pb.UpdateResponse:
         if plan is not None:
-            return await self._planned_step(header, plan, staged)
+            repeated = await self._repeat(header, plan, staged)
+            return repeated or await self._step(header, staged, plan)
         if header.program.WhichOneof("kind") == "graph":
             ran = await self._run_graph(header, staged)
             return pb.UpdateResponse(versions=ran.versions, outputs=ran.outputs)
@@ -59,7 +87,9 @@ class UpdateRpcs:
             self._state.kept.drop(staged.session.id, header.backward)
         return response
 
-    async def _take(self, header: pb.UpdateHeader, staged: Staged) -> pb.UpdateResponse:
+    async def _take(
+        self, header: pb.UpdateHeader, staged: StagedTensors
+    ) -> pb.UpdateResponse:
         state = self._state
         if header.backward.keep:
             gradients = gather(state.store, header.gradients, staged.tensors)
@@ -71,7 +101,9 @@ class UpdateRpcs:
             return pb.UpdateResponse()
         return await self._step(header, staged)
 
-    async def _decoded(self, header: pb.UpdateHeader, staged: Staged) -> Staged:
+    async def _decoded(
+        self, header: pb.UpdateHeader, staged: StagedTensors
+    ) -> StagedTensors:
         specs = decoded_specs(header.gradients)
         if not specs:
             return staged
@@ -81,7 +113,10 @@ class UpdateRpcs:
         return replace(staged, tensors=tensors)
 
     async def _step(
-        self, header: pb.UpdateHeader, staged: Staged, plan: StepPlan | None = None
+        self,
+        header: pb.UpdateHeader,
+        staged: StagedTensors,
+        plan: StepPlan | None = None,
     ) -> pb.UpdateResponse:
         state = self._state
         gradients = all_gradients(state, header, staged)
@@ -94,20 +129,21 @@ class UpdateRpcs:
             step = state.optimizers.prepare(header.program.optimizer, within)
             versions = await taken(state, step)
             if plan is not None:
-                plan.renew(state.store, RepeatedStep.of(step, state.store))
-                state.plans.keep(plan)
+                state.plans.learn(plan, step)
             return pb.UpdateResponse(versions=versions)
 
-    async def _planned_step(
-        self, header: pb.UpdateHeader, plan: StepPlan, staged: Staged
-    ) -> pb.UpdateResponse:
-        """A step that was taken before; it is checked again if anything has changed."""
+    async def _repeat(
+        self, header: pb.UpdateHeader, plan: StepPlan, staged: StagedTensors
+    ) -> pb.UpdateResponse | None:
+        """Take a step that was taken before; return None if it has to be checked."""
         state, program = self._state, header.program.optimizer
         async with state.changing_owners(partial(plan.owners, state.store)):
             step = plan.step if plan.holds(state.store) else None
-            if step and state.optimizers.repeat(step, program, plan.gradients(staged)):
-                return pb.UpdateResponse(versions=await taken(state, step))
-        return await self._step(header, staged, plan)
+            if step is None:
+                return None
+            if not step.begin(state.optimizers, program, plan.gradients(staged)):
+                return None
+            return pb.UpdateResponse(versions=await taken(state, step))
 
     async def _limited(
         self, header: pb.UpdateHeader, gradients: list[Gradient]
@@ -121,16 +157,19 @@ class UpdateRpcs:
         limiting = partial(limited, gradients, limits)
         return await self._state.compute.run(limiting, nbytes)
 
-    async def update_non_slot(self, header: pb.UpdateHeader, chunks: Chunks) -> bytes:
+    async def update_non_slot(
+        self, header: pb.UpdateHeader, chunks: Chunks
+    ) -> pb.UpdateNonSlotResponse:
         return await self._state.mutations.apply_once(
             header,
             Manifest(header.tensors),
             chunks,
             partial(self._update_non_slot, header),
+            pb.UpdateNonSlotResponse,
         )
 
     async def _update_non_slot(
-        self, header: pb.UpdateHeader, staged: Staged
+        self, header: pb.UpdateHeader, staged: StagedTensors
     ) -> pb.UpdateNonSlotResponse:
         if header.program.WhichOneof("kind") != "graph":
             raise InvalidArgumentError(
@@ -139,7 +178,9 @@ class UpdateRpcs:
         ran = await self._run_graph(header, staged)
         return pb.UpdateNonSlotResponse(versions=ran.versions, outputs=ran.outputs)
 
-    async def _run_graph(self, header: pb.UpdateHeader, staged: Staged) -> Ran:
+    async def _run_graph(
+        self, header: pb.UpdateHeader, staged: StagedTensors
+    ) -> GraphResult:
         if header.HasField("contribution"):
             raise InvalidArgumentError(
                 "a contribution to a synchronous step carries an optimizer program, "
@@ -154,7 +195,8 @@ class UpdateRpcs:
 
 
 def _manifest(header: pb.UpdateHeader) -> Manifest:
-    return Manifest(header.tensors, decoded_specs(header.gradients))
+    derived = decoded_specs(header.gradients)
+    return Manifest(header.tensors, derived, borrows=_is_applied_at_once(header))
 
 
 def _is_applied_at_once(header: pb.UpdateHeader) -> bool:

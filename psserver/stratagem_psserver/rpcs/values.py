@@ -1,4 +1,4 @@
-"""Reading and assigning values."""
+"""ReadTask and assigning values."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.compute import TENSOR_BYTES
 from stratagem_psserver.exactly_once.manifest import Manifest
-from stratagem_psserver.exactly_once.mutations import Chunks, Staged
+from stratagem_psserver.exactly_once.mutations import Chunks, StagedTensors
 from stratagem_psserver.rpcs.answers import ReadTask, frames_of
 from stratagem_psserver.rpcs.consistency import begun_now
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.assignments import Write, prepare, run
+from stratagem_psserver.variables.held_snapshots import HeldSnapshot
+from stratagem_psserver.variables.read_plans import ReadPlan
 
 
 class ValueRpcs:
@@ -40,7 +42,11 @@ class ValueRpcs:
             header.grants.extend(grants)
             return header
 
-        reading = ReadTask(variables, request.selections, segment)
+        if isinstance(variables, HeldSnapshot):
+            plan = partial(ReadPlan.of, variables, request.selections)
+        else:
+            plan = partial(state.read_plans.of, request.selections)
+        reading = ReadTask(plan, request.selections, segment)
         frames = frames_of(state, reading, headed)
         if isinstance(frames, bytes):
             yield frames
@@ -58,17 +64,19 @@ class ValueRpcs:
                 f"{state.rounds.missing(mark)}"
             )
 
-    async def assign(self, header: pb.AssignHeader, chunks: Chunks) -> bytes:
+    async def assign(
+        self, header: pb.AssignHeader, chunks: Chunks
+    ) -> pb.AssignResponse:
         return await self._state.mutations.apply_once(
             header,
-            Manifest(header.tensors),
+            Manifest(header.tensors, borrows=True),
             chunks,
             partial(self._assign, header),
-            borrows=True,
+            pb.AssignResponse,
         )
 
     async def _assign(
-        self, header: pb.AssignHeader, staged: Staged
+        self, header: pb.AssignHeader, staged: StagedTensors
     ) -> pb.AssignResponse:
         state = self._state
         names = [assignment.variable for assignment in header.assignments]

@@ -17,7 +17,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 )
 from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.exactly_once.manifest import Manifest
-from stratagem_psserver.exactly_once.mutations import Chunks, Staged
+from stratagem_psserver.exactly_once.mutations import Chunks, StagedTensors
 from stratagem_psserver.state import ServerState
 from stratagem_psserver.variables.creation import (
     check_made,
@@ -34,14 +34,20 @@ class VariableRpcs:
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    async def create(self, header: CreateVariablesHeader, chunks: Chunks) -> bytes:
+    async def create(
+        self, header: CreateVariablesHeader, chunks: Chunks
+    ) -> CreateVariablesResponse:
         sent = sent_tensors(header.variables)
         return await self._state.mutations.apply_once(
-            header, Manifest(sent), chunks, partial(self._create, header)
+            header,
+            Manifest(sent),
+            chunks,
+            partial(self._create, header),
+            CreateVariablesResponse,
         )
 
     async def _create(
-        self, header: CreateVariablesHeader, staged: Staged
+        self, header: CreateVariablesHeader, staged: StagedTensors
     ) -> CreateVariablesResponse:
         state, specs = self._state, header.variables
         nbytes = check_made(specs)
@@ -66,8 +72,10 @@ class VariableRpcs:
         listed = self._state.store.listing(request.kinds)
         return ListVariablesResponse(variables=listed)
 
-    async def delete(self, request: DeleteVariablesRequest) -> bytes:
-        return await self._state.mutations.once(request, partial(self._delete, request))
+    async def delete(self, request: DeleteVariablesRequest) -> DeleteVariablesResponse:
+        return await self._state.mutations.once(
+            request, partial(self._delete, request), DeleteVariablesResponse
+        )
 
     async def _delete(
         self, request: DeleteVariablesRequest, session: Session

@@ -10,7 +10,7 @@ from stratagem_psserver.tables.key_index import KeyIndex
 from stratagem_psserver.tables.retention import largest
 
 # Counted keys that got their row stay in the index until they are so many.
-_SETTLED_AT_LEAST = 1024
+_STORED_AT_LEAST = 1024
 
 
 class Admission:
@@ -92,8 +92,8 @@ class Admission:
         self._index.insert(new, places)
         self._counts = counts
 
-    def settle(self, keys: torch.Tensor) -> None:
-        """Takes note that keys have a row now; without it they are counted anew."""
+    def mark_stored(self, keys: torch.Tensor) -> None:
+        """Note that keys have a row now; if the row goes, they are counted anew."""
         if self.needed > 1:
             self._part()
             positions = self._index.find(keys)
@@ -107,15 +107,15 @@ class Admission:
 
     def _room_for(self, more: int) -> int:
         """How many of so many keys can be counted."""
-        if len(self._index) > 2 * self.waiting + _SETTLED_AT_LEAST:
-            self._drop_settled()
+        if len(self._index) > 2 * self.waiting + _STORED_AT_LEAST:
+            self._drop_stored()
         if self._max_bytes is None:
             return more
         if _nbytes(len(self._index) + more) > self._max_bytes:
             self.forget()
         return min(more, largest(_nbytes, self._max_bytes))
 
-    def _drop_settled(self) -> None:
+    def _drop_stored(self) -> None:
         keys, positions = self._index.items()
         live = self._counts[positions] > 0
         keys, counts = keys[live], self._counts[positions[live]]

@@ -262,7 +262,7 @@ class Table:
         places = torch.arange(self._rows, rows)
         positions = found.positions.masked_scatter(found.is_new, places)
         self._keep(places)
-        self.admission.settle(keys)
+        self.admission.mark_stored(keys)
         self._index.insert(keys, places)
         # From here on no memory is taken.
         self._keys[self._rows : rows] = keys

@@ -42,9 +42,9 @@ class JointMemory:
         """Whether all parts of it are those of variables."""
         return self._members == len(self.names)
 
-    def leave(self, nbytes: int) -> None:
-        """Takes note that a variable has no more use for its part."""
+    def give_part_back(self, nbytes: int) -> None:
+        """Note that a variable has no more use for its part."""
         with self._leaving:
             self._members -= 1
             self._unused = self._unused + nbytes if self._members else 0
-            self._room.settle(self._name, self._unused)
+            self._room.record(self._name, self._unused)

@@ -66,7 +66,7 @@ class Variable:
     def give(self, value: torch.Tensor, joint: JointMemory | None = None) -> None:
         """Gives it that value as its storage."""
         if self.joint is not None:
-            self.joint.leave(self.value.nbytes)
+            self.joint.give_part_back(self.value.nbytes)
         self.value, self.joint = value, joint
 
     def info(self) -> VariableInfo:
@@ -228,7 +228,7 @@ class VariableStore:
                 self._remove(variable.name)
             raise
         finally:
-            self.settle([spec.name for spec in specs])
+            self.recount([spec.name for spec in specs])
         return [variable.info() for variable in added]
 
     def _check_new(
@@ -277,11 +277,11 @@ class VariableStore:
         arena = owner.arena if owner else None
         return row_nbytes(spec) * (arena.table.capacity if arena else FIRST_ROWS)
 
-    def settle(self, names: Iterable[str]) -> None:
-        """Counts anew what variables, and those that have a slot among them, take."""
+    def recount(self, names: Iterable[str]) -> None:
+        """Count anew the memory of variables, or of the owners of slots among them."""
         if self.room.is_limited:
             for owner in {self.owner(name) for name in names}:
-                self.room.settle(owner, self._nbytes(owner))
+                self.room.record(owner, self._nbytes(owner))
 
     def _nbytes(self, owner: str) -> int:
         variable = self.find(owner)
@@ -357,14 +357,14 @@ class VariableStore:
         owners = [self.owner(name) for name in doomed]
         for name in doomed:
             self._remove(name)
-        self.settle(owners)
+        self.recount(owners)
         return list(doomed)
 
     def _remove(self, name: str) -> None:
         variable = self._variables.pop(name)
         self.first_version = max(self.first_version, variable.version + 1)
         if variable.joint is not None:
-            variable.joint.leave(variable.value.nbytes)
+            variable.joint.give_part_back(variable.value.nbytes)
         self.changed()
         owner, arena = variable.spec.slot_of, variable.arena
         if arena is not None and owner:

@@ -54,7 +54,7 @@ class Program:
         return self.ledgers.draw(NAME, number, self.num_batches, who)
 
     def end(self, *functions: Function) -> None:
-        self.ledgers.settle(lambda one: one in functions)
+        self.ledgers.release_ended(lambda one: one in functions)
 
     def restart(self) -> None:
         """Lets another run of the server go on from a checkpoint."""

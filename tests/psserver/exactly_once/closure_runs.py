@@ -118,7 +118,7 @@ class Runs:
             response = self._reply(run.number, ordinal)
             reply = RecordedReply(sequence=ordinal, response=response)
             run.sent += 1
-        self.ledger.settle(key(run.number, ordinal), intent("the same"), reply)
+        self.ledger.finish(key(run.number, ordinal), intent("the same"), reply)
         run.applying = False
 
     def _reply(self, number: int, ordinal: int) -> bytes:

@@ -37,7 +37,7 @@ def applied(
 ) -> None:
     name = key(number, ordinal, space)
     assert isinstance(ledger.admit(name, ASSIGN), Apply)
-    ledger.settle(name, ASSIGN, RecordedReply(sequence=ordinal, response=b"done"))
+    ledger.finish(name, ASSIGN, RecordedReply(sequence=ordinal, response=b"done"))
 
 
 def refusal(ledger: ClosureLedger, number: int, ordinal: int) -> Exception:
@@ -85,7 +85,7 @@ def test_a_rejection_is_the_answer_to_every_run() -> None:
     ledger, reply = ClosureLedger(), RecordedReply(sequence=1)
     reply.status.code = 5
     ledger.admit(key(1, 1), ASSIGN)
-    ledger.settle(key(1, 1), ASSIGN, reply)
+    ledger.finish(key(1, 1), ASSIGN, reply)
     assert ledger.admit(key(1, 1), ASSIGN) == Replay(reply)
 
 
@@ -115,7 +115,7 @@ def test_what_was_being_applied_at_the_end_of_its_function_is_not_kept() -> None
     ledger = ClosureLedger()
     ledger.admit(key(1, 1), ASSIGN)
     ledger.end(SPACE, EndedClosures(1))
-    ledger.settle(key(1, 1), ASSIGN, RecordedReply(sequence=1))
+    ledger.finish(key(1, 1), ASSIGN, RecordedReply(sequence=1))
     assert "has ended" in str(refusal(ledger, 1, 1))
     assert [space.unended for _, space in ledger.spaces()] == [{}]
 

@@ -38,7 +38,7 @@ def key(sequence: int, acknowledged: int = 0) -> RequestKey:
 
 def applied(numbering: Numbering, sequence: int) -> None:
     assert isinstance(numbering.admit(key(sequence)), Apply)
-    numbering.settle(RecordedReply(sequence=sequence, response=b"%d" % sequence))
+    numbering.finish(RecordedReply(sequence=sequence, response=b"%d" % sequence))
 
 
 @given(st.data())
@@ -56,7 +56,7 @@ def test_each_request_is_applied_once_and_in_order_whatever_arrives(
         admission = numbering.admit(key(sequence, min(acknowledged, sequence - 1)))
         if isinstance(admission, Apply):
             log.append(sequence)
-            numbering.settle(RecordedReply(sequence=sequence))
+            numbering.finish(RecordedReply(sequence=sequence))
         if isinstance(admission, Replay):
             assert admission.reply.sequence == sequence
         if not isinstance(admission, WaitForEarlier):
@@ -64,7 +64,7 @@ def test_each_request_is_applied_once_and_in_order_whatever_arrives(
     for sequence in range(1, total + 1):
         if isinstance(numbering.admit(key(sequence)), Apply):
             log.append(sequence)
-            numbering.settle(RecordedReply(sequence=sequence))
+            numbering.finish(RecordedReply(sequence=sequence))
     assert log == list(range(1, total + 1))
 
 
@@ -89,14 +89,14 @@ def test_a_successor_waits_even_if_its_client_gave_the_running_request_up() -> N
     numbering = Numbering()
     assert isinstance(numbering.admit(key(1)), Apply)
     assert numbering.admit(key(2, 1)) == WaitForEarlier(1)
-    numbering.settle(RecordedReply(sequence=1))
+    numbering.finish(RecordedReply(sequence=1))
     assert isinstance(numbering.admit(key(2, 1)), Apply)
 
 
 def test_an_acknowledged_number_that_was_not_applied_never_will_be() -> None:
     numbering = Numbering()
     assert isinstance(numbering.admit(key(4, 3)), Apply)
-    numbering.settle(RecordedReply(sequence=4))
+    numbering.finish(RecordedReply(sequence=4))
     refused = numbering.admit(key(2))
     assert isinstance(refused, Refused)
     assert isinstance(refused.error, FailedPreconditionError)
@@ -105,7 +105,7 @@ def test_an_acknowledged_number_that_was_not_applied_never_will_be() -> None:
 def test_a_passing_failure_leaves_the_number_free() -> None:
     numbering = Numbering()
     assert isinstance(numbering.admit(key(1)), Apply)
-    numbering.settle(None)
+    numbering.finish(None)
     assert isinstance(numbering.admit(key(1)), Apply)
 
 
@@ -128,7 +128,7 @@ def test_replies_that_are_never_acknowledged_may_take_only_so_much_memory() -> N
     numbering = Numbering()
     numbering.admit(key(1))
     reply = RecordedReply(sequence=1, response=bytes(MAX_REPLY_BYTES))
-    numbering.settle(reply)
+    numbering.finish(reply)
     assert isinstance(numbering.admit(key(2)), Refused)
     assert isinstance(numbering.admit(key(2, 1)), Apply)
 

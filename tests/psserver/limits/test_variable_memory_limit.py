@@ -34,7 +34,7 @@ def test_what_is_taken_and_settled_is_counted_for_each_variable() -> None:
     room = VariableMemoryLimit(100)
     room.take("a", 60)
     room.take("b", 40)
-    room.settle("a", 30)
+    room.record("a", 30)
     with pytest.raises(ResourceExhaustedError) as caught:
         room.take("b", 31)
     message = str(caught.value)
@@ -42,7 +42,7 @@ def test_what_is_taken_and_settled_is_counted_for_each_variable() -> None:
     assert "needs 31 more" in message
     assert "take 70 of the 100 bytes of --variable-bytes" in message
     room.take("b", 30)
-    room.settle("b", 0)
+    room.record("b", 0)
     room.take("c", 70)
 
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from stratagem_psserver.fast.repeated_groups import Gradients
+from stratagem_psserver.fast.repeated_steps import RepeatedStep
 from stratagem_psserver.optimization.gradients import Gradient
-from stratagem_psserver.optimization.repeated_groups import Gradients
-from stratagem_psserver.optimization.repeated_steps import RepeatedStep
 from tests.psserver.optimization.twins import hosting
 from tests.psserver.wire import optimizer_program
 
@@ -54,8 +54,8 @@ class Server:
         gradients = Gradients(
             [each.value.clone() for each in pushed], [each.rows for each in pushed]
         )
-        if self.known is None or not self.optimizers.repeat(
-            self.known, self.program, gradients
+        if self.known is None or not self.known.begin(
+            self.optimizers, self.program, gradients
         ):
             return False
         self.repeated += 1

@@ -27,7 +27,7 @@ def test_a_key_is_due_the_time_that_was_asked_for(
         expected = [counts[key] + 1 >= needed for key in keys]
         due = admission.is_due(vector(keys))
         assert due.tolist() == expected
-        admission.settle(vector(keys)[due])
+        admission.mark_stored(vector(keys)[due])
         admission.count(vector(keys)[~due])
         for key, is_due in zip(keys, expected, strict=True):
             counts[key] = 0 if is_due else counts[key] + 1
@@ -45,7 +45,7 @@ def test_keys_that_got_their_row_are_dropped_after_a_while() -> None:
     for start in range(0, 50_000, 1000):
         keys = torch.arange(start, start + 1000)
         admission.count(keys)
-        admission.settle(keys[:999])
+        admission.mark_stored(keys[:999])
     assert admission.waiting == 50
     assert len(admission._index) < 4000
     assert admission.is_due(vector([999, 49_999])).all()

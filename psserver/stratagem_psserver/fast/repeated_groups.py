@@ -17,29 +17,29 @@ from stratagem_psserver.optimization.bindings import (
 )
 from stratagem_psserver.optimization.certainty import NUMBERS, is_ordinary_state
 from stratagem_psserver.optimization.dry_run import StateLayout
-from stratagem_psserver.optimization.hyperparameters import Settings
+from stratagem_psserver.optimization.hyperparameters import GroupSettings
 from stratagem_psserver.optimization.single_steps import take_step
 from stratagem_psserver.variables.store import Variable, VariableStore
 
 
 class Gradients(NamedTuple):
-    """What a step is taken with.
+    """The gradients of one step.
 
     Attributes:
         each: One for each variable, in their order.
-        rows: Which rows of the variable it is of, in the same order; None for all.
-            Empty if all are of all.
-        joint: All of them as one vector, with gaps, in which they are where tensors
-            of their sizes are in a segment; None if they do not lie so.
+        rows: The rows of the variable that each is of, in the same order; None for all.
+            Empty if no gradient is by rows.
+        flat: All of them in one vector, each at the place where a segment has it, with
+            gaps in between; None if they do not lie so.
     """
 
     each: Sequence[torch.Tensor]
     rows: Sequence[torch.Tensor | None] = ()
-    joint: torch.Tensor | None = None
+    flat: torch.Tensor | None = None
 
 
 class RepeatedGroup(Protocol):
-    """Variables of one param group, and an optimizer that stays with them.
+    """Variables of one param group with an optimizer that stays with them.
 
     Attributes:
         is_by_rows: Whether `step` changes copies of rows, which `put` writes.
@@ -47,35 +47,35 @@ class RepeatedGroup(Protocol):
 
     is_by_rows: bool
 
-    def accepts(self, groups: Sequence[Settings], gradients: Gradients) -> bool:
-        """Takes other hyperparameters, unless the state is another one with them.
+    def accepts(self, groups: Sequence[GroupSettings], gradients: Gradients) -> bool:
+        """Take over hyperparameters, unless the state is another one with them.
 
         Args:
-            groups: Those of all groups.
-            gradients: With which the step is to be taken. It is not if they do not fit,
-                or if it may fail for its numbers.
+            groups: The settings of all groups.
+            gradients: The gradients of the step to come. A step is not repeated if they
+                do not fit, or if it may fail for its numbers.
         """
 
     def step(self, gradients: Gradients) -> None:
-        """Changes variables and state, for given gradients of all of the step."""
+        """Change variables and state, given the gradients of the whole step."""
 
     def put(self) -> None:
-        """Writes what was stepped apart; call it when all groups are stepped."""
+        """Write what was stepped in copies; call it when all groups are stepped."""
 
     def commit(self, store: VariableStore) -> None:
-        """Lets the store know what has come of the state."""
+        """Tell the store what became of the state."""
 
 
 @dataclass(eq=False)
-class Parameter:
+class WholeParameter:
     """A variable with its state.
 
     Attributes:
-        value: That of the variable.
-        place: Of its gradient among those of the step.
-        layout: Of the state.
-        slots: Where the state is kept, by the optimizer's keys.
-        state: What the optimizer makes of it.
+        value: The variable's value.
+        place: The place of its gradient among those of the step.
+        layout: The layout of the state.
+        slots: The variables that keep the state, by the optimizer's keys.
+        state: The state as the optimizer holds it.
     """
 
     value: torch.Tensor
@@ -85,8 +85,8 @@ class Parameter:
     state: dict[str, Any]
 
     @classmethod
-    def of(cls, binding: ParameterBinding, place: int) -> Parameter | None:
-        """It, if the gradient is dense and the state is there, all of it tensors."""
+    def of(cls, binding: ParameterBinding, place: int) -> WholeParameter | None:
+        """Return the variable if its gradient is dense and all state is tensors."""
         if not isinstance(binding, WholeBinding) or len(binding.slots) < len(
             binding.layout
         ):
@@ -102,13 +102,14 @@ class Parameter:
 
     @property
     def is_ordinary(self) -> bool:
-        """Whether the state lets no step fail."""
+        """Whether no step can fail for the numbers of the state."""
         for key in self._numbers:
             if not is_ordinary_state(key, self.state[key].item()):
                 return False
         return True
 
     def commit(self, store: VariableStore) -> None:
+        """Tell the store what became of the state."""
         for key, value in self.state.items():
             slot = self.slots[key]
             if slot.value is value:
@@ -117,32 +118,32 @@ class Parameter:
                 store.put_value(slot.name, as_tensor(value, self.layout[key].dtype))
 
 
-class Group:
+class WholeGroup:
     """Variables that are stepped one after the other, in place.
 
     Args:
-        number: Of the param group.
-        settings: Its hyperparameters, which steps were taken with.
+        number: The number of the param group.
+        settings: The hyperparameters of the last step.
         parameters: The variables.
     """
 
     is_by_rows = False
 
     def __init__(
-        self, number: int, settings: Settings, parameters: Sequence[Parameter]
+        self, number: int, settings: GroupSettings, parameters: Sequence[WholeParameter]
     ) -> None:
         self._number, self.parameters = number, parameters
         self._dtypes = {each.value.dtype for each in parameters}
         self._settings = settings
         self._optimizer: Optimizer | None = None
 
-    def accepts(self, groups: Sequence[Settings], gradients: Gradients) -> bool:
+    def accepts(self, groups: Sequence[GroupSettings], gradients: Gradients) -> bool:
         return self.takes(groups) and all(
             [each.is_ordinary for each in self.parameters]
         )
 
-    def takes(self, groups: Sequence[Settings]) -> bool:
-        """As `accepts`, whatever the state."""
+    def takes(self, groups: Sequence[GroupSettings]) -> bool:
+        """Do as `accepts` does, without a look at the state."""
         settings = groups[self._number]
         if settings is not self._settings:
             for each in self.parameters:

@@ -1,7 +1,7 @@
 """Steps that were checked once and are taken again, with other gradients.
 
-What takes longest about a step of many small variables, besides the step, is to find
-out what it needs: state, names, and that everything fits.
+Besides the step itself, what takes longest about a step of many small variables is to
+find its state and names and to check that everything fits.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import TypeVar
 
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
 from stratagem_proto.wire.segment import starts
-from stratagem_psserver.optimization.bindings import ParameterBinding
-from stratagem_psserver.optimization.flat_groups import Joint, JointGroup
-from stratagem_psserver.optimization.hyperparameters import Settings
-from stratagem_psserver.optimization.repeated_groups import (
+from stratagem_psserver.fast.flat_groups import FlatGroup, FlatParameters
+from stratagem_psserver.fast.repeated_groups import (
     Gradients,
-    Group,
-    Parameter,
     RepeatedGroup,
+    WholeGroup,
+    WholeParameter,
 )
-from stratagem_psserver.optimization.row_groups import RowGroup, RowParameter
-from stratagem_psserver.optimization.steps import Group as CheckedGroup
-from stratagem_psserver.optimization.steps import OptimizerStep
+from stratagem_psserver.fast.row_groups import RowGroup, RowParameter
+from stratagem_psserver.optimization.bindings import ParameterBinding
+from stratagem_psserver.optimization.hyperparameters import GroupSettings, settings_of
+from stratagem_psserver.optimization.optimizers import Optimizers
+from stratagem_psserver.optimization.steps import Group, OptimizerStep
 from stratagem_psserver.optimization.undo import LARGE, Undo
 from stratagem_psserver.variables.store import VariableStore
 
@@ -34,8 +34,8 @@ Made = TypeVar("Made")
 class RepeatedStep:
     """A step whose state is all there.
 
-    It holds until a variable of the store comes, goes or is replaced. Who takes it has
-    the locks of its variables from `Optimizers.repeat` to `Optimizers.commit`.
+    It holds until a variable of the store comes, goes or is replaced. Hold the locks of
+    its variables from `begin` to `Optimizers.commit`.
 
     Args:
         checked: The step as it was taken before.
@@ -43,13 +43,13 @@ class RepeatedStep:
 
     Attributes:
         program: The optimizer.
-        variables: What is stepped, in the order of the gradients.
-        nbytes: Size of the gradients with which it was begun last.
-        is_joint: Whether it is better taken with all gradients in one.
+        variables: The variables to step, in the order of the gradients.
+        nbytes: Size of the gradients that `begin` was given last.
+        is_flat: Whether a group is stepped faster with all gradients in one vector.
     """
 
     def __init__(self, checked: OptimizerStep, groups: Sequence[RepeatedGroup]) -> None:
-        # Without hyperparameters, and without the request that it was part of.
+        # Without hyperparameters, and without the request that the step was part of.
         self.program = OptimizerProgram(
             name=checked.program.name, class_name=checked.program.class_name
         )
@@ -58,16 +58,17 @@ class RepeatedStep:
         # Rows first: their step fails before anything is changed.
         self._groups = sorted(groups, key=lambda group: not group.is_by_rows)
         self._number_of_groups = len(checked.groups)
-        self.is_joint = any(isinstance(group, JointGroup) for group in groups)
+        self.is_flat = any(isinstance(group, FlatGroup) for group in groups)
         self._gradients = _NONE
 
     @classmethod
     def of(cls, checked: OptimizerStep, store: VariableStore) -> RepeatedStep | None:
-        """The step, if it can be taken again without another check.
+        """Return the step, if it can be taken again without another check.
 
         Args:
-            checked: It, which was taken and committed.
-            store: Where its variables are, whose locks are held. They may be moved.
+            checked: The step, which was taken and committed.
+            store: Where its variables are. They may be moved in memory, so their locks
+                have to be held.
         """
         making = _Making(checked, store)
         made = [
@@ -78,25 +79,46 @@ class RepeatedStep:
         groups = [group for group in made if group is not None]
         return cls(checked, groups) if len(groups) == len(made) else None
 
-    def begin(self, settings: Sequence[Settings], gradients: Gradients) -> bool:
-        """As `Optimizers.repeat`, with the hyperparameters of each group."""
+    def begin(
+        self, optimizers: Optimizers, program: OptimizerProgram, gradients: Gradients
+    ) -> bool:
+        """Take the hyperparameters and gradients of the next time.
+
+        Args:
+            optimizers: Those of the store since which no variable came, went or was
+                replaced.
+            program: The step's program, perhaps with other hyperparameters.
+            gradients: Gradients of the step's variables, of the same kinds as before.
+
+        Returns:
+            Whether the step can be taken again; if not, check it anew.
+
+        Raises:
+            InvalidArgumentError: A hyperparameter is not acceptable.
+            AlreadyExistsError: The optimizer's name belongs to another class.
+        """
+        optimizers.check_class(program)
+        settings = [settings_of(program.class_name, each) for each in program.groups]
+        return self._accepts(settings, gradients)
+
+    def _accepts(self, settings: Sequence[GroupSettings], gradients: Gradients) -> bool:
         same = len(settings) == self._number_of_groups
         taken = same and all(
             group.accepts(settings, gradients) for group in self._groups
         )
         if taken:
-            # What is refused must not stay here.
+            # Gradients that are refused must not stay here.
             self._gradients = gradients
             self.nbytes = sum([each.nbytes for each in gradients.each])
         return taken
 
     def run(self) -> None:
-        """Changes the values of the variables and their slots.
+        """Change the values of the variables and their slots.
 
         Raises:
             ResourceExhaustedError: There is no memory for it; nothing is changed.
         """
-        # They are in the memory of a request that is answered when this is over.
+        # They are in the memory of a request, which is answered after this.
         gradients, self._gradients = self._gradients, _NONE
         with Undo(self.program.class_name) as undo:
             if self.nbytes > LARGE:
@@ -108,13 +130,13 @@ class RepeatedStep:
             group.put()
 
     def commit(self, store: VariableStore) -> None:
-        """Lets the store know what has come of the state."""
+        """Tell the store what became of the state."""
         for group in self._groups:
             group.commit(store)
 
 
 class _Making:
-    """Makes groups of a step that was checked."""
+    """Makes the groups of a step that was checked."""
 
     def __init__(self, checked: OptimizerStep, store: VariableStore) -> None:
         self._store = store
@@ -126,10 +148,8 @@ class _Making:
         )
         self._begins, _ = starts([each.value.nbytes for each in variables])
 
-    def groups(
-        self, number: int, checked: CheckedGroup
-    ) -> Iterator[RepeatedGroup | None]:
-        """What a group is stepped as; None among it if it cannot be taken again."""
+    def groups(self, number: int, checked: Group) -> Iterator[RepeatedGroup | None]:
+        """Yield the groups to step a param group as; None if it cannot be repeated."""
         by_rows = [binding for binding in checked.bindings if binding.is_by_rows]
         whole = [binding for binding in checked.bindings if not binding.is_by_rows]
         if whole:
@@ -138,18 +158,18 @@ class _Making:
             yield self._by_rows(number, checked.settings, by_rows)
 
     def _whole(
-        self, number: int, settings: Settings, bindings: Sequence[ParameterBinding]
+        self, number: int, settings: GroupSettings, bindings: Sequence[ParameterBinding]
     ) -> RepeatedGroup | None:
         places = self._places_of(bindings)
-        joint = self._joint(settings, bindings, places)
-        parameters = _all_made(map(Parameter.of, bindings, places))
+        flat = self._flat(settings, bindings, places)
+        parameters = _all_made(map(WholeParameter.of, bindings, places))
         if parameters is None:
             return None
-        group = Group(number, settings, parameters)
-        return JointGroup(number, settings, group, joint) if joint else group
+        group = WholeGroup(number, settings, parameters)
+        return FlatGroup(number, settings, group, flat) if flat else group
 
     def _by_rows(
-        self, number: int, settings: Settings, bindings: Sequence[ParameterBinding]
+        self, number: int, settings: GroupSettings, bindings: Sequence[ParameterBinding]
     ) -> RepeatedGroup | None:
         parameters = _all_made(
             map(RowParameter.of, bindings, self._places_of(bindings))
@@ -160,21 +180,22 @@ class _Making:
     def _places_of(self, bindings: Sequence[ParameterBinding]) -> list[int]:
         return [self._places[id(binding.variable)] for binding in bindings]
 
-    def _joint(
+    def _flat(
         self,
-        settings: Settings,
+        settings: GroupSettings,
         bindings: Sequence[ParameterBinding],
         places: Sequence[int],
-    ) -> Joint | None:
+    ) -> FlatParameters | None:
         first = places[0]
         is_run = list(places) == list(range(first, first + len(places)))
         if not is_run or self._has_rows:
             return None
-        return Joint.of(self._store, settings, bindings, self._begins[first])
+        begin = self._begins[first]
+        return FlatParameters.of(self._store, settings, bindings, begin)
 
 
 def _all_made(made: Iterable[Made | None]) -> list[Made] | None:
-    """All that was made; None if one could not be."""
+    """Return all that was made; None if one could not be."""
     each = list(made)
     found = [one for one in each if one is not None]
     return found if len(found) == len(each) else None

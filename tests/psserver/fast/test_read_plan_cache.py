@@ -9,8 +9,8 @@ import torch
 
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_BFLOAT16
-from stratagem_psserver.variables import read_plan_cache
-from stratagem_psserver.variables.read_plan_cache import ReadPlanCache
+from stratagem_psserver.fast import read_plan_cache
+from stratagem_psserver.fast.read_plan_cache import ReadPlanCache
 from stratagem_psserver.variables.store import VariableStore
 from tests.psserver.wire import indices, model_spec
 

@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 
 from stratagem_proto.rows import Taken, WholeRows, are_ascending, are_whole
+from stratagem_psserver.fast.repeated_groups import Gradients
+from stratagem_psserver.fast.sparse_rules import SparseRule, sparse_rule
 from stratagem_psserver.optimization.bindings import ParameterBinding
 from stratagem_psserver.optimization.dry_run import StateLayout
-from stratagem_psserver.optimization.hyperparameters import Settings
-from stratagem_psserver.optimization.repeated_groups import Gradients
+from stratagem_psserver.optimization.hyperparameters import GroupSettings
 from stratagem_psserver.optimization.row_bindings import TensorRowBinding
-from stratagem_psserver.optimization.sparse_rules import SparseRule
 from stratagem_psserver.variables.store import Variable, VariableStore
 
 
@@ -22,9 +22,9 @@ class Stepped(NamedTuple):
     """Copies of rows that were stepped.
 
     Attributes:
-        value: Those of the variable.
-        state: Those of the state by the optimizer's keys.
-        scalars: What of the state is no rows, likewise.
+        value: Rows of the variable.
+        state: Rows of the state, by the optimizer's keys.
+        scalars: State that is one number for all rows, likewise.
     """
 
     value: Taken
@@ -37,10 +37,10 @@ class RowParameter:
     """A variable that has all its rows, with its state.
 
     Attributes:
-        value: That of the variable.
-        place: Of its gradient among those of the step.
-        layout: Of the state.
-        slots: Where the state is kept, by the optimizer's keys.
+        value: The variable's value.
+        place: The place of its gradient among those of the step.
+        layout: The layout of the state.
+        slots: The variables that keep the state, by the optimizer's keys.
     """
 
     value: torch.Tensor
@@ -59,7 +59,7 @@ class RowParameter:
 
     @classmethod
     def of(cls, binding: ParameterBinding, place: int) -> RowParameter | None:
-        """It, if its state is there and its rows can be moved as wholes."""
+        """Return the variable if its state is there and its rows can be moved whole."""
         if not isinstance(binding, TensorRowBinding) or not binding.needs.takes_sparse:
             return None
         layout, slots, value = (
@@ -75,7 +75,7 @@ class RowParameter:
         return cls(value, place, layout, slots) if are_movable else None
 
     def fits(self, gradients: Gradients) -> bool:
-        """Whether its gradient is of distinct rows that there are, in order."""
+        """Whether its gradient names distinct rows that exist, in ascending order."""
         gradient, rows = gradients.each[self.place], gradients.rows[self.place]
         if rows is None or rows.dtype != torch.int64 or rows.dim() != 1:
             return False
@@ -85,9 +85,9 @@ class RowParameter:
         return is_like and are_ascending(rows, count)
 
     def stepped(
-        self, rule: SparseRule, settings: Settings, gradients: Gradients
+        self, rule: SparseRule, settings: GroupSettings, gradients: Gradients
     ) -> Stepped:
-        """Steps copies, so that what fails has changed nothing."""
+        """Step copies of the rows, so that a failure has changed nothing."""
         rows, gradient = gradients.rows[self.place], gradients.each[self.place]
         assert rows is not None
         indices = rows.numpy()
@@ -99,7 +99,7 @@ class RowParameter:
         return Stepped(value, taken, scalars)
 
     def put(self, stepped: Stepped) -> None:
-        """Writes what was stepped."""
+        """Write the rows that were stepped."""
         self._value.put(stepped.value)
         for key, state in self._states.items():
             state.put(stepped.state[key])
@@ -111,15 +111,15 @@ class RowGroup:
     """Variables whose rows are stepped by a rule for sparse gradients.
 
     Args:
-        number: Of the param group.
-        settings: Its hyperparameters, which steps were taken with.
+        number: The number of the param group.
+        settings: The hyperparameters of the last step.
         parameters: The variables.
     """
 
     is_by_rows = True
 
     def __init__(
-        self, number: int, settings: Settings, parameters: Sequence[RowParameter]
+        self, number: int, settings: GroupSettings, parameters: Sequence[RowParameter]
     ) -> None:
         self._number, self._parameters = number, parameters
         self._settings, self._rules = settings, self._rules_of(settings)
@@ -127,10 +127,10 @@ class RowGroup:
 
     @property
     def has_rules(self) -> bool:
-        """Whether there is one for each variable."""
+        """Whether there is a rule for each variable."""
         return len(self._rules) == len(self._parameters)
 
-    def accepts(self, groups: Sequence[Settings], gradients: Gradients) -> bool:
+    def accepts(self, groups: Sequence[GroupSettings], gradients: Gradients) -> bool:
         if (settings := groups[self._number]) is not self._settings:
             for each in self._parameters:
                 needs = settings.needs(each.value.dtype, sparse=True)
@@ -144,16 +144,22 @@ class RowGroup:
         self._stepped = [one.stepped(rule, settings, gradients) for one, rule in each]
 
     def put(self) -> None:
-        # They are as large as a request, and not to stay.
+        # They are as large as a request and must not stay.
         stepped, self._stepped = self._stepped, []
         for parameter, rows in zip(self._parameters, stepped, strict=True):
             parameter.put(rows)
 
-    def _rules_of(self, settings: Settings) -> Sequence[SparseRule]:
-        rules = [settings.sparse_rule(each.value.dtype) for each in self._parameters]
+    def _rules_of(self, settings: GroupSettings) -> Sequence[SparseRule]:
+        rules = [_rule_of(settings, each.value.dtype) for each in self._parameters]
         return [rule for rule in rules if rule is not None]
 
     def commit(self, store: VariableStore) -> None:
         for parameter in self._parameters:
             for slot in parameter.slots.values():
                 slot.version += 1
+
+
+def _rule_of(settings: GroupSettings, dtype: torch.dtype) -> SparseRule | None:
+    if not settings.is_ordinary(dtype):
+        return None
+    return sparse_rule(settings.rule, settings.values, dtype)

@@ -10,10 +10,10 @@ import torch
 
 from stratagem_proto.programs.optimizers import OPTIMIZERS, rule_named
 from stratagem_proto.wire.segment import starts
-from stratagem_psserver.optimization.elementwise import is_elementwise
+from stratagem_psserver.fast.elementwise import is_elementwise
+from stratagem_psserver.fast.repeated_groups import Gradients
+from stratagem_psserver.fast.repeated_steps import RepeatedStep
 from stratagem_psserver.optimization.gradients import Gradient
-from stratagem_psserver.optimization.repeated_groups import Gradients
-from stratagem_psserver.optimization.repeated_steps import RepeatedStep
 from tests.psserver.optimization.twins import CASES, STEPS, Twin
 from tests.psserver.wire import optimizer_program
 
@@ -28,12 +28,12 @@ JOINT = [
 def laid_out(gradients: Sequence[torch.Tensor]) -> Gradients:
     """Gradients as they lie in a segment, with whatever was there between them."""
     places, room = starts([each.nbytes for each in gradients])
-    joint = torch.full([room // 4], float("nan"))
+    flat = torch.full([room // 4], float("nan"))
     each = []
     for gradient, place in zip(gradients, places, strict=True):
-        part = joint.narrow(0, place // 4, gradient.numel()).view(gradient.shape)
+        part = flat.narrow(0, place // 4, gradient.numel()).view(gradient.shape)
         each.append(part.copy_(gradient))
-    return Gradients(each, joint=joint)
+    return Gradients(each, flat=flat)
 
 
 class Training:
@@ -60,9 +60,9 @@ class Training:
         known, optimizers = self.known, self.twin.optimizers
         given = laid_out([each.value for each in gradients])
         if apart:
-            given = given._replace(joint=None)
+            given = given._replace(flat=None)
         program = optimizer_program(self.twin.optimizer)
-        if known is None or not optimizers.repeat(known, program, given):
+        if known is None or not known.begin(optimizers, program, given):
             return False
         known.run()
         optimizers.commit(known)
@@ -90,7 +90,7 @@ def test_joint_steps_equal_those_of_a_local_optimizer(case: str) -> None:
     for _ in range(STEPS):
         training.step()
     assert training.known is not None
-    assert training.known.is_joint is (case in JOINT)
+    assert training.known.is_flat is (case in JOINT)
     training.twin.check()
 
 
@@ -115,7 +115,7 @@ def test_groups_have_their_own_hyperparameters_in_each_step() -> None:
         groups[1]["fused"] = number > STEPS - 3
         training.step()
     assert training.known is not None
-    assert training.known.is_joint
+    assert training.known.is_flat
     training.twin.check()
 
 

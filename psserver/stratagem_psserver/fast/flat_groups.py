@@ -1,8 +1,6 @@
-"""Many small variables that are stepped as if they were one.
+"""Many small variables that are stepped as if they were one vector.
 
-What takes longest about a step of small tensors is to call torch for each of them:
-AdamW of the five of a recommender with 44,000 elements takes 131 us, and of one tensor
-with as many 63.
+What takes longest about a step of small tensors is to call torch for each of them.
 """
 
 from __future__ import annotations
@@ -14,10 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch.optim import Optimizer
 
+from stratagem_psserver.fast.elementwise import is_elementwise
+from stratagem_psserver.fast.repeated_groups import Gradients, WholeGroup
 from stratagem_psserver.optimization.bindings import ParameterBinding, WholeBinding
 from stratagem_psserver.optimization.certainty import is_ordinary_state
-from stratagem_psserver.optimization.hyperparameters import Settings
-from stratagem_psserver.optimization.repeated_groups import Gradients, Group
+from stratagem_psserver.optimization.hyperparameters import GroupSettings
 from stratagem_psserver.optimization.single_steps import take_step
 from stratagem_psserver.variables.joining import joined
 from stratagem_psserver.variables.store import VariableStore
@@ -27,15 +26,15 @@ _MOST_BYTES = 1 << 20
 
 
 @dataclass(eq=False)
-class Joint:
+class FlatParameters:
     """The variables of a param group, where they lie one behind the other.
 
     Attributes:
         value: All of their values.
-        begin: Of their gradients among the elements of those of all groups.
-        state: That of all of them, by the optimizer's keys. Where every variable has
-            one number, it is that of the first one.
-        numbers: Those of all variables, by such keys.
+        begin: Where their gradients begin among the elements of those of all groups.
+        state: The state of all of them, by the optimizer's keys. Where every variable
+            has one number, it is the number of the first one.
+        numbers: The numbers of all variables, by such keys.
     """
 
     value: torch.Tensor
@@ -47,20 +46,20 @@ class Joint:
     def of(
         cls,
         store: VariableStore,
-        settings: Settings,
+        settings: GroupSettings,
         bindings: Sequence[ParameterBinding],
         before: int,
-    ) -> Joint | None:
-        """They, moved there; None if they are better stepped apart, or have to be.
+    ) -> FlatParameters | None:
+        """Move variables together; return None if they have to be stepped apart.
 
         Args:
-            store: Where the variables are.
-            settings: Hyperparameters of the group.
-            bindings: Its variables, with what they were stepped with last.
-            before: Bytes of the gradients of the groups before it.
+            store: The store of the variables.
+            settings: The hyperparameters of the group.
+            bindings: The variables, as they were bound in their last step.
+            before: Bytes of the gradients of the groups before this one.
         """
         whole = [binding for binding in bindings if isinstance(binding, WholeBinding)]
-        if len(whole) < len(bindings) or not _can_be_joined(settings, whole):
+        if len(whole) < len(bindings) or not _can_be_flat(settings, whole):
             return None
         value = joined(store, [binding.variable for binding in whole])
         if value is None:
@@ -78,20 +77,20 @@ class Joint:
         return cls(value, before // value.itemsize, state, numbers)
 
     def gradient(self, all_groups: torch.Tensor) -> torch.Tensor:
-        """That of them among those of all groups."""
+        """Cut the gradient of these variables out of that of all groups."""
         size = self.value.numel()
         if size == all_groups.numel():
             return all_groups
         return all_groups.narrow(0, self.begin, size)
 
     def distinct_numbers(self) -> Iterator[tuple[str, Sequence[float]]]:
-        """Numbers of the variables: one of them, if all have the same."""
+        """Yield the numbers of the variables: one of them if all are the same."""
         for key, numbers in self.numbers.items():
             first, *others = each = numbers.tolist()
             yield key, each if others.count(first) < len(others) else [first]
 
     def take(self, made: Mapping[str, torch.Tensor]) -> None:
-        """Takes over the state that an optimizer has made of that of all."""
+        """Take over the state that an optimizer has made."""
         for key, ours in self.state.items():
             if made[key] is not ours:
                 ours.copy_(made[key])
@@ -99,7 +98,7 @@ class Joint:
             numbers.copy_(self.state[key])
 
 
-def _can_be_joined(settings: Settings, bindings: Sequence[WholeBinding]) -> bool:
+def _can_be_flat(settings: GroupSettings, bindings: Sequence[WholeBinding]) -> bool:
     values = [binding.variable.value for binding in bindings]
     dtype, layout = values[0].dtype, bindings[0].layout
     return (
@@ -108,64 +107,72 @@ def _can_be_joined(settings: Settings, bindings: Sequence[WholeBinding]) -> bool
         and all(value.dtype == dtype for value in values)
         and all(len(binding.slots) == len(layout) for binding in bindings)
         and all(kept.dtype in (torch.float32, dtype) for kept in layout.values())
-        and settings.is_elementwise(dtype)
+        and _is_elementwise(settings, dtype)
     )
 
 
-class JointGroup:
-    """As the group of the same variables, where all gradients lie together, too.
+def _is_elementwise(settings: GroupSettings, dtype: torch.dtype) -> bool:
+    ordinary = settings.is_ordinary(dtype)
+    return ordinary and is_elementwise(settings.rule, settings.values, dtype)
+
+
+class FlatGroup:
+    """A group of variables that is stepped as one vector if all gradients lie so, too.
 
     Args:
-        number: Of the param group.
-        settings: Its hyperparameters, which steps were taken with.
-        apart: The group.
-        joint: Its variables.
+        number: The number of the param group.
+        settings: The hyperparameters of the last step.
+        apart: The same group, to step the variables one by one.
+        flat: The variables in one vector.
     """
 
     is_by_rows = False
 
     def __init__(
-        self, number: int, settings: Settings, apart: Group, joint: Joint
+        self,
+        number: int,
+        settings: GroupSettings,
+        apart: WholeGroup,
+        flat: FlatParameters,
     ) -> None:
         self._number, self._settings = number, settings
-        self._apart, self._joint = apart, joint
+        self._apart, self._flat = apart, flat
         self._optimizer: Optimizer | None = None
+        self._is_elementwise = _is_elementwise(settings, flat.value.dtype)
         # Whether all variables have the same numbers.
         self._agree = False
 
     def put(self) -> None:
         pass
 
-    def accepts(self, groups: Sequence[Settings], gradients: Gradients) -> bool:
+    def accepts(self, groups: Sequence[GroupSettings], gradients: Gradients) -> bool:
         if not self._apart.takes(groups):
             return False
         if (settings := groups[self._number]) is not self._settings:
             self._settings, self._optimizer = settings, None
-        numbers = list(self._joint.distinct_numbers())
+            self._is_elementwise = _is_elementwise(settings, self._flat.value.dtype)
+        numbers = list(self._flat.distinct_numbers())
         self._agree = all([len(each) == 1 for _, each in numbers])
         return all(
             [is_ordinary_state(key, one) for key, each in numbers for one in each]
         )
 
     def step(self, gradients: Gradients) -> None:
-        joint = self._joint
-        if gradients.joint is None or not self._agree or not self._is_elementwise():
+        flat = self._flat
+        if gradients.flat is None or not self._agree or not self._is_elementwise:
             return self._apart.step(gradients)
         optimizer = self._optimizer = self._optimizer or self._made()
         try:
-            joint.value.grad = joint.gradient(gradients.joint)
+            flat.value.grad = flat.gradient(gradients.flat)
             take_step(optimizer, sparse=False)
         finally:
-            joint.value.grad = None
-        joint.take(optimizer.state[joint.value])
-
-    def _is_elementwise(self) -> bool:
-        return self._settings.is_elementwise(self._joint.value.dtype)
+            flat.value.grad = None
+        flat.take(optimizer.state[flat.value])
 
     def _made(self) -> Optimizer:
-        value = self._joint.value
+        value = self._flat.value
         optimizer = self._settings.prototype.optimizer([value], fresh=[])
-        optimizer.state = defaultdict(dict, {value: self._joint.state})
+        optimizer.state = defaultdict(dict, {value: self._flat.state})
         return optimizer
 
     def commit(self, store: VariableStore) -> None:

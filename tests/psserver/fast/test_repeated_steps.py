@@ -13,10 +13,10 @@ import torch
 from stratagem_proto.errors import AlreadyExistsError, InvalidArgumentError
 from stratagem_proto.programs.optimizers import OPTIMIZERS
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
+from stratagem_psserver.fast.repeated_groups import Gradients
+from stratagem_psserver.fast.repeated_steps import RepeatedStep
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import Optimizers
-from stratagem_psserver.optimization.repeated_groups import Gradients
-from stratagem_psserver.optimization.repeated_steps import RepeatedStep
 from tests.psserver.optimization.twins import CASES, STEPS, Twin, hosting
 from tests.psserver.wire import optimizer_program, sgd
 
@@ -36,7 +36,7 @@ class Repeating:
     def step(self, program: OptimizerProgram, gradients: Sequence[Gradient]) -> None:
         values = Gradients([each.value for each in gradients])
         known = self.known
-        if known is not None and self.optimizers.repeat(known, program, values):
+        if known is not None and known.begin(self.optimizers, program, values):
             self.repeated += 1
             known.run()
             self.optimizers.commit(known)
@@ -104,7 +104,7 @@ def test_a_step_with_another_state_is_not_repeated() -> None:
     parameters = [torch.zeros(2)]
     optimizers, known = ready(torch.optim.Adam(parameters))
     other = optimizer_program(torch.optim.Adam(parameters, amsgrad=True))
-    assert not optimizers.repeat(known, other, Gradients([torch.ones(2)]))
+    assert not known.begin(optimizers, other, Gradients([torch.ones(2)]))
 
 
 def test_a_step_with_another_number_of_groups_is_not_repeated() -> None:
@@ -112,7 +112,7 @@ def test_a_step_with_another_number_of_groups_is_not_repeated() -> None:
     optimizers, known = ready(torch.optim.Adam(parameters))
     other = optimizer_program(torch.optim.Adam(parameters))
     other.groups.append(other.groups[0])
-    assert not optimizers.repeat(known, other, Gradients([torch.ones(2)]))
+    assert not known.begin(optimizers, other, Gradients([torch.ones(2)]))
 
 
 def test_groups_without_a_gradient_are_not_looked_at() -> None:
@@ -122,7 +122,7 @@ def test_groups_without_a_gradient_are_not_looked_at() -> None:
     program.groups[1].values["lr"].number = -1.0
     known = checked(optimizers, program, gradients)
     assert known is not None
-    assert optimizers.repeat(known, program, Gradients([torch.ones(2)]))
+    assert known.begin(optimizers, program, Gradients([torch.ones(2)]))
 
 
 def test_hyperparameters_that_cannot_be_are_refused() -> None:
@@ -130,14 +130,14 @@ def test_hyperparameters_that_cannot_be_are_refused() -> None:
     program = sgd()
     program.groups[0].values["lr"].number = -1.0
     with pytest.raises(InvalidArgumentError, match="lr=-1"):
-        optimizers.repeat(known, program, Gradients([torch.ones(2)]))
+        known.begin(optimizers, program, Gradients([torch.ones(2)]))
 
 
 def test_an_optimizer_of_another_class_is_refused() -> None:
     optimizers, known = ready(torch.optim.Adam([torch.zeros(2)]))
     program = optimizer_program(torch.optim.AdamW([torch.zeros(2)]), name="Adam")
     with pytest.raises(AlreadyExistsError, match="cannot become a AdamW"):
-        optimizers.repeat(known, program, Gradients([torch.ones(2)]))
+        known.begin(optimizers, program, Gradients([torch.ones(2)]))
 
 
 def test_a_step_that_begins_its_state_or_has_rows_cannot_be_repeated() -> None:
@@ -155,7 +155,7 @@ def test_nothing_is_left_of_the_gradients() -> None:
         optimizer_program(torch.optim.Adam([torch.zeros(2)])),
         torch.ones(2),
     )
-    assert optimizers.repeat(known, adam, Gradients([gradient]))
+    assert known.begin(optimizers, adam, Gradients([gradient]))
     known.run()
     optimizers.commit(known)
     assert known.variables[0].value.grad is None
@@ -172,7 +172,7 @@ def test_nothing_is_left_of_the_gradients_of_a_step_that_is_refused(lr: float) -
     refused.groups[0].values["lr"].number = lr
     gradient = torch.ones(2)
     with pytest.raises(InvalidArgumentError):
-        optimizers.repeat(known, refused, Gradients([gradient]))
+        known.begin(optimizers, refused, Gradients([gradient]))
     left = weakref.ref(gradient)
     del gradient
     gc.collect()

@@ -12,10 +12,10 @@ from stratagem_proto.v1.consistency_pb2 import StepBegin
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.wire.frames import encode_header
-from stratagem_psserver.plans import step_plans
-from stratagem_psserver.plans.step_plans import StepPlan, StepPlans
+from stratagem_psserver.fast import step_plans
+from stratagem_psserver.fast.step_plans import StepPlan, StepPlans
 from stratagem_psserver.variables.store import VariableStore
-from tests.psserver.plans.headers import header, kept
+from tests.psserver.fast.headers import header, kept
 
 
 def in_a_frame(*parts: pb.UpdateHeader) -> bytes:
@@ -37,7 +37,7 @@ def whole(*parts: pb.UpdateHeader) -> pb.UpdateHeader:
 
 def found(plans: StepPlans, *parts: pb.UpdateHeader) -> StepPlan | None:
     """The plan of what is sent in these parts."""
-    known = plans.known(whole(*parts), in_a_frame(*parts))
+    known = plans.recognise(whole(*parts), in_a_frame(*parts))
     return None if known is None else known.plan
 
 
@@ -50,7 +50,7 @@ def test_a_plan_is_found_by_what_is_sent_with_each_step(
     plan = kept(plans, whole(numbered(1), rest))
     assert found(plans, numbered(2), rest) is plan
     # From now on nothing else is looked at.
-    monkeypatch.setattr(step_plans, "_is_step", lambda _: False)
+    monkeypatch.setattr(step_plans, "is_step", lambda _: False)
     begins = [StepBegin(group="g" * 200, finished=number) for number in range(2)]
     for begun in (numbered(300), numbered(4, begins=begins)):
         assert found(plans, begun, rest) is plan

@@ -10,12 +10,12 @@ import torch
 
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.programs.optimizers import rule_named
-from stratagem_psserver.optimization import sparse_rules
+from stratagem_psserver.fast import sparse_rules
+from stratagem_psserver.fast.repeated_steps import RepeatedStep
+from stratagem_psserver.fast.row_groups import RowGroup
+from stratagem_psserver.fast.sparse_rules import sparse_rule
 from stratagem_psserver.optimization.gradients import Gradient
 from stratagem_psserver.optimization.optimizers import Optimizers
-from stratagem_psserver.optimization.repeated_steps import RepeatedStep
-from stratagem_psserver.optimization.row_groups import RowGroup
-from stratagem_psserver.optimization.sparse_rules import sparse_rule
 from stratagem_psserver.variables.store import VariableStore
 from tests.psserver.optimization.pushes import Pushed, Server
 from tests.psserver.optimization.twins import hosting

@@ -17,7 +17,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 )
 from stratagem_proto.wire.frames import encode_header
 from stratagem_proto.wire.tensors import spec_of
-from stratagem_psserver.plans.step_plans import StepPlans
+from stratagem_psserver.fast.step_plans import StepPlans
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.variables.store import VariableStore
@@ -193,7 +193,7 @@ def test_one_plan_is_kept_for_any_number_of_rows() -> None:
         # By its text the second time.
         for header in (asked(count), asked(count)):
             text = encode_header(header.SerializeToString())
-            known = plans.known(header, text)
+            known = plans.recognise(header, text)
             assert known is not None
             assert known.plan is plan
             assert known.manifest.nbytes == count * (8 + 4 * WIDTH)

@@ -21,13 +21,14 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     DeleteVariablesRequest,
     DeleteVariablesResponse,
 )
-from stratagem_psserver.plans import step_plans
-from stratagem_psserver.plans.step_plans import StepPlans
+from stratagem_psserver.fast import step_plans
+from stratagem_psserver.fast.repeatable_updates import common_part
+from stratagem_psserver.fast.step_plans import StepPlans
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.variables.store import VariableStore
 from tests.conftest import TOKEN
-from tests.psserver.plans.headers import NAMES, adam, header, kept
+from tests.psserver.fast.headers import NAMES, adam, header, kept
 from tests.psserver.wire import (
     RawClient,
     encoded,
@@ -212,13 +213,13 @@ def test_what_is_read_behind_a_step_is_what_is_newer() -> None:
         assert plan is not None
         plan.renew(store, None)
         everything = [pb.Selection(variable=name) for name in NAMES]
-        first = plan.choice(store, everything)
-        assert plan.choice(store, everything) is first
+        first = plan.read_plan(store, everything)
+        assert plan.read_plan(store, everything) is first
         everything[0].newer_than = store.get("w").version
-        second = plan.choice(store, everything)
+        second = plan.read_plan(store, everything)
         assert [each.variable.name for each in second.selected] == ["b"]
         store.get("w").version += 1
-        third = plan.choice(store, everything)
+        third = plan.read_plan(store, everything)
         assert [each.variable.name for each in third.selected] == ["w", "b"]
         assert third.present_header().versions[0] == store.get("w").version
 
@@ -326,7 +327,7 @@ def test_the_plans_that_were_used_last_are_kept(
 def test_plans_take_no_more_than_their_part_of_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one = len(step_plans._common(header("a")).SerializeToString())
+    one = len(common_part(header("a")).SerializeToString())
     monkeypatch.setattr(step_plans, "MAX_TEXT_BYTES", 2 * one)
     plans = StepPlans(VariableStore())
     for name in "abc":

@@ -1,0 +1,92 @@
+"""Applying a request once and recording how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from stratagem_proto.errors import (
+    CancelledError,
+    DeadlineExceededError,
+    MalformedStreamError,
+    ResourceExhaustedError,
+    StratagemError,
+    UnavailableError,
+)
+from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
+from stratagem_proto.wire.status import from_record, to_record
+from stratagem_psserver.exactly_once.ledger import Outcome, Refused
+from stratagem_psserver.limits.allocation import allocating
+
+# A repetition may fare better, so these errors are not recorded. A stream that was cut
+# can look like one that its client ended too early.
+PASSING = (
+    CancelledError,
+    DeadlineExceededError,
+    MalformedStreamError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+
+Response = TypeVar("Response", bound=Message)
+
+
+class Work(Generic[Response]):
+    """A request that is ready to be applied.
+
+    Args:
+        apply: Applies it.
+        response_type: The class of the response, to repeat a recorded one.
+    """
+
+    __slots__ = ("apply", "response_type")
+
+    def __init__(
+        self, apply: Callable[[], Awaitable[Response]], response_type: type[Response]
+    ) -> None:
+        self.apply, self.response_type = apply, response_type
+
+
+async def apply_and_record(
+    number: int,
+    work: Work[Response],
+    passing: tuple[type[StratagemError], ...],
+    record: Callable[[RecordedReply | None], None],
+) -> Response:
+    """Apply a request and record how it ended.
+
+    Args:
+        number: The number under which the reply is kept.
+        work: The request.
+        passing: Errors that are not recorded, as a repetition may fare better.
+        record: Called with the reply to keep; with None if nothing is kept.
+    """
+    reply: RecordedReply | None = None
+    try:
+        with allocating("use more servers, or smaller variables and requests"):
+            response = await work.apply()
+        encoded = response.SerializeToString()
+        reply = RecordedReply(sequence=number, response=encoded)
+        return response
+    except passing:
+        raise
+    except Exception as error:
+        reply = RecordedReply(sequence=number, status=to_record(error))
+        raise
+    finally:
+        record(reply)
+
+
+def recorded_response(known: Outcome, response_type: type[Response]) -> Response:
+    """Return the response of a request that need not be applied.
+
+    Raises:
+        StratagemError: It was refused, or is.
+    """
+    if isinstance(known, Refused):
+        raise known.error
+    if known.reply.status.code:
+        raise from_record(known.reply.status)
+    return response_type.FromString(known.reply.response)

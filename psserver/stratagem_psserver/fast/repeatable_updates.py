@@ -1,0 +1,146 @@
+"""Which updates a plan can stand for, and by which bytes a plan is found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_proto.v1.tensor_pb2 import TensorSpec
+from stratagem_proto.v1.update_program_pb2 import OptimizerProgram, UpdateProgram
+
+# The fields that a plan honours, by message. A field that is not listed was added
+# later or is not for plans. An update that has one is always carried out in full, since
+# a plan would skip the field from the second update on.
+_PERMITTED: Mapping[str, frozenset[str]] = {
+    message.DESCRIPTOR.full_name: frozenset(names)
+    for message, names in (
+        (pb.UpdateHeader, {"key", "program", "gradients", "tensors", "then"}),
+        (UpdateProgram, {"optimizer"}),
+        (OptimizerProgram, {"name", "class_name", "groups"}),
+        (pb.GradientRef, {"variable", "tensor", "group", "rows"}),
+        (TensorSpec, {"dtype", "shape"}),
+        (pb.FollowingRead, {"selections", "begins"}),
+        (pb.Selection, {"variable", "newer_than", "slice", "narrowed_to"}),
+        (pb.Slice, {"start", "size"}),
+    )
+}
+_IN_HEADER = _PERMITTED[pb.UpdateHeader.DESCRIPTOR.full_name]
+
+# The server reads these again from each update, so all of their fields are honoured.
+_READ_EACH_TIME = frozenset({"key", "groups", "begins"})
+
+
+def is_step(header: pb.UpdateHeader) -> bool:
+    """Whether an update is an optimizer's step with the tensors of its gradients alone.
+
+    Of its fields, only those of the header itself are checked; see `is_repeatable`.
+    """
+    is_optimizer = header.program.WhichOneof("kind") == "optimizer"
+    of_rows = sum([each.HasField("rows") for each in header.gradients])
+    fits = len(header.tensors) == len(header.gradients) + of_rows
+    permitted = all([field.name in _IN_HEADER for field, _ in header.ListFields()])
+    return is_optimizer and fits and permitted
+
+
+def is_repeatable(header: pb.UpdateHeader) -> bool:
+    """Whether a plan honours all fields of a step, at any depth."""
+    gradients = header.gradients
+    rows = [place for place in map(rows_of, gradients) if place is not None]
+    # A plan knows the size of every tensor but those of a gradient by rows.
+    places = sorted([*rows, *(each.tensor for each in gradients)])
+    each_has_one_use = not rows or places == list(range(len(header.tensors)))
+    return each_has_one_use and _is_permitted(header)
+
+
+def rows_of(gradient: pb.GradientRef) -> int | None:
+    """Return the tensor that names a gradient's rows; None if it is of all rows."""
+    return gradient.rows if gradient.HasField("rows") else None
+
+
+def common_part(header: pb.UpdateHeader) -> pb.UpdateHeader:
+    """Return a copy without the numbers that differ from step to step."""
+    common = type(header)()
+    common.CopyFrom(header)
+    common.ClearField("key")
+    common.program.optimizer.ClearField("groups")
+    common.then.ClearField("begins")
+    for selection in common.then.selections:
+        selection.ClearField("newer_than")
+    for gradient in common.gradients:
+        if (rows := rows_of(gradient)) is not None:
+            _forget_count(common, gradient.tensor)
+            _forget_count(common, rows)
+    return common
+
+
+def unchanging_bytes(text: bytes) -> bytes:
+    """Return the part of an encoded update that is the same in each step.
+
+    Clients encode the request's key and the steps that it begins first. The bytes
+    behind them find a plan sooner than the decoded header does.
+
+    Args:
+        text: The update with its tag and size in the frame.
+
+    Returns:
+        Nothing if the update begins in another way.
+    """
+    _, at = _sized(text, 0)
+    if text[at : at + 1] != _KEY:
+        return b""
+    size, at = _sized(text, at)
+    at += size
+    if text[at : at + 1] == _THEN:
+        size, at = _sized(text, at)
+        end = at + size
+        while at < end:
+            if text[at : at + 1] != _BEGINS:
+                return b""
+            size, at = _sized(text, at)
+            at += size
+    return text[at:]
+
+
+def _is_permitted(message: Message) -> bool:
+    names = _PERMITTED.get(message.DESCRIPTOR.full_name, frozenset())
+    return all(
+        field.name in names and all(map(_is_permitted, _planned_parts(field, value)))
+        for field, value in message.ListFields()
+    )
+
+
+def _planned_parts(field: FieldDescriptor, value: object) -> Iterable[Message]:
+    """Return the messages in a field that a plan would stand for."""
+    if field.message_type is None or field.name in _READ_EACH_TIME:
+        return ()
+    return (value,) if isinstance(value, Message) else value  # type: ignore[return-value]
+
+
+def _forget_count(header: pb.UpdateHeader, place: int) -> None:
+    """Clear the number of rows in the description of a tensor."""
+    if place < len(header.tensors) and header.tensors[place].shape:
+        header.tensors[place].shape[0] = 0
+
+
+def _tag(number: int) -> bytes:
+    """Return the tag of a message in a field of a low number."""
+    return bytes([number << 3 | 2])
+
+
+_KEY = _tag(pb.UpdateHeader.KEY_FIELD_NUMBER)
+_THEN = _tag(pb.UpdateHeader.THEN_FIELD_NUMBER)
+_BEGINS = _tag(pb.FollowingRead.BEGINS_FIELD_NUMBER)
+
+
+def _sized(text: bytes, at: int) -> tuple[int, int]:
+    """Return the size of a message in a field, and where the message begins."""
+    size = shift = 0
+    while True:
+        at += 1
+        size |= (text[at] & 0x7F) << shift
+        if text[at] < 0x80:
+            return size, at + 1
+        shift += 7

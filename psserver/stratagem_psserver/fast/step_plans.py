@@ -1,0 +1,182 @@
+"""Plans of training steps, kept for the updates that repeat them.
+
+Steps repeat: all workers send the same update over and over, with other numbers. As a
+database keeps the plans of queries by their text, a server keeps those of updates by
+what they have in common. A plan never says whether a request may be carried out now:
+numbering, locks, budgets and limits are checked each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from stratagem_proto.v1 import parameter_server_pb2 as pb
+from stratagem_psserver.exactly_once.manifest import Manifest
+from stratagem_psserver.exactly_once.mutations import StagedTensors
+from stratagem_psserver.fast.repeatable_updates import (
+    common_part,
+    is_repeatable,
+    is_step,
+    rows_of,
+    unchanging_bytes,
+)
+from stratagem_psserver.fast.repeated_groups import Gradients
+from stratagem_psserver.fast.repeated_steps import RepeatedStep
+from stratagem_psserver.limits.recent import Recent
+from stratagem_psserver.optimization.steps import OptimizerStep
+from stratagem_psserver.variables.read_plans import ReadPlan
+from stratagem_psserver.variables.store import VariableStore
+
+MAX_PLANS = 256
+
+# The texts of all plans together. A text has some 50 bytes a variable, and what is
+# worked out for the variable takes about 1 KiB.
+MAX_TEXT_BYTES = 1 << 20
+
+
+class StepPlan:
+    """What is known of updates with the same text.
+
+    Args:
+        common: The part that they have in common.
+        text: The same, encoded.
+
+    Attributes:
+        text: The common part, encoded.
+        names: The variables to step.
+        step: The step itself, while `holds`; None if it has to be checked each time.
+    """
+
+    def __init__(self, common: pb.UpdateHeader, text: bytes) -> None:
+        self.text = text
+        self.names = [gradient.variable for gradient in common.gradients]
+        self.step: RepeatedStep | None = None
+        self._places = [gradient.tensor for gradient in common.gradients]
+        self._rows = list(map(rows_of, common.gradients))
+        # The number of rows differs from step to step.
+        is_of_rows = any(place is not None for place in self._rows)
+        self._manifest = None if is_of_rows else Manifest(common.tensors, borrows=True)
+        self._is_in_order = self._places == list(range(len(self._places)))
+        self._read: ReadPlan | None = None
+        self._owners: list[str] = []
+        self._generation = -1
+
+    def manifest(self, header: pb.UpdateHeader) -> Manifest:
+        """Return the description of the tensors of one of these updates."""
+        return self._manifest or Manifest(header.tensors, borrows=True)
+
+    def holds(self, store: VariableStore) -> bool:
+        """Whether the variables are still those that the plan was made for."""
+        return self._generation == store.generation
+
+    def renew(self, store: VariableStore, step: RepeatedStep | None) -> None:
+        """Replace the step by one of the variables that there are now."""
+        self.step, self._generation = step, store.generation
+        self._owners, self._read = store.owners(self.names), None
+
+    def owners(self, store: VariableStore) -> list[str]:
+        """Return `VariableStore.owners` of the variables to step."""
+        return self._owners if self.holds(store) else store.owners(self.names)
+
+    def gradients(self, staged: StagedTensors) -> Gradients:
+        """Pick the gradients from the tensors of an update."""
+        tensors = staged.tensors
+        each = [tensors[place] for place in self._places]
+        if self._manifest is None:
+            rows = [None if place is None else tensors[place] for place in self._rows]
+            return Gradients(each, rows)
+        is_flat = self.step is not None and self.step.is_flat
+        if not is_flat or staged.segment is None or not self._is_in_order:
+            return Gradients(each)
+        return Gradients(each, flat=self._manifest.flat(staged.segment))
+
+    def read_plan(
+        self, store: VariableStore, selections: Sequence[pb.Selection]
+    ) -> ReadPlan:
+        """Plan what is read behind an update, as `ReadPlan.of` does.
+
+        Raises:
+            StratagemError: As of `ReadPlan.of`.
+        """
+        holds = self.holds(store)
+        if holds and self._read is not None and self._read.is_still(selections):
+            return self._read
+        planned = ReadPlan.of(store, selections)
+        if holds and planned.is_whole:
+            self._read = planned
+        return planned
+
+
+class Recognised(NamedTuple):
+    """An update whose plan was found or made.
+
+    Attributes:
+        plan: The plan.
+        manifest: The description of the update's tensors.
+    """
+
+    plan: StepPlan
+    manifest: Manifest
+
+
+class StepPlans:
+    """The plans of the variables of a store; a change of its variables drops all.
+
+    Who carries out an update asks `recognise` first. If the plan's step cannot be taken
+    again, the update is worked out in full and `learn` is given the step.
+    """
+
+    def __init__(self, store: VariableStore) -> None:
+        self._store = store
+        self._clear()
+        store.watch(self._clear)
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def recognise(self, header: pb.UpdateHeader, text: bytes) -> Recognised | None:
+        """Find or make the plan of an update.
+
+        Args:
+            header: The update.
+            text: The update with its tag and size, as it came in a frame; empty if it
+                did not come so.
+
+        Returns:
+            None if the update is not one that repeats.
+        """
+        repeated = unchanging_bytes(text) if text else b""
+        if (found := self._repeated.get(repeated)) is not None:
+            return found
+        if (plan := self.plan(header)) is None:
+            return None
+        found = Recognised(plan, plan.manifest(header))
+        if repeated and plan.text in self._plans:
+            self._repeated.put(repeated, found)
+        return found
+
+    def plan(self, header: pb.UpdateHeader) -> StepPlan | None:
+        """Find or make the plan of an update by its decoded header alone."""
+        if not is_step(header):
+            return None
+        common = common_part(header)
+        encoded = common.SerializeToString()
+        plan = self._plans.get(encoded)
+        if plan is None and len(encoded) <= MAX_TEXT_BYTES and is_repeatable(header):
+            plan = StepPlan(common, encoded)
+        return plan
+
+    def learn(self, plan: StepPlan, step: OptimizerStep) -> None:
+        """Keep a plan with its step; the locks that it was taken under are held."""
+        plan.renew(self._store, RepeatedStep.of(step, self._store))
+        self.keep(plan)
+
+    def keep(self, plan: StepPlan) -> None:
+        """Keep a plan; plans of updates that failed are never kept."""
+        if plan.text not in self._plans:
+            self._plans.put(plan.text, plan)
+
+    def _clear(self) -> None:
+        self._plans = Recent[bytes, StepPlan](MAX_PLANS, MAX_TEXT_BYTES)
+        self._repeated = Recent[bytes, Recognised](MAX_PLANS, MAX_TEXT_BYTES)

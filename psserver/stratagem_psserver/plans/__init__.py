@@ -1,1 +1,0 @@
-"""What was worked out for a training step, kept for those like it."""
