@@ -1,8 +1,11 @@
-"""How a process that moves tensors gets its memory."""
+"""The memory of this process."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+from collections.abc import Sequence
+from pathlib import Path
 
 # Parameters of glibc's mallopt. Other C libraries have no such function.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
@@ -26,3 +29,22 @@ def keep_freed_memory() -> None:
     # A thread's own arena gives memory back in spite of the threshold: a pull of 100 MB
     # takes 80 to 220 ms so, and 50 ms with one arena.
     mallopt(_ARENA_MAX, 1)
+
+
+# Where control groups tell it, of the second version and of the first.
+_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+
+
+def half_of_memory(limits: Sequence[Path] = _LIMITS) -> int:
+    """Half of the machine's memory in bytes, or of its container's.
+
+    Args:
+        limits: Files of which each may have a limit of the container; others, and
+            those without a number, are passed over.
+    """
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    texts = [file.read_text().strip() for file in limits if file.exists()]
+    return min([machine, *(int(text) for text in texts if text.isdigit())]) // 2

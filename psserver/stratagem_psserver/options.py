@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from stratagem_proto.serving.memory import half_of_memory
+from stratagem_proto.memory import half_of_memory
 from stratagem_proto.serving.options import Job, ServingOptions
 from stratagem_psserver.settings import ServerSettings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from stratagem_proto.serving.memory import half_of_memory
+from stratagem_proto.memory import half_of_memory
 from stratagem_proto.serving.settings import ServingSettings
 
 

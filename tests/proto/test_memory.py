@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stratagem_proto.serving.memory import half_of_memory
+from stratagem_proto.memory import half_of_memory
 
 MACHINE = half_of_memory([])
 

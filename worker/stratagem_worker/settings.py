@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.serving.memory import half_of_memory
+from stratagem_proto.memory import half_of_memory
 from stratagem_proto.serving.settings import ServingSettings
 
 

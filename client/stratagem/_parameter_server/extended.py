@@ -51,7 +51,7 @@ from stratagem._parameter_server.variables.variable_placement import (
     VariablePlacement,
     placements,
 )
-from stratagem._ps_client.requests.barriers import barrier
+from stratagem._ps_client.requests.consistency import barrier
 from stratagem._ps_client.traffic import Traffic
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 

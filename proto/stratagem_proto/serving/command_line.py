@@ -15,11 +15,11 @@ from typing import Annotated
 
 import typer
 
+from stratagem_proto import tracing
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.server_log import LOG, to_stderr
 from stratagem_proto.serving.options import ServingOptions
 from stratagem_proto.serving.server import RpcServer
-from stratagem_proto.serving.spans import exported_spans
 
 # Container engines put secrets there, where all users of the one container read them.
 _MOUNTED_SECRETS = Path("/run/secrets")
@@ -103,3 +103,33 @@ def _announce(server: RpcServer, ready_file: Path) -> None:
     ) as file:
         json.dump(facts, file)
     os.replace(file.name, ready_file)
+
+
+@contextmanager
+def exported_spans(server: str) -> Iterator[None]:
+    """Sends spans where the variables of OpenTelemetry say; all of them, at the end.
+
+    Args:
+        server: The task, for instance "ps:0".
+
+    Raises:
+        ImportError: OpenTelemetry is not installed.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
+            OTLPSpanExporter,
+        )
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise tracing.not_installed() from error
+    names = {"service.name": "stratagem", "service.instance.id": server}
+    provider = TracerProvider(resource=Resource.create(names))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    tracing.enable(provider)
+    try:
+        yield
+    finally:
+        tracing.disable()
+        provider.shutdown()

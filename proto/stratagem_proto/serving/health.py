@@ -6,17 +6,59 @@ probes.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from stratagem_proto.server_log import LOG
 from stratagem_proto.serving.addresses import bound
 from stratagem_proto.serving.loop import LoopThread
-from stratagem_proto.serving.pulse import Pulse
-from stratagem_proto.serving.reflection import MOST_STREAMS, add_reflection
 from stratagem_proto.wire.channel import SERVER_OPTIONS
+
+# Each holds a thread for as long as its client likes, up to that time.
+MOST_STREAMS = 2
+_STREAM_SECONDS = 30.0
+
+
+class Reflection(reflection.ReflectionServicer):
+    """Reflection that leaves threads to others.
+
+    Args:
+        services: Full names of the services.
+    """
+
+    def __init__(self, services: tuple[str, ...]) -> None:
+        super().__init__(services)
+        self._free = threading.Semaphore(MOST_STREAMS)
+
+    def ServerReflectionInfo(
+        self, request_iterator: Iterable[Any], context: Any
+    ) -> Iterator[reflection_pb2.ServerReflectionResponse]:
+        if not self._free.acquire(blocking=False):
+            context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{MOST_STREAMS} clients look at the services; close their streams",
+            )
+        ending = threading.Timer(_STREAM_SECONDS, context.cancel)
+        ending.daemon = True
+        ending.start()
+        try:
+            yield from super().ServerReflectionInfo(request_iterator, context)
+        finally:
+            ending.cancel()
+            self._free.release()
+
+
+def add_reflection(services: tuple[str, ...], server: grpc.Server) -> None:
+    """Has a server tell of services, by their full names."""
+    add: Any = reflection_pb2_grpc.add_ServerReflectionServicer_to_server
+    add(Reflection((*services, reflection.SERVICE_NAME)), server)
+
 
 _STATUS = health_pb2.HealthCheckResponse
 
@@ -74,3 +116,47 @@ class HealthServer:
     def stop(self) -> None:
         self._server.stop(None).wait()
         self._threads.shutdown()
+
+
+_BEAT_SECONDS = 1.0
+# Beats, not seconds: a process that was stopped for a while is not wedged. Whatever
+# takes long runs beside the loop.
+_MISSED_BEATS = 10
+
+
+class Pulse:
+    """Asks the loop for a sign of life each second, in a thread of its own.
+
+    Args:
+        loop: The loop.
+        changed: Called with whether it turns, each time that this has changed.
+    """
+
+    def __init__(self, loop: LoopThread, changed: Callable[[bool], None]) -> None:
+        self._loop, self._changed = loop, changed
+        self._answered, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="pulse", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Asks no more; the loop is there until this returns."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        missed = 0
+        self._loop.call(self._answered.set)
+        while not self._ended.wait(_BEAT_SECONDS):
+            if not self._answered.is_set():
+                missed += 1
+                if missed == _MISSED_BEATS:
+                    self._changed(False)
+                continue
+            if missed >= _MISSED_BEATS:
+                self._changed(True)
+            missed = 0
+            self._answered.clear()
+            self._loop.call(self._answered.set)

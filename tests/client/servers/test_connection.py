@@ -9,7 +9,7 @@ import torch
 
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests.barriers import barrier
+from stratagem._ps_client.requests.consistency import barrier
 from stratagem._ps_client.requests.listings import list_variables
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.reads import read

@@ -24,7 +24,7 @@ import stratagem
 from stratagem_deploy import LocalCluster
 from stratagem_proto import tracing
 from stratagem_proto.errors import CancelledError
-from stratagem_proto.serving.spans import exported_spans
+from stratagem_proto.serving.command_line import exported_spans
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_psserver.cli import app
 from stratagem_psserver.server import ParameterServer

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 from stratagem._coordinator.accounts.open_closures import Ended, Inherited, OpenClosures
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests.closures import end_closures
+from stratagem._ps_client.requests.coordination import end_closures
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
 

@@ -10,7 +10,7 @@ from stratagem._coordinator.accounts.completion_reporter import CompletionReport
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.requests.draws import DataPass, draw_batch, open_pass
+from stratagem._ps_client.requests.coordination import DataPass, draw_batch, open_pass
 from stratagem_proto.v1.draws_pb2 import EarlierCoordinator, OpenPassResponse
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
 

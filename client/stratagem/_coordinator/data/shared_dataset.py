@@ -25,7 +25,7 @@ from stratagem._input.numbered_batches import (
     seed_of,
 )
 from stratagem._parameter_server.strategy import ParameterServerStrategy
-from stratagem._ps_client.requests.draws import DataPass
+from stratagem._ps_client.requests.coordination import DataPass
 from stratagem_proto.errors import AlreadyExistsError
 from stratagem_proto.v1.session_pb2 import ClosureIdentity
 

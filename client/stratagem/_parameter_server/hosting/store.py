@@ -23,8 +23,7 @@ from stratagem._parameter_server.variables.cached_reads import unread
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
 from stratagem._ps_client.group import ServerGroup
 from stratagem._ps_client.requests.consistency import begin
-from stratagem._ps_client.requests.keys import list_keys
-from stratagem._ps_client.requests.listings import list_variables
+from stratagem._ps_client.requests.listings import list_keys, list_variables
 from stratagem._ps_client.requests.reading import Reading
 from stratagem._ps_client.requests.request import Request, Result
 from stratagem._ps_client.requests.writes import Writing, assign, create

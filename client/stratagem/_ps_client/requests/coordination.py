@@ -1,11 +1,12 @@
-"""Asking a server who reads which batch of data that workers share."""
+"""What a coordinator asks of servers: who reads which batch, which functions ended."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from stratagem._ps_client.requests.request import Request, sole
+from stratagem_proto.v1.closure_pb2 import EndClosuresRequest, EndClosuresResponse
 from stratagem_proto.v1.draws_pb2 import (
     DrawBatchRequest,
     DrawBatchResponse,
@@ -62,3 +63,17 @@ def draw_batch(opened: DataPass, num_batches: int) -> Request[int | None]:
 def _drawn(responses: Iterator[bytes]) -> int | None:
     response = sole(DrawBatchResponse)(responses)
     return response.batch if response.HasField("batch") else None
+
+
+def end_closures(
+    space: bytes, through: int, unended: Iterable[int]
+) -> Request[EndClosuresResponse]:
+    """The request that has a server forget functions, and refuse what comes of them.
+
+    Args:
+        space: Names the coordinator.
+        through: All functions up to this number have ended,
+        unended: but for those of these numbers.
+    """
+    message = EndClosuresRequest(space=space, through=through, unended=unended)
+    return Request("EndClosures", message, sole(EndClosuresResponse))
