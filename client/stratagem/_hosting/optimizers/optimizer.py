@@ -274,14 +274,14 @@ class DistributedOptimizer(OptimizerWithSlots):
 
     def _apply_merged(self, strategy: Strategy, contributions: Any) -> None:
         extended = self._extended
-        present = [one for one in _each(contributions, extended) if one]
+        each = _each(contributions, extended)
         extended._apply_gradients(
             OptimizerStep(
                 self._name,
                 type(self._inner).__name__,
-                group_steps(self.param_groups, present),
+                group_steps(each),
                 self._reduce_op,
-                len(present),
+                sum(map(bool, each)),
                 self._compressor,
                 self._limiter,
             )

@@ -18,6 +18,7 @@ from stratagem._parameter_server.variables.variable import RemoteVariable, remot
 from stratagem._ps_client.requests.updates import SentGradient, step
 from stratagem_proto.errors import InternalError
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
+from stratagem_proto.wire.encodings import Encoded
 
 
 class ServerBatch:
@@ -38,22 +39,21 @@ class ServerBatch:
         self._losses: dict[str, torch.Tensor] = {}
 
     def add(
-        self, variable: str, value: torch.Tensor | IndexedSlices, group: int
+        self,
+        variable: str,
+        values: torch.Tensor,
+        group: int,
+        rows: torch.Tensor | None = None,
     ) -> None:
-        """Take in a gradient, dense or row-sparse."""
-        if isinstance(value, IndexedSlices):
-            rows = self._compressor.rows(value.values)
-            self.gradients.append(SentGradient(variable, rows, group, value.indices))
-        elif self._compressor.compression is None:
-            self.gradients.append(SentGradient(variable, value, group))
-        else:
-            self._compress(variable, value, group)
-
-    def _compress(self, variable: str, value: torch.Tensor, group: int) -> None:
-        compressed = self._compressor.dense(variable, value)
-        self.gradients.append(SentGradient(variable, compressed.value, group))
-        if compressed.loss is not None:
-            self._losses[variable] = compressed.loss
+        """Take in a gradient, dense or of rows; otherwise as of `SentGradient`."""
+        value: torch.Tensor | Encoded = values
+        if rows is not None:
+            value = self._compressor.rows(values)
+        elif self._compressor.compression is not None:
+            value, loss = self._compressor.dense(variable, values)
+            if loss is not None:
+                self._losses[variable] = loss
+        self.gradients.append(SentGradient(variable, value, group, rows))
 
     @property
     def variables(self) -> set[str]:
@@ -105,10 +105,23 @@ def add_gradient(
     """
     if isinstance(variable, SplitVariable):
         for part, share in zip(variable.parts, variable.gradients(value), strict=True):
-            batches[part.place.server].add(part.name, share, group)
-        return
-    remote = variable if isinstance(variable, RemoteVariable) else _remote(variable)
-    batches[remote.place.server].add(remote.name, rows_or_dense(value), group)
+            _add(batches, part, share, group)
+    else:
+        remote = variable if isinstance(variable, RemoteVariable) else _remote(variable)
+        _add(batches, remote, rows_or_dense(value), group)
+
+
+def _add(
+    batches: ServerBatches,
+    variable: RemoteVariable,
+    value: torch.Tensor | IndexedSlices,
+    group: int,
+) -> None:
+    batch = batches[variable.place.server]
+    if isinstance(value, IndexedSlices):
+        batch.add(variable.name, value.values, group, value.indices)
+    else:
+        batch.add(variable.name, value, group)
 
 
 def _remote(variable: Variable) -> RemoteVariable:
