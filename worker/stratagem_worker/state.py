@@ -150,11 +150,7 @@ class WorkerState:
         mine.gpus = self._gpus
 
     async def drain(self, seconds: float) -> None:
-        """Lets what runs end, and ends all sessions.
-
-        Args:
-            seconds: How long to wait for what runs.
-        """
+        """Lets what runs end, and ends all sessions."""
         self._draining = True
         for session in self._sessions.values():
             session.drain()

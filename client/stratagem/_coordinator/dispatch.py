@@ -172,10 +172,6 @@ class Dispatch:
     def ask_all(self, call: Parcel, patience: Patience) -> list[bytes]:
         """Lets each worker run a call, after what it has; waits for all of them.
 
-        Args:
-            call: The call.
-            patience: How long.
-
         Returns:
             The results, in the order of the workers.
 

@@ -82,11 +82,7 @@ class NumberedBatches:
             return list(_seeded(sampler, mixed))
 
     def read(self, where: Any) -> Any:
-        """Return a batch, with tensors as leaves; reads nothing else.
-
-        Args:
-            where: What an order has of it.
-        """
+        """Return a batch, with tensors as leaves; reads nothing else."""
         loader = self._loader
         if loader is None:
             return as_tensors(self._dataset[where])

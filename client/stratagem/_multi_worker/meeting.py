@@ -99,9 +99,6 @@ class Meeting:
         """Return who did not take part in an operation that failed for this worker.
 
         Every worker to which it happens calls this, so that the others are known.
-
-        Args:
-            operation: The number of the operation.
         """
         topic = f"failed/{operation}"
         try:

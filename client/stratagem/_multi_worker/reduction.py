@@ -30,12 +30,7 @@ Reduced = torch.Tensor | IndexedSlices
 
 
 class AcrossWorkers:
-    """Brings values of all replicas of all workers together.
-
-    Args:
-        group: The workers.
-        local: How many replicas each of them has.
-    """
+    """Brings values of all replicas of all workers together."""
 
     def __init__(self, group: WorkerGroup, local: int) -> None:
         self._group = group

@@ -140,11 +140,6 @@ def _joined_by(cluster: ClusterSpec, task: WorkerTask) -> ClusterSpec:
 def require_own(what: str, found: object, own: Strategy) -> object:
     """Check that something is of the strategy whose functions are sent, and return it.
 
-    Args:
-        what: What it is.
-        found: The strategy that it is of.
-        own: That whose functions are sent.
-
     Raises:
         InvalidArgumentError: It is of another strategy.
     """

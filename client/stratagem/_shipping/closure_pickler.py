@@ -25,10 +25,6 @@ class ClosurePickler:
     its variables, and the modules and parameters and optimizers that were made in its
     scope. Parcels name it, and have the definitions of what they name. All else
     travels by value, each time.
-
-    Args:
-        strategy: The coordinator's.
-        kinds: What of it stays on the workers.
     """
 
     def __init__(self, strategy: Strategy, kinds: KindTable) -> None:

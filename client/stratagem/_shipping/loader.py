@@ -30,10 +30,6 @@ class Loader:
     is loaded that was dumped after them, in the order in which values are loaded, which
     is to be done in one thread.
 
-    Args:
-        task: The worker.
-        kinds: What may stay on it, by name.
-
     Attributes:
         task: The worker.
         kinds: What may stay on it, by name.
@@ -50,21 +46,11 @@ class Loader:
         self._lacking: dict[int, Exception] = {}
 
     def define(self, handle: int, payload: bytes) -> None:
-        """Take in the definition of an object, or of how it is from then on.
-
-        Args:
-            handle: The object's.
-            payload: Of `Definition.encode`.
-        """
+        """Take in the definition of an object, or of how it is from then on."""
         self.waiting.add(Definition.decode(handle, payload))
 
     def take(self, handle: int, result: bytes) -> None:
-        """Take in what a closure returned on some worker.
-
-        Args:
-            handle: What names it.
-            result: Of `dump_result`.
-        """
+        """Take in what a closure returned on some worker."""
         self.waiting.add(Definition.of_result(handle, result))
 
     def lack(self, handle: int, error: Exception) -> None:
@@ -77,9 +63,6 @@ class Loader:
 
     def load(self, payload: bytes) -> Any:
         """Return a value.
-
-        Args:
-            payload: Of `Parcel`.
 
         Raises:
             ClosureInputError: It cannot be loaded here.
@@ -171,13 +154,7 @@ def _advice(error: BaseException) -> str:
 
 
 class _Held:
-    """An object with a handle on a worker.
-
-    Args:
-        kind: Its kind.
-        essence: What it was made of.
-        value: The object.
-    """
+    """An object with a handle on a worker."""
 
     def __init__(self, kind: ObjectKind, essence: Any, value: Any) -> None:
         self.value = value

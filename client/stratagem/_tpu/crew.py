@@ -26,9 +26,6 @@ class Crew:
 
     A host that is lost, or ends a call alone, leaves the others waiting for it. Then
     all connections are closed, and every later call fails.
-
-    Args:
-        workers: The hosts.
     """
 
     def __init__(self, workers: Sequence[RemoteWorker]) -> None:

@@ -63,13 +63,7 @@ class VariableForm:
 
 
 class HostExtended(AttachedHostingExtended, CoresExtended, MultiWorkerMirroredExtended):
-    """The `extended` of a `TPUStrategy` on a host.
-
-    Args:
-        container_strategy: The strategy.
-        plan: What all hosts know.
-        task: Which of them this is.
-    """
+    """The `extended` of a `TPUStrategy` on a host."""
 
     def __init__(self, container_strategy: Strategy, plan: HostPlan, task: int) -> None:
         devices, seconds = plan.devices_of(task), default_pg_timeout.total_seconds()

@@ -19,12 +19,7 @@ Recipe = Callable[[Strategy], DistributedIterator]
 
 
 class HostsDataset:
-    """A dataset of which each host reads its own share.
-
-    Args:
-        strategy: The strategy.
-        recipe: Opens it.
-    """
+    """A dataset of which each host reads its own share."""
 
     def __init__(self, strategy: Strategy, recipe: Recipe) -> None:
         self._strategy = strategy
@@ -116,11 +111,7 @@ class HostInput:
 
 
 class StaticShapes:
-    """An iterator that lets inputs of one shape pass. Spec: TPU-9.
-
-    Args:
-        iterator: Gives the inputs.
-    """
+    """An iterator that lets inputs of one shape pass. Spec: TPU-9."""
 
     def __init__(self, iterator: GivesInputs) -> None:
         self._iterator = iterator

@@ -22,9 +22,6 @@ _LOG = logging.getLogger("stratagem")
 class Batcher:
     """Says when one wire is to keep back what it has to send; time is an argument.
 
-    Args:
-        flush: Sends what is kept.
-
     Attributes:
         flush: As given.
     """

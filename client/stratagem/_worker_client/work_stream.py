@@ -61,9 +61,6 @@ class WorkStream:
     def open(self, seconds: float) -> pb.WorkerSessionOpened:
         """Waits for the answer to the handshake, and goes on from there.
 
-        Args:
-            seconds: How long to wait at most.
-
         Raises:
             UnavailableError: The worker cannot be reached, or is shutting down.
             UnimplementedError: What answers is no worker server.

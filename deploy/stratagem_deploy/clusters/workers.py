@@ -152,12 +152,7 @@ class ProcessWorker:
 
 
 def no_process(name: str, cluster: str) -> FailedPreconditionError:
-    """What is wrong when something is to happen to a worker that makes no call.
-
-    Args:
-        name: Of the worker.
-        cluster: The class of its cluster.
-    """
+    """What is wrong when something is to happen to a worker that makes no call."""
     return FailedPreconditionError(
         f"{name} has no process now; it has one while {cluster}.run() waits for its "
         "function"

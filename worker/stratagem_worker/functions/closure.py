@@ -16,13 +16,7 @@ from stratagem_worker.functions.interruption import Interrupted
 
 
 def run_closure(order: pb.Run, payload: bytes, loader: Loader) -> pb.Finished:
-    """Load a function, call it, and return the outcome.
-
-    Args:
-        order: What to do.
-        payload: All of its payload.
-        loader: Loads it.
-    """
+    """Load a function, call it, and return the outcome."""
     kind: pb.FailureKind.ValueType = pb.FAILURE_KIND_INPUT
     try:
         function = loader.load(payload)

@@ -61,10 +61,6 @@ class Copies:
 async def copied(place: pb.ResultPlace, settings: WorkerSettings) -> bytes:
     """Returns a result that stays on another worker.
 
-    Args:
-        place: Where it is.
-        settings: Of this worker.
-
     Raises:
         WorkerLostError: That worker cannot be reached, does not have it any more, or
             sends nothing for 10 s.

@@ -62,11 +62,7 @@ class CompletionReporter:
     def begin(
         self, inherited: ClosureIdentity | None = None
     ) -> tuple[int, ClosureIdentity]:
-        """Returns the number of a new closure here, and its identity.
-
-        Args:
-            inherited: That of a closure with which it goes on.
-        """
+        """Returns the number of a new closure here, and its identity."""
         with self._changing:
             number = next(self._numbers)
             if inherited is not None:

@@ -114,10 +114,6 @@ class BatchKeeper:
     def draw(self, data: DataPass, num_batches: int) -> int | None:
         """Return the number of the batch that the running function is to read.
 
-        Args:
-            data: The pass.
-            num_batches: How many batches it has here.
-
         Returns:
             None if none is left.
 

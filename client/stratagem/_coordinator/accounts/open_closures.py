@@ -54,9 +54,6 @@ class Inherited:
     """Closures of a coordinator that was lost, with which another one goes on.
 
     All others of it count as ended.
-
-    Args:
-        numbers: They.
     """
 
     def __init__(self, numbers: Iterable[int]) -> None:

@@ -151,11 +151,7 @@ class Result(WorkerValue):
 
 
 def results_among(remote_objects: Iterable[object]) -> list[Result]:
-    """Return the results that are needed where something is loaded.
-
-    Args:
-        remote_objects: Of its `Parcel`.
-    """
+    """Return the results that are needed where something is loaded."""
     found = []
     for one in remote_objects:
         if isinstance(one, Result):

@@ -31,13 +31,7 @@ from stratagem_proto.v1.session_pb2 import ClosureIdentity
 
 
 class SharedReader(Iterator[Any]):
-    """One pass over data, of which the function that runs reads the next batch.
-
-    Args:
-        strategy: The worker's.
-        dataset: The data.
-        opened: The pass.
-    """
+    """One pass over data, of which the function that runs reads the next batch."""
 
     def __init__(
         self, strategy: ParameterServerStrategy, dataset: Any, opened: DataPass

@@ -9,11 +9,7 @@ from stratagem_proto.errors import CancelledError
 
 
 class Monitor:
-    """A lock, to be entered, under which threads wait until something holds.
-
-    Args:
-        hurry: Called before a thread waits.
-    """
+    """A lock, to be entered, under which threads wait until something holds."""
 
     def __init__(self, hurry: Callable[[], None]) -> None:
         self._hurry = hurry

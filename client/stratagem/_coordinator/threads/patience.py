@@ -38,11 +38,7 @@ class Patience:
         return None if left == math.inf else max(left, 0.0)
 
     def exceeded(self, missing: str) -> DeadlineExceededError:
-        """Return the error of a call that has waited for too long.
-
-        Args:
-            missing: What it waited for.
-        """
+        """Return the error of a call that has waited for too long."""
         return DeadlineExceededError(
             f"{self._call} waited for {self._seconds:g} s: {missing}"
         )

@@ -197,12 +197,7 @@ def _identity_of(strategy: ParameterServerStrategy) -> Identity:
 def completion_reporter(
     strategy: ParameterServerStrategy, numbers: count[int]
 ) -> CompletionReporter:
-    """Return what tells a strategy's servers which closures have ended.
-
-    Args:
-        strategy: The strategy.
-        numbers: Gives numbers to closures.
-    """
+    """Return what tells a strategy's servers which closures have ended."""
     extended = strategy.extended
     assert isinstance(extended, ParameterServerExtended)
     space = secrets.token_bytes(SESSION_ID_BYTES)

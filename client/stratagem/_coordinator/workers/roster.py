@@ -43,10 +43,6 @@ class Roster:
     Not thread-safe: its methods are called under the lock of who has it, which the
     events take too.
 
-    Args:
-        connect: Connects to a worker.
-        events: What attendants call.
-
     Attributes:
         there: The connections, by index of the worker.
     """

@@ -95,12 +95,7 @@ class ProgramClasses(Classes):
 
 
 class ClassUnpickler(pickle.Unpickler):
-    """Reads pickles of cloudpickle.
-
-    Args:
-        payload: The pickle.
-        classes: Those that there are.
-    """
+    """Reads pickles of cloudpickle."""
 
     def __init__(self, payload: bytes, classes: Classes) -> None:
         super().__init__(io.BytesIO(payload))

@@ -143,9 +143,6 @@ class KindTable(dict[type, "ObjectKind | type[RemoteObject] | None"]):
     """By class, of which kind its instances may be; None for what travels by value.
 
     A dict, because each object that is pickled is looked up here.
-
-    Args:
-        kinds: Those that there are.
     """
 
     def __init__(self, *kinds: ObjectKind) -> None:
