@@ -51,7 +51,7 @@ class HealthReport:
 
 
 def check_health(address: str, timeout: float) -> HealthReport:
-    """Asks a server how it is, waiting at most `timeout` seconds for its answer."""
+    """Ask a server how it is, waiting at most `timeout` seconds for its answer."""
     began = time.monotonic()
     health, detail = _ask(address, timeout)
     return HealthReport(address, health, time.monotonic() - began, detail)

@@ -28,7 +28,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["WorkerService"].full_name
 
 
 def service_handler(state: WorkerState) -> grpc.GenericRpcHandler:
-    """The worker service over some state."""
+    """Return the worker service over some state."""
     work: Handler = grpc.stream_stream_rpc_method_handler(_WorkService(state).handle)
     copy: Handler = grpc.unary_stream_rpc_method_handler(_Copy(state).handle)
     return grpc.method_handlers_generic_handler(SERVICE, {"Work": work, "Copy": copy})
@@ -78,7 +78,7 @@ class _WorkService:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _handshake(self, messages: AsyncIterator[bytes]) -> pb.OpenWorkerSession:
-        """How the call begins.
+        """Return how the call begins.
 
         Raises:
             MalformedStreamError: By something else.
@@ -94,7 +94,7 @@ class _WorkService:
         return first.open
 
     async def _send(self, session: WorkSession, context: Context) -> None:
-        """Lets the client know what happens until the session ends."""
+        """Let the client know what happens until the session ends."""
         opened = pb.WorkResponse(opened=self._state.answer())
         await context.write(opened.SerializeToString())
         session.outbox.write_by(direct(context))
@@ -102,7 +102,7 @@ class _WorkService:
             await context.write(message)
 
     async def _read(self, session: WorkSession, messages: AsyncIterator[bytes]) -> None:
-        """Lets a session obey its client until that ends the call."""
+        """Let a session obey its client until that ends the call."""
         error: StratagemError | None = None
 
         def obey(data: bytes) -> None:
@@ -121,7 +121,7 @@ class _WorkService:
         session.outbox.close(error)
 
     async def _watch(self, session: WorkSession) -> NoReturn:
-        """Looks now and then whether the client is there, which costs messages nothing.
+        """Look now and then whether the client is there, which costs messages nothing.
 
         Raises:
             SessionLostError: Nothing is heard of it. It may not read either, so that

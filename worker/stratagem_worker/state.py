@@ -31,7 +31,7 @@ from stratagem_worker.settings import WorkerSettings
 
 
 def check_runtime(client: Runtime, worker: str) -> None:
-    """Refuses a client whose pickles may mean something else here.
+    """Refuse a client whose pickles may mean something else here.
 
     Args:
         client: What it runs in.
@@ -71,11 +71,11 @@ class WorkerState:
         self.frame_sockets: FrameSockets | None = None
 
     def begin(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         self._executor.start()
 
     def open(self, request: pb.OpenWorkerSession) -> WorkSession:
-        """Begins a session.
+        """Begin a session.
 
         Raises:
             StratagemError: The client may not have one.
@@ -99,7 +99,7 @@ class WorkerState:
         return session
 
     def answer(self) -> pb.WorkerSessionOpened:
-        """What the client of a new session is told."""
+        """Return what the client of a new session is told."""
         return pb.WorkerSessionOpened(
             session=OpenSessionResponse(
                 protocol_version=PROTOCOL_VERSION,
@@ -112,12 +112,12 @@ class WorkerState:
         )
 
     def end(self, session: WorkSession) -> None:
-        """Ends a session."""
+        """End a session."""
         self._sessions.pop(session.results.session_id, None)
         session.end()
 
     def result(self, request: pb.CopyRequest) -> bytes:
-        """Returns a result that a session has left here.
+        """Return a result that a session has left here.
 
         Raises:
             StratagemError: Who asks may not have it, or it is not here.
@@ -131,7 +131,7 @@ class WorkerState:
         return session.results.payload(request.closure)
 
     async def fill(self, status: GetStatusResponse, with_variables: bool) -> None:
-        """Tells what it does; it has no variables to list."""
+        """Tell what it does; it has no variables to list."""
         now, mine = time.monotonic(), status.worker_server
         for identifier, session in self._sessions.items():
             status.sessions.add(
@@ -150,7 +150,7 @@ class WorkerState:
         mine.gpus = self._gpus
 
     async def drain(self, seconds: float) -> None:
-        """Lets what runs end, and ends all sessions."""
+        """Let what runs end, and end all sessions."""
         self._draining = True
         for session in self._sessions.values():
             session.drain()
@@ -161,7 +161,7 @@ class WorkerState:
             session.outbox.close(self._shutting_down())
 
     def close(self) -> None:
-        """Ends the thread, if what it runs lets it."""
+        """End the thread, if what it runs lets it."""
         self._executor.close()
 
     def _shutting_down(self) -> UnavailableError:

@@ -67,7 +67,7 @@ class Dispatch:
     def add(
         self, index: int, address: str, delay: float = 0.0, late: bool = False
     ) -> None:
-        """Lets a worker join.
+        """Let a worker join.
 
         Args:
             index: Its index.
@@ -90,7 +90,7 @@ class Dispatch:
             self._roster.add(index, address, delay, late)
 
     def remove(self, index: int) -> None:
-        """Lets a worker leave once it has nothing to run; does not wait for that.
+        """Let a worker leave once it has nothing to run; do not wait for that.
 
         Raises:
             InvalidArgumentError: There is none of that index.
@@ -100,7 +100,7 @@ class Dispatch:
             self._runs.obey(self._queue.worker_leaves(index))
 
     def await_removal(self, index: int, patience: Patience) -> None:
-        """Waits until a worker has left that is to leave.
+        """Wait until a worker has left that is to leave.
 
         Raises:
             DeadlineExceededError: That took too long; it leaves all the same.
@@ -114,16 +114,16 @@ class Dispatch:
                 )
 
     def workers(self) -> list[int]:
-        """Returns the indices of the workers that are there."""
+        """Return the indices of the workers that are there."""
         with self._monitor:
             return sorted(self._roster.there)
 
     def entry(self, patience: Patience) -> ExclusiveEntry:
-        """Keeps other threads of the program from scheduling and joining."""
+        """Keep other threads of the program from scheduling and joining."""
         return ExclusiveEntry(self._entry, patience)
 
     def await_room(self, patience: Patience) -> None:
-        """Waits while the queue is full, within `entry`. Spec: COO-6.
+        """Wait while the queue is full, within `entry`. Spec: COO-6.
 
         Raises:
             DeadlineExceededError: That took too long.
@@ -135,7 +135,7 @@ class Dispatch:
                 raise patience.exceeded(f"the queue is full. {self._standing()}")
 
     def schedule(self, closure: Closure, patience: Patience) -> None:
-        """Takes a closure, within `entry`. Spec: ERR-4, ERR-5."""
+        """Take a closure, within `entry`. Spec: ERR-4, ERR-5."""
         with self._monitor:
             self._monitor.require_open()
             self._runs.expect(closure)
@@ -148,7 +148,7 @@ class Dispatch:
                 self._report_error(patience)
 
     def join(self, patience: Patience) -> None:
-        """Waits until all closures have ended. Spec: COO-9, ERR-4.
+        """Wait until all closures have ended. Spec: COO-9, ERR-4.
 
         Raises:
             DeadlineExceededError: That took too long; they go on.
@@ -163,14 +163,14 @@ class Dispatch:
             self._report_error(patience)
 
     def done(self) -> bool:
-        """Returns whether all closures have ended. Spec: COO-10, ERR-4."""
+        """Return whether all closures have ended. Spec: COO-10, ERR-4."""
         with self._monitor:
             self._report_error(Patience("done", None))
             self._batchers.hurry()
             return self._queue.idle
 
     def ask_all(self, call: Parcel, patience: Patience) -> list[bytes]:
-        """Lets each worker run a call, after what it has; waits for all of them.
+        """Let each worker run a call, after what it has; wait for all of them.
 
         Returns:
             The results, in the order of the workers.
@@ -194,23 +194,23 @@ class Dispatch:
         return [result_of(future, worker, call) for future, worker in pairs]
 
     def release(self, handles: Sequence[int]) -> None:
-        """Lets workers forget what nothing names any more."""
+        """Let workers forget what nothing names any more."""
         with self._monitor:
             for worker in self._roster.there.values():
                 worker.release(handles)
 
     def ended(self) -> int | None:
-        """Returns how many closures have ended so far; None if none is left."""
+        """Return how many closures have ended so far; None if none is left."""
         with self._monitor:
             return None if self._queue.idle else self._runs.ended
 
     def state(self) -> str:
-        """Returns where everything stands, for a person. Spec: FLT-13."""
+        """Return where everything stands, for a person. Spec: FLT-13."""
         with self._monitor:
             return self._standing()
 
     def close(self) -> None:
-        """Gives up everything, soon. May be called anywhere, and again."""
+        """Give up everything, soon. May be called anywhere, and again."""
         self._rebalancing.close()
         self._batchers.close()
 

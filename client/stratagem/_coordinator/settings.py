@@ -29,7 +29,7 @@ class CoordinatorSettings:
     max_worker_losses: int | None
 
     def __post_init__(self) -> None:
-        """Checks them.
+        """Check them.
 
         Raises:
             InvalidArgumentError: One is out of its range.
@@ -60,5 +60,5 @@ class CoordinatorSettings:
             )
 
     def delay_of(self, worker: int) -> float:
-        """Returns how many seconds a worker starts later. Spec: FLT-12."""
+        """Return how many seconds a worker starts later. Spec: FLT-12."""
         return min(worker * self.start_delay, self.longest_start_delay)

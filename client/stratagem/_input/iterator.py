@@ -29,7 +29,7 @@ class Optional:
         self._value = value
 
     def has_value(self) -> bool:
-        """Whether there is a value: False at the end of the data."""
+        """Return whether there is a value: False at the end of the data."""
         return self._value is not _NONE
 
     def get_value(self) -> Any:

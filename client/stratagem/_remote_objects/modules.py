@@ -90,12 +90,12 @@ def _pickles_its_attributes(module: nn.Module) -> bool:
 
 
 def _fresh() -> dict[str, Any]:
-    """The attributes of a module of which nothing is known."""
+    """Return the attributes of a module of which nothing is known."""
     return dict(nn.Module().__dict__)
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """What pickle would keep of a module, but for what its strategy has put there."""
+    """Return what pickle would keep of a module, less what its strategy put there."""
     _, _, state, *_ = cast("tuple[Any, ...]", module.__reduce_ex__(2))
     found = dict(state)
     found[_HOOKS] = OrderedDict(
@@ -118,7 +118,7 @@ def _buffers(
     state: Mapping[str, Any],
     device: torch.device,
 ) -> dict[str, Tensor | None]:
-    """The buffers of a module, those that changed in place where they fit."""
+    """Return the buffers of a module, those that changed in place where they fit."""
     new = _named(state, _BUFFER)
     keys = state.get(_BUFFERS, tuple(earlier))
     return {

@@ -32,7 +32,7 @@ class FunctionCall:
     strategy: Strategy | None = None
 
     def __call__(self) -> Any:
-        """Calls the function and returns what it returns.
+        """Call the function and return what it returns.
 
         Raises:
             OutOfRangeError: The function let the end of an iterator pass. Spec: COO-15.
@@ -99,7 +99,7 @@ def _is_of_values(args: object) -> bool:
 def _surely_fit(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> bool:
-    """Whether arguments fit, as far as a function's code tells.
+    """Return whether arguments fit, as far as a function's code tells.
 
     To make a signature takes a tenth of the time to schedule a function.
     """

@@ -66,7 +66,7 @@ class HostsIterator:
         return self
 
     def __next__(self) -> NoReturn:
-        """Raises an error: the data are on the hosts.
+        """Raise an error: the data are on the hosts.
 
         Raises:
             InvalidArgumentError: Always.

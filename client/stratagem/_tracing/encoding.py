@@ -26,7 +26,7 @@ def encode_graph(
     wanted: Iterable[RecordedValue],
     outputs: Sequence[RecordedValue] = (),
 ) -> tuple[GraphProgram, list[RecordedValue]]:
-    """The program that carries out the writes to some values.
+    """Return the program that carries out the writes to some values.
 
     Args:
         calls: All that was recorded, in order.
@@ -56,7 +56,7 @@ def _live(
     wanted: Iterable[RecordedValue],
     outputs: Iterable[RecordedValue],
 ) -> list[RecordedCall]:
-    """The calls on which the wanted contents and the outputs depend, in order.
+    """Return the calls on which the wanted contents and the outputs depend, in order.
 
     Walks backwards: a write counts if its memory is read later or wanted, any other
     call if one of its results is used.

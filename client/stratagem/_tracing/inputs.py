@@ -39,13 +39,13 @@ class TracedInputs:
         self._tensors: dict[int, int] = {}
 
     def number(self, number: int | float, label: str) -> Any:
-        """The stand-in for a number."""
+        """Return the stand-in for a number."""
         value = RecordedValue(number, label, writable=False)
         self._add(value, ("number", type(number).__name__))
         return traced(NumberNode(self.recording, value, number, label))
 
     def variable(self, variable: Variable, label: str) -> TracedVariable:
-        """The stand-in for a variable."""
+        """Return the stand-in for a variable."""
         if isinstance(variable, TracedVariable):
             return variable
         hosted = self._is_hosted(variable)
@@ -84,7 +84,7 @@ class TracedInputs:
         self.signature.append(description)
 
     def replacement(self, argument: Any) -> Any:
-        """What takes the place of an argument of a torch function."""
+        """Return what takes the place of an argument of a torch function."""
         if isinstance(argument, Variable):
             self.recording.reproducible &= isinstance(argument, TracedVariable)
             return self.variable(argument, argument.name)
@@ -103,7 +103,7 @@ class TracedInputs:
         return [value.source for value in self.values if value.source is not None]
 
     def number_of(self, value: RecordedValue) -> int:
-        """The place of a value; one that came up only in the recording is added."""
+        """Return the place of a value; add it if only the recording has it."""
         if value not in self.values:
             self.values.append(value)
         return self.values.index(value)

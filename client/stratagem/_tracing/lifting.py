@@ -91,7 +91,7 @@ class Lifter:
         self._watched: list[Callable[[], Mapping[str, object]]] = []
 
     def lift(self, value: Any, label: str) -> Any:
-        """What stands in for a value."""
+        """Return what stands in for a value."""
         if isinstance(value, _STATIC):
             self._signature.append((type(value), value))
             return value
@@ -109,7 +109,7 @@ class Lifter:
         return self._lift_object(value, label)
 
     def contents(self) -> list[Mapping[str, object]]:
-        """What everything replaced holds at present; see `require_unchanged`."""
+        """Return what everything replaced holds at present; see `require_unchanged`."""
         return [dict(read()) for read in self._watched]
 
     def require_unchanged(
@@ -278,7 +278,7 @@ class _ModuleView:
 
 
 def _form_of(value: Any) -> object:
-    """The key of `_LIFTS` that a value belongs to; None if it stays as it is."""
+    """Return the key of `_LIFTS` that a value belongs to; None if it stays as it is."""
     kind = type(value)
     if isinstance(value, tuple) and hasattr(kind, "_make"):
         return tuple
@@ -310,7 +310,7 @@ def _plain_object_form(kind: type) -> object:
 
 
 def _root_of(value: Any) -> str:
-    """The top-level package that a module is, or that a value's definition is in."""
+    """Return the top-level package of a module, or of a value's definition."""
     if isinstance(value, ModuleType):
         return _top(value.__name__)
     definition = value if isinstance(value, _NAMED) else type(value)

@@ -68,7 +68,7 @@ class NumberNode:
         return None
 
     def guard_int(self, file: str, line: int) -> int:
-        """The number where torch needs a size, a dimension or an index.
+        """Return the number where torch needs a size, a dimension or an index.
 
         It becomes part of the program, which is therefore right for it only.
         """
@@ -190,30 +190,30 @@ class TracedInt(_Arithmetic, torch.SymInt):
 
 
 def traced(node: NumberNode) -> TracedInt | TracedFloat:
-    """The stand-in for the number of a node."""
+    """Return the stand-in for the number of a node."""
     kind: Any = TracedInt if node.is_int() else TracedFloat
     stand_in: TracedInt | TracedFloat = kind(node)
     return stand_in
 
 
 def is_traced(value: object) -> bool:
-    """Whether a value is a stand-in, maybe after it went through torch."""
+    """Return whether a value is a stand-in, maybe after it went through torch."""
     return isinstance(value, torch.SymInt | torch.SymFloat)
 
 
 def node_of(value: Any) -> NumberNode:
-    """The node of a stand-in."""
+    """Return the node of a stand-in."""
     node: NumberNode = value.node
     return node
 
 
 def example_of(value: Any) -> Any:
-    """The number behind a stand-in in the call that is being traced."""
+    """Return the number behind a stand-in in the call that is being traced."""
     return node_of(value).example if is_traced(value) else value
 
 
 def as_number(value: object) -> Number | None:
-    """The Python number that a value is, if it is one that changes between calls.
+    """Return the Python number that a value is, if it changes between calls.
 
     A bool is none: it says which program is wanted. Nor is an int beyond 64 bits.
     """

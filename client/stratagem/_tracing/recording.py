@@ -65,7 +65,7 @@ class RecordedCall:
     location: Location
 
     def operands(self) -> Iterator[RecordedValue]:
-        """The values among the arguments."""
+        """Yield the values among the arguments."""
         for argument in (*self.arguments, *self.keywords.values()):
             items = argument if isinstance(argument, list | tuple) else (argument,)
             yield from (item for item in items if isinstance(item, RecordedValue))
@@ -120,11 +120,11 @@ class Recording(TorchDispatchMode):
             self._is_paused = False
 
     def value_of(self, tensor: torch.Tensor) -> RecordedValue:
-        """The value behind a tensor; a real tensor becomes an input on first use."""
+        """Return the value behind a tensor; real ones become inputs on first use."""
         return self._lookup(tensor)[1]
 
     def without_contents(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What stands for a tensor; one that did not come up yet is left as it is."""
+        """Return what stands for a tensor; before its first use, the tensor itself."""
         known = self._known.get(id(tensor))
         return tensor if known is None else known[1]
 

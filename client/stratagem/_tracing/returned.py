@@ -80,7 +80,7 @@ class Returned:
             raise refused(what, cure, location) from None
 
     def filled(self, sources: Sequence[Source], outputs: Sequence[torch.Tensor]) -> Any:
-        """The result of one call: a new nest of what came of it."""
+        """Return the result of one call: a new nest of what came of it."""
 
         def fill(leaf: Any) -> Any:
             if isinstance(leaf, _Source):

@@ -43,7 +43,7 @@ class Location(NamedTuple):
 
 
 def here() -> Location:
-    """The innermost line that belongs to no library that it calls."""
+    """Return the innermost line that belongs to no library that it calls."""
     frame = sys._getframe(1)
     while frame.f_back is not None and not _is_users(frame.f_code.co_filename):
         frame = frame.f_back
@@ -57,7 +57,7 @@ def _is_users(file: str) -> bool:
 
 
 def definition_of(fn: Callable[..., Any]) -> Location:
-    """The first line of a function, or of the class of a callable object."""
+    """Return the first line of a function, or of the class of a callable object."""
     fn = getattr(fn, "func", fn)
     fn = getattr(fn, "__func__", fn)
     if not isinstance(fn, FunctionType):
@@ -69,6 +69,6 @@ def definition_of(fn: Callable[..., Any]) -> Location:
 def refused(
     what: str, cure: str, location: Location | None = None
 ) -> UpdateFunctionError:
-    """The error for what an update function cannot do on a server."""
+    """Return the error for what an update function cannot do on a server."""
     location = location or here()
     return UpdateFunctionError(f"{location}: {what}; {cure}", location=str(location))

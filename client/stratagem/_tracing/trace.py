@@ -91,7 +91,7 @@ class TracedUpdate:
         ]
 
     def result(self, outputs: Sequence[torch.Tensor] = ()) -> Any:
-        """What the function returned.
+        """Return what the function returned.
 
         Args:
             outputs: What the program has given back.

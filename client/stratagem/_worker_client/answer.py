@@ -25,10 +25,10 @@ class Reply(Protocol):
     """
 
     def set_running_or_notify_cancel(self) -> object:
-        """Takes note that it has begun."""
+        """Take note that it has begun."""
 
     def set_result(self, answer: ClosureAnswer, /) -> None:
-        """Takes the answer."""
+        """Take the answer."""
 
     def set_exception(self, error: BaseException, /) -> None:
-        """Takes note of why there is none."""
+        """Take note of why there is none."""

@@ -32,7 +32,7 @@ class Batcher:
         self._since = self._flushed = -inf
 
     def keeps(self, now: float) -> bool:
-        """Takes note of something to send; returns whether it is to wait for more.
+        """Take note of something to send; return whether it is to wait for more.
 
         The first one after a pause does not: a lone one would wait for nothing.
 
@@ -47,11 +47,11 @@ class Batcher:
         return self._kept < _MOST and now - self._since < _SECONDS
 
     def flushed(self, now: float) -> None:
-        """Takes note that all is being sent."""
+        """Take note that all is being sent."""
         self._kept, self._flushed = 0, now
 
     def rest(self) -> None:
-        """Takes note of a pause: the program waits for what was sent."""
+        """Take note of a pause: the program waits for what was sent."""
         self.flush()
         self._flushed = -inf
 
@@ -72,11 +72,11 @@ class Batchers:
         self._wishes: SimpleQueue[bool] = SimpleQueue()
 
     def start(self) -> None:
-        """Starts the thread that lets nothing wait too long."""
+        """Start the thread that lets nothing wait too long."""
         threading.Thread(target=self._run, name="stratagem-corks", daemon=True).start()
 
     def close(self) -> None:
-        """Lets the thread end. May be called anywhere, and again."""
+        """Let the thread end. May be called anywhere, and again."""
         self._wishes.put(False)
 
     def __enter__(self) -> None:
@@ -86,7 +86,7 @@ class Batchers:
         self._entered = False
 
     def keep(self, batcher: Batcher) -> bool:
-        """Returns whether what a wire has to send now is to wait for more."""
+        """Return whether what a wire has to send now is to wait for more."""
         if not self._entered:
             return False
         # First: who empties the set meanwhile sends what is kept.
@@ -98,7 +98,7 @@ class Batchers:
         return keeps
 
     def hurry(self) -> None:
-        """Lets nothing wait any more, because the program does."""
+        """Let nothing wait any more, because the program does."""
         try:
             while self._used:
                 self._used.pop().rest()

@@ -38,16 +38,16 @@ class GrpcWire:
         return iter(self._call)
 
     def send(self, instructions: Instructions) -> None:
-        """Sends instructions, in order; does not wait."""
+        """Send instructions, in order; do not wait."""
         self._outbox.put(instructions)
 
     def cancel(self) -> None:
-        """Ends the call, from any thread. May be called again."""
+        """End the call, from any thread. May be called again."""
         self._outbox.put(None)
         self._call.cancel()
 
     def close(self) -> None:
-        """Cancels, and closes the channel."""
+        """Cancel, and close the channel."""
         self.cancel()
         self._channel.close()
 
@@ -60,7 +60,7 @@ class GrpcWire:
                 yield request
 
     def _taken(self) -> Instructions | None:
-        """All that is to be sent now, waiting for the first; None at the end."""
+        """Return all that is to be sent now, waiting for the first; None at the end."""
         waiting = [self._outbox.get()]
         with suppress(Empty):
             while waiting[-1] is not None:

@@ -55,7 +55,7 @@ class WorkerLink:
         deadlines: Deadlines | None = None,
         on_output: Show | None = None,
     ) -> None:
-        """Describes the worker; does not connect.
+        """Describe the worker; do not connect.
 
         Args:
             address: Its "host:port".
@@ -99,7 +99,7 @@ class WorkerLink:
         return self._wire.way if isinstance(self._wire, SocketWire) else GRPC
 
     def connect(self) -> None:
-        """Opens a session; one that this link has already is ended.
+        """Open a session; one that this link has already is ended.
 
         Raises:
             UnavailableError: The worker cannot be reached, or is shutting down.
@@ -117,7 +117,7 @@ class WorkerLink:
                 return self._begin(partial(SocketWire, endpoint, self.batchers))
 
     def _begin(self, make: MakeWire) -> None:
-        """Opens a session, in place of the one there is."""
+        """Open a session, in place of the one there is."""
         session = secrets.token_bytes(SESSION_ID_BYTES)
         wire = make(_opening(self._identity, session, self._address), self.meter)
         stream = WorkStream(wire, self.peer, self._show, self.meter)
@@ -133,7 +133,7 @@ class WorkerLink:
         self._told, self.gpus = opened.session.frame_sockets, opened.gpus
 
     def when_ended(self, tell: Callable[[StratagemError], None]) -> None:
-        """Lets a function know when the session that there is ends, and why.
+        """Let a function know when the session that there is ends, and why.
 
         Args:
             tell: Called once, from any thread; at once if the session has ended.
@@ -142,7 +142,7 @@ class WorkerLink:
         self._stream.ending.add_done_callback(lambda ending: tell(ending.result()))
 
     def define(self, handle: int, payload: bytes) -> None:
-        """Gives the worker an object to which later payloads refer, or changes one."""
+        """Give the worker an object to which later payloads refer, or change one."""
         self._send(_define(handle, payload))
 
     def run(
@@ -153,7 +153,7 @@ class WorkerLink:
         identity: ClosureIdentity | None = None,
         use: pb.ResultUse.ValueType = pb.RESULT_USE_UNSPECIFIED,
     ) -> Future[ClosureAnswer]:
-        """Lets the worker call what a payload loads to, without arguments.
+        """Let the worker call what a payload loads to, without arguments.
 
         Args:
             closure: A number of this link's own.
@@ -202,18 +202,18 @@ class WorkerLink:
         return future
 
     def place(self, closure: int) -> pb.ResultPlace:
-        """Returns where other workers find a result that stays on this worker."""
+        """Return where other workers find a result that stays on this worker."""
         return pb.ResultPlace(
             address=self._address, session_id=self.incarnation, closure=closure
         )
 
     def take(self, handle: int, place: pb.ResultPlace) -> None:
-        """Gives the worker an object that is a result on this worker or another."""
+        """Give the worker an object that is a result on this worker or another."""
         take = pb.Take(handle=handle, place=place)
         self._send([pb.Instruction(take=take)])
 
     def cancel(self, closure: int, interrupt: bool = True) -> None:
-        """Gives a function up; its future then fails, unless it has ended before.
+        """Give a function up; its future then fails, unless it has ended before.
 
         Args:
             closure: Its number.
@@ -223,7 +223,7 @@ class WorkerLink:
         self._send([pb.Instruction(cancel=cancel)])
 
     def release(self, handles: Sequence[int], results: Sequence[int] = ()) -> None:
-        """Lets the worker forget what it has.
+        """Let the worker forget what it has.
 
         Args:
             handles: Objects that were defined, taken or kept.
@@ -233,7 +233,7 @@ class WorkerLink:
         self._send([pb.Instruction(release=release)])
 
     def close(self) -> None:
-        """Ends the session; what is under way fails. May be called again."""
+        """End the session; what is under way fails. May be called again."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.end(_closed(self.peer))

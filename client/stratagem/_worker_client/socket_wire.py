@@ -81,7 +81,7 @@ class SocketWire:
             raise broken(error) from error
 
     def send(self, instructions: Instructions) -> None:
-        """Sends instructions, in order; does not wait."""
+        """Send instructions, in order; do not wait."""
         self._waiting.append(instructions)
         if not self._reading and not self._batchers.keep(self._batcher):
             self._flush()
@@ -112,7 +112,7 @@ class SocketWire:
         self._flush()
 
     def _break_off(self, error: BaseException) -> None:
-        """Ends the call, as a frame may have been sent in part."""
+        """End the call, as a frame may have been sent in part."""
         self.cancel()
         if not isinstance(error, OSError):  # of which who reads learns
             raise error
@@ -126,9 +126,9 @@ class SocketWire:
             yield from parts(FrameKind.MESSAGE, message, is_last=False)
 
     def cancel(self) -> None:
-        """Ends the call, from any thread. May be called again."""
+        """End the call, from any thread. May be called again."""
         self._link.close()
 
     def close(self) -> None:
-        """Cancels."""
+        """Cancel."""
         self.cancel()

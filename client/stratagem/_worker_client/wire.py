@@ -15,23 +15,23 @@ class Wire(Protocol):
     """A call of `Work`. Thread-safe; one thread reads the responses."""
 
     def __iter__(self) -> Iterator[pb.WorkResponse]:
-        """The responses as they come.
+        """Return the responses as they come.
 
         Raises:
             grpc.RpcError: The call failed, or was cancelled.
         """
 
     def send(self, instructions: Instructions) -> None:
-        """Sends instructions, in order; nothing once the call has ended.
+        """Send instructions, in order; nothing once the call has ended.
 
         Does not wait: one thread may look after many workers.
         """
 
     def cancel(self) -> None:
-        """Ends the call, from any thread. May be called again."""
+        """End the call, from any thread. May be called again."""
 
     def close(self) -> None:
-        """Cancels, and gives back what the wire needed."""
+        """Cancel, and give back what the wire needed."""
 
 
 MakeWire: TypeAlias = Callable[[pb.OpenWorkerSession, TrafficMeter], Wire]

@@ -59,7 +59,7 @@ class WorkStream:
         self._responses = iter(wire)
 
     def open(self, seconds: float) -> pb.WorkerSessionOpened:
-        """Waits for the answer to the handshake, and goes on from there.
+        """Wait for the answer to the handshake, and go on from there.
 
         Raises:
             UnavailableError: The worker cannot be reached, or is shutting down.
@@ -118,11 +118,11 @@ class WorkStream:
         return self._loss is None
 
     def send(self, instructions: Instructions) -> None:
-        """Sends instructions, if the session has not ended; does not wait."""
+        """Send instructions, if the session has not ended; do not wait."""
         self._wire.send(instructions)
 
     def run(self, closure: int, instructions: Instructions, reply: Reply) -> None:
-        """Sends what runs a function."""
+        """Send what runs a function."""
         self._ask(self._pending, closure, instructions, reply)
 
     def send_back(self, closure: int) -> Future[ClosureAnswer]:
@@ -149,7 +149,7 @@ class WorkStream:
             reply.set_exception(loss)
 
     def end(self, loss: StratagemError) -> None:
-        """Ends the session; what is under way fails with an error. Again does nothing.
+        """End the session; what is under way fails with an error. Again does nothing.
 
         The worker drops what waits, interrupts what runs, and releases all objects.
         """

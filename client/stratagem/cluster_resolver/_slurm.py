@@ -106,7 +106,7 @@ class SlurmClusterResolver(ClusterResolver):
         ]
 
     def _positions(self) -> list[tuple[str, int]]:
-        """The host of each task, and its position there."""
+        """Return the host of each task, and its position there."""
         return [
             (host, position)
             for host in sorted(self._tasks_by_host)

@@ -48,7 +48,7 @@ _NO, _UNANSWERED = 1, 2
 
 @contextmanager
 def _answering() -> Iterator[None]:
-    """Ends the command with an exit code for what goes wrong."""
+    """End the command with an exit code for what goes wrong."""
     try:
         yield
     except DataLossError as error:

@@ -28,7 +28,7 @@ class Difference:
 
 
 def differences(first: Checkpoint, second: Checkpoint) -> Iterator[Difference]:
-    """Yields the variables that differ, in the order of their names.
+    """Yield the variables that differ, in the order of their names.
 
     Whether they are split, and into how many shards, makes no difference.
 
@@ -49,7 +49,7 @@ def differences(first: Checkpoint, second: Checkpoint) -> Iterator[Difference]:
 
 
 def _difference(one: Whole, first: Checkpoint, other: Whole, second: Checkpoint) -> str:
-    """How the values differ; empty if they do not."""
+    """Return how the values differ; empty if they do not."""
     if isinstance(one, WholeTable) and isinstance(other, WholeTable):
         return _difference_of_tables(one, first, other, second)
     return _amount(one.read(first), other.read(second))
@@ -72,7 +72,7 @@ def _difference_of_tables(
 def _difference_of_times(
     one: WholeTable, first: Checkpoint, other: WholeTable, second: Checkpoint
 ) -> str:
-    """How admission and eviction differ, which belong to the table itself."""
+    """Return how admission and eviction differ, which belong to the table itself."""
     if one.slot_of or not one.is_dynamic:
         return ""
     if not torch.equal(_idle(one, first), _idle(other, second)):
@@ -91,7 +91,7 @@ def _idle(table: WholeTable, checkpoint: Checkpoint) -> torch.Tensor:
 
 
 def _sights(table: WholeTable, checkpoint: Checkpoint) -> torch.Tensor:
-    """The keys that are counted and have no row, and how often they were seen."""
+    """Return the keys that have no row yet, and how often they were seen."""
     seen, sights = (
         torch.cat([part.vector(checkpoint, what) for part in table.parts])
         for what in (SEEN, SIGHTS)
@@ -101,7 +101,7 @@ def _sights(table: WholeTable, checkpoint: Checkpoint) -> torch.Tensor:
 
 
 def described(whole: Whole) -> str:
-    """The dtype and the shape of a variable for people."""
+    """Return the dtype and the shape of a variable for people."""
     return f"{str(whole.dtype).removeprefix('torch.')} {list(whole.shape)}"
 
 

@@ -41,7 +41,7 @@ _BATCH_BYTES = 1 << 28
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Keeps torch quiet about there being one process, and has it raise real errors."""
+    """Keep torch quiet about there being one process, and let it raise real errors."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is")
@@ -76,7 +76,7 @@ class _ReadWhenWritten(DefaultSavePlanner):
 
 
 def export_dcp(checkpoint: Checkpoint, path: Path) -> int:
-    """Writes a checkpoint as torch's, one variable at a time.
+    """Write a checkpoint as torch's, one variable at a time.
 
     Variables have the names of the module's `state_dict()`, so that a program loads
     them by `dcp.load(state, checkpoint_id=path)`; optimizers' state is there as
@@ -149,7 +149,7 @@ class SavedByTorch:
             )
 
     def contents(self) -> list[Content]:
-        """What is there, under the names here."""
+        """Return what is there, under the names here."""
         found = []
         for name, entry in self._tensors.items():
             tensor = spec_of(_empty(entry, device="meta"))
@@ -158,7 +158,7 @@ class SavedByTorch:
         return found
 
     def values(self) -> Iterator[torch.Tensor]:
-        """Yields the tensors, those of several files or ranks put together.
+        """Yield the tensors, those of several files or ranks put together.
 
         Raises:
             DataLossError: A file is missing or damaged.
@@ -187,7 +187,7 @@ class SavedByTorch:
 
 
 def import_dcp(source: SavedByTorch, root: Path, servers: int, keep: int) -> Path:
-    """Makes a checkpoint for some number of servers of one that torch wrote.
+    """Make a checkpoint for some number of servers of one that torch wrote.
 
     Args:
         source: What torch wrote.

@@ -22,7 +22,7 @@ _Tensor = tuple[Content, Callable[[], Iterable[torch.Tensor]]]
 
 
 def export(checkpoint: Checkpoint, path: Path, stored_rows: bool = False) -> int:
-    """Writes a checkpoint as one plain safetensors file, one variable at a time.
+    """Write a checkpoint as one plain safetensors file, one variable at a time.
 
     Args:
         checkpoint: Where the values are.

@@ -18,7 +18,7 @@ _COLUMNS = ("name", "kind", "dtype", "shape", "rows", "shards", "version")
 
 
 def contents(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The facts about a checkpoint, as JSON has them.
+    """Return the facts about a checkpoint, as JSON has them.
 
     Of tables "rows" says how many are stored.
     """
@@ -49,7 +49,7 @@ def _facts(whole: Whole) -> dict[str, Any]:
 
 
 def table(listed: Mapping[str, Any]) -> None:
-    """Prints these facts."""
+    """Print these facts."""
     shown = Table(*_COLUMNS, title=listed["path"])
     for variable in listed["variables"]:
         facts = (variable[column] for column in _COLUMNS)

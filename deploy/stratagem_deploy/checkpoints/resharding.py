@@ -49,7 +49,7 @@ def _of_items(items: Iterable[_Item]) -> _Group:
 
 
 def reshard(checkpoint: Checkpoint, root: Path, servers: int, keep: int) -> Path:
-    """Writes a checkpoint for another number of servers.
+    """Write a checkpoint for another number of servers.
 
     Variables that were split are split by rows over all servers, as evenly as can be;
     the others go to one server after the other. So are tables, whose rows go by their
@@ -91,7 +91,7 @@ def _written(path: Path, groups: Iterable[_Group]) -> TensorFile:
 
 
 def _placed(checkpoint: Checkpoint, servers: int) -> list[list[_Group]]:
-    """What each server gets."""
+    """Return what each server gets."""
     wholes = wholes_of(checkpoint.index)
     _require_variables(wholes.values())
     slots: Mapping[str, list[Whole]] = defaultdict(list)
@@ -112,7 +112,7 @@ def _placed(checkpoint: Checkpoint, servers: int) -> list[list[_Group]]:
 def _shares(
     checkpoint: Checkpoint, whole: Whole, slots: Sequence[Whole], servers: int
 ) -> Iterator[list[_Group]]:
-    """Yields what each server gets of a variable, or the one that gets all of it."""
+    """Yield what each server gets of a variable, or the one that gets all of it."""
     if isinstance(whole, WholeTable):
         yield from _table(checkpoint, whole, slots, servers)
     elif not _was_split(whole):
@@ -137,7 +137,7 @@ def _require_variables(wholes: Iterable[Whole]) -> None:
 def _table(
     checkpoint: Checkpoint, whole: WholeTable, slots: Sequence[Whole], servers: int
 ) -> Iterator[list[_Group]]:
-    """Yields what each server gets of a table, from the first that gets any."""
+    """Yield what each server gets of a table, from the first that gets any."""
     states = [slot for slot in slots if slot.is_split]
     others = [slot for slot in slots if not slot.is_split]
     for spec in divided(whole, servers):
@@ -171,7 +171,7 @@ def _shard(
     number: int,
     count: int,
 ) -> Iterator[_Item]:
-    """The rows of one shard, with the state that optimizers have for them."""
+    """Yield the rows of one shard, with the state that optimizers have for them."""
     start, stop = rows_of_shard(whole.shape[0], number, count)
     name = f"{whole.name}/part_{number}"
     shape = (stop - start, *whole.shape[1:])
@@ -191,7 +191,7 @@ def _shard(
 
 
 def _spec(whole: Whole, name: str, tensor: TensorSpec, owner: str) -> VariableSpec:
-    """What the variable was, under another name and with other rows."""
+    """Return what the variable was, under another name and with other rows."""
     spec = VariableSpec()
     spec.CopyFrom(whole.pieces[0].entry.spec)
     spec.ClearField("partition")

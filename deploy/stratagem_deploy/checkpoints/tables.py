@@ -18,7 +18,7 @@ from stratagem_psserver.variables.store import VariableStore
 
 
 def divided(table: WholeTable, servers: int) -> list[VariableSpec]:
-    """What the parts of a table are to be, in the order of the servers.
+    """Return what the parts of a table are to be, in the order of the servers.
 
     A dynamic table has one on each server, as has one that had several parts. Any
     other one has a single part.
@@ -52,7 +52,7 @@ def stored_part(
     table: WholeTable,
     slots: Sequence[Whole],
 ) -> tuple[list[Content], Iterator[torch.Tensor]]:
-    """What to write of one part of a table, which is in memory until it is written.
+    """Return what to write of a part of a table, which stays in memory until then.
 
     Args:
         checkpoint: Where the table is.

@@ -30,7 +30,7 @@ class WorkerCall:
     arguments: tuple[Any, ...]
 
     def outcome(self) -> Outcome:
-        """Calls the function, here and now."""
+        """Call the function, here and now."""
         try:
             return Outcome(result=self.function(*self.arguments))
         except Exception as error:
@@ -41,7 +41,7 @@ class WorkerCall:
             return Outcome(error=stopped, traceback=traceback.format_exc())
 
     def to_bytes(self) -> bytes:
-        """Pickles it.
+        """Pickle it.
 
         Raises:
             InvalidTypeError: The function or an argument cannot be pickled.
@@ -71,7 +71,7 @@ class Outcome:
     traceback: str = ""
 
     def result_of(self, job: str, index: int) -> Any:
-        """Returns the result of this task's call, or raises its error.
+        """Return the result of this task's call, or raise its error.
 
         Raises:
             Exception: Whatever the function raised; its `__cause__` names the task
@@ -84,7 +84,7 @@ class Outcome:
         )
 
     def to_bytes(self) -> bytes:
-        """Pickles it; what cannot be pickled is replaced by an error that says so."""
+        """Pickle it; what cannot be pickled is replaced by an error that says so."""
         try:
             pickled: bytes = cloudpickle.dumps(self)
             # Exceptions exist that are pickled well and cannot be read again.
@@ -106,7 +106,7 @@ class Outcome:
 
 
 def main(call_file: str, outcome_file: str) -> None:
-    """Makes the call in one file and writes its outcome to another."""
+    """Make the call in one file and write its outcome to another."""
     call: WorkerCall = cloudpickle.loads(Path(call_file).read_bytes())
     outcome = call.outcome()
     # A process that is killed while it writes must seem to have written nothing.

@@ -44,18 +44,18 @@ class Cluster(ABC):
 
     @abstractmethod
     def _start(self) -> Sequence[Worker]:
-        """Starts all servers; returns the workers, which start when they are called."""
+        """Start all servers; return the workers, which start when they are called."""
 
     def _begin_run(self) -> None:  # noqa: B027 - there may be nothing to do
         """Is called before the workers start for a function."""
 
     @abstractmethod
     def _end(self) -> None:
-        """Ends all tasks."""
+        """End all tasks."""
 
     @abstractmethod
     def _resolver(self, jobs: Sequence[str], job: str, index: int) -> ClusterResolver:
-        """Returns the cluster, made of these jobs, as a task sees it."""
+        """Return the cluster, made of these jobs, as a task sees it."""
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
@@ -67,7 +67,7 @@ class Cluster(ABC):
         return self._resolver(("chief", "ps", "worker"), "chief", 0)
 
     def resolver(self, job: str, index: int) -> ClusterResolver:
-        """Returns the cluster as the given task sees it.
+        """Return the cluster as the given task sees it.
 
         There is an "evaluator" 0 besides servers and workers, which `run` leaves to
         you.
@@ -81,7 +81,7 @@ class Cluster(ABC):
         return self._resolver(("ps", "worker"), job, index)
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Calls `function(resolver, *arguments)` on every worker, at the same time.
+        """Call `function(resolver, *arguments)` on every worker, at the same time.
 
         Processes of workers are started for this call and get the function by
         cloudpickle. When one fails, the others are ended; threads, which cannot be,

@@ -44,7 +44,7 @@ class LocalCluster(Cluster):
         show_output: bool = False,
         restore: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Describes the cluster; entering the block starts it.
+        """Describe the cluster; entering the block starts it.
 
         Args:
             ps: Number of parameter servers; none for workers that train without.
@@ -92,7 +92,7 @@ class LocalCluster(Cluster):
         self._resources.close()
 
     def kill(self, job: str, index: int) -> None:
-        """Ends a task by SIGKILL, or a server in this process with all its calls.
+        """End a task by SIGKILL, or a server in this process with all its calls.
 
         A worker has a process only while `run` waits for it; a thread cannot be
         killed (`UnimplementedError`).
@@ -100,11 +100,11 @@ class LocalCluster(Cluster):
         self._task(job, index).kill()
 
     def stop(self, job: str, index: int) -> None:
-        """Ends a task by SIGTERM; a server drains first. Errors as in `kill`."""
+        """End a task by SIGTERM; a server drains first. Errors as in `kill`."""
         self._task(job, index).stop(self._start_timeout)
 
     def restart(self, job: str, index: int) -> None:
-        """Starts a server again at its address, or a worker's function from its start.
+        """Start a server again at its address, or a worker's function from its start.
 
         Whatever of the task still runs is ended first: a server drains, a worker is
         killed. Errors as in `kill`.
@@ -116,7 +116,7 @@ class LocalCluster(Cluster):
         self._task(job, index).restart(self._start_timeout)
 
     def add_worker_server(self) -> str:
-        """Starts one more worker that serves a coordinator.
+        """Start one more worker that serves a coordinator.
 
             coordinator.add_worker(cluster.add_worker_server())
 

@@ -37,7 +37,7 @@ class Tasks:
 
 
 def threads(plan: Plan, addresses: Mapping[str, Sequence[object]]) -> Tasks:
-    """Returns tasks that live in this process.
+    """Return tasks that live in this process.
 
     Args:
         plan: Which.
@@ -68,7 +68,7 @@ def processes(
     directory: PrivateDirectory,
     show: Show,
 ) -> Tasks:
-    """Returns tasks that are processes of their own.
+    """Return tasks that are processes of their own.
 
     Args:
         plan: Which.
@@ -92,7 +92,7 @@ def processes(
 
 
 def _options(plan: Plan) -> Mapping[str, tuple[str, ...]]:
-    """What the command line of a server says besides, by job."""
+    """Return what the command line of a server says besides, by job."""
     lease = plan.lease_seconds
     both = () if lease is None else ("--lease-seconds", str(lease))
     restore = ("--restore", plan.restore) if plan.restore else ()

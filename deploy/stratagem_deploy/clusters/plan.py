@@ -72,7 +72,7 @@ class Plan:
     def new_server(
         self, job: str, index: int, address: str, *, insecure: bool = False
     ) -> ParameterServer | WorkerServer:
-        """Returns the server of a task, not started, for this process.
+        """Return the server of a task, not started, for this process.
 
         Args:
             job: The job.
@@ -96,7 +96,7 @@ def planned(
     lease_seconds: float | None,
     restore: str | os.PathLike[str] | None,
 ) -> Plan:
-    """Returns the plan of a cluster, with a secret made for it.
+    """Return the plan of a cluster, with a secret made for it.
 
     Args:
         ps: Number of parameter servers.

@@ -65,7 +65,7 @@ class ServerProcess(RestartableServer):
         show: Callable[[str], None] | None = None,
         on_end: Callable[[Process], None] | None = None,
     ) -> None:
-        """Starts nothing yet.
+        """Start nothing yet.
 
         Args:
             command: What to start.

@@ -22,11 +22,11 @@ class RestartableServer(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Starts it unless it runs."""
+        """Start it unless it runs."""
 
     @abstractmethod
     def await_serving(self, timeout: float) -> str:
-        """Waits until it answers calls; returns the address of its health checks.
+        """Wait until it answers calls; return the address of its health checks.
 
         Raises:
             UnavailableError: It ended instead.
@@ -35,18 +35,18 @@ class RestartableServer(ABC):
 
     @abstractmethod
     def begin_stop(self) -> None:
-        """Asks it to drain and stop."""
+        """Ask it to drain and stop."""
 
     @abstractmethod
     def stop(self, grace: float) -> None:
-        """Stops it, at the latest after about `grace` seconds."""
+        """Stop it, at the latest after about `grace` seconds."""
 
     @abstractmethod
     def kill(self) -> None:
-        """Stops it without any grace."""
+        """Stop it without any grace."""
 
     def restart(self, timeout: float) -> None:
-        """Stops it if it runs, and starts it at the same address."""
+        """Stop it if it runs, and start it at the same address."""
         self.stop(timeout)
         self.start()
         self.await_serving(timeout)
@@ -56,7 +56,7 @@ class ServerThread(RestartableServer):
     """A server in this process, on its event-loop thread."""
 
     def __init__(self, make: Callable[[], server.RpcServer]) -> None:
-        """Starts nothing yet.
+        """Start nothing yet.
 
         Args:
             make: Makes the server, again whenever it is to start.
@@ -87,7 +87,7 @@ class ServerThread(RestartableServer):
 
 @contextmanager
 def serving(servers: Sequence[RestartableServer], timeout: float) -> Iterator[None]:
-    """Starts servers together, and stops them together at the end of the block.
+    """Start servers together, and stop them together at the end of the block.
 
     Raises:
         UnavailableError: A server ended instead of serving.

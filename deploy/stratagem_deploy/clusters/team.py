@@ -24,7 +24,7 @@ class Team:
     def __init__(
         self, workers: Sequence[Worker], begin: Callable[[], None] = lambda: None
     ) -> None:
-        """Makes no call yet.
+        """Make no call yet.
 
         Args:
             workers: The workers.
@@ -35,7 +35,7 @@ class Team:
         self._busy = threading.Lock()
 
     def run(self, calls: Sequence[WorkerCall]) -> list[Any]:
-        """Makes each call on the worker of its index; returns the results.
+        """Make each call on the worker of its index; return the results.
 
         Raises:
             FailedPreconditionError: The team is at work already.

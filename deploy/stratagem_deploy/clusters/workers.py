@@ -26,27 +26,27 @@ class Worker(Protocol):
     """One worker; it does something only while a call is made on it."""
 
     def make(self, call: WorkerCall) -> Outcome:
-        """Makes a call, and returns when it has ended or was ended."""
+        """Make a call, and return its outcome once it has ended or was ended."""
 
     def give_up(self, grace: float) -> None:
-        """Stops a call if one is still being made and that is possible."""
+        """Stop a call if one is still being made and that is possible."""
 
 
 class LocalWorker(Worker, Protocol):
     """A worker on this machine, which nobody else looks after."""
 
     def kill(self) -> None:
-        """Ends whatever makes the call, without any grace.
+        """End whatever makes the call, without any grace.
 
         Like the next two, it raises `UnimplementedError` where a thread makes it and
         `FailedPreconditionError` where nothing is being made.
         """
 
     def stop(self, grace: float) -> None:
-        """Asks it to end, and kills it after `grace` seconds."""
+        """Ask it to end, and kill it after `grace` seconds."""
 
     def restart(self, timeout: float) -> None:
-        """Kills it and makes the same call anew, from its beginning."""
+        """Kill it and make the same call anew, from its beginning."""
 
 
 class ThreadWorker:
@@ -83,7 +83,7 @@ class ProcessWorker:
     def __init__(
         self, name: str, directory: Path, show: Callable[[str], None] | None
     ) -> None:
-        """Starts nothing yet.
+        """Start nothing yet.
 
         Args:
             name: What messages call it, for instance "worker:1".
@@ -133,7 +133,7 @@ class ProcessWorker:
         return _Attempt(call_file, outcome_file, process)
 
     def _is_final(self, attempt: _Attempt) -> bool:
-        """Waits for an attempt's end and says whether no other one replaced it."""
+        """Wait for an attempt's end and say whether no other one replaced it."""
         attempt.process.wait()
         with self._lock:
             if self._attempt is not attempt:
@@ -152,7 +152,7 @@ class ProcessWorker:
 
 
 def no_process(name: str, cluster: str) -> FailedPreconditionError:
-    """What is wrong when something is to happen to a worker that makes no call."""
+    """Return the error of acting on a worker that makes no call."""
     return FailedPreconditionError(
         f"{name} has no process now; it has one while {cluster}.run() waits for its "
         "function"

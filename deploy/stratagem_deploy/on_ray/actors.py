@@ -62,11 +62,11 @@ class ServerActor(_TaskActor):
         return made
 
     def health_address(self) -> str:
-        """Returns where it answers health checks, once it serves."""
+        """Return where it answers health checks, once it serves."""
         return str(self._server.health_address)
 
     def stop(self, grace: float) -> None:
-        """Drains it for at most `grace` seconds."""
+        """Drain it for at most `grace` seconds."""
         self._server.stop(grace)
 
 
@@ -79,7 +79,7 @@ class WorkerActor(_TaskActor):
         self._publish(str(self._address))
 
     def make(self, pickled: bytes) -> bytes:
-        """Makes a call; returns its outcome, pickled too."""
+        """Make a call; return its outcome, pickled too."""
         try:
             call: WorkerCall = cloudpickle.loads(pickled)
         except Exception as error:

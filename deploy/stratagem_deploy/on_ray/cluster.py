@@ -52,7 +52,7 @@ class RayCluster(Cluster):
         start_timeout: float = 60.0,
         restore: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Describes the cluster; entering the block starts it.
+        """Describe the cluster; entering the block starts it.
 
         Args:
             ps: Number of parameter servers; none for workers that train without.
@@ -118,14 +118,14 @@ class RayCluster(Cluster):
     def _sites(
         self, room: RayReservation, tasks: Sequence[tuple[str, int]]
     ) -> Mapping[tuple[str, int], Site]:
-        """Where each task is to be, by job and index."""
+        """Return where each task is to be, by job and index."""
         return {
             task: Site(*task, self._directory_name, self._options(room, bundle))
             for bundle, task in enumerate(tasks)
         }
 
     def _opened_directory(self, resources: ExitStack) -> Any:
-        """Starts the directory, which knows this program as the chief."""
+        """Start the directory, which knows this program as the chief."""
         ray = load()
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -155,7 +155,7 @@ class RayCluster(Cluster):
         self._resources.close()
 
     def kill(self, job: str, index: int) -> None:
-        """Ends the process of a task as a crash would; Ray starts it again.
+        """End the process of a task as a crash would; Ray starts it again.
 
         Raises:
             InvalidArgumentError: There is no such task.

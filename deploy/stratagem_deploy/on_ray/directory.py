@@ -26,24 +26,24 @@ class Directory:
         self._changed = asyncio.Condition()
 
     async def publish(self, job: str, index: int, address: str) -> None:
-        """Sets the address of a task that starts, or starts again."""
+        """Set the address of a task that starts, or start again."""
         async with self._changed:
             self._addresses[job, index] = address
             self._changed.notify_all()
 
     async def forget(self, job: str) -> None:
-        """Drops the addresses of a job, which has ended."""
+        """Drop the addresses of a job, which has ended."""
         for index in range(self._counts[job]):
             self._addresses.pop((job, index), None)
 
     async def last(self, job: str, index: int) -> str:
-        """Returns the last address of a task; "" if it has not started before."""
+        """Return the last address of a task; "" if it has not started before."""
         return self._addresses.get((job, index), "")
 
     async def addresses(
         self, jobs: Sequence[str], *, wait: bool
     ) -> Mapping[str, Sequence[str]]:
-        """Returns the addresses of jobs, by job and index.
+        """Return the addresses of jobs, by job and index.
 
         A task that is being started again has its last one until it serves.
 

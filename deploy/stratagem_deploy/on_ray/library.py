@@ -8,7 +8,7 @@ from typing import Any
 
 
 def load() -> Any:
-    """Returns the module `ray`.
+    """Return the module `ray`.
 
     Raises:
         ImportError: Ray is not installed.
@@ -25,7 +25,7 @@ def load() -> Any:
 
 @contextmanager
 def connected() -> Iterator[None]:
-    """Connects to Ray as `ray.init()` does, unless the program has."""
+    """Connect to Ray as `ray.init()` does, unless the program has."""
     ray = load()
     if ray.is_initialized():
         yield

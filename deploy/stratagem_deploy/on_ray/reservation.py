@@ -27,7 +27,7 @@ class RayReservation:
     bundles: Sequence[Resources]
 
     def options(self, bundle: int) -> dict[str, Any]:
-        """Returns with which options an actor starts in a bundle."""
+        """Return the options with which an actor starts in a bundle."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         others = dict(self.bundles[bundle])
@@ -44,7 +44,7 @@ class RayReservation:
 def reserved(
     bundles: Sequence[Resources], strategy: str, timeout: float
 ) -> Iterator[RayReservation]:
-    """Reserves room for the block; what still runs there then is ended.
+    """Reserve room for the block; what still runs there then is ended.
 
     Args:
         bundles: How much for each actor.

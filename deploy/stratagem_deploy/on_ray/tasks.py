@@ -42,7 +42,7 @@ class Site:
         return f"{self.job}:{self.index}"
 
     def start(self, actor: type, *arguments: object) -> Any:
-        """Starts an actor here; returns its handle."""
+        """Start an actor here; return its handle."""
         told = *arguments, self.job, self.index, self.directory
         return load().remote(actor).options(**self.options).remote(*told)
 
@@ -51,7 +51,7 @@ class RayServer(RestartableServer):
     """A server that Ray starts again whenever its process ends."""
 
     def __init__(self, site: Site, plan: Plan) -> None:
-        """Starts nothing yet."""
+        """Start nothing yet."""
         self._site, self._plan = site, plan
         self._actor: Any = None
         self._drained: Any = None
@@ -97,7 +97,7 @@ class RayWorker(Worker):
     """
 
     def __init__(self, site: Site) -> None:
-        """Starts nothing yet."""
+        """Start nothing yet."""
         self._site = site
         self._actor: Any = None
 
@@ -115,7 +115,7 @@ class RayWorker(Worker):
             self.give_up(0.0)
 
     def kill(self) -> None:
-        """Ends the process that makes a call, as a crash would.
+        """End the process that makes a call, as a crash would.
 
         Raises:
             FailedPreconditionError: None is being made.

@@ -15,15 +15,15 @@ class Display(ABC):
 
     @abstractmethod
     def of_worker(self, name: str, index: int) -> tuple[Transcript, Transcript]:
-        """Returns where the two outputs of a worker go, perhaps to the same."""
+        """Return where the two outputs of a worker go, perhaps to the same."""
 
     @abstractmethod
     def of_server(self, name: str, index: int) -> Callable[[str], None]:
-        """Returns what shows a line of a server's log."""
+        """Return what shows a line of a server's log."""
 
     @abstractmethod
     def started(self, cluster: Mapping[str, Sequence[str]], token_file: Path) -> None:
-        """Shows how `stratagem status` and its like reach the servers.
+        """Show how `stratagem status` and its like reach the servers.
 
         Args:
             cluster: The addresses of the tasks by job.
@@ -32,7 +32,7 @@ class Display(ABC):
 
     @abstractmethod
     def restarts(self, process: Process, restart: int, most: int) -> None:
-        """Shows that a process failed and will be started again.
+        """Show that a process failed and will be started again.
 
         Args:
             process: What failed.
@@ -42,11 +42,11 @@ class Display(ABC):
 
     @abstractmethod
     def failed(self, process: Process) -> None:
-        """Shows which process failed first, of those that are not started again."""
+        """Show which process failed first, of those that are not started again."""
 
     @abstractmethod
     def ended(self, exit_code: int, problem: str) -> None:
-        """Shows how the run has ended.
+        """Show how the run has ended.
 
         Args:
             exit_code: That of the run.

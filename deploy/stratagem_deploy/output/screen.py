@@ -41,7 +41,7 @@ class Screen(Display):
         self._open_line = b""
 
     def copy(self, data: bytes) -> None:
-        """Writes output of the main program as it is."""
+        """Write output of the main program as it is."""
         with self._lock:
             self._write(data)
             line = (self._open_line + data).rpartition(b"\n")[2]
@@ -74,7 +74,7 @@ class Screen(Display):
         self.say(f"{message} again: restart {restart} of {most}", "bold yellow")
 
     def failed(self, process: Process) -> None:
-        """Says how it ended, above the end of its log."""
+        """Say how it ended, above the end of its log."""
         ended = describe_exit(process.exit_code or 0)
         message = f"stratagem: {process.name} failed first, with {ended}"
         tail = process.tail()
@@ -89,12 +89,12 @@ class Screen(Display):
             self.say(f"stratagem: {problem}")
 
     def labelled(self, name: str, index: int) -> Callable[[str], None]:
-        """Returns what prints a line behind a process's name, in its colour."""
+        """Return what prints a line behind a process's name, in its colour."""
         label = (f"{name} | ", _COLOURS[index % len(_COLOURS)])
         return lambda line: self._print(Text.assemble(label, Text.from_ansi(line)))
 
     def say(self, message: str, style: str = "") -> None:
-        """Prints a message of our own."""
+        """Print a message of our own."""
         self._print(Text(message, style))
 
     def _print(self, text: Text) -> None:
@@ -118,7 +118,7 @@ class Copied(Transcript):
     """A transcript whose bytes are written on as they come, to a file or terminal."""
 
     def __init__(self, descriptor: int, copy: Callable[[bytes], None]) -> None:
-        """Starts empty.
+        """Start empty.
 
         Args:
             descriptor: Where the copy goes; the process sees a terminal if it is one.
@@ -139,7 +139,7 @@ class Copied(Transcript):
         return reader, writer
 
     def fit(self) -> None:
-        """Gives the terminal that the process sees the size of the real one."""
+        """Give the terminal that the process sees the size of the real one."""
         if self._terminal is None:
             return
         # Its reader closes it when the process has ended.

@@ -30,13 +30,13 @@ class PrivateDirectory:
         self.path = Path(self._sweeper.stdout.readline().rstrip("\n"))
 
     def write_secret(self, name: str, secret: str) -> Path:
-        """Writes a file of mode 0600."""
+        """Write a file of mode 0600."""
         path = self.path / name
         path.touch(mode=0o600)
         path.write_text(secret, encoding="utf-8")
         return path
 
     def close(self) -> None:
-        """Removes the directory with everything in it; harmless when repeated."""
+        """Remove the directory with everything in it; harmless when repeated."""
         if self._sweeper.poll() is None:
             self._sweeper.communicate()

@@ -38,7 +38,7 @@ def share_of_cores(processes: int) -> dict[str, str]:
 
 
 def describe_exit(code: int) -> str:
-    """Says how a process ended, from its `Popen.returncode`."""
+    """Say how a process ended, from its `Popen.returncode`."""
     if code >= 0:
         return f"exit code {code}"
     return f"signal {signal.Signals(-code).name}"
@@ -65,7 +65,7 @@ class Process:
         errors: Transcript | None = None,
         on_end: Callable[[Process], None] | None = None,
     ) -> None:
-        """Starts it.
+        """Start it.
 
         Args:
             name: What messages call it.
@@ -95,11 +95,11 @@ class Process:
         return self._popen.returncode if self._ended.is_set() else None
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until it has ended, at most `timeout` seconds; says whether it has."""
+        """Wait until it has ended, at most `timeout` seconds; say whether it has."""
         return self._ended.wait(timeout)
 
     def send(self, signum: int) -> None:
-        """Sends a signal, as a terminal, a supervisor or the kernel would.
+        """Send a signal, as a terminal, a supervisor or the kernel would.
 
         SIGTERM is for the program, which may want to end its own children in order;
         all others reach its children too.
@@ -109,14 +109,14 @@ class Process:
                 (os.kill if signum == signal.SIGTERM else os.killpg)(self.pid, signum)
 
     def end(self, grace: float) -> None:
-        """Ends it by SIGTERM, or by SIGKILL if that takes over `grace` seconds."""
+        """End it by SIGTERM, or by SIGKILL if that takes over `grace` seconds."""
         self.send(signal.SIGTERM)
         if not self.wait(grace):
             self.send(signal.SIGKILL)
             self.wait()
 
     def tail(self) -> str:
-        """Returns the last lines that it wrote, of its errors if it wrote any."""
+        """Return the last lines that it wrote, of its errors if it wrote any."""
         return self.errors.tail() or self.output.tail()
 
     @property
@@ -162,7 +162,7 @@ def _start(
 
 
 def _pump(reader: int, transcript: Transcript) -> None:
-    """Feeds a transcript until the writers are gone, or whoever reads its copy is."""
+    """Feed a transcript until the writers are gone, or whoever reads its copy is."""
     # That the last writer has closed a pseudo-terminal is an error of its reader.
     with contextlib.suppress(OSError):
         while data := os.read(reader, _READ_BYTES):

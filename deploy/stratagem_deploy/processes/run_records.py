@@ -45,7 +45,7 @@ class RunRecord(BaseModel):
 
 @contextmanager
 def on_record(record: RunRecord) -> Iterator[None]:
-    """Keeps a record as long as the block lasts, and this process.
+    """Keep a record as long as the block lasts, and this process.
 
     Where that is not possible, the block runs all the same: `records` says why.
     """
@@ -56,7 +56,7 @@ def on_record(record: RunRecord) -> Iterator[None]:
 
 
 def records() -> list[RunRecord]:
-    """What this user runs, in the order of the process ids.
+    """Return what this user runs, in the order of the process ids.
 
     Raises:
         PermissionDeniedError: The folder of records belongs to somebody else too.
@@ -79,7 +79,7 @@ def _write(record: RunRecord, resources: ExitStack) -> None:
 
 
 def _read(path: Path) -> RunRecord | None:
-    """Reads a record; removes it if it is of the dead."""
+    """Read a record; remove it if it is of the dead."""
     with suppress(FileNotFoundError, ValidationError), path.open() as file:
         if _is_locked(file):
             return RunRecord.model_validate_json(file.read())
@@ -96,7 +96,7 @@ def _is_locked(file: IO[str]) -> bool:
 
 
 def _folder() -> Path:
-    """Returns the folder of records, which exists.
+    """Return the folder of records, which exists.
 
     Raises:
         PermissionDeniedError: Others may write there, and could lead us to servers of

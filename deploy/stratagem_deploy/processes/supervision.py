@@ -38,7 +38,7 @@ class Restarts:
         return min(self._due.values(), default=math.inf)
 
     def grant(self, name: str, code: int, now: float) -> bool:
-        """Says whether a process is started again; if so, sees to it that it is due.
+        """Return whether a process is started again; if so, it is due then.
 
         Args:
             name: Its name.
@@ -53,14 +53,14 @@ class Restarts:
         return True
 
     def take_due(self, now: float) -> list[str]:
-        """Returns whom to start now, each once."""
+        """Return whom to start now, each once."""
         due = [name for name, moment in self._due.items() if moment <= now]
         for name in due:
             del self._due[name]
         return due
 
     def abandon(self) -> list[str]:
-        """Returns who waits for its start, and grants no more."""
+        """Return what waits for its start, and grant no more."""
         waiting = list(self._due)
         self._due.clear()
         self._most = self.granted
@@ -85,7 +85,7 @@ class Supervision:
         self.exit_code = 0
 
     def ended(self, name: str, code: int, now: float) -> int:
-        """Notes that a process has ended.
+        """Note that a process has ended.
 
         Args:
             name: Its name; one that is no worker's is a server's.
@@ -106,7 +106,7 @@ class Supervision:
         return 0 if self.interrupted else signal.SIGTERM
 
     def signalled(self, signum: int) -> int:
-        """Passes a signal on; whoever sends a second one has lost patience."""
+        """Pass a signal on; whoever sends a second one has lost patience."""
         if self.interrupted:
             return signal.SIGKILL
         self.interrupted = signum

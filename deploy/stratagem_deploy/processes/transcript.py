@@ -17,7 +17,7 @@ class Transcript:
     """The lines that one process wrote, of which the last few are kept."""
 
     def __init__(self, show: Callable[[str], None] | None = None) -> None:
-        """Starts empty.
+        """Start empty.
 
         Args:
             show: Called with every line, for instance to print it.
@@ -29,11 +29,11 @@ class Transcript:
         self._show = show or (lambda line: None)
 
     def pipe(self) -> tuple[int, int]:
-        """Returns new descriptors: one to feed from, one for the process."""
+        """Return new descriptors: one to feed from, one for the process."""
         return os.pipe()
 
     def feed(self, data: bytes) -> None:
-        """Takes what the process wrote; nothing means that it has ended."""
+        """Take what the process wrote; nothing means that it has ended."""
         text = self._decoder.decode(data)
         lines = self._splitter.feed(text) if data else self._splitter.end()
         shown = [visible(line) for line in lines]
@@ -43,6 +43,6 @@ class Transcript:
             self._show(line)
 
     def tail(self) -> str:
-        """Returns the last lines, for a message."""
+        """Return the last lines, for a message."""
         with self._lock:
             return "\n".join(self._lines).strip()

@@ -122,7 +122,7 @@ def run(
 
 
 def _of_script(arguments: list[str]) -> list[str]:
-    """Returns what the script gets of what stands behind it.
+    """Return what the script gets of what stands behind it.
 
     Raises:
         BadParameter: There is an option of this command, which may be meant for it.
@@ -140,14 +140,14 @@ def _of_script(arguments: list[str]) -> list[str]:
 
 
 def _own_options() -> set[str]:
-    """The options of this command, as they are written; help is everybody's."""
+    """Return the options of this command, as they are written; help is everybody's."""
     options = typer.main.get_command(app).params
     names = {name for one in options for name in (*one.opts, *one.secondary_opts)}
     return {name for name in names if name.startswith("-")} - {"--help"}
 
 
 def _shown(settings: ScriptSettings, display: Display) -> int:
-    """Runs the script to its end; returns its exit code."""
+    """Run the script to its end; return its exit code."""
     code, problem = 1, ""
     try:
         code = ScriptRun(settings, display).exit_code()

@@ -30,7 +30,7 @@ _ROUTINE_LEVELS = {"debug", "info"}
 
 
 def is_routine(line: str) -> bool:
-    """Whether a line is of no interest while all goes well."""
+    """Return whether a line is of no interest while all goes well."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError:
@@ -89,7 +89,7 @@ class ScriptRun:
         self._workers: list[Process] = []
 
     def exit_code(self) -> int:
-        """Runs the script; returns its exit code, that of the first worker to fail.
+        """Run the script; return its exit code, that of the first worker to fail.
 
         Raises:
             UnavailableError: A server ended instead of serving.
@@ -134,7 +134,7 @@ class ScriptRun:
     def _record(
         self, cluster: Mapping[str, Sequence[str]], token_file: Path
     ) -> RunRecord:
-        """What `stratagem status` and its like find of this run."""
+        """Return what `stratagem status` and its like find of this run."""
         return RunRecord(
             pid=os.getpid(),
             script=self._settings.command[0],
@@ -198,7 +198,7 @@ class ScriptRun:
                 self._workers[index] = again
 
     def _next_reaction(self, supervision: Supervision, deadline: float) -> int:
-        """Waits for the next event; returns the signal that it calls for, or 0."""
+        """Wait for the next event; return the signal that it calls for, or 0."""
         try:
             event = self._next_event(min(deadline, supervision.restarts.next_due))
         except Empty:
@@ -208,7 +208,7 @@ class ScriptRun:
         return self._on_end(supervision, event)
 
     def _next_event(self, until: float) -> Process | int:
-        """Waits for it until a moment of the monotonic clock, or without end."""
+        """Wait for it until a moment of the monotonic clock, or without end."""
         endless = until == math.inf
         patience = None if endless else max(0.0, until - time.monotonic())
         return self._events.get(timeout=patience)

@@ -31,7 +31,7 @@ class ScriptWorkers:
     def start(
         self, index: int, display: Display, on_end: Callable[[Process], None]
     ) -> Process:
-        """Starts a worker.
+        """Start a worker.
 
         Args:
             index: Its index; worker 0 is the chief.
@@ -50,7 +50,7 @@ class ScriptWorkers:
         )
 
     def environment(self, index: int) -> dict[str, str]:
-        """What a worker finds in its environment, besides what we found in ours."""
+        """Return what a worker's environment has that ours has not."""
         task = {"type": "worker", "index": index}
         return {
             "TF_CONFIG": json.dumps({"cluster": self.cluster, "task": task}),

@@ -19,7 +19,7 @@ def amount(nbytes: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """A time in the largest unit that leaves a number above one."""
+    """Return a time in the largest unit that leaves a number above one."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 1:
@@ -32,18 +32,18 @@ def span(seconds: float) -> str:
 
 
 def total(distribution: Distribution) -> int:
-    """How many there were."""
+    """Return how many there were."""
     return sum(distribution.counts)
 
 
 def mean(distribution: Distribution) -> float | None:
-    """Their mean; None if there were none."""
+    """Return their mean; None if there were none."""
     number = total(distribution)
     return distribution.sum / number if number else None
 
 
 def quantile(distribution: Distribution, share: float) -> float | None:
-    """The upper bound of the bucket that has a quantile; None if there were none.
+    """Return the upper bound of a quantile's bucket; None if there were none.
 
     What is above all bounds counts as the last one.
     """

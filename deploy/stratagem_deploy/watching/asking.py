@@ -51,7 +51,7 @@ def ask(
     timeout: float,
     with_variables: bool = False,
 ) -> list[ServerAnswer]:
-    """Asks all servers at once.
+    """Ask all servers at once.
 
     Args:
         places: Where they are.

@@ -150,7 +150,7 @@ def variables(
 def _find(
     servers: Sequence[str] | None, cluster: Path | None, run: int | None
 ) -> places.WatchedCluster:
-    """Returns the servers that a command is about, and says which ones it has found."""
+    """Return the servers that a command is about, and say which ones it has found."""
     from stratagem_deploy.watching.places import find
 
     with _nobody_to_ask():
@@ -166,7 +166,7 @@ def _look(
     timeout: float,
     with_variables: bool = False,
 ) -> Look:
-    """Returns what asks servers."""
+    """Return what asks servers."""
     from stratagem_deploy.watching.asking import ask
 
     with _nobody_to_ask():
@@ -176,7 +176,7 @@ def _look(
 
 @contextmanager
 def _nobody_to_ask() -> Iterator[None]:
-    """Ends the command if there is none."""
+    """End the command if there is none."""
     try:
         yield
     except (StratagemError, OSError) as error:

@@ -12,7 +12,7 @@ from stratagem_deploy.watching.asking import ServerAnswer
 
 
 def facts_of(answers: Iterable[ServerAnswer]) -> dict[str, Any]:
-    """All that servers have answered; a server that has not has "problem" instead."""
+    """Return all that servers answered; those that did not have "problem" instead."""
     return {"servers": [_server(answer) for answer in answers]}
 
 
@@ -24,7 +24,7 @@ def _server(answer: ServerAnswer) -> dict[str, Any]:
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """The fields of a message by name.
+    """Return the fields of a message by name.
 
     Bytes are hexadecimal and enums their values' own names in lower case; what may be
     absent, and is, is left out.
@@ -55,7 +55,7 @@ def _single(field: Any, value: Any) -> Any:
 
 
 def _word(enum: EnumDescriptor, number: int) -> str:
-    """The value's name without what all names of the enum begin with."""
+    """Return the value's name without what all names of the enum begin with."""
     unspecified: str = enum.values[0].name
     prefix = unspecified.removesuffix("UNSPECIFIED")
     known = enum.values_by_number.get(number)

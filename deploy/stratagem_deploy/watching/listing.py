@@ -18,7 +18,7 @@ _COLUMNS = ("name", "place", "dtype", "shape", "bytes", "rows", "version", "slot
 
 
 def variables_of(answers: Iterable[ServerAnswer]) -> list[dict[str, Any]]:
-    """All variables, each with the names of its slot variables.
+    """Return all variables, each with the names of its slot variables.
 
     Bytes of a table are those of its index and of its optimizers' state, too; "rows"
     says how many it has stored, and is None for others.
@@ -54,7 +54,7 @@ def _facts(one: VariableStatus, place: str) -> dict[str, Any]:
 
 
 def listing(variables: Iterable[dict[str, Any]]) -> Table:
-    """The same as a table."""
+    """Return the same as a table."""
     table = Table(*_COLUMNS, box=box.SIMPLE_HEAD)
     for facts in variables:
         slots, beginning = facts["slots"], f"{facts['name']}/"

@@ -20,14 +20,14 @@ Look = Callable[[], list[ServerAnswer]]
 def look_twice(
     look: Look, interval: float
 ) -> tuple[list[ServerAnswer], list[ServerAnswer]]:
-    """What servers say before and after some seconds."""
+    """Return what servers say before and after some seconds."""
     earlier = look()
     time.sleep(interval)
     return earlier, look()
 
 
 def show(look: Look, interval: float, console: Console, heading: str = "") -> NoReturn:
-    """Shows what servers say on a terminal, until interrupted.
+    """Show what servers say on a terminal, until interrupted.
 
     Args:
         look: Asks them.
@@ -49,7 +49,7 @@ def show(look: Look, interval: float, console: Console, heading: str = "") -> No
 
 
 def repeat(work: Callable[[], None], interval: float) -> NoReturn:
-    """Does something every so many seconds, until interrupted."""
+    """Do something every so many seconds, until interrupted."""
     while True:
         work()
         time.sleep(interval)

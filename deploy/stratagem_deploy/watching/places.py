@@ -55,7 +55,7 @@ class WatchedCluster:
 def find(
     addresses: Sequence[str], cluster: str, run: int | None = None
 ) -> WatchedCluster:
-    """Returns the servers that are told, else those of a run on this machine.
+    """Return the servers that are told, else those of a run on this machine.
 
     Args:
         addresses: Given one by one; if there are any, the cluster does not count.

@@ -26,7 +26,7 @@ from stratagem_proto.v1.status_pb2 import (
 def calls_of(
     answers: Iterable[ServerAnswer], earlier: Iterable[ServerAnswer] = ()
 ) -> dict[str, MethodStatus]:
-    """The calls of all servers by method.
+    """Return the calls of all servers by method.
 
     Args:
         answers: What they say now.
@@ -74,7 +74,7 @@ _MODES: Mapping[int, str] = {0: "", 1: "async", 2: "bounded", 3: "sync"}
 def tables(
     answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer] = ()
 ) -> Iterator[Table]:
-    """What there is to show of servers, their clients and their calls.
+    """Yield what there is to show of servers, their clients and their calls.
 
     Args:
         answers: What they say now.
@@ -144,7 +144,7 @@ def _closures(server: WorkerServerStatus) -> str:
 
 
 def _clients(statuses: Iterable[GetStatusResponse]) -> Table:
-    """Each client once, by the server that has heard of it last."""
+    """Return each client once, by the server that has heard of it last."""
     table = _table("Clients", "client", "role", "last heard of", "servers")
     found: dict[tuple[str, str], list[SessionStatus]] = {}
     for session in chain.from_iterable(status.sessions for status in statuses):
@@ -184,7 +184,7 @@ def _clocks(
 
 
 def _staleness(buckets: Sequence[int]) -> str:
-    """The median and the most, each as the bucket that it is in."""
+    """Return the median and the most, each as the bucket that it is in."""
     running, half = 0, sum(buckets) / 2
     for bucket, count in enumerate(buckets):
         running += count

@@ -51,7 +51,7 @@ _capture: ContextVar[_Capture | None] = ContextVar("stratagem_capture", default=
 
 
 def captured(emit: Emit) -> AbstractContextManager[None]:
-    """Gives what the body writes in this thread to a function instead.
+    """Give what the body writes in this thread to a function instead.
 
     Threads that the body starts write where they would without, unless they are
     given its context.
@@ -145,7 +145,7 @@ class _Redirection:
         sys.stdout, sys.stderr, logging.lastResort = self._ours
 
     def _restore(self) -> None:
-        """Puts back what is still ours: somebody else may have diverted it too."""
+        """Put back what is still ours: somebody else may have diverted it too."""
         assert self._before is not None, "nothing was diverted"
         stdout, stderr, last_resort = self._ours
         if sys.stdout is stdout:

@@ -27,7 +27,7 @@ class ClosureFigures:
         self._counting = threading.Lock()
 
     def count(self, end: pb.Finished, seconds: float) -> None:
-        """Counts a function that has ended."""
+        """Count a function that has ended."""
         how = "OK"
         if end.HasField("failure"):
             how = pb.FailureKind.Name(end.failure.kind).removeprefix("FAILURE_KIND_")
@@ -70,17 +70,17 @@ class Executor:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begins with the jobs."""
+        """Begin with the jobs."""
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        """Does a job when those before are done."""
+        """Do a job when those before are done."""
         with self._changing:
             self._jobs.append(job)
         self._news.put(True)
 
     def withdraw(self, which: Callable[[Job], bool]) -> list[Job]:
-        """Takes back jobs that have not begun."""
+        """Take back jobs that have not begun."""
         with self._changing:
             taken = [job for job in self._jobs if which(job)]
             self._jobs = deque(job for job in self._jobs if job not in taken)
@@ -110,7 +110,7 @@ class Executor:
             return sum(job.closure is not None for job in self._jobs)
 
     def close(self) -> None:
-        """Lets the thread end after the jobs there are; waits a moment for it."""
+        """Let the thread end after the jobs there are; wait a moment for it."""
         self._news.put(False)
         self._thread.join(_END_SECONDS)
 

@@ -42,7 +42,7 @@ class Interruptible(Generic[Name]):
     def run(
         self, name: Name, body: Callable[[], Result], given_up: Callable[[], Result]
     ) -> Result:
-        """Runs something in this thread.
+        """Run something in this thread.
 
         Args:
             name: By which it can be interrupted.
@@ -65,7 +65,7 @@ class Interruptible(Generic[Name]):
             return given_up()
 
     def _wait_out(self, thread: int) -> None:
-        """Ends the time in which an interruption may arrive."""
+        """End the time in which an interruption may arrive."""
         awaited = False
         while True:
             try:
@@ -85,7 +85,7 @@ class Interruptible(Generic[Name]):
                 continue
 
     def interrupt(self, which: Callable[[Name], bool]) -> None:
-        """Interrupts what runs, if that is meant; to be called from one thread only.
+        """Interrupt what runs, if that is meant; to be called from one thread only.
 
         Nothing is interrupted twice.
         """
@@ -100,6 +100,6 @@ class Interruptible(Generic[Name]):
 
 
 def _raise(thread: int) -> None:
-    """Raises the exception in a thread, before one of its next instructions."""
+    """Raise the exception in a thread, before one of its next instructions."""
     what = ctypes.py_object(Interrupted)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)

@@ -41,14 +41,14 @@ class Copies:
         self._under_way: set[Future[bytes]] = set()
 
     def begin(self, place: pb.ResultPlace) -> Future[bytes]:
-        """Returns a result to come; it fails with `StratagemError` if it cannot."""
+        """Return a result to come; it fails with `StratagemError` if it cannot."""
         copying = asyncio.run_coroutine_threadsafe(self._payload(place), self._loop)
         self._under_way.add(copying)
         copying.add_done_callback(self._under_way.discard)
         return copying
 
     def end(self) -> None:
-        """Gives up what has not come."""
+        """Give up what has not come."""
         for copying in list(self._under_way):
             copying.cancel()
 
@@ -59,7 +59,7 @@ class Copies:
 
 
 async def copied(place: pb.ResultPlace, settings: WorkerSettings) -> bytes:
-    """Returns a result that stays on another worker.
+    """Return a result that stays on another worker.
 
     Raises:
         WorkerLostError: That worker cannot be reached, does not have it any more, or

@@ -24,14 +24,14 @@ class ResultMemory:
         self._changing = threading.Lock()
 
     def take(self, nbytes: int) -> bool:
-        """Whether there is so much, which is the caller's then."""
+        """Return whether there is so much, which is the caller's then."""
         with self._changing:
             fits = nbytes <= self._free
             self._free -= nbytes * fits
             return fits
 
     def give_back(self, nbytes: int) -> None:
-        """Takes back what was taken."""
+        """Take back what was taken."""
         with self._changing:
             self._free += nbytes
 
@@ -59,7 +59,7 @@ class StayingResults:
         return sum(len(payload) for payload in list(self._payloads.values()))
 
     def left(self, finished: pb.Finished) -> pb.Finished:
-        """Keeps a result if it is large; returns what is sent of it: else all of it."""
+        """Keep a result if it is large; return what is sent of it: else all of it."""
         closure, payload = finished.closure, finished.payload
         if len(payload) < LARGE_BYTES or not self._keep(closure, payload):
             return finished
@@ -74,7 +74,7 @@ class StayingResults:
             return True
 
     def payload(self, closure: int) -> bytes:
-        """Returns a result.
+        """Return a result.
 
         Raises:
             NotFoundError: It is not here.
@@ -87,13 +87,13 @@ class StayingResults:
         return self._payloads[closure]
 
     def release(self, closures: Iterable[int]) -> None:
-        """Forgets results."""
+        """Forget results."""
         with self._changing:
             for closure in closures:
                 self._drop(closure)
 
     def close(self) -> None:
-        """Forgets all, and keeps none any more."""
+        """Forget all, and keep none any more."""
         self._closed = True
         self.release(list(self._payloads))
 

@@ -43,7 +43,7 @@ class Outbox:
         self._room = threading.Semaphore(_LINES)
 
     def write_by(self, direct: DirectContext | None) -> None:
-        """Lets threads send, from now on.
+        """Let threads send, from now on.
 
         Args:
             direct: How; None if they cannot.
@@ -51,7 +51,7 @@ class Outbox:
         self._direct = direct
 
     def put(self, *events: pb.WorkEvent, at_once: bool = True) -> None:
-        """Sends events; not in a thread that may be interrupted.
+        """Send events; not in a thread that may be interrupted.
 
         Args:
             events: What happened.
@@ -64,7 +64,7 @@ class Outbox:
             self._call()
 
     def _sent(self) -> bool:
-        """Sends all there is in this thread; returns whether that was possible."""
+        """Send all there is in this thread; return whether that was possible."""
         if self._direct is None or not self._sending.acquire(blocking=False):
             return False
         try:
@@ -98,13 +98,13 @@ class Outbox:
             self._loop.call_soon_threadsafe(action)
 
     def expect(self) -> None:
-        """Prepares for events that linger; on the event loop, which they then spare."""
+        """Prepare for events that linger; on the event loop, which they then spare."""
         if not self._lingering:
             self._lingering = True
             self._linger()
 
     def put_started(self, closure: int) -> None:
-        """Tells soon that a function has begun, unless its end is told by then.
+        """Tell soon that a function has begun, unless its end is told by then.
 
         Most that a worker is sent together have ended when the first of them is told.
         """
@@ -112,20 +112,20 @@ class Outbox:
         self._let_linger()
 
     def put_output(self, output: pb.Output) -> None:
-        """Sends what a function wrote; waits while there is too much of that."""
+        """Send what a function wrote; wait while there is too much of that."""
         if not self._closed:
             self._room.acquire()
             self._events.append(pb.WorkEvent(output=output))
             self._call()
 
     def put_finished(self, finished: pb.Finished, at_once: bool = True) -> None:
-        """Sends how a function ended, its payload in pieces; as `put`."""
+        """Send how a function ended, its payload in pieces; as `put`."""
         self._begun.pop(finished.closure, None)
         pieces, finished.payload = split(finished.payload)
         self._put_with(pieces, pb.WorkEvent(finished=finished), at_once)
 
     def put_sent_back(self, closure: int, payload: bytes) -> None:
-        """Sends a result that has stayed on the worker."""
+        """Send a result that has stayed on the worker."""
         pieces, last = split(payload)
         sent_back = pb.SentBack(closure=closure, payload=last)
         self._put_with(pieces, pb.WorkEvent(sent_back=sent_back))
@@ -137,7 +137,7 @@ class Outbox:
         self.put(*parts, event, at_once=at_once)
 
     def close(self, error: Exception | None = None) -> None:
-        """Lets `messages` end once all is sent; on the event loop.
+        """Let `messages` end once all is sent; on the event loop.
 
         Args:
             error: What it then raises.
@@ -148,7 +148,7 @@ class Outbox:
             self._filled.set()
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """What the event loop is to send, at once as much as there is.
+        """Yield what the event loop is to send, at once as much as there is.
 
         Raises:
             Exception: As given to `close`.

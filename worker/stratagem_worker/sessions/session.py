@@ -59,7 +59,7 @@ class WorkSession:
         loader: Loader,
         client: OpenSessionRequest,
     ) -> None:
-        """Begins it.
+        """Begin it.
 
         Args:
             settings: Of the worker.
@@ -98,7 +98,7 @@ class WorkSession:
         }
 
     def obey(self, instructions: Sequence[pb.Instruction]) -> None:
-        """Takes instructions in.
+        """Take instructions in.
 
         Raises:
             InvalidArgumentError: One of them is not known here.
@@ -156,12 +156,12 @@ class WorkSession:
         self.outbox.put(pb.WorkEvent(beat=beat))
 
     def drain(self) -> None:
-        """Lets nothing begin any more; the client is told when its call ends."""
+        """Let nothing begin any more; the client is told when its call ends."""
         self._accepting = False
         self._executor.withdraw(lambda job: job.session is self)
 
     def end(self) -> None:
-        """Drops what waits, interrupts what runs, and releases all objects."""
+        """Drop what waits, interrupt what runs, and release all objects."""
         self.drain()
         self.outbox.close()
         self._copies.end()

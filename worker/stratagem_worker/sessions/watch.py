@@ -25,7 +25,7 @@ class Watch:
         self._asked = self._awake = False
 
     def over(self, look: Callable[[float], bool]) -> None:
-        """Looks in a further way.
+        """Look in a further way.
 
         Args:
             look: Called on the event loop with the present time, in seconds of a
@@ -34,7 +34,7 @@ class Watch:
         self._looks.append(look)
 
     def ask(self) -> None:
-        """Looks soon, because something lingers; in any thread."""
+        """Look soon, because something lingers; in any thread."""
         self._asked = True
         if not self._awake:
             # A function may end when its worker has stopped already.

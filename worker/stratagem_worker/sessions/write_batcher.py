@@ -28,7 +28,7 @@ class WorkerWriteBatcher:
         watch.over(self._look)
 
     def keeps(self, backlog: Backlog) -> bool:
-        """Whether a write is to wait; in the thread that runs functions."""
+        """Return whether a write is to wait; in the thread that runs functions."""
         if not self._more_follow():
             return False
         self._backlogs.add(backlog)

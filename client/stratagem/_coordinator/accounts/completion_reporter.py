@@ -52,7 +52,7 @@ class CompletionReporter:
         self._behind: set[int] = set()
 
     def start(self) -> None:
-        """Starts the threads."""
+        """Start the threads."""
         for server, news in self._news.items():
             name = f"stratagem-reporter-{server}"
             threading.Thread(
@@ -62,7 +62,7 @@ class CompletionReporter:
     def begin(
         self, inherited: ClosureIdentity | None = None
     ) -> tuple[int, ClosureIdentity]:
-        """Returns the number of a new closure here, and its identity."""
+        """Return the number of a new closure here, and its identity."""
         with self._changing:
             number = next(self._numbers)
             if inherited is not None:
@@ -71,7 +71,7 @@ class CompletionReporter:
         return number, ClosureIdentity(space=self.space, number=number)
 
     def inherit(self, space: bytes, numbers: Collection[int]) -> set[int]:
-        """Takes the place of a coordinator that was lost.
+        """Take the place of a coordinator that was lost.
 
         From then on servers refuse what still comes of it.
 
@@ -96,7 +96,7 @@ class CompletionReporter:
         return {*numbers} - ended
 
     def end(self, identity: ClosureIdentity) -> None:
-        """Takes note that a closure has ended; does not wait."""
+        """Take note that a closure has ended; do not wait."""
         with self._changing:
             own = identity.space == self.space
             unended = self._open if own else self._inherited[identity.space]
@@ -117,7 +117,7 @@ class CompletionReporter:
             self._news[server].put(True)
 
     def close(self) -> None:
-        """Lets the threads end. May be called anywhere, and again."""
+        """Let the threads end. May be called anywhere, and again."""
         for news in self._news.values():
             news.put(False)
 

@@ -73,7 +73,7 @@ class DataAccount:
     def _taken_over(
         self, earlier: EarlierCoordinator
     ) -> Iterator[tuple[ClosureIdentity, int]]:
-        """Yields the unfinished functions, with how many batches they have drawn."""
+        """Yield the unfinished functions, with how many batches they have drawn."""
         space, batches = earlier.space, {}
         for one in earlier.unfinished:
             batches[one.number] = one.batches

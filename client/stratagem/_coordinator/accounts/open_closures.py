@@ -35,11 +35,11 @@ class OpenClosures:
         self._through = 0
 
     def begin(self, number: int) -> None:
-        """Adds a closure, whose number is larger than those before."""
+        """Add a closure, whose number is larger than those before."""
         self._unended[number] = None
 
     def end(self, number: int) -> None:
-        """Takes note that a closure has ended, however it did."""
+        """Take note that a closure has ended, however it did."""
         del self._unended[number]
         self._through = max(self._through, number)
 
@@ -60,7 +60,7 @@ class Inherited:
         self._unended = set(numbers)
 
     def end(self, number: int) -> None:
-        """Takes note that a closure has ended; again does nothing."""
+        """Take note that a closure has ended; again does nothing."""
         self._unended.discard(number)
 
     @property

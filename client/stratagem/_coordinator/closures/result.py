@@ -27,17 +27,17 @@ class Latch:
         self._closed.acquire()
 
     def is_set(self) -> bool:
-        """Returns whether it has happened."""
+        """Return whether it has happened."""
         return self._is_set
 
     def set(self) -> None:
-        """Lets it have happened; again does nothing."""
+        """Let it have happened; again does nothing."""
         if not self._is_set:
             self._is_set = True
             self._closed.release()
 
     def wait(self) -> None:
-        """Waits until it has happened."""
+        """Wait until it has happened."""
         with self._closed:
             pass  # which lets the next one in that waits
 
@@ -112,27 +112,27 @@ class Result(WorkerValue):
         return self.payload is not None or self.source is not None
 
     def wait(self) -> None:
-        """Waits until it has ended."""
+        """Wait until it has ended."""
         if not self.ended.is_set():
             self._hurry()
             self.ended.wait()
 
     def stay(self, keeper: Keeper) -> None:
-        """Takes note of the worker that has it."""
+        """Take note of the worker that has it."""
         self.keeper, self.direct, self.copying = keeper, True, False
 
     def succeed(self, payload: bytes) -> None:
-        """Takes it in."""
+        """Take it in."""
         self.payload = payload
         self.ended.set()
 
     def fail(self, error: BaseException) -> None:
-        """Takes note that there is none."""
+        """Take note that there is none."""
         self.error = error
         self.ended.set()
 
     def abort(self) -> None:
-        """Takes note that there never will be one. Spec: RMV-4."""
+        """Take note that there never will be one. Spec: RMV-4."""
         self.aborted = True
         self.fail(
             CancelledError(

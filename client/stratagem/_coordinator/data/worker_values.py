@@ -21,16 +21,16 @@ class Keeper(Protocol):
         """Whether it was not lost yet."""
 
     def define(self, definition: Definition) -> None:
-        """Lets it make an object when it is first needed."""
+        """Let it make an object when it is first needed."""
 
     def take(self, handle: int, place: ResultPlace) -> None:
-        """Lets it copy the result of a closure from the worker that has it."""
+        """Let it copy the result of a closure from the worker that has it."""
 
     def place(self, closure: int) -> ResultPlace:
-        """Returns where others can copy a result from that stays on this worker."""
+        """Return where others can copy a result from that stays on this worker."""
 
     def build(self, handle: int, call: Parcel) -> None:
-        """Lets it keep what a call returns, before it runs what is sent later."""
+        """Let it keep what a call returns, before it runs what is sent later."""
 
 
 class WorkerValue(RemoteObject):
@@ -50,7 +50,7 @@ class WorkerValue(RemoteObject):
 
     @abstractmethod
     def _provide(self, keeper: Keeper) -> None:
-        """Gives a worker what it has to keep."""
+        """Give a worker what it has to keep."""
 
 
 class WorkerValues:
@@ -66,12 +66,12 @@ class WorkerValues:
         self._gone: deque[int] = deque()
 
     def admit(self, owner: WorkerValue) -> int:
-        """Returns a handle that is valid while its owner lives."""
+        """Return a handle that is valid while its owner lives."""
         handle = self.closure_pickler.new_handle()
         weakref.finalize(owner, self._gone.append, handle).atexit = False
         return handle
 
     def gone(self) -> list[int]:
-        """Returns the handles that nothing names any more, since the last call."""
+        """Return the handles that nothing names any more, since the last call."""
         released = [self._gone.popleft() for _ in range(len(self._gone))]
         return released + self.closure_pickler.gone()

@@ -100,13 +100,13 @@ class ClosureQueue:
         return self._leaving.keys()
 
     def closures_of(self, worker: int) -> Collection[int]:
-        """Returns what a worker has, the one that it runs first."""
+        """Return what a worker has, the one that it runs first."""
         return self._load(worker).keys()
 
     # Closures come and end.
 
     def put(self, closure: int, inputs: Collection[int] = ()) -> list[Order]:
-        """Adds a closure; abandons it if there is an error to report. Spec: ERR-5.
+        """Add a closure; abandon it if there is an error to report. Spec: ERR-5.
 
         Args:
             closure: Its number, which must be new.
@@ -121,7 +121,7 @@ class ClosureQueue:
         return [*self._assign()]
 
     def stays(self, closure: int) -> list[Order]:
-        """Takes note that a closure has a value, which is on its worker alone."""
+        """Take note that a closure has a value, which is on its worker alone."""
         self._staying[closure] = self._worker_of[closure]
         self._take_from_worker(closure)
         self._suspects.clear(closure)
@@ -129,7 +129,7 @@ class ClosureQueue:
         return [*self._assign()]
 
     def finished(self, closure: int) -> list[Order]:
-        """Takes note that a closure has a value, or had one while it was needed."""
+        """Take note that a closure has a value, or had one while it was needed."""
         if self._staying.pop(closure, None) is None:
             self._take_from_worker(closure)
             self._suspects.clear(closure)
@@ -137,7 +137,7 @@ class ClosureQueue:
         return [*self._assign()]
 
     def failed(self, closure: int, error: BaseException) -> list[Order]:
-        """Takes note that a closure raised; keeps the first such error.
+        """Take note that a closure raised; keep the first such error.
 
         Spec: ERR-1 to ERR-3.
         """
@@ -152,7 +152,7 @@ class ClosureQueue:
         return [*starved, *self._assign()]
 
     def put_back(self, closure: int, inputs: Collection[int] = ()) -> list[Order]:
-        """Takes back a closure that its worker dropped, or gave up as it was told.
+        """Take back a closure that its worker dropped, or gave up as it was told.
 
         Args:
             closure: The closure.
@@ -174,7 +174,7 @@ class ClosureQueue:
     # Workers come and go.
 
     def worker_ready(self, worker: int) -> list[Order]:
-        """Takes note that a worker is there, which is not about to leave.
+        """Take note that a worker is there, which is not about to leave.
 
         Spec: FLT-4.
         """
@@ -182,7 +182,7 @@ class ClosureQueue:
         return [*self._assign()]
 
     def worker_lost(self, worker: int, crashed: bool = False) -> list[Order]:
-        """Takes back what a worker had; others run it. Spec: FLT-2.
+        """Take back what a worker had; others run it. Spec: FLT-2.
 
         Args:
             worker: The worker.
@@ -203,11 +203,11 @@ class ClosureQueue:
         return [*given_up, *self._assign()]
 
     def deepen(self, worker: int, depth: int) -> None:
-        """Changes how many closures a worker may have, from the next event on."""
+        """Change how many closures a worker may have, from the next event on."""
         self._depths[worker] = depth
 
     def worker_leaves(self, worker: int) -> list[Order]:
-        """Gives a worker nothing any more, and dismisses it once nothing needs it.
+        """Give a worker nothing any more, and dismiss it once nothing needs it.
 
         What it runs ends there; what waits behind that is recalled.
         """
@@ -223,7 +223,7 @@ class ClosureQueue:
         return bool(self._recallable())
 
     def rebalance(self) -> list[Order]:
-        """Recalls closures that wait behind others while some workers have nothing."""
+        """Recall closures that wait behind others while some workers have nothing."""
         recalled = self._recallable()
         self._recalled.update(recalled)
         return [Recall(closure, self._worker_of[closure]) for closure in recalled]
@@ -247,11 +247,11 @@ class ClosureQueue:
     # An error is reported.
 
     def fault(self, error: BaseException) -> None:
-        """Keeps an error for the next report, unless there is one. Spec: ERR-2."""
+        """Keep an error for the next report, unless there is one. Spec: ERR-2."""
         self.error = self.error or error
 
     def begin_report(self) -> list[Order]:
-        """Tells all closures in flight to end; `end_report` when none is left.
+        """Tell all closures in flight to end; `end_report` when none is left.
 
         Spec: ERR-4.
         """
@@ -259,7 +259,7 @@ class ClosureQueue:
         return [Cancel(closure, at) for closure, at in self._worker_of.items()]
 
     def end_report(self) -> tuple[BaseException, list[Order]]:
-        """Empties the queue. Returns the error, which is kept no more.
+        """Empty the queue. Returns the error, which is kept no more.
 
         Spec: ERR-4, ERR-6.
         """
@@ -283,7 +283,7 @@ class ClosureQueue:
             yield Run(closure, worker)
 
     def _least_loaded(self, closure: int) -> int | None:
-        """The worker that gets the next closure; None if no worker may have more."""
+        """Return the worker of the next closure; None if no worker may have more."""
         found, least = None, inf
         suspects = self._suspects if self._suspects else None
         for worker, closures in self._on_worker.items():

@@ -33,7 +33,7 @@ class PrefetchDepth:
         self._since = 0.0
 
     def gave(self, now: float) -> None:
-        """Takes note that the worker was given a closure.
+        """Take note that the worker was given a closure.
 
         Args:
             now: The time in seconds.
@@ -43,7 +43,7 @@ class PrefetchDepth:
         self._given += 1
 
     def ended(self, now: float) -> None:
-        """Takes note that one of its closures has ended."""
+        """Take note that one of its closures has ended."""
         self._given -= 1
         # Results that come together count as one that took long and some that took no
         # time.

@@ -28,7 +28,7 @@ class Suspects:
     def blame(
         self, closures: Collection[int], worker: int
     ) -> Mapping[int, tuple[int, ...]]:
-        """Takes note that a worker was lost with what it had.
+        """Take note that a worker was lost with what it had.
 
         Returns:
             The closures that must not run again, each with the workers that were lost
@@ -45,11 +45,11 @@ class Suspects:
         }
 
     def clear(self, *closures: int) -> None:
-        """Forgets closures that have ended."""
+        """Forget closures that have ended."""
         if self._workers:
             for closure in closures:
                 self._workers.pop(closure, None)
 
     def may_join(self, closure: int, load: Mapping[int, None]) -> bool:
-        """Whether a worker may have a closure behind those that it has."""
+        """Return whether a worker may have a closure behind those that it has."""
         return closure not in self._workers and next(iter(load)) not in self._workers

@@ -17,13 +17,13 @@ class UnmetInputs:
         return len(self._inputs)
 
     def add(self, closure: int, inputs: Iterable[int]) -> None:
-        """Lets a closure wait for at least one other."""
+        """Let a closure wait for at least one other."""
         self._inputs[closure] = set(inputs)
         for needed in self._inputs[closure]:
             self._waiting[needed].append(closure)
 
     def meet(self, value: int) -> Iterator[int]:
-        """Yields the closures that waited for nothing but this value."""
+        """Yield the closures that waited for nothing but this value."""
         for closure in self._waiting.pop(value, ()):
             # It may have failed by another input.
             unmet = self._inputs.get(closure, set())
@@ -32,14 +32,14 @@ class UnmetInputs:
                 yield closure
 
     def fail(self, value: int) -> Iterator[int]:
-        """Yields the closures that will never have all inputs without this value."""
+        """Yield the closures that will never have all inputs without this value."""
         for closure in self._waiting.pop(value, ()):
             if self._inputs.pop(closure, None) is not None:
                 yield closure
                 yield from self.fail(closure)
 
     def clear(self) -> list[int]:
-        """Forgets all closures and returns them."""
+        """Forget all closures and return them."""
         closures = [*self._inputs]
         self._inputs.clear()
         self._waiting.clear()

@@ -26,7 +26,7 @@ class Monitor:
     # All that follows is done under the lock.
 
     def wait(self, condition: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Lets the lock go until a condition holds; returns whether it does.
+        """Let the lock go until a condition holds; return whether it does.
 
         Args:
             condition: The condition.
@@ -50,18 +50,18 @@ class Monitor:
             self._awaited.remove(holds)
 
     def wake(self) -> None:
-        """Lets threads go on whose condition holds."""
+        """Let threads go on whose condition holds."""
         # To wake a thread for nothing takes longer than all else that a closure needs.
         if any([holds() for holds in self._awaited]):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Lets all threads go on, by an error."""
+        """Let all threads go on, by an error."""
         self._closed = True
         self.wake()
 
     def require_open(self) -> None:
-        """Checks that the coordinator is not closed.
+        """Check that the coordinator is not closed.
 
         Raises:
             CancelledError: It is.

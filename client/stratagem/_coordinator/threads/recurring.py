@@ -28,11 +28,11 @@ class Recurring:
         self._closed: SimpleQueue[None] = SimpleQueue()
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def close(self) -> None:
-        """Lets the thread end. May be called anywhere."""
+        """Let the thread end. May be called anywhere."""
         self._closed.put(None)
 
     def _run(self) -> None:
@@ -68,17 +68,17 @@ class Rebalancing:
         self._wishes: SimpleQueue[bool] = SimpleQueue()
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         threading.Thread(
             target=self._run, name="stratagem-rebalancing", daemon=True
         ).start()
 
     def ask(self) -> None:
-        """Wants the function to be called."""
+        """Want the function to be called."""
         self._wishes.put(True)
 
     def close(self) -> None:
-        """Lets the thread end. May be called anywhere."""
+        """Let the thread end. May be called anywhere."""
         self._wishes.put(False)
 
     def _run(self) -> None:

@@ -33,7 +33,7 @@ class Watchdog:
         self._before = progress()
 
     def look(self) -> None:
-        """Looks once; to be called after so many seconds each."""
+        """Look once; to be called after so many seconds each."""
         now = self._progress()
         if now is not None and now == self._before:
             self._report()

@@ -61,7 +61,7 @@ class Attendant:
         self._news: SimpleQueue[bool] = SimpleQueue()
 
     def start(self, delay: float) -> None:
-        """Starts the thread.
+        """Start the thread.
 
         Args:
             delay: Seconds until it connects first.
@@ -72,11 +72,11 @@ class Attendant:
         ).start()
 
     def reconnect(self) -> None:
-        """Lets the thread give up the connection and make another one."""
+        """Let the thread give up the connection and make another one."""
         self._news.put(False)
 
     def close(self) -> None:
-        """Lets the thread give up the connection and end."""
+        """Let the thread give up the connection and end."""
         self._news.put(True)
         # The attempt under way may last.
         self._seeking.end()

@@ -154,7 +154,7 @@ class Connector:
         self._counts = GpuCounts() if takes_all_gpus else None
 
     def __call__(self, index: int, address: str) -> RemoteWorker:
-        """Connects to one; raises as `WorkerLink.connect`, and for its GPUs."""
+        """Connect to one; raise as `WorkerLink.connect`, and for its GPUs."""
         task = Task(job="worker", index=index)
         link = WorkerLink(address, task, self._identity, _ATTEMPT)
         link.meter, link.batchers = self._meter, self._batchers
@@ -168,7 +168,7 @@ class Connector:
         return RemoteWorker(index, link, self._numbers)
 
     def forget(self, index: int) -> None:
-        """Takes note that one has left."""
+        """Take note that one has left."""
         if self._counts is not None:
             self._counts.forget(index)
 

@@ -57,7 +57,7 @@ class RemoteWorker:
         return self._link.task
 
     def run(self, closure: Closure, reply: Reply) -> None:
-        """Sends a closure, after what it names and the worker has not got yet."""
+        """Send a closure, after what it names and the worker has not got yet."""
         self._send_needs(closure.parcel)
         self._pace.gave(time.monotonic())
         wish = RESULT_USE_LARGE_STAYS if closure.result.needed else RESULT_USE_NONE
@@ -65,17 +65,17 @@ class RemoteWorker:
         self._link.begin(order, closure.parcel.payload, reply)
 
     def ended(self) -> int:
-        """Takes note that a closure has ended; returns how many it should have."""
+        """Take note that a closure has ended; return how many it should have."""
         self._pace.ended(time.monotonic())
         return self._pace.depth
 
     def keep(self, closure: Closure) -> None:
-        """Lets the result of a closure stay on it while somebody may need that."""
+        """Let the result of a closure stay on it while somebody may need that."""
         closure.result.stay(self)
         self._staying[closure.result._shipped_handle()] = closure.number
 
     def drop(self, closure: Closure) -> None:
-        """Lets it forget a result that stays there."""
+        """Let it forget a result that stays there."""
         self._link.release((), [closure.number])
 
     def send_back(self, closure: Closure) -> Future[ClosureAnswer]:
@@ -84,16 +84,16 @@ class RemoteWorker:
         return self._link.send_back(closure.number)
 
     def call(self, call: Parcel) -> Future[ClosureAnswer]:
-        """Sends a call that is no closure; returns its result to come."""
+        """Send a call that is no closure; return its result to come."""
         self._send_needs(call)
         return self._link.run(next(self._numbers), call.payload)
 
     def cancel(self, closure: int, interrupt: bool) -> None:
-        """Asks it to give up a closure, even one that has begun if `interrupt`."""
+        """Ask it to give up a closure, even one that has begun if `interrupt`."""
         self._link.cancel(closure, interrupt)
 
     def release(self, handles: Iterable[int]) -> None:
-        """Lets it forget those of some objects that it has."""
+        """Let it forget those of some objects that it has."""
         handles = list(handles)
         staying = [self._staying.pop(one) for one in handles if one in self._staying]
         known = [one for one in handles if self._forget(one)]
@@ -101,40 +101,40 @@ class RemoteWorker:
             self._link.release(known, staying)
 
     def provide_anew(self, closure: Closure) -> None:
-        """Sends what a closure takes once more when that is run again."""
+        """Send what a closure takes once more when that is run again."""
         results = {one._shipped_handle() for one in closure.inputs}
         failed = closure.parcel.remote_objects.keys() & self._failed.keys()
         self._remote_objects -= results | failed
 
     def failure_of_input(self, parcel: Parcel) -> BaseException | None:
-        """Returns why it could not make something that a call takes. Spec: ERR-9."""
+        """Return why it could not make something that a call takes. Spec: ERR-9."""
         failures = map(self._failed.get, parcel.remote_objects)
         return next(filter(None, failures), None)
 
     def when_ended(self, tell: Callable[[StratagemError], None]) -> None:
-        """Lets a function know when the connection ends, and why."""
+        """Let a function know when the connection ends, and why."""
         self._link.when_ended(tell)
 
     def close(self) -> None:
-        """Ends the session; what is under way fails."""
+        """End the session; what is under way fails."""
         self._link.close()
 
     # What it is to keep.
 
     def define(self, definition: Definition) -> None:
-        """Lets it make an object when it is first needed."""
+        """Let it make an object when it is first needed."""
         self._link.define(definition.handle, definition.encode())
 
     def take(self, handle: int, place: ResultPlace) -> None:
-        """Lets it copy the result of a closure from the worker that has it."""
+        """Let it copy the result of a closure from the worker that has it."""
         self._link.take(handle, place)
 
     def place(self, closure: int) -> ResultPlace:
-        """Returns where others can copy a result from that stays on this worker."""
+        """Return where others can copy a result from that stays on this worker."""
         return self._link.place(closure)
 
     def build(self, handle: int, call: Parcel) -> None:
-        """Lets it keep what a call returns, before it runs what is sent later."""
+        """Let it keep what a call returns, before it runs what is sent later."""
         self._send_needs(call)
         future = self._link.run(next(self._numbers), call.payload, keep_as=handle)
         future.add_done_callback(partial(self._built, handle))
@@ -171,7 +171,7 @@ class Connect(Protocol):
     """Connects to workers."""
 
     def __call__(self, index: int, address: str) -> RemoteWorker:
-        """Connects to one; raises as `WorkerLink.connect`."""
+        """Connect to one; raise as `WorkerLink.connect`."""
 
     def forget(self, index: int) -> None:
-        """Takes note that one has left."""
+        """Take note that one has left."""

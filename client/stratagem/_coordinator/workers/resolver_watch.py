@@ -17,10 +17,10 @@ class Members(Protocol):
     """The workers that a resolver's are compared with."""
 
     def add(self, index: int, address: str, *, late: bool) -> None:
-        """Lets a worker join; raises `AlreadyExistsError` if its index is taken."""
+        """Let a worker join; raise `AlreadyExistsError` if its index is taken."""
 
     def remove(self, index: int) -> None:
-        """Lets a worker leave; raises `InvalidArgumentError` if there is none."""
+        """Let a worker leave; raise `InvalidArgumentError` if there is none."""
 
 
 def workers_of(resolver: ClusterResolver) -> dict[int, str]:
@@ -54,7 +54,7 @@ class ResolverWatch:
         self._fails = False
 
     def look(self) -> None:
-        """Looks at the resolver once.
+        """Look at the resolver once.
 
         A worker joins by a later look if the one that had its index has not left yet.
 
@@ -69,7 +69,7 @@ class ResolverWatch:
             self._add(index, now[index])
 
     def _now(self) -> Mapping[int, str]:
-        """The resolver's workers, or those of before if it fails, as it may."""
+        """Return the resolver's workers, or those of before if it fails, as it may."""
         try:
             found = workers_of(self._resolver)
         except Exception as error:

@@ -59,7 +59,7 @@ class Roster:
         return self._members.keys()
 
     def add(self, index: int, address: str, delay: float, late: bool) -> None:
-        """Lets a worker join.
+        """Let a worker join.
 
         Args:
             index: Its index, which no worker has.
@@ -73,12 +73,12 @@ class Roster:
         attendant.start(delay)
 
     def has(self, attendant: Attendant) -> bool:
-        """Returns whether an attendant's worker belongs here."""
+        """Return whether an attendant's worker belongs here."""
         member = self._members.get(attendant.index)
         return member is not None and member.attendant is attendant
 
     def require(self, index: int) -> Attendant:
-        """Returns the attendant of a worker.
+        """Return the attendant of a worker.
 
         Raises:
             InvalidArgumentError: No worker has that index.
@@ -91,14 +91,14 @@ class Roster:
         return self._members[index].attendant
 
     def dismiss(self, index: int) -> None:
-        """Lets a worker leave, and ends its connection."""
+        """Let a worker leave, and end its connection."""
         self._members.pop(index).attendant.close()
         self.there.pop(index, None)
         self._connect.forget(index)
         _LOG.info("%s has left", _name(index), extra=_facts(index, "left"))
 
     def close(self) -> None:
-        """Ends all connections."""
+        """End all connections."""
         for member in self._members.values():
             member.attendant.close()
         self._members.clear()
@@ -107,7 +107,7 @@ class Roster:
     # What attendants and connections tell.
 
     def welcome(self, attendant: Attendant, worker: RemoteWorker) -> bool:
-        """Takes a connection in; returns whether the worker still belongs here."""
+        """Take a connection in; return whether the worker still belongs here."""
         if not self.has(attendant):
             return False
         index = worker.index
@@ -118,7 +118,7 @@ class Roster:
         return True
 
     def lose(self, worker: RemoteWorker, why: StratagemError) -> bool:
-        """Lets a worker be sought again; returns whether it was there until now."""
+        """Let a worker be sought again; return whether it was there until now."""
         index = worker.index
         if self.there.get(index) is not worker:
             return False
@@ -128,7 +128,7 @@ class Roster:
         return True
 
     def miss(self, attendant: Attendant, error: StratagemError) -> None:
-        """Takes note that a worker does not answer; says so of one never there."""
+        """Take note that a worker does not answer; say so of one never there."""
         if not self.has(attendant) or self._members[attendant.index].known:
             return
         self._members[attendant.index].known = True
@@ -138,7 +138,7 @@ class Roster:
         )
 
     def refuse(self, attendant: Attendant, error: StratagemError) -> bool:
-        """Takes note that a worker cannot be used.
+        """Take note that a worker cannot be used.
 
         Returns:
             Whether the program is to hear of it: once, unless others can do its work;

@@ -52,7 +52,7 @@ def refusal(value: object, what: str, write: Write, error: Exception) -> Excepti
 def _failing(
     value: object, write: Write, reason: Exception
 ) -> tuple[_Step, object, Exception] | None:
-    """The first part of a value that cannot be pickled by itself."""
+    """Return the first part of a value that cannot be pickled by itself."""
     parts = _parts(value)
     if parts is None:
         # What is refused on purpose may not be looked into.
@@ -83,7 +83,7 @@ def _described(value: object) -> str:
 
 
 def _parts(value: Any) -> Iterator[tuple[_Step, object]] | None:
-    """What a function or a container has in it; None for other things."""
+    """Return what a function or a container has in it; None for other things."""
     if isinstance(value, FunctionType):
         return _parts_of_function(value)
     if isinstance(value, MethodType):

@@ -15,7 +15,7 @@ Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def is_plain(value: object) -> bool:
-    """Whether something is a dense tensor, and not of a subclass."""
+    """Return whether something is a dense tensor, and not of a subclass."""
     return (
         type(value) is Tensor
         and value.layout is torch.strided
