@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 import stratagem
+from stratagem._core.device_names import torch_device
 from stratagem._core.variables.local import LocalVariable
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.step import OptimizerStep
+from stratagem._hosting.hosting import Hosting
 from stratagem._hosting.modules.adoption import Adoption
-from stratagem._hosting.modules.extended import HostingExtended
 from stratagem_proto.programs.optimizers import OPTIMIZERS
 from tests.client import two_replicas
 
@@ -28,29 +29,38 @@ class OneCopy(stratagem.Strategy):
         super().__init__(OneCopyExtended(self, replicas))
 
 
-class OneCopyExtended(two_replicas._Extended, HostingExtended):
+class OneCopyExtended(two_replicas._Extended):
     def __init__(self, strategy: stratagem.Strategy, replicas: int) -> None:
         super().__init__(strategy, replicas)
+        devices = [torch_device(device) for device in self._devices]
+        self._hosting: OneCopyHosting = OneCopyHosting(self, devices)
+
+
+class OneCopyHosting(Hosting):
+    def __init__(
+        self, extended: stratagem.StrategyExtended, devices: Sequence[torch.device]
+    ) -> None:
+        super().__init__(extended, devices)
         self.adopted: list[Adoption] = []
         self.steps: list[OptimizerStep] = []
         self._engines: dict[tuple[str, str], torch.optim.Optimizer] = {}
 
-    def _host(self, adoptions: Sequence[Adoption]) -> None:
+    def host(self, adoptions: Sequence[Adoption]) -> None:
         for adoption in adoptions:
             variable = LocalVariable(adoption.parameter, name=adoption.name)
-            variable._join(self._container_strategy())
-            self._parameters.add(adoption.parameter, variable, adoption.owners)
+            variable._join(self._extended._container_strategy())
+            self.parameters.add(adoption.parameter, variable, adoption.owners)
             self.adopted.append(adoption)
 
-    def _before_replicas(self) -> None:
-        super()._before_replicas()
-        for hosted in self._parameters.written_locally():
+    def before_replicas(self) -> None:
+        super().before_replicas()
+        for hosted in self.parameters.written_locally():
             hosted.variable.assign(hosted.parameter.detach())
             hosted.settle()
-        for hosted in self._parameters:
+        for hosted in self.parameters:
             hosted.write(hosted.variable.value())
 
-    def _apply_gradients(self, step: OptimizerStep) -> None:
+    def apply_gradients(self, step: OptimizerStep) -> None:
         self.steps.append(step)
         for group in step.groups:
             for update in group.updates:
@@ -69,7 +79,7 @@ class OneCopyExtended(two_replicas._Extended, HostingExtended):
             self._engines[key] = OPTIMIZERS[class_name].cls([copy])  # type: ignore[call-arg]
         return self._engines[key]
 
-    def _slots(
+    def slots(
         self, optimizer: str, variables: Sequence[Variable]
     ) -> Sequence[Mapping[str, Tensor]]:
         return [self._state(optimizer, variable) for variable in variables]
@@ -79,7 +89,7 @@ class OneCopyExtended(two_replicas._Extended, HostingExtended):
         state = {} if engine is None else engine.state[_copy_in(engine)]
         return {key: value.clone() for key, value in state.items()}
 
-    def _set_slots(
+    def set_slots(
         self, optimizer: str, slots: Mapping[Variable, Mapping[str, Tensor]]
     ) -> None:
         for variable, state in slots.items():
@@ -93,12 +103,12 @@ def _copy_in(engine: torch.optim.Optimizer) -> Tensor:
     return copy
 
 
-def extended_of(strategy: stratagem.Strategy) -> OneCopyExtended:
-    extended = strategy.extended
-    assert isinstance(extended, OneCopyExtended)
-    return extended
+def hosting_in(strategy: stratagem.Strategy) -> OneCopyHosting:
+    hosting = strategy.extended._hosting
+    assert isinstance(hosting, OneCopyHosting)
+    return hosting
 
 
 def names_in(strategy: stratagem.Strategy) -> list[str]:
     """The names of the hosted parameters, in the order of their adoption."""
-    return [hosted.name for hosted in extended_of(strategy)._parameters]
+    return [hosted.name for hosted in hosting_in(strategy).parameters]

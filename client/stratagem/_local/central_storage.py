@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import Parameter
 
+from stratagem._core import device_names
 from stratagem._core.device_names import (
     canonicalize,
     list_logical_devices,
@@ -16,16 +18,19 @@ from stratagem._core.device_names import (
 from stratagem._core.distributed_variables.aggregating import AggregatingVariable
 from stratagem._core.distributed_variables.mirrored import created_copies
 from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
-from stratagem._core.enums import VariableSynchronization
+from stratagem._core.distributed_variables.updating import smallest_by_name
+from stratagem._core.enums import ReduceOp, VariableSynchronization
+from stratagem._core.options import CommunicationOptions
 from stratagem._core.variables.creators import NextCreator
 from stratagem._core.variables.local import LocalVariable
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.step import OptimizerStep
 from stratagem._hosting.modules.adoption import Adoption
-from stratagem._hosting.strategies.local_updates import LocalUpdates
-from stratagem._local.in_process import InProcessExtended
+from stratagem._local.hosting import LocalHosting
 from stratagem._strategies.devices import distinct_devices, require_local
+from stratagem._strategies.extended import StrategyExtended
+from stratagem._strategies.primitives import always
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
@@ -78,7 +83,54 @@ def default_parameter_device(devices: Sequence[str]) -> str:
     return devices[0] if len(devices) == 1 else "/device:CPU:0"
 
 
-class CentralStorageExtended(LocalUpdates, InProcessExtended):
+class HomeHosting(LocalHosting):
+    """Keeps the variables of parameters on one device; replicas' parameters follow.
+
+    Args:
+        extended: The strategy's `extended`.
+        devices: Full names of the replicas' devices.
+        home: Full name of the variables' device.
+    """
+
+    def __init__(
+        self, extended: StrategyExtended, devices: Sequence[str], home: str
+    ) -> None:
+        super().__init__(extended, [*map(torch_device, devices)])
+        self._home = home
+
+    def host_one(self, adoption: Adoption) -> None:
+        parameter = adoption.parameter
+        traits = VariableTraits.of(adoption.name, parameter.requires_grad)
+        leaf = self._at_home(parameter)
+        variable = LocalVariable.over(leaf, traits, self._home)
+        variable._join(self._extended._container_strategy())
+        self.parameters.add(parameter, variable, adoption.owners)
+
+    def _at_home(self, parameter: Parameter) -> Parameter:
+        """Return the parameter itself if it is on the variables' device, or a copy."""
+        home = torch_device(self._home)
+        if parameter.device == home:
+            return parameter
+        return Parameter(parameter.detach().to(home), parameter.requires_grad)
+
+    def before_replicas(self) -> None:
+        super().before_replicas()
+        for hosted in self.parameters.written_locally():
+            assert isinstance(hosted.variable, LocalVariable)
+            hosted.variable.follow(self._at_home(hosted.parameter))
+            hosted.settle()
+        self._follow_variables()
+
+    def apply_gradients(self, step: OptimizerStep) -> None:
+        super().apply_gradients(step)
+        self._follow_variables()
+
+    def _follow_variables(self) -> None:
+        for hosted in self.parameters:
+            hosted.follow_variable()
+
+
+class CentralStorageExtended(StrategyExtended):
     """The `extended` of a `CentralStorageStrategy`.
 
     Args:
@@ -87,15 +139,24 @@ class CentralStorageExtended(LocalUpdates, InProcessExtended):
         parameter_device: The variables' device, as the user wrote it.
     """
 
+    experimental_between_graph = always(True)
+    experimental_should_init = always(True)
+    should_checkpoint = always(True)
+    should_save_summary = always(True)
+
+    _hosting: HomeHosting
+
     def __init__(
         self,
         container_strategy: Strategy,
         devices: Sequence[str],
         parameter_device: str | torch.device,
     ) -> None:
-        super().__init__(container_strategy, devices)
+        super().__init__(container_strategy)
+        self._devices = tuple(devices)
         self._parameter_device = str(parameter_device)
         self._home = canonicalize(parameter_device)
+        self._hosting = HomeHosting(self, devices, self._home)
 
     @property
     def worker_devices(self) -> Sequence[str]:
@@ -107,9 +168,25 @@ class CentralStorageExtended(LocalUpdates, InProcessExtended):
         """The variables' device, as it was given. Spec: CS-3."""
         return (self._parameter_device,)
 
-    @property
-    def experimental_between_graph(self) -> bool:
-        return True
+    def _replica_devices(self) -> Sequence[Any]:
+        return [[device_names.current()]]
+
+    def _call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        return self._run_replicas(self._devices, fn, args, kwargs)
+
+    def _reduce_to(
+        self,
+        reduce_op: ReduceOp,
+        value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None,
+    ) -> Any:
+        return self._reduce_nest(reduce_op, value, destinations)
+
+    def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        return self._place_value(tensor, destinations)
 
     def _update_config_proto(self, config: ConfigProto) -> None:
         config.isolate_session_state = True
@@ -134,37 +211,6 @@ class CentralStorageExtended(LocalUpdates, InProcessExtended):
         copies = created_copies(first, next_creator, others, kwargs)
         return SyncOnReadVariable(self._container_strategy(), copies)
 
-    def _host_one(self, adoption: Adoption) -> None:
-        parameter = adoption.parameter
-        traits = VariableTraits.of(adoption.name, parameter.requires_grad)
-        leaf = self._at_home(parameter)
-        variable = LocalVariable.over(leaf, traits, self._home)
-        variable._join(self._container_strategy())
-        self._parameters.add(parameter, variable, adoption.owners)
-
-    def _at_home(self, parameter: Parameter) -> Parameter:
-        """Return the parameter itself if it is on the variables' device, or a copy."""
-        home = torch_device(self._home)
-        if parameter.device == home:
-            return parameter
-        return Parameter(parameter.detach().to(home), parameter.requires_grad)
-
-    def _before_replicas(self) -> None:
-        super()._before_replicas()
-        for hosted in self._parameters.written_locally():
-            assert isinstance(hosted.variable, LocalVariable)
-            hosted.variable.follow(self._at_home(hosted.parameter))
-            hosted.settle()
-        self._follow_variables()
-
-    def _apply_gradients(self, step: OptimizerStep) -> None:
-        super()._apply_gradients(step)
-        self._follow_variables()
-
-    def _follow_variables(self) -> None:
-        for hosted in self._parameters:
-            hosted.follow_variable()
-
     def _update(
         self,
         var: Any,
@@ -178,7 +224,8 @@ class CentralStorageExtended(LocalUpdates, InProcessExtended):
                 f"`update` changes a variable: its first argument must be a Variable, "
                 f"not {var!r}"
             )
-        return super()._update(var, fn, args, kwargs, group)
+        copy = var.only_copy if isinstance(var, AggregatingVariable) else var
+        return self._update_non_slot(var, partial(fn, copy), args, kwargs, group)
 
     def _update_non_slot(
         self,
@@ -193,4 +240,8 @@ class CentralStorageExtended(LocalUpdates, InProcessExtended):
                 "`update_non_slot` takes a variable, as `non_slot_devices` returns it, "
                 f"not {colocate_with!r}"
             )
-        return super()._update_non_slot(colocate_with, fn, args, kwargs, group)
+        device = getattr(colocate_with, "device_name", self._current_device())
+        return self._run_update(device, fn, args, kwargs, group)
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
+        return smallest_by_name(var_list)

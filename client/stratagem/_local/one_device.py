@@ -12,8 +12,11 @@ from stratagem._core.variables.creators import NextCreator
 from stratagem._core.variables.local import LocalVariable
 from stratagem._core.variables.variable import Variable
 from stratagem._hosting.strategies.one_replica import OneReplicaExtended
-from stratagem._local.copies import CopiesExtended
+from stratagem._input.iterator import DistributedIterator
+from stratagem._local.copies import CopiesHosting, CopyOperations
 from stratagem._strategies.devices import distinct_devices
+from stratagem._strategies.multi_step import MultiStepContext
+from stratagem._strategies.primitives import always
 from stratagem._strategies.strategy import Strategy
 
 
@@ -37,12 +40,42 @@ class OneDeviceStrategy(Strategy):
         super().__init__(_OneDeviceExtended(self, distinct_devices([device])))
 
 
-class _OneDeviceExtended(OneReplicaExtended, CopiesExtended):
+class _OneDeviceExtended(OneReplicaExtended):
+    experimental_between_graph = always(False)
+    experimental_should_init = always(True)
+    should_checkpoint = always(True)
+    should_save_summary = always(True)
+
     def __init__(self, container_strategy: Strategy, devices: Sequence[str]) -> None:
-        super().__init__(container_strategy, devices, ReductionToOneDevice())
+        super().__init__(container_strategy)
+        self._devices = tuple(devices)
+        operations = CopyOperations(ReductionToOneDevice(), self._united)
+        self._hosting = CopiesHosting(self, devices, operations)
+
+    @property
+    def worker_devices(self) -> Sequence[str]:
+        return self._devices
+
+    @property
+    def parameter_devices(self) -> Sequence[str]:
+        return self._devices
 
     def _replica_devices(self) -> Sequence[Any]:
-        return self.worker_devices
+        return self._devices
+
+    def _call_for_each_replica(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        return self._run_replicas(self._devices, fn, args, kwargs)
+
+    def _experimental_run_steps_on_iterator(
+        self,
+        fn: Callable[[MultiStepContext, Any], Any],
+        iterator: DistributedIterator,
+        iterations: int,
+        initial_loop_values: Any,
+    ) -> MultiStepContext:
+        return self._run_steps(fn, iterator, iterations, initial_loop_values)
 
     def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
         kwargs.pop("colocate_with", None)
@@ -63,6 +96,10 @@ class _OneDeviceExtended(OneReplicaExtended, CopiesExtended):
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[str, ...]:
         return self._devices
+
+    def _validate_colocate_with(self, colocate_with_variable: Any) -> None:
+        if colocate_with_variable != self._devices:
+            super()._validate_colocate_with(colocate_with_variable)
 
     def _united(self, copies: Sequence[LocalVariable]) -> Variable:
         (variable,) = copies

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from stratagem._core.distributed_variables.mirrored import MirroredVariable
 from stratagem._core.enums import ReduceOp
@@ -17,20 +15,18 @@ from stratagem._core.tensors.nests import leaves, map_leaves
 from stratagem._core.values.cross_device_ops import default_cross_device_ops
 from stratagem._core.values.distributed_values import Mirrored, PerReplica
 from stratagem._core.values.reduction import Axis
-from stratagem._core.values.regroup import select_replica
 from stratagem._core.variables.creators import NextCreator
 from stratagem._core.variables.variable import Variable
-from stratagem._gradients.step import OptimizerStep
-from stratagem._hosting.modules.adoption import Adoption
+from stratagem._hosting.elsewhere import MadeElsewhere
 from stratagem._hosting.modules.unscoped import workers
 from stratagem._input.sharding import InputWorker
-from stratagem._local.copies import mean_of_equals
-from stratagem._local.mirrored import MirroredExtended
-from stratagem._multi_worker.gradients import StepsTogether, mean
+from stratagem._local.copies import CopyOperations
+from stratagem._local.mirrored import MirroredExtended, mean_of_equals
 from stratagem._multi_worker.group import WorkerGroup
+from stratagem._multi_worker.hosting import WorkersHosting, follow_chief
 from stratagem._multi_worker.reduction import AcrossWorkers
+from stratagem._strategies.primitives import always
 from stratagem.cluster_resolver import ClusterResolver
-from stratagem_proto.errors import VariableNotFoundError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 if TYPE_CHECKING:
@@ -50,6 +46,9 @@ class MultiWorkerMirroredExtended(MirroredExtended):
     """
 
     _cluster_resolver: ClusterResolver
+    _elsewhere: MadeElsewhere | None = None
+
+    experimental_between_graph = always(True)
 
     def __init__(
         self,
@@ -58,20 +57,24 @@ class MultiWorkerMirroredExtended(MirroredExtended):
         devices: Sequence[str],
         options: CommunicationOptions,
     ) -> None:
-        ops = default_cross_device_ops(devices)
-        super().__init__(container_strategy, devices, ops)
         self._group = group
         self._options = options
         self._default_device = f"{group.place.name}/device:CPU:0"
         self._across = AcrossWorkers(group, len(devices))
-        self._steps = StepsTogether(group, self._across)
-        self._written = ""
+        ops = default_cross_device_ops(devices)
+        super().__init__(container_strategy, devices, ops)
         if group.size > 1:
             workers.add(container_strategy)
 
-    @property
-    def experimental_between_graph(self) -> bool:
-        return True
+    def _new_hosting(self) -> WorkersHosting:
+        return WorkersHosting(
+            self,
+            self._devices,
+            CopyOperations(self._cross_device_ops, self._united),
+            self._group,
+            self._across,
+            self._elsewhere,
+        )
 
     @property
     def should_checkpoint(self) -> bool:
@@ -107,64 +110,8 @@ class MultiWorkerMirroredExtended(MirroredExtended):
         form = [first.name, str(first.dtype), list(first.shape), first.trainable]
         modes = [str(first.synchronization), str(first.aggregation)]
         self._group.agree("A variable", form + modes)
-        self._follow_chief([first.value()])
+        follow_chief(self._group, [first.value()])
         return first
-
-    def _host(self, adoptions: Sequence[Adoption]) -> None:
-        self._group.agree("A parameter", [_form(adoption) for adoption in adoptions])
-        self._follow_chief([adoption.parameter for adoption in adoptions])
-        super()._host(adoptions)
-
-    def _host_buffers(self, roots: Sequence[nn.Module]) -> None:
-        buffers = [buffer for root in roots for buffer in root.buffers()]
-        forms = [[str(each.dtype), list(each.shape)] for each in buffers]
-        if roots:
-            self._group.agree("A buffer of modules", forms)
-            self._follow_chief(buffers)
-        super()._host_buffers(roots)
-
-    def _follow_chief(self, tensors: Sequence[torch.Tensor]) -> None:
-        with torch.no_grad():
-            for mine, chief in zip(tensors, self._group.spread(tensors), strict=True):
-                mine.copy_(chief)
-
-    # Steps.
-
-    def _before_replicas(self) -> None:
-        for hosted in self._parameters.written_locally():
-            self._note_written(hosted.name, hosted.parameter)
-        super()._before_replicas()
-
-    def _note_written(self, name: str, value: torch.Tensor) -> None:
-        content = f"{self._written} {name} ".encode() + _content(value)
-        self._written = hashlib.sha256(content).hexdigest()
-
-    def _set_slots(
-        self, optimizer: str, slots: Mapping[Variable, Mapping[str, torch.Tensor]]
-    ) -> None:
-        super()._set_slots(optimizer, slots)
-        for variable, state in slots.items():
-            for key, value in sorted(state.items()):
-                self._note_written(f"{optimizer} {variable.name} {key}", value)
-
-    def _apply_gradients(self, step: OptimizerStep) -> None:
-        joined = self._steps.joined(step, self._written, self._find)
-        super()._apply_gradients(joined)
-
-    def _reduced_gradients(self, step: OptimizerStep) -> list[Any]:
-        local = super()._reduced_gradients(step._replace(reduce_op=ReduceOp.SUM))
-        totals = [select_replica(0, gradient) for gradient in local]
-        return [mean(step, total) for total in self._steps.summed(totals)]
-
-    def _find(self, name: str) -> Variable:
-        for variable in self._variables():
-            if variable.name == name:
-                return variable
-        raise VariableNotFoundError(
-            f"{self._group.place.name} has no variable {name!r}, for which another "
-            "worker has a gradient; build the same modules on all workers",
-            variable=name,
-        )
 
     # Values of all workers.
 
@@ -231,15 +178,3 @@ class MultiWorkerMirroredExtended(MirroredExtended):
 
     def _input_left(self, here: bool) -> bool:
         return any(self._group.exchange("The next input", here))
-
-
-def _form(adoption: Adoption) -> list[Any]:
-    """Return what of a parameter has to be equal on all workers."""
-    parameter = adoption.parameter
-    kind = [str(parameter.dtype), list(parameter.shape), parameter.requires_grad]
-    return [adoption.name, *kind, adoption.module_path]
-
-
-def _content(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
 
 import torch
 from torch.nn import Parameter
 
-from stratagem._core.device_names import torch_device
-from stratagem._core.distributed_variables.aggregating import AggregatingVariable
+from stratagem._cluster.membership import Membership
 from stratagem._core.enums import VariableAggregation, VariableSynchronization
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
+from stratagem._hosting.attached import Attached
+from stratagem._hosting.elsewhere import MadeElsewhere
+from stratagem._hosting.hosting import living_hostings
 from stratagem._hosting.modules.adoption import Adoption
-from stratagem._hosting.modules.attached import AttachedHostingExtended
-from stratagem._hosting.modules.extended import living_extended
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.loaded_values import OnlyTheChief
+from stratagem._parameter_server.remote_hosting import RemoteHosting
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._parameter_server.tables.dynamic import DynamicTable, KeyLayout
 from stratagem._parameter_server.tables.parameter import TableParameter
@@ -34,9 +35,6 @@ from stratagem_proto.v1.variable_pb2 import (
     VariableSpec,
 )
 from stratagem_proto.wire.tensors import decode_dtype
-
-if TYPE_CHECKING:
-    from stratagem.consistency import Consistency
 
 
 @dataclass(frozen=True)
@@ -78,68 +76,66 @@ class ParameterParts:
         return KeyLayout(sizes) if self.has_keys else Layout(sizes)
 
 
-class AttachedExtended(AttachedHostingExtended, ParameterServerExtended):
-    """A `ParameterServerExtended` that creates nothing.
+class AttachedObjects(Attached):
+    """What a coordinator has made, as functions on a worker server use it.
 
-    Its variables are those that a coordinator created, found by name and server,
-    whatever the order.
+    Variables are found by name and server, whatever the order.
+
+    Args:
+        extended: The strategy's `extended` on the worker server.
     """
 
-    _coordinated = True
+    _hosting: RemoteHosting
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, extended: ParameterServerExtended) -> None:
+        super().__init__(extended._hosting)
+        self._extended = extended
+        self._variables = extended._variables
+        self._store = extended._store
         self._has_new_parameters = False
 
-    # What a coordinator made.
-
-    def attach(self, spec: VariableSpec) -> Variable:
+    def variable(self, spec: VariableSpec) -> Variable:
         """Return a variable that exists on a server."""
         traits = _traits(spec)
         value = torch.empty(
             tuple(spec.tensor.shape),
             dtype=decode_dtype(spec.tensor.dtype),
-            device=torch_device(self._devices[0]),
+            device=self._hosting.devices[0],
         )
         differentiable = value.is_floating_point() or value.is_complex()
         value.requires_grad_(traits.trainable and differentiable)
-        variable: Variable = self._remote(spec, value)
-        self._variables += parts_of(variable)
-        variable._join(self._container_strategy())
-        if self._num_local_replicas > 1:
-            variable = AggregatingVariable(self._container_strategy(), variable)
-            self._shared.append(variable)
-        self._names.record(spec.name, variable)
-        living_extended.add(self)  # optimizers look for it by what `value` returns
+        remote = self._remote(spec, value)
+        self._variables.established.append(remote)
+        remote._join(self._extended._container_strategy())
+        variable = self._extended._shared_by_replicas(remote)
+        self._extended._names.record(spec.name, variable)
+        living_hostings.add(self._hosting)  # optimizers look for what `value` returns
         return variable
 
-    def attach_parameter(self, parts: ParameterParts) -> Parameter:
+    def parameter(self, parts: ParameterParts) -> Parameter:
         """Return a parameter whose variable exists on servers, without its value.
 
         `refresh_new` reads that.
         """
         parameter = self._empty(parts)
         variable = self._of_parts(parts, parameter)
-        variable._join(self._container_strategy())
-        self._variables += parts_of(variable)
+        self._variables.established += parts_of(variable)
         path = parts.specs[0].module_path
-        hosted = self._shown(variable, Adoption(parts.name, parameter, (), path))
-        for part in parts_of(variable):
-            part.show_in(hosted)
-        self._names.record(parts.name, parameter)
+        self._hosting.show(variable, Adoption(parts.name, parameter, (), path))
+        self._extended._names.record(parts.name, parameter)
         self._has_new_parameters = True
         return parameter
 
     def refresh_new(self) -> None:
         """Give parameters their values if some have none yet."""
         if self._has_new_parameters:
-            self._store.refresh(self._variables)
+            self._store.refresh(self._variables.established)
             self._has_new_parameters = False
 
     def _empty(self, parts: ParameterParts) -> Parameter:
         if parts.readable_nbytes is not None:
             return TableParameter(parts.shape, parts.dtype)
-        device = torch_device(self._devices[0])
+        device = self._hosting.devices[0]
         value = torch.empty(parts.shape, dtype=parts.dtype, device=device)
         return Parameter(value, value.is_floating_point() or value.is_complex())
 
@@ -161,10 +157,11 @@ class AttachedExtended(AttachedHostingExtended, ParameterServerExtended):
         )
 
     def _table(self, parts: ParameterParts, readable_nbytes: float) -> TableVariable:
-        reach = TableAccess(readable_nbytes, OnlyTheChief(self._membership))
+        loading = OnlyTheChief(self._extended._membership)
+        access = TableAccess(readable_nbytes, loading)
         shards = [self._table_shard(spec) for spec in parts.specs]
         make = DynamicTable if parts.has_keys else TableVariable
-        return make(self._store, parts.traits, shards, parts.layout, reach)
+        return make(self._store, parts.traits, shards, parts.layout, access)
 
     def _table_shard(self, spec: VariableSpec) -> TableShard:
         nothing = torch.empty((), dtype=decode_dtype(spec.tensor.dtype))
@@ -179,16 +176,6 @@ class AttachedExtended(AttachedHostingExtended, ParameterServerExtended):
             else None,
         )
 
-    def _name_optimizer(
-        self, class_name: str, consistency: Consistency | None = None
-    ) -> str:
-        name = super()._name_optimizer(class_name, consistency)
-        self._store.step_tracker.add(name)
-        return name
-
-    def _place_name(self) -> str:
-        return self._membership.name
-
 
 class AttachedStrategy(ParameterServerStrategy):
     """A `ParameterServerStrategy` on a worker server.
@@ -196,12 +183,15 @@ class AttachedStrategy(ParameterServerStrategy):
     Its variables, modules and optimizers come from a coordinator.
     """
 
-    _extended_type = AttachedExtended
+    @cached_property
+    def attached(self) -> AttachedObjects:
+        """What the coordinator has made."""
+        extended = self.extended
+        assert isinstance(extended, ParameterServerExtended)
+        return AttachedObjects(extended)
 
-    @property
-    def extended(self) -> AttachedExtended:
-        assert isinstance(self._extended, AttachedExtended)
-        return self._extended
+    def _elsewhere(self, member: Membership) -> MadeElsewhere:
+        return MadeElsewhere(member.name)
 
 
 def _place(spec: VariableSpec) -> Place:

@@ -79,7 +79,7 @@ class CheckpointedStrategy(Strategy):
         local_path(path)
         require_cross_replica_or_default(self.extended, "save")
         with entered(self):
-            written = self.extended._save(path, keep, extra or {})
+            written = self.extended._cluster.save(path, keep, extra or {})
         if wait:
             written.result()
         return written
@@ -114,7 +114,7 @@ class CheckpointedStrategy(Strategy):
                 "without a cluster a checkpoint is one file of tensors; keep the "
                 f"state_dict() of {name!r} yourself"
             )
-        self.extended._register_for_checkpointing(name, stateful)
+        self.extended._cluster.register_for_checkpointing(name, stateful)
 
     def restore(self, path: str | os.PathLike[str], strict: bool = True) -> Restoration:
         """Replace values, and the state of optimizers, by those of a checkpoint.
@@ -150,7 +150,7 @@ class CheckpointedStrategy(Strategy):
         local_path(path)
         require_cross_replica_or_default(self.extended, "restore")
         with entered(self):
-            return self.extended._restore(path, strict)
+            return self.extended._cluster.restore(path, strict)
 
     def snapshot(self) -> AbstractContextManager[None]:
         """Return a context manager in which all values are those of one moment.
@@ -179,7 +179,7 @@ class CheckpointedStrategy(Strategy):
             ContextError: A replica is running, or another strategy is in charge.
         """
         require_cross_replica_or_default(self.extended, "snapshot")
-        return self.extended._snapshot()
+        return self.extended._cluster.snapshot()
 
 
 def _require_no_folder(keep: int, extra: Mapping[str, Any] | None) -> None:

@@ -2,64 +2,44 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
-from stratagem._checkpoints.deferred import Restoration
 from stratagem._cluster.membership import Membership
 from stratagem._core import device_names
-from stratagem._core.contexts.scope import entered
+from stratagem._core.contexts.context import current_replica_id
 from stratagem._core.device_names import DeviceName, torch_device
 from stratagem._core.distributed_variables.aggregating import AggregatingVariable
 from stratagem._core.distributed_variables.updating import smallest_by_name
 from stratagem._core.enums import VariableSynchronization
+from stratagem._core.variables.assignable import Write
 from stratagem._core.variables.creators import NextCreator
-from stratagem._core.variables.initial_values import initial_tensor
-from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
-from stratagem._hosting.modules.adoption import Adoption
+from stratagem._hosting.elsewhere import MadeElsewhere
+from stratagem._hosting.modules.unscoped import workers
 from stratagem._parameter_server.buffer_means import BufferMeans
-from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
-from stratagem._parameter_server.checkpoints.snapshot import snapshot_of
+from stratagem._parameter_server.cluster import TrainingCluster
 from stratagem._parameter_server.hosting import updates as _remote_updates
-from stratagem._parameter_server.hosting.creation import RemoteCreation
-from stratagem._parameter_server.hosting.local_writes import (
-    refuse_writes_in_replicas,
-)
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._parameter_server.loaded_values import LoadedValues
-from stratagem._parameter_server.remote_optimizers import RemoteOptimizers
+from stratagem._parameter_server.remote_hosting import RemoteHosting
+from stratagem._parameter_server.remote_variables import RemoteVariables
 from stratagem._parameter_server.settings import Settings
-from stratagem._parameter_server.tables.variable import require_whole_state
-from stratagem._parameter_server.variables.placement import (
-    placement_named,
-    server_named,
-)
+from stratagem._parameter_server.variables.sharded_creation import ShardedCreation
 from stratagem._parameter_server.variables.sharded_variable import ShardedVariable
-from stratagem._parameter_server.variables.split_variable import (
-    parts_of,
-)
-from stratagem._parameter_server.variables.variable import Owner, RemoteVariable
-from stratagem._parameter_server.variables.variable_placement import (
-    VariablePlacement,
-    placements,
-)
-from stratagem._ps_client.requests.consistency import barrier
-from stratagem._ps_client.traffic import Traffic
+from stratagem._parameter_server.variables.variable import RemoteVariable
+from stratagem._parameter_server.variables.variable_placement import VariablePlacement
+from stratagem._parameter_server.worker_extended import WorkerExtended
 from stratagem_proto.errors import InvalidArgumentError, UnimplementedError
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
 
 
-class ParameterServerExtended(RemoteOptimizers):
+class ParameterServerExtended(WorkerExtended):
     """The `extended` of a `ParameterServerStrategy` with a cluster.
 
     Args:
@@ -68,9 +48,14 @@ class ParameterServerExtended(RemoteOptimizers):
         store: The variables on the servers.
         devices: Full names of the devices of this worker's replicas.
         settings: What its user chose.
+        elsewhere: On a worker server, whose functions make nothing; None where the
+            program itself makes variables, modules and optimizers.
 
     Spec: PS1-5, PS1-6, PS1-12.
     """
+
+    _hosting: RemoteHosting
+    _cluster: TrainingCluster
 
     def __init__(
         self,
@@ -79,22 +64,56 @@ class ParameterServerExtended(RemoteOptimizers):
         store: RemoteStore,
         devices: Sequence[str],
         settings: Settings,
+        elsewhere: MadeElsewhere | None = None,
     ) -> None:
-        super().__init__(container_strategy, membership, devices, settings)
-        self._store = store
-        self._loaded: LoadedValues = LoadedValues(store, self._parameters, membership)
-        placement = placement_named(settings.placement)(store.servers.used)
-        self._creation = RemoteCreation(store, membership, placement)
-        # Kept alive, since what was created on a server keeps its name there.
-        self._variables: list[RemoteVariable] = []
-        self._shared: list[AggregatingVariable] = []
-        self._buffer_means = (
-            BufferMeans(membership, self._adopter.buffers)
-            if settings.buffers == "mean"
-            else None
+        super().__init__(
+            container_strategy,
+            membership,
+            devices,
+            settings.synchronous,
+            elsewhere is not None,
         )
-        self._checkpoints = ClusterCheckpoints(
-            membership, store, self._variables, self._adopter.buffers
+        self._store = store
+        self._variables = RemoteVariables(
+            self._container_strategy, membership, store, settings
+        )
+        self._sharding = ShardedCreation(self._variables.partitioning, self._names)
+        # Kept alive, since what was created on a server keeps its name there.
+        self._shared: list[AggregatingVariable] = []
+        self._hosting = hosting = RemoteHosting(
+            self, [*map(torch_device, devices)], membership, self._variables, elsewhere
+        )
+        self._cluster = TrainingCluster(
+            self._container_strategy,
+            membership,
+            store,
+            hosting.loaded,
+            hosting.checkpoints,
+            BufferMeans(membership, hosting.adopter.buffers)
+            if settings.buffers == "mean"
+            else None,
+        )
+
+    def coordinate(
+        self, make_per_worker: Callable[..., Variable], end: Callable[[], None]
+    ) -> None:
+        """Note that there is a coordinator from now on; see `Coordination.begin`."""
+        self._coordination.begin(make_per_worker, end)
+
+    def _close(self) -> None:
+        try:
+            self._cluster.flush()
+        finally:
+            workers.leave_out(self._container_strategy())
+            self._coordination.close()
+            self._hosting.checkpoints.close()
+            self._store.servers.close()
+
+    def _no_checkpoints(self) -> UnimplementedError:
+        return UnimplementedError(
+            "ParameterServerStrategy does not gather here all that its servers hold; "
+            "use model.state_dict() and optimizer.state_dict(), or save() all to a "
+            "folder, of which `stratagem checkpoint export` makes a state_dict"
         )
 
     # Variables.
@@ -115,26 +134,35 @@ class ParameterServerExtended(RemoteOptimizers):
         Raises:
             UnavailableError: A server cannot be reached.
         """
-        listing = self._store.listing()
-        return placements(
-            {
-                f"/job:ps/task:{server}": [info.spec for info in infos]
-                for server, infos in listing.items()
-            }
-        )
+        return self._variables.placements()
+
+    def _create_in_scope(self, next_creator: NextCreator, **kwargs: Any) -> Any:
+        create_one = partial(super()._create_in_scope, next_creator)
+        return self._sharding.create(create_one, kwargs)
 
     def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
+        if self._hosting.elsewhere is not None:
+            raise self._hosting.elsewhere.refusal(f"a variable, {kwargs['name']!r}")
         if kwargs.get("per_worker_variable"):
-            return self._create_per_worker(next_creator, kwargs)
+            return self._coordination.create_per_worker(next_creator, kwargs)
         self._require_one_writer(kwargs)
         # Device scopes around the strategy's do not count. Spec: PSV-2, PSV-3.
         with device_names.device(self._membership.name):
             variable = next_creator(**kwargs, make=self._create_remote)
+        return self._shared_by_replicas(variable)
+
+    def _shared_by_replicas(self, variable: Variable) -> Variable:
+        """Return what the replicas of this process see of a variable."""
         if self._num_local_replicas == 1:
             return variable
         shared = AggregatingVariable(self._container_strategy(), variable)
         self._shared.append(shared)
         return shared
+
+    def _create_remote(self, **kwargs: Any) -> RemoteVariable:
+        variable = self._variables.placed(self._devices[0], kwargs)
+        self._hosting.establish([variable])
+        return variable
 
     def _require_one_writer(self, kwargs: dict[str, Any]) -> None:
         replicas = self._num_local_replicas * self._membership.num_trainers
@@ -148,172 +176,60 @@ class ParameterServerExtended(RemoteOptimizers):
                 "what each replica counts, and reduce that"
             )
 
-    def _create_remote(self, **kwargs: Any) -> RemoteVariable:
-        traits = VariableTraits(
-            *(kwargs[key] for key in VariableTraits.__dataclass_fields__)
-        )
-        initial = initial_tensor(
-            kwargs["initial_value"], kwargs.get("dtype"), kwargs.get("shape")
-        )
-        value = initial.detach().to(torch_device(self._devices[0]), copy=True)
-        differentiable = value.is_floating_point() or value.is_complex()
-        value.requires_grad_(traits.trainable and differentiable)
-        colocated = self._required_remote(kwargs.get("colocate_with"))
-        owner = Owner(shard=kwargs.get("shard"))
-        moved_to = server_named(device_names.current())
-        variable = self._creation.placed(traits, value, owner, colocated, moved_to)
-        self._establish([variable])
-        return variable
+    def _validate_colocate_with(self, colocate_with_variable: Any) -> None:
+        if isinstance(colocate_with_variable, ShardedVariable):
+            raise InvalidArgumentError(
+                "`colocate_vars_with` must be passed one of the `variables` of "
+                f"{colocate_with_variable!r}, which is on several servers"
+            )
+        super()._validate_colocate_with(colocate_with_variable)
 
-    def _establish(self, variables: Sequence[RemoteVariable]) -> None:
-        self._creation.establish(variables)
-        self._variables += variables
-        self._checkpoints.created(variables)
+    # Several variables at once.
 
-    def _host(self, adoptions: Sequence[Adoption]) -> None:
-        variables = [self._placed_parameter(self._creation, one) for one in adoptions]
-        self._establish([part for one in variables for part in parts_of(one)])
-        for variable, adoption in zip(variables, adoptions, strict=True):
-            variable._join(self._container_strategy())
-            hosted = self._shown(variable, adoption)
-            for part in parts_of(variable):
-                part.show_in(hosted)
+    def _values_of(self, variables: Sequence[Variable]) -> list[torch.Tensor]:
+        if current_replica_id() is None:
+            return self._variables.read(variables)
+        return super()._values_of(variables)
 
-    def _required_remote(self, variable: Any) -> RemoteVariable | None:
-        return None if variable is None else self._own(variable)
+    def _rows_of(
+        self, variables: Sequence[Variable], rows: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        remotes = [self._variables.own(variable) for variable in variables]
+        differentiable = torch.is_grad_enabled() and remotes[0].leaf.requires_grad
+        if differentiable or current_replica_id() is not None:
+            return super()._rows_of(variables, rows)
+        return self._store.rows(remotes, rows)
 
-    # Life.
-
-    def _barrier(self, name: str, passed: int, timeout: float | None) -> None:
-        if self._membership.task_type == "evaluator":
-            return  # a cluster of its own
-        # After all have met, nobody has to wait for what the chief has set before.
-        self._loaded.carry()
-        with self._averaging_buffers():
-            self._wait_for_others(name, passed, timeout)
-        self._loaded.settle(0.0)
-
-    @contextmanager
-    def _averaging_buffers(self) -> Iterator[None]:
-        if self._buffer_means is None:
-            yield
-            return
-        with entered(self._container_strategy()):
-            self._buffer_means.offer()
-            yield
-            self._buffer_means.accept()
-
-    def _wait_for_others(self, name: str, passed: int, timeout: float | None) -> None:
-        wait = self._store.peer_seconds if timeout is None else timeout
-        request = barrier(name, passed, self._membership.num_workers, wait)
-        # Those who come later may have to wait for what this worker has finished.
-        with self._store.reporting():
-            # One server is enough to meet at.
-            self._store.ask_first(request)
-
-    def _traffic(self) -> Traffic:
-        return self._store.servers.traffic
-
-    def _host_buffers(self, roots: Sequence[nn.Module]) -> None:
-        self._checkpoints.buffers_hosted()
-        super()._host_buffers(roots)
-
-    def _register_for_checkpointing(self, name: str, stateful: Any) -> None:
-        self._checkpoints.states.register(name, stateful)
-
-    def _save(
-        self, root: str | os.PathLike[str], keep: int, extra: Mapping[str, Any]
-    ) -> Future[None]:
-        """Save all servers at one moment; see `ParameterServerStrategy.save`."""
-        self._before_replicas()
-        return self._checkpoints.save(root, keep, extra)
-
-    def _restore(self, path: str | os.PathLike[str], strict: bool) -> Restoration:
-        """Restore all servers; see `ParameterServerStrategy.restore`."""
-        self._before_replicas()
-        restoration = self._checkpoints.restore(path, strict)
-        # The parameters of modules are to have the values at once.
-        self._before_replicas()
-        return restoration
-
-    @contextmanager
-    def _snapshot(self) -> Iterator[None]:
-        """Read all as of one moment; see `ParameterServerStrategy.snapshot`."""
-        strategy = self._container_strategy()
-        with entered(strategy):
-            self._before_replicas()
-        with snapshot_of(self._store):
-            with entered(strategy):
-                self._before_replicas()
-            yield
-
-    def _no_checkpoints(self) -> UnimplementedError:
-        return UnimplementedError(
-            "ParameterServerStrategy does not gather here all that its servers hold; "
-            "use model.state_dict() and optimizer.state_dict(), or save() all to a "
-            "folder, of which `stratagem checkpoint export` makes a state_dict"
-        )
-
-    def _flush(self) -> None:
-        self._store.pushing.flush()
-
-    def _close(self) -> None:
-        try:
-            self._flush()
-        finally:
-            super()._close()
-            self._checkpoints.close()
-            self._store.servers.close()
+    def _write_each(self, write: Write, values: Mapping[Variable, Any]) -> None:
+        if current_replica_id() is None:
+            self._variables.write(write, values)
+        else:
+            super()._write_each(write, values)
 
     # Runs.
 
-    def _before_replicas(self, training: bool = False) -> None:
-        super()._before_replicas()
-        self._loaded.settle()
-        self._store.refresh(self._variables, training)
-
-    def _before_lone_step(self) -> None:
-        super()._before_replicas()
-        self._loaded.settle()
-        self._store.pushing.refresh(None)
+    def _table_scope(
+        self, name: str | None, meta_above: float
+    ) -> AbstractContextManager[object]:
+        """Open the resources of a scope; parameters of more bytes are tables."""
+        return self._hosting.watching(name, meta_above)
 
     def _run(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
         call = partial(self._call_for_each_replica, fn, args, kwargs)
-        return self._trainers.run(self._before_run, call)
+        return self._hosting.trainers.run(self._before_run, call)
 
     def _before_run(self) -> None:
         # Who wants no gradients evaluates.
-        self._before_replicas(training=torch.is_grad_enabled())
+        self._hosting.before_replicas(training=torch.is_grad_enabled())
 
     def _call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        # A checkpoint has all that this sends, or nothing of it.
-        self._stepped.clear()
-        with self._store.servers.steps.taking():
-            result = super()._call_for_each_replica(fn, args, kwargs)
-            self._checkpoints.states.ran()
-        refuse_writes_in_replicas(self._store, self._parameters)
-        return result
-
-    def _slots(
-        self, optimizer: str, variables: Sequence[Variable]
-    ) -> Sequence[Mapping[str, torch.Tensor]]:
-        # What was loaded here last is to be seen, or refused.
-        self._loaded.settle()
-        return super()._slots(optimizer, variables)
-
-    def _set_slots(
-        self, optimizer: str, slots: Mapping[Variable, Mapping[str, torch.Tensor]]
-    ) -> None:
-        if self._membership.creates:
-            super()._set_slots(optimizer, slots)
-            self._loaded.tell_slots(optimizer, slots)
-        else:
-            require_whole_state(slots)
-            self._loaded.hold_slots(optimizer, slots, super()._slots)
+        self._coordination.warn_off_workers("run")
+        call = partial(self._run_replicas, self._devices, fn, args, kwargs)
+        return self._hosting.run(call)
 
     # Functions run where variables are.
 
@@ -325,7 +241,7 @@ class ParameterServerExtended(RemoteOptimizers):
         kwargs: dict[str, Any],
         group: bool,
     ) -> Any:
-        remote = self._own(var)
+        remote = self._variables.own(var)
         call = partial(
             _remote_updates.run, self._store, remote.place.server, fn, [remote]
         )
@@ -339,17 +255,9 @@ class ParameterServerExtended(RemoteOptimizers):
         kwargs: dict[str, Any],
         group: bool,
     ) -> Any:
-        remote = self._own(colocate_with)
+        remote = self._variables.own(colocate_with)
         call = partial(_remote_updates.run, self._store, remote.place.server, fn, ())
         return self._run_update(remote.device_name, call, args, kwargs, group)
-
-    def _validate_colocate_with(self, colocate_with_variable: Any) -> None:
-        if isinstance(colocate_with_variable, ShardedVariable):
-            raise InvalidArgumentError(
-                "`colocate_vars_with` must be passed one of the `variables` of "
-                f"{colocate_with_variable!r}, which is on several servers"
-            )
-        super()._validate_colocate_with(colocate_with_variable)
 
     def non_slot_devices(
         self, var_list: Sequence[Variable | ShardedVariable]

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from stratagem._core.variables.variable import Variable
 from stratagem._local.central_storage import (
     CentralStorageExtended,
+    HomeHosting,
     default_parameter_device,
 )
+from stratagem._parameter_server.cluster import OneProcess
 from stratagem._parameter_server.variables.variable_placement import VariablePlacement
-from stratagem._ps_client.traffic import Traffic
-from stratagem.consistency import Consistency, ConsistencyReport
+from stratagem.consistency import Consistency
 
 if TYPE_CHECKING:
     from stratagem._strategies.strategy import Strategy
+
+
+class _AloneHosting(HomeHosting):
+    """Takes optimizers of any consistency: with one worker all are the same."""
+
+    def name_optimizer(
+        self, class_name: str, consistency: Consistency | None = None
+    ) -> str:
+        return super().name_optimizer(class_name)
 
 
 class LocalExtended(CentralStorageExtended):
@@ -32,6 +40,8 @@ class LocalExtended(CentralStorageExtended):
     def __init__(self, container_strategy: Strategy, devices: Sequence[str]) -> None:
         home = default_parameter_device(devices)
         super().__init__(container_strategy, devices, home)
+        self._hosting = _AloneHosting(self, devices, self._home)
+        self._cluster = OneProcess()
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
@@ -39,8 +49,6 @@ class LocalExtended(CentralStorageExtended):
 
     def variable_placements(self) -> list[VariablePlacement]:
         """Return where each variable lives: in this process."""
-        owners = [hosted.variable for hosted in self._parameters]
-        owners += [one for one in self._names.owners() if isinstance(one, Variable)]
         return [
             VariablePlacement(
                 variable.name,
@@ -49,33 +57,8 @@ class LocalExtended(CentralStorageExtended):
                 "/job:localhost/task:0",
                 variable.shape.numel() * variable.dtype.itemsize,
             )
-            for variable in owners
+            for variable in self._hosting.variables()
         ]
-
-    def _name_optimizer(
-        self, class_name: str, consistency: Consistency | None = None
-    ) -> str:
-        # With one worker all consistencies are the same.
-        return super()._name_optimizer(class_name)
-
-    def _set_consistency(self, consistency: Consistency, optimizer: str | None) -> None:
-        """There are no other workers."""
-
-    def _consistency_report(self) -> dict[str, ConsistencyReport]:
-        return {}
-
-    def _barrier(self, name: str, passed: int, timeout: float | None) -> None:
-        """This process is the only one."""
-
-    def _snapshot(self) -> AbstractContextManager[None]:
-        # Nobody else changes anything.
-        return nullcontext()
-
-    def _traffic(self) -> Traffic:
-        return Traffic()
-
-    def _flush(self) -> None:
-        """Nothing is ever in flight."""
 
     def _close(self) -> None:
         """There are no sessions to end."""

@@ -10,15 +10,17 @@ from typing import Any, TypeVar
 import torch
 
 from stratagem._cluster.device_filters import ClusterDeviceFilters
+from stratagem._cluster.membership import Membership
 from stratagem._core.contexts.context import require_cross_replica_or_default
 from stratagem._core.contexts.scope import Scope, entered
 from stratagem._core.device_names import canonicalize
+from stratagem._hosting.elsewhere import MadeElsewhere
 from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
 from stratagem._parameter_server.checkpointed import CheckpointedStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.local_extended import LocalExtended
 from stratagem._parameter_server.settings import Settings
-from stratagem._parameter_server.tables.extended import META_ABOVE
+from stratagem._parameter_server.tables.tables import META_ABOVE
 from stratagem._parameter_server.task import (
     member_of,
     replica_devices,
@@ -144,7 +146,6 @@ class ParameterServerStrategy(CheckpointedStrategy):
 
     __module__ = "stratagem"
 
-    _extended_type: type[ParameterServerExtended] = ParameterServerExtended
     _coordinator: object | None = None
 
     def __init__(  # noqa: PLR0913 - independent settings, all but the first by name
@@ -190,13 +191,18 @@ class ParameterServerStrategy(CheckpointedStrategy):
             return LocalExtended(self, [canonicalize(device) for device in devices])
         member = member_of(self._resolver)
         servers = servers_of(member, self._resolver, self._settings)
-        return self._extended_type(
+        return ParameterServerExtended(
             self,
             member,
             store_of(member, servers, self._settings),
             [canonicalize(device, member.name) for device in devices],
             self._settings,
+            self._elsewhere(member),
         )
+
+    def _elsewhere(self, member: Membership) -> MadeElsewhere | None:
+        """Return what says that this process makes nothing, if it does not."""
+        return None
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
@@ -252,7 +258,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
         Raises:
             StratagemError: It could not be applied, which is not raised again.
         """
-        self.extended._flush()
+        self.extended._cluster.flush()
 
     def barrier(self, name: str = "barrier", timeout: float | None = None) -> None:
         """Wait until every worker of the cluster has come here.
@@ -273,7 +279,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
         """
         require_cross_replica_or_default(self.extended, "barrier")
         check_name(name, "barrier")
-        self.extended._barrier(name, self._passages[name], timeout)
+        self.extended._cluster.barrier(name, self._passages[name], timeout)
         self._passages[name] += 1
         self.refresh()
 
@@ -282,7 +288,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
 
         Two of them differ by what was sent and received in between.
         """
-        return self.extended._traffic()
+        return self.extended._cluster.traffic
 
     def set_consistency(
         self,
@@ -314,7 +320,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
         name = (
             optimizer.name if isinstance(optimizer, DistributedOptimizer) else optimizer
         )
-        self.extended._set_consistency(consistency_from(consistency), name)
+        self.extended._cluster.set_consistency(consistency_from(consistency), name)
 
     def consistency_report(self) -> dict[str, ConsistencyReport]:
         """Ask the servers what holds for each optimizer, and how its workers fare.
@@ -325,7 +331,7 @@ class ParameterServerStrategy(CheckpointedStrategy):
         Raises:
             UnavailableError: The first server cannot be reached.
         """
-        return self.extended._consistency_report()
+        return self.extended._cluster.consistency_report()
 
     def close(self) -> None:
         """End the sessions with the servers. The variables stay there.

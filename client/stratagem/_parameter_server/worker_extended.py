@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +15,13 @@ from stratagem._core.contexts.scope import entered
 from stratagem._core.device_names import DeviceName
 from stratagem._core.enums import ReduceOp
 from stratagem._core.options import CommunicationOptions, InputContext
+from stratagem._core.values.reduction import Axis
 from stratagem._core.variables.variable import Variable
-from stratagem._hosting.modules.extended import HostingExtended
 from stratagem._hosting.modules.unscoped import workers
+from stratagem._input.options import AutoShardPolicy, InputOptions
+from stratagem._parameter_server.coordination import Coordination
+from stratagem._strategies.extended import StrategyExtended
+from stratagem._strategies.primitives import always
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
@@ -27,8 +32,8 @@ if TYPE_CHECKING:
 _SEED_NAME = "stratagem/shuffling_seed"
 
 
-class WorkerExtended(HostingExtended):
-    """Runs and reduces the replicas of this process.
+class WorkerExtended(StrategyExtended):
+    """Runs and reduces the replicas of this process, and divides its input.
 
     Args:
         container_strategy: The strategy.
@@ -36,9 +41,12 @@ class WorkerExtended(HostingExtended):
         devices: Full names of the devices of this worker's replicas.
         synchronous: Whether the workers take their steps together, so that their
             replicas are in sync.
+        coordinated: Whether a coordinator has functions run here.
 
     Spec: PS1-4, PS1-7 to PS1-9.
     """
+
+    experimental_between_graph = always(True)
 
     def __init__(
         self,
@@ -46,33 +54,23 @@ class WorkerExtended(HostingExtended):
         membership: Membership,
         devices: Sequence[str],
         synchronous: bool,
+        coordinated: bool,
     ) -> None:
         super().__init__(container_strategy)
         self._default_device = membership.name
         self._membership = membership
         self._devices = tuple(devices)
         self._synchronous = synchronous
+        self._coordination = Coordination(self._container_strategy, coordinated)
         if membership.trains and membership.num_workers > 1:
             workers.add(container_strategy)
         self._seed: Variable | None = None
 
-    def _close(self) -> None:
-        workers.leave_out(self._container_strategy())
+    # The task.
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
         return self._devices
-
-    def _replica_devices(self) -> Sequence[Any]:
-        return [[device_names.current()]]
-
-    @property
-    def _trains_in_place(self) -> bool:
-        return False
-
-    @property
-    def experimental_between_graph(self) -> bool:
-        return True
 
     @property
     def experimental_should_init(self) -> bool:
@@ -89,7 +87,15 @@ class WorkerExtended(HostingExtended):
     def _update_config_proto(self, config: ConfigProto) -> None:
         # Workers share the variables on the servers, and do not call each other.
         config.isolate_session_state = False
-        config.device_filters[:] = self._membership.session_filters
+        member = self._membership
+        coordinated = self._coordination.active
+        filters = member.coordinated_filters if coordinated else member.session_filters
+        config.device_filters[:] = filters
+
+    # Replicas.
+
+    def _replica_devices(self) -> Sequence[Any]:
+        return [[device_names.current()]]
 
     @property
     def _num_replicas_in_sync(self) -> int:
@@ -105,10 +111,14 @@ class WorkerExtended(HostingExtended):
         number = self._membership.number if self._synchronous else 0
         return number * self._num_local_replicas
 
+    # Input.
+
     def _input_context(self) -> InputContext:
-        member = self._membership
+        in_sync = self._num_replicas_in_sync
+        if self._coordination.active:
+            return InputContext(num_replicas_in_sync=in_sync)
         return InputContext(
-            member.num_workers, member.number, self._num_replicas_in_sync
+            self._membership.num_workers, self._membership.number, in_sync
         )
 
     def _input_worker(self) -> InputWorker:
@@ -122,10 +132,36 @@ class WorkerExtended(HostingExtended):
                 self._seed = Variable(drawn, trainable=False, name=_SEED_NAME)
         return int(self._seed.numpy())
 
-    def _call_for_each_replica(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    def _distribute_dataset(
+        self,
+        dataset: Any,
+        options: InputOptions | None,
+        auto_shard_policy: AutoShardPolicy | int,
     ) -> Any:
-        return self._run_replicas(self._devices, fn, args, kwargs)
+        built = super()._distribute_dataset(dataset, options, auto_shard_policy)
+        if not self._coordination.is_off_workers:
+            return built
+        distribute = self._container_strategy().experimental_distribute_dataset
+        build = partial(distribute, dataset, options, auto_shard_policy)
+        return self._coordination.unbuilt(build)
+
+    def _distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None
+    ) -> Any:
+        if not self._coordination.is_off_workers:
+            return super()._distribute_datasets_from_function(dataset_fn, options)
+        distribute = self._container_strategy().distribute_datasets_from_function
+        return self._coordination.unbuilt(partial(distribute, dataset_fn, options))
+
+    # Values.
+
+    def _reduce(self, reduce_op: ReduceOp, value: Any) -> Any:
+        self._coordination.warn_off_workers("reduce")
+        return super()._reduce(reduce_op, value)
+
+    def _reduce_axes(self, reduce_op: ReduceOp, value: Any, axis: Axis) -> Any:
+        self._coordination.warn_off_workers("reduce")
+        return super()._reduce_axes(reduce_op, value, axis)
 
     def _reduce_to(
         self,
@@ -141,15 +177,8 @@ class WorkerExtended(HostingExtended):
         self._require_own(destinations)
         return self._place_value(tensor, destinations)
 
-    def _require_one_replica(self, what: str) -> None:
-        if self._num_local_replicas > 1:
-            raise InvalidArgumentError(
-                f"{what} needs one replica in each worker, because several reduce "
-                f"their gradients first; here are {self._num_local_replicas}. Leave it "
-                "out, or set num_replicas_per_worker=1"
-            )
-
     def _require_own(self, destinations: Any) -> None:
+        """Check that values go to no other worker."""
         if not isinstance(destinations, str):
             return
         device, own = DeviceName.parse(destinations), self._membership

@@ -73,6 +73,11 @@ class StepCount:
         """
         return _Pausing(self)
 
+    def divide(self) -> None:
+        """Ends the step that this thread takes, and begins another one."""
+        self.leave()
+        self.enter()
+
     def set_apart(self) -> int:
         """Begins a part of the present step that may outlast it; one at a time.
 

@@ -9,7 +9,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from stratagem._hosting.modules.extended import HostingExtended
+from stratagem._hosting.attached import Attached
+from stratagem._hosting.hosting import hosting_of
 from stratagem._hosting.modules.recurrent import Following, plain_class
 from stratagem._hosting.modules.state_dicts import refresh_first
 from stratagem._parameter_server.attached import AttachedStrategy
@@ -32,9 +33,9 @@ class ModuleKind(ChangingKind):
     types = (nn.Module,)
 
     def subject(self, value: Any, strategy: Strategy) -> object | None:
-        extended = strategy.extended
-        assert isinstance(extended, HostingExtended)
-        adopted = extended._adopter.has_adopted(value)
+        hosting = hosting_of(strategy.extended)
+        assert hosting is not None
+        adopted = hosting.adopter.has_adopted(value)
         return value if adopted and _pickles_its_attributes(value) else None
 
     def label(self, subject: nn.Module) -> str:
@@ -66,7 +67,7 @@ class ModuleKind(ChangingKind):
 
     def update(self, made: Any, change: Change) -> None:
         strategy: AttachedStrategy = change.essence[0]
-        device = strategy.extended._local_devices()[0]
+        device = strategy.extended._hosting.devices[0]
         fresh = _fresh()
         whole = _attributes(made) if made.__dict__ else fresh
         for name in _named(dict.fromkeys(change.removed), _ATTRIBUTE):
@@ -77,7 +78,7 @@ class ModuleKind(ChangingKind):
             whole[key] = change.state.get(key, whole.get(key))
         whole[_BUFFERS] = _buffers(whole.get(_BUFFERS, {}), change.state, device)
         made.__setstate__(whole)
-        strategy.extended.attach_module(made)
+        Attached(strategy.extended._hosting).module(made)
 
 
 def _pickles_its_attributes(module: nn.Module) -> bool:

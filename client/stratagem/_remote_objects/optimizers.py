@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.contributions import hyperparameters_of
+from stratagem._hosting.attached import Attached
 from stratagem._hosting.modules.hosting import HostedParameter
 from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
 from stratagem._hosting.optimizers.trained import Trained
@@ -58,7 +59,7 @@ class OptimizerKind(ChangingKind):
     def make(self, essence: Any, task: WorkerTask) -> DistributedOptimizer:
         strategy: AttachedStrategy
         strategy, name, settings, inner = essence
-        with strategy.extended.naming(name):
+        with Attached(strategy.extended._hosting).naming(name):
             return DistributedOptimizer(_inner(*inner), **settings)
 
     def state(self, subject: DistributedOptimizer) -> Mapping[str, Any]:

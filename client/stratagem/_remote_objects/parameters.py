@@ -69,4 +69,4 @@ class ParameterKind(HostedKind):
         strategy, name, shape, specs, readable = essence
         found = tuple(map(VariableSpec.FromString, specs))
         parts = ParameterParts(name, shape, found, readable)
-        return strategy.extended.attach_parameter(parts)
+        return strategy.attached.parameter(parts)

@@ -68,7 +68,7 @@ class StrategyKind(SessionKind, ChangingKind):
         servers.expect(change.state.get("runs", {}))
 
     def refresh(self, made: AttachedStrategy) -> None:
-        made.extended.refresh_new()
+        made.attached.refresh_new()
 
     def close(self, made: AttachedStrategy) -> None:
         made.close()

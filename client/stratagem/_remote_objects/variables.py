@@ -42,7 +42,7 @@ class VariableKind(ObjectKind):
     def make(self, essence: Any, task: WorkerTask) -> Variable:
         strategy: AttachedStrategy
         strategy, spec = essence
-        return strategy.extended.attach(VariableSpec.FromString(spec))
+        return strategy.attached.variable(VariableSpec.FromString(spec))
 
 
 class ShardedVariableKind(ObjectKind):

@@ -70,8 +70,8 @@ class ClosurePickler:
     def _write_parameters(self) -> None:
         extended = self._strategy.extended
         assert isinstance(extended, ParameterServerExtended)
-        extended._adopter.adopt()
-        written = written_in(extended._store, extended._parameters)
+        extended._hosting.adopter.adopt()
+        written = written_in(extended._store, extended._hosting.parameters)
         if written:
             carry(extended._store, written)
 

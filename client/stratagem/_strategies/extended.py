@@ -169,6 +169,8 @@ class StrategyExtended(StrategyHooks):
         variable = self._create_variable(next_creator, **kwargs)
         variable._join(strategy)
         self._names.record(name, variable)
+        if self._hosting is not None:
+            self._hosting.created(variable)
         return variable
 
     def variable_created_in_scope(self, v: Variable) -> bool:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stratagem._checkpoints.deferred import Restoration
     from stratagem._core.enums import ReduceOp
     from stratagem._core.options import CommunicationOptions, ValueContext
+    from stratagem._core.protocols import AnyHosting
     from stratagem._core.variables.creators import NextCreator
     from stratagem._input.iterator import DistributedIterator
     from stratagem._input.options import AutoShardPolicy, InputOptions
@@ -52,10 +53,11 @@ class StrategyHooks(StrategyPrimitives):
     ones, which may also be called in the default context.
     """
 
-    # Replicas.
-
     _default_device: str | None = None
     """The current device inside of the scope; None leaves it alone."""
+
+    _hosting: AnyHosting | None = None
+    """What makes variables of modules built in the scope; None if nothing does."""
 
     @property
     def worker_devices(self) -> Sequence[str]:
@@ -145,7 +147,7 @@ class StrategyHooks(StrategyPrimitives):
         It is entered last and left first. The scopes that methods enter by
         themselves do without.
         """
-        return nullcontext()
+        return nullcontext() if self._hosting is None else self._hosting.watching(name)
 
     def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
         """Create a variable of this strategy.
@@ -170,12 +172,7 @@ class StrategyHooks(StrategyPrimitives):
     def _rows_of(
         self, variables: Sequence[Variable], rows: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Return some rows of each of several variables.
-
-        Args:
-            variables: The variables.
-            rows: Which rows of each of them; int64 tensors of shape [n].
-        """
+        """Return some rows of each variable, by int64 tensors of shape [n]."""
         values = self._values_of(variables)
         pairs = zip(values, rows, strict=True)
         return [value[one.to(value.device)] for value, one in pairs]
@@ -194,6 +191,8 @@ class StrategyHooks(StrategyPrimitives):
 
     def _before_replicas(self) -> None:
         """Prepare for replicas to run, for instance fetch fresh parameters."""
+        if self._hosting is not None:
+            self._hosting.before_replicas()
 
     def _before_run(self) -> None:
         """Prepare for a `run`; usually as for any other use of fresh values."""
@@ -251,13 +250,18 @@ class StrategyHooks(StrategyPrimitives):
 
     def _state_dict(self) -> dict[str, torch.Tensor]:
         """Return snapshots of everything that is to be in a checkpoint, by name."""
-        raise self._no_checkpoints()
+        if self._hosting is None:
+            raise self._no_checkpoints()
+        return self._hosting.state_dict()
 
     def _load_state_dict(
         self, state: Mapping[str, torch.Tensor], strict: bool
     ) -> Restoration:
         """Replace values by those of a checkpoint, also of what is made later."""
-        raise self._no_checkpoints()
+        if self._hosting is None:
+            raise self._no_checkpoints()
+        restoration: Restoration = self._hosting.load_state_dict(state, strict)
+        return restoration
 
     def _no_checkpoints(self) -> UnimplementedError:
         return UnimplementedError(

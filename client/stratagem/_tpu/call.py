@@ -104,7 +104,7 @@ def _take_over(extended: HostExtended, state: Sequence[Valued], writes: Writes) 
     for position, value in writes.values.items():
         extended.write(state[position], value)
     for optimizer, position, slots in writes.slots:
-        extended._set_slots(optimizer, {variable_of(state[position]): slots})
+        extended._hosting.set_slots(optimizer, {variable_of(state[position]): slots})
 
 
 def _done(work: Callable[[], Any]) -> tuple[bytes, BaseException | None]:
@@ -194,9 +194,11 @@ def read_slots(
     strategy: Strategy, optimizer: str, trained: Sequence[Valued]
 ) -> list[Mapping[str, torch.Tensor]]:
     """Return the state of an optimizer for variables and parameters."""
-    return [*extended_here(strategy)._slots(optimizer, [*map(variable_of, trained)])]
+    return [
+        *extended_here(strategy)._hosting.slots(optimizer, [*map(variable_of, trained)])
+    ]
 
 
 def optimizers_with_state(strategy: Strategy) -> list[str]:
     """Return the names of the optimizers that have state."""
-    return [*extended_here(strategy)._stateful_optimizers()]
+    return [*extended_here(strategy)._hosting.stateful_optimizers()]

@@ -9,7 +9,7 @@ from stratagem._core.options import InputContext
 from stratagem._core.variables.variable import Variable
 from stratagem._input.iterator import DistributedIterator
 from stratagem._input.options import InputReplicationMode
-from stratagem._local.copies import CopiesExtended
+from stratagem._local.mirrored import MirroredExtended
 from stratagem._strategies.multi_step import MultiStepContext
 from stratagem._strategies.strategy import Strategy
 from stratagem._tpu.inputs import Recipe, StaticShapes
@@ -18,7 +18,7 @@ from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
 
-class CoresExtended(CopiesExtended):
+class CoresExtended(MirroredExtended):
     """The part of the `extended` of a `TPUStrategy` that is about its cores.
 
     A subclass provides `_topology`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,12 +17,13 @@ from stratagem._core.distributed_variables.mirrored import MirroredVariable, cop
 from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
 from stratagem._core.enums import VariableAggregation, VariableSynchronization
 from stratagem._core.options import CommunicationOptions
+from stratagem._core.variables.creators import NextCreator
 from stratagem._core.variables.local import LocalVariable
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
+from stratagem._hosting.elsewhere import MadeElsewhere
+from stratagem._hosting.hosting import living_hostings
 from stratagem._hosting.modules.adoption import Adoption
-from stratagem._hosting.modules.attached import AttachedHostingExtended
-from stratagem._hosting.modules.extended import living_extended
 from stratagem._multi_worker.extended import MultiWorkerMirroredExtended
 from stratagem._multi_worker.group import WorkerGroup
 from stratagem._strategies.strategy import Strategy
@@ -62,13 +64,17 @@ class VariableForm:
         return self.traits.trainable and differentiable
 
 
-class HostExtended(AttachedHostingExtended, CoresExtended, MultiWorkerMirroredExtended):
+class HostExtended(CoresExtended, MultiWorkerMirroredExtended):
     """The `extended` of a `TPUStrategy` on a host."""
 
     def __init__(self, container_strategy: Strategy, plan: HostPlan, task: int) -> None:
         devices, seconds = plan.devices_of(task), default_pg_timeout.total_seconds()
         group = WorkerGroup(plan.place_of(task), seconds, f"{len(devices)} cores")
-        super().__init__(container_strategy, group, devices, CommunicationOptions())
+        self._elsewhere = MadeElsewhere(group.place.name)
+        options = CommunicationOptions()
+        MultiWorkerMirroredExtended.__init__(
+            self, container_strategy, group, devices, options
+        )
         self._steps_per_run = plan.steps_per_run
         self._hosts = plan.topology
         self._job = plan.topology.job
@@ -93,8 +99,9 @@ class HostExtended(AttachedHostingExtended, CoresExtended, MultiWorkerMirroredEx
         """All hosts."""
         return self._group
 
-    def _place_name(self) -> str:
-        return self._group.place.name
+    def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
+        assert self._elsewhere is not None
+        raise self._elsewhere.refusal(f"a variable, {kwargs['name']!r}")
 
     # What the program has made.
 
@@ -113,13 +120,13 @@ class HostExtended(AttachedHostingExtended, CoresExtended, MultiWorkerMirroredEx
         kind = SyncOnReadVariable if on_read else MirroredVariable
         variable = kind(self._container_strategy(), copies)
         self._names.record(name, variable)
-        living_extended.add(self)  # optimizers look for it by what `value` returns
+        living_hostings.add(self._hosting)  # optimizers look for what `value` returns
         return variable
 
     def attach_parameter(self, form: VariableForm) -> Parameter:
         """Return a parameter with a leaf on each core of this host."""
         parameter = Parameter(form.blank(self._devices[0]), form.requires_grad)
-        self._host_one(Adoption(form.traits.name, parameter, (), ""))
+        self._hosting.host_one(Adoption(form.traits.name, parameter, (), ""))
         self._names.record(form.traits.name, parameter)
         return parameter
 

@@ -9,14 +9,15 @@ from typing import Any, cast
 
 import torch
 
-from stratagem._core.device_names import canonicalize, torch_device
+from stratagem._core.device_names import canonicalize
 from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
 from stratagem._core.options import InputContext
 from stratagem._core.values.cross_device_ops import ReductionToOneDevice
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.local import LocalOptimizers
+from stratagem._hosting.hosting import Slots
 from stratagem._input.options import AutoShardPolicy, InputOptions
-from stratagem._local.mirrored import MirroredExtended
+from stratagem._local.copies import CopiesHosting, CopyOperations
 from stratagem._strategies.multi_step import MultiStepContext, require_as_many
 from stratagem._strategies.strategy import Strategy
 from stratagem._tpu.call import (
@@ -52,7 +53,7 @@ class TotalVariable(SyncOnReadVariable):
         return total
 
 
-class RemoteCoresExtended(CoresExtended, MirroredExtended):
+class RemoteCoresExtended(CoresExtended):
     """The `extended` of a `TPUStrategy` whose cores are on hosts.
 
     The program has one copy of each variable and parameter. What it writes goes to the
@@ -67,6 +68,7 @@ class RemoteCoresExtended(CoresExtended, MirroredExtended):
     """
 
     _sync_on_read = TotalVariable
+    _hosting: HostsHosting
 
     def __init__(
         self,
@@ -75,14 +77,18 @@ class RemoteCoresExtended(CoresExtended, MirroredExtended):
         job: str,
         num_cores: int | None,
     ) -> None:
-        here = (canonicalize("CPU:0"),)
-        super().__init__(container_strategy, here, ReductionToOneDevice())
         self._job = job
         self._open = partial(
             HostsSession, resolver=resolver, job=job, num_cores=num_cores
         )
         self._opened: HostsSession | None = None
-        self._memory = Memory(self._local_optimizers)
+        here = (canonicalize("CPU:0"),)
+        super().__init__(container_strategy, here, ReductionToOneDevice())
+        self._memory = Memory(self._hosting.optimizers)
+
+    def _new_hosting(self) -> HostsHosting:
+        operations = CopyOperations(self._cross_device_ops, self._united)
+        return HostsHosting(self, self._devices, operations)
 
     # The hosts.
 
@@ -103,7 +109,7 @@ class RemoteCoresExtended(CoresExtended, MirroredExtended):
         """Connect to the hosts, anew if they were given up or lost."""
         if self._opened is not None and self._opened.failed:
             self._forget_session()
-            self._local_optimizers = LocalOptimizers()
+            self._hosting.optimizers = LocalOptimizers()
         _ = self._session
 
     def disconnect(self) -> None:
@@ -112,7 +118,7 @@ class RemoteCoresExtended(CoresExtended, MirroredExtended):
             return
         known: list[tuple[str, Any]] = []
         if not self._opened.failed:
-            known = [(name, self._all_slots(name)) for name in self._asked_optimizers()]
+            known = [(name, self._hosting.all_slots(name)) for name in self._asked()]
         self._forget_session()
         for name, slots in known:
             self._memory.set_slots(name, slots)
@@ -121,7 +127,7 @@ class RemoteCoresExtended(CoresExtended, MirroredExtended):
         assert self._opened is not None
         self._opened.close()
         self._opened = None
-        self._memory = Memory(self._local_optimizers)
+        self._memory = Memory(self._hosting.optimizers)
 
     def _plan(self) -> HostPlan:
         """Return what hosts are told of the strategy."""
@@ -135,9 +141,6 @@ class RemoteCoresExtended(CoresExtended, MirroredExtended):
     def _num_replicas_in_sync(self) -> int:
         return self._topology.num_cores
 
-    def _local_devices(self) -> list[torch.device]:
-        return [*map(torch_device, self._devices)]
-
     # Calls.
 
     def _on_hosts(self, *works: Callable[[], Any]) -> list[Any]:
@@ -147,7 +150,7 @@ class RemoteCoresExtended(CoresExtended, MirroredExtended):
             works: What each of them is to do; one for all if it is the same.
         """
         self._before_replicas()
-        state, modules = self._state(), self._adopter.buffers.modules()
+        state, modules = self._state(), self._hosting.adopter.buffers.modules()
         writes = self._memory.writes(state)
         calls = [
             _there(carry_out, self._strategy(), state, modules, writes, work)
@@ -166,7 +169,7 @@ class RemoteCoresExtended(CoresExtended, MirroredExtended):
     def _state(self) -> list[Valued]:
         owners = self._names.owners()
         variables = [one for one in owners if isinstance(one, Variable)]
-        return [*(hosted.parameter for hosted in self._parameters), *variables]
+        return [*(hosted.parameter for hosted in self._hosting.parameters), *variables]
 
     def _call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
@@ -204,6 +207,30 @@ class RemoteCoresExtended(CoresExtended, MirroredExtended):
             require_as_many(self._strategy(), initial_loop_values, outputs)
         return context
 
+    # The state of optimizers.
+
+    def _asked(self) -> list[str]:
+        """Return the names of the optimizers that have state on the hosts."""
+        if self._opened is None:
+            return []
+        question = _there(optimizers_with_state, self._strategy())
+        names: list[str] = self._opened.ask(question)
+        return names
+
+    def _asked_slots(
+        self, optimizer: str, variables: Sequence[Variable]
+    ) -> Sequence[Slots] | None:
+        """Return the state on the hosts; None while there are none."""
+        if self._opened is None:
+            return None
+        if self._memory.has_new_slots:
+            self._on_hosts(nothing)
+        valued = {variable_of(one).name: one for one in self._state()}
+        trained = [valued[variable.name] for variable in variables]
+        question = _there(read_slots, self._strategy(), optimizer, trained)
+        found: list[Slots] = self._opened.ask(question)
+        return found
+
     # Input.
 
     def _opened_input(self, recipe: Recipe) -> Any:
@@ -234,41 +261,23 @@ class RemoteCoresExtended(CoresExtended, MirroredExtended):
 
         return HostsDataset(self._strategy(), opened)
 
-    # The state of optimizers.
 
-    def _slots(
-        self, optimizer: str, variables: Sequence[Variable]
-    ) -> Sequence[Mapping[str, torch.Tensor]]:
-        if self._opened is None:
-            return super()._slots(optimizer, variables)
-        if self._memory.has_new_slots:
-            self._on_hosts(nothing)
-        valued = {variable_of(one).name: one for one in self._state()}
-        trained = [valued[variable.name] for variable in variables]
-        question = _there(read_slots, self._strategy(), optimizer, trained)
-        found: list[Mapping[str, torch.Tensor]] = self._session.ask(question)
-        return found
+class HostsHosting(CopiesHosting):
+    """Hosts modules in the program, while their optimizers step on the hosts."""
 
-    def _set_slots(
-        self, optimizer: str, slots: Mapping[Variable, Mapping[str, torch.Tensor]]
-    ) -> None:
-        self._memory.set_slots(optimizer, slots)
+    _extended: RemoteCoresExtended
 
-    def _stateful_optimizers(self) -> Iterable[str]:
-        here = super()._stateful_optimizers()
-        if self._opened is None:
-            return here
-        return sorted({*here, *self._asked_optimizers()})
+    def slots(self, optimizer: str, variables: Sequence[Variable]) -> Sequence[Slots]:
+        asked = self._extended._asked_slots(optimizer, variables)
+        return super().slots(optimizer, variables) if asked is None else asked
 
-    def _asked_optimizers(self) -> list[str]:
-        names: list[str] = self._session.ask(
-            _there(optimizers_with_state, self._strategy())
-        )
-        return names
+    def all_slots(self, optimizer: str) -> Mapping[Variable, Slots]:
+        """Return the state for all variables."""
+        variables = self.variables()
+        return dict(zip(variables, self.slots(optimizer, variables), strict=True))
 
-    def _all_slots(
-        self, optimizer: str
-    ) -> Mapping[Variable, Mapping[str, torch.Tensor]]:
-        variables = self._variables()
-        slots = self._slots(optimizer, variables)
-        return dict(zip(variables, slots, strict=True))
+    def set_slots(self, optimizer: str, slots: Mapping[Variable, Slots]) -> None:
+        self._extended._memory.set_slots(optimizer, slots)
+
+    def stateful_optimizers(self) -> Iterable[str]:
+        return sorted({*super().stateful_optimizers(), *self._extended._asked()})

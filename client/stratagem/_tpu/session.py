@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stratagem._hosting.modules.extended import HostingExtended
+from stratagem._hosting.hosting import hosting_of
 from stratagem._shipping.closure_pickler import ClosurePickler
 from stratagem._tpu.cores import CoresStrategy
 from stratagem._tpu.crew import Crew, connected
@@ -143,6 +143,6 @@ class HostsPickler(ClosurePickler):
     """
 
     def _write_parameters(self) -> None:
-        extended = self._strategy.extended
-        assert isinstance(extended, HostingExtended)
-        extended._adopter.adopt()
+        hosting = hosting_of(self._strategy.extended)
+        assert hosting is not None
+        hosting.adopter.adopt()

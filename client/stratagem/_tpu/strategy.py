@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from stratagem._core.values.cross_device_ops import default_cross_device_ops
-from stratagem._local.mirrored import MirroredExtended
 from stratagem._tpu.cores import CoresExtended, CoresStrategy
 from stratagem._tpu.topology import Topology
 from stratagem.cluster_resolver import ClusterResolver, TPUClusterResolver
@@ -61,7 +60,7 @@ class TPUStrategy(CoresStrategy):
         return TPUStrategy
 
 
-class _LocalCoresExtended(CoresExtended, MirroredExtended):
+class _LocalCoresExtended(CoresExtended):
     """Cores of this process."""
 
     def __init__(self, container_strategy: Any, topology: Topology) -> None:

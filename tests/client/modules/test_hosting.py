@@ -20,7 +20,7 @@ from stratagem import PerReplica, Variable
 from stratagem._core.contexts.context import updating
 from stratagem._hosting.modules.hosting import HostedParameter, hosted_parameter
 from stratagem._hosting.modules.recurrent import Following
-from tests.client.one_copy import OneCopy, extended_of
+from tests.client.one_copy import OneCopy, hosting_in
 
 BATCHES = [
     torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(seed))
@@ -180,7 +180,7 @@ def test_a_loaded_state_reaches_the_variable_and_every_replica(
     model.load_state_dict(state)
     totals = strategy.run(lambda: model.first.weight.sum().item())
     assert totals.values == (128.0, 128.0)
-    for hosted in extended_of(strategy)._parameters:
+    for hosted in hosting_in(strategy).parameters:
         assert (hosted.variable.numpy() == 2.0).all()
 
 
@@ -213,7 +213,7 @@ def test_a_write_under_no_grad_reaches_the_variable(strategy: OneCopy) -> None:
     with torch.no_grad():
         model.first.bias.fill_(3.0)
     strategy.run(lambda: None)
-    (hosted,) = [h for h in extended_of(strategy)._parameters if h.name == "first.bias"]
+    (hosted,) = [h for h in hosting_in(strategy).parameters if h.name == "first.bias"]
     assert torch.equal(hosted.variable.value(), torch.full((8,), 3.0))
 
 
@@ -229,14 +229,14 @@ def test_a_write_in_a_replica_is_seen(replica: int, strategy: OneCopy) -> None:
                 model.first.bias.add_(1.0)
 
     strategy.run(write)
-    written = extended_of(strategy)._parameters.written_locally()
+    written = hosting_in(strategy).parameters.written_locally()
     assert [hosted.name for hosted in written] == ["first.bias"]
 
 
 def test_freezing_reaches_every_replica_and_is_no_write(strategy: OneCopy) -> None:
     model, _ = built(strategy, Mlp)
     model.requires_grad_(False)
-    assert extended_of(strategy)._parameters.written_locally() == []
+    assert hosting_in(strategy).parameters.written_locally() == []
     flags = strategy.run(lambda: [p.requires_grad for p in model.parameters()])
     assert flags == [False, False, False]
     model.first.bias.requires_grad_(True)

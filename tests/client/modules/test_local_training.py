@@ -22,7 +22,7 @@ from stratagem import (
     Strategy,
     Variable,
 )
-from stratagem._hosting.modules.extended import HostingExtended
+from stratagem._hosting.hosting import hosting_of
 from stratagem_proto.programs.optimizers import OPTIMIZERS
 from tests.client.small_model import BATCHES, loss_of, seeded_model
 from tests.client.two_replicas import number
@@ -87,9 +87,9 @@ def train_plainly(optimizer_class: Any) -> tuple[Any, torch.optim.Optimizer]:
 
 def copies_of(strategy: Strategy) -> list[tuple[Tensor, ...]]:
     """The leaves of each hosted parameter."""
-    extended = strategy.extended
-    assert isinstance(extended, HostingExtended)
-    return [hosted.leaves for hosted in extended._parameters]
+    hosting = hosting_of(strategy.extended)
+    assert hosting is not None
+    return [hosted.leaves for hosted in hosting.parameters]
 
 
 def assert_equal_copies(strategy: Strategy) -> None:

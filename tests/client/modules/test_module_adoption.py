@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import stratagem
-from tests.client.one_copy import OneCopy, extended_of, names_in
+from tests.client.one_copy import OneCopy, hosting_in, names_in
 
 
 class Recommender(nn.Module):
@@ -81,7 +81,7 @@ def test_names_are_those_of_named_parameters(kind: str, strategy: OneCopy) -> No
         model = MODELS[kind]()
     assert names_in(strategy) == [name for name, _ in model.named_parameters()]
     for hosted, parameter in zip(
-        extended_of(strategy)._parameters, model.parameters(), strict=True
+        hosting_in(strategy).parameters, model.parameters(), strict=True
     ):
         assert hosted.parameter is parameter
         assert torch.equal(hosted.variable.value(), parameter)
@@ -91,14 +91,14 @@ def test_hosting_begins_with_the_values_after_initialisation(strategy: OneCopy) 
     with strategy.scope():
         model = nn.Linear(2, 2)
         nn.init.constant_(model.weight, 7.0)
-    (weight, _) = extended_of(strategy)._parameters
+    (weight, _) = hosting_in(strategy).parameters
     assert torch.equal(weight.variable.value(), torch.full((2, 2), 7.0))
 
 
 def test_a_tied_parameter_is_one_variable_with_two_owners(strategy: OneCopy) -> None:
     with strategy.scope():
         model = Tied()
-    (adoption,) = extended_of(strategy).adopted
+    (adoption,) = hosting_in(strategy).adopted
     assert adoption.name == "encode.weight"
     assert adoption.owners == ((model.encode, "weight"), (model.decode, "weight"))
 
@@ -106,7 +106,7 @@ def test_a_tied_parameter_is_one_variable_with_two_owners(strategy: OneCopy) -> 
 def test_people_recognise_a_parameter_by_its_module_path(strategy: OneCopy) -> None:
     with strategy.scope():
         kept = [Recommender(), nn.Linear(1, 1, bias=False)]
-    paths = [adoption.module_path for adoption in extended_of(strategy).adopted]
+    paths = [adoption.module_path for adoption in hosting_in(strategy).adopted]
     assert paths[:2] == ["Recommender", "Recommender.users"]
     assert paths[-1] == "Linear"
     assert len(kept) == 2
@@ -136,7 +136,7 @@ def test_dropped_modules_leave_no_trace(strategy: OneCopy) -> None:
         del dropped, cycle
         kept = nn.Linear(3, 3)
     assert names_in(strategy) == ["weight", "bias"]
-    hosted = next(iter(extended_of(strategy)._parameters))
+    hosted = next(iter(hosting_in(strategy).parameters))
     assert hosted.parameter is kept.weight
 
 
@@ -249,7 +249,7 @@ def test_a_lazy_module_is_hosted_at_its_first_forward(replicas: int) -> None:
     strategy.run(step)
     assert sorted(names_in(strategy)) == ["0.bias", "0.weight", "2.bias", "2.weight"]
     assert lazy.weight.shape == (3, 5)
-    bias = next(h for h in extended_of(strategy)._parameters if h.name == "2.bias")
+    bias = next(h for h in hosting_in(strategy).parameters if h.name == "2.bias")
     before = eager.bias.detach().clone()
     strategy.run(lambda: None)
     assert torch.equal(eager.bias, bias.variable.value())
@@ -261,7 +261,7 @@ def test_a_lazy_name_is_kept_from_others(strategy: OneCopy) -> None:
         lazy, eager = nn.LazyLinear(3), nn.Linear(2, 2)
     lazy(torch.ones(1, 2))
     assert sorted(names_in(strategy)) == ["bias", "bias_1", "weight", "weight_1"]
-    assert extended_of(strategy).adopted[0].parameter is eager.weight
+    assert hosting_in(strategy).adopted[0].parameter is eager.weight
 
 
 def test_a_lazy_module_that_is_loaded_is_hosted_before_it_is_run(

@@ -28,7 +28,7 @@ from stratagem import (
     config,
     get_replica_context,
 )
-from stratagem._hosting.modules.extended import HostingExtended
+from stratagem._hosting.hosting import hosting_of
 from tests.client.small_model import BATCHES, loss_of, seeded_model
 
 pytestmark = [
@@ -115,9 +115,9 @@ def test_copies_stay_equal_and_apart() -> None:
         optimizer.step()
 
     strategy.run(step, (PerReplica(BATCHES[0].to(GPU).chunk(2)),))
-    extended = strategy.extended
-    assert isinstance(extended, HostingExtended)
-    for first, second in (hosted.leaves for hosted in extended._parameters):
+    hosting = hosting_of(strategy.extended)
+    assert hosting is not None
+    for first, second in (hosted.leaves for hosted in hosting.parameters):
         assert (first.device, second.device) == (GPU, GPU)
         assert first.data_ptr() != second.data_ptr()
         assert torch.equal(first, second)

@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 
 import stratagem
 from stratagem import DistributedOptimizer, PerReplica, ReduceOp
-from tests.client.one_copy import OneCopy, extended_of
+from tests.client.one_copy import OneCopy, hosting_in
 from tests.client.small_model import (
     BATCHES,
     STEPS,
@@ -137,7 +137,7 @@ def test_a_replica_without_any_gradient_does_not_count_in_the_mean() -> None:
         optimizer.step()
 
     strategy.run(step, args=(PerReplica([False, True]),))
-    (made,) = extended_of(strategy).steps
+    (made,) = hosting_in(strategy).steps
     assert made.replicas == 1
     current(strategy, model)
     assert torch.equal(model.second.bias, before - 3)
@@ -163,7 +163,7 @@ def test_a_step_without_gradients_is_told_to_the_strategy_all_the_same() -> None
     before = current(strategy, model)
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
     strategy.run(lambda: optimizer.step())
-    (made,) = extended_of(strategy).steps
+    (made,) = hosting_in(strategy).steps
     assert (made.replicas, list(made.updates())) == (0, [])
     assert_same_bytes(current(strategy, model), before)
 
@@ -231,7 +231,7 @@ def test_a_changed_hyperparameter_is_part_of_the_next_step() -> None:
     strategy.run(lambda: optimizer.step())
     wrapped.param_groups[0]["momentum"] = 0.5
     strategy.run(lambda: optimizer.step())
-    first, second = (s.groups[0].hyperparameters for s in extended_of(strategy).steps)
+    first, second = (s.groups[0].hyperparameters for s in hosting_in(strategy).steps)
     assert (first["lr"], first["momentum"]) == (0.2, 0)
     assert (second["lr"], second["momentum"]) == (0.2, 0.5)
 
@@ -322,7 +322,7 @@ def test_parameters_that_are_put_in_the_place_of_others_are_trained() -> None:
     strategy.run(step)
     names = [
         [update.variable.name for update in step.updates()]
-        for step in extended_of(strategy).steps
+        for step in hosting_in(strategy).steps
     ]
     weight, bias = "first.weight", "first.bias"
     assert names == [[weight], [bias], [bias, weight]]
@@ -358,7 +358,7 @@ def test_sparse_gradients_stay_sparse() -> None:
         optimizer.step()
 
     strategy.run(step, args=(PerReplica([torch.tensor([1, 2]), torch.tensor([2])]),))
-    (update,) = extended_of(strategy).steps[0].updates()
+    (update,) = hosting_in(strategy).steps[0].updates()
     assert update.total().is_sparse
     strategy.run(lambda: None)
     changed = (before - table.weight)[:, 0]

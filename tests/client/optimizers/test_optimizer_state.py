@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stratagem import DistributedOptimizer
-from tests.client.one_copy import extended_of
+from tests.client.one_copy import hosting_in
 from tests.client.small_model import (
     BATCHES,
     assert_same_bytes,
@@ -79,5 +79,5 @@ def test_optimizers_are_named_by_class_and_order() -> None:
     optimizers = [DistributedOptimizer(m(model.parameters())) for m in makers]
     for optimizer in optimizers:
         strategy.run(optimizer.step)
-    names = [step.optimizer for step in extended_of(strategy).steps]
+    names = [step.optimizer for step in hosting_in(strategy).steps]
     assert names == ["Adam", "SGD", "Adam_1"]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from stratagem import DistributedOptimizer
-from tests.client.one_copy import extended_of
+from tests.client.one_copy import hosting_in
 from tests.client.small_model import BATCHES, hosted_model, loss_of
 
 
@@ -24,7 +24,7 @@ def test_variables_of_a_step_are_those_that_have_a_gradient_in_it() -> None:
 
     for parts in [model], [model.second], [model], [model]:
         strategy.run(step, args=(parts,))
-    whole, part, *again = [step.groups[0] for step in extended_of(strategy).steps]
+    whole, part, *again = [step.groups[0] for step in hosting_in(strategy).steps]
     names = [name for name, _ in model.named_parameters()]
     assert [one.name for one in whole.variables] == names
     assert [one.name for one in part.variables] == ["second.weight", "second.bias"]

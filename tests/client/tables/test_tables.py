@@ -170,7 +170,9 @@ def test_a_large_table_is_divided_among_all_servers(cluster: Cluster) -> None:
             small = stratagem.nn.Embedding(10, 16)
         where = [(one.name, one.server) for one in placed(strategy)]
         assert isinstance(strategy.extended, ParameterServerExtended)
-        parts = [part for table in strategy.extended._tables for part in table.parts]
+        parts = [
+            part for table in strategy.extended._hosting._tables for part in table.parts
+        ]
     assert "'weight/part_1' shape=(5000, 16)" in repr(parts)
     assert where == [
         ("weight/part_0", "/job:ps/task:0"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from weakref import WeakValueDictionary, ref
 
 import torch
@@ -26,15 +26,6 @@ def hosted_parameter(tensor: torch.Tensor) -> HostedParameter | None:
     # Everything that is registered is kept alive by its entry, so that ids are
     # not used twice.
     return _hosted.get(id(tensor))
-
-
-class AnyHosting(Protocol):
-    """A `HostingExtended`, as what belongs to a hosted parameter meets it."""
-
-    @property
-    def _trains_in_place(self) -> bool: ...
-
-    def _before_replicas(self) -> None: ...
 
 
 class _Mark(NamedTuple):

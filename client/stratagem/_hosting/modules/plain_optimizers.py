@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
@@ -15,9 +15,6 @@ from stratagem._core.replicas.replica_context import get_replica_context
 from stratagem._hosting.modules.hosting import HostedParameter, hosted_parameter
 from stratagem._hosting.modules.unscoped import workers
 from stratagem_proto.errors import FailedPreconditionError
-
-if TYPE_CHECKING:
-    from stratagem._hosting.modules.hosting import AnyHosting
 
 
 class DistributedSteps(Optimizer):
@@ -71,8 +68,8 @@ def _require_alone(optimizer: Optimizer, hosted: HostedParameter) -> None:
     """
     strategy = hosted.variable.distribute_strategy
     assert strategy is not None
-    extended = cast("AnyHosting", strategy.extended)
-    if extended._trains_in_place:
+    hosting = strategy.extended._hosting
+    if hosting is not None and hosting.trains_in_place:
         return
     name = type(optimizer).__name__
     raise FailedPreconditionError(

@@ -25,10 +25,13 @@ class ParameterRegistry:
 
     Args:
         devices: The device of each replica of this process.
+
+    Attributes:
+        devices: Likewise.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
-        self._devices = tuple(devices)
+        self.devices = tuple(devices)
         self._entries: list[HostedParameter] = []
 
     def add(
@@ -52,7 +55,7 @@ class ParameterRegistry:
         """
         if hosted_parameter(parameter) is not None:
             raise InternalError(f"a parameter is hosted twice: {variable.name!r}")
-        hosted = HostedParameter(variable, parameter, self._devices, others)
+        hosted = HostedParameter(variable, parameter, self.devices, others)
         return self.host(hosted, owners)
 
     def host(self, hosted: HostedParameter, owners: Sequence[Owner]) -> HostedParameter:
@@ -69,7 +72,7 @@ class ParameterRegistry:
         """
         for module, key in owners:
             hosted.add_owner(module, key)
-            if len(self._devices) > 1:
+            if len(self.devices) > 1:
                 show_leaves(module)
 
     def written_locally(self) -> list[HostedParameter]:

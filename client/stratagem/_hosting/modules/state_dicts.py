@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from torch import nn
 
 from stratagem._core.contexts.context import cross_replica, current_replica_id
 from stratagem._hosting.modules.hosting import hosted_parameter
 from stratagem_proto.errors import CancelledError
-
-if TYPE_CHECKING:
-    from stratagem._hosting.modules.hosting import AnyHosting
 
 
 def keep_fresh(modules: Iterable[nn.Module]) -> None:
@@ -41,4 +38,4 @@ def refresh_first(module: nn.Module, prefix: str, keep_vars: bool) -> None:
         return
     strategy: Any = hosted.variable.distribute_strategy
     with suppress(CancelledError), cross_replica(strategy):
-        cast("AnyHosting", strategy.extended)._before_replicas()
+        strategy.extended._before_replicas()

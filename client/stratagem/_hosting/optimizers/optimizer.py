@@ -33,7 +33,7 @@ from stratagem_proto.programs.optimizers import require_honoured, values_of
 
 if TYPE_CHECKING:
     from stratagem._core.replicas.replica_context import ReplicaContext
-    from stratagem._hosting.modules.extended import HostingExtended
+    from stratagem._hosting.hosting import Hosting
     from stratagem._strategies.strategy import Strategy
     from stratagem.compression import Compression
 
@@ -135,7 +135,7 @@ class DistributedOptimizer(OptimizerWithSlots):
         self._name = type(optimizer).__name__
         if not self._plain:
             own = None if consistency is None else consistency_from(consistency)
-            self._name = self._extended._name_optimizer(self._name, own)
+            self._name = self._hosting.name_optimizer(self._name, own)
         if overlap:
             self._begin_overlap()
         # Sets up hooks and profiling; __init__ would build groups of its own.
@@ -174,7 +174,7 @@ class DistributedOptimizer(OptimizerWithSlots):
         self._limiter.require_none("overlap=True")
         if self._plain:
             return
-        early = self._extended._overlapped_push(self._name, self._compressor)
+        early = self._hosting.overlapped_push(self._name, self._compressor)
         if early is not None:
             self._overlap = Overlap(early, self._tensors)
             # So a GradScaler makes itself known.
@@ -190,7 +190,7 @@ class DistributedOptimizer(OptimizerWithSlots):
         """
         found = self._limiter.rejected_steps
         return (
-            found if self._plain else found + self._extended._rejected_steps(self._name)
+            found if self._plain else found + self._hosting.rejected_steps(self._name)
         )
 
     # Steps.
@@ -225,14 +225,14 @@ class DistributedOptimizer(OptimizerWithSlots):
             with torch.enable_grad():
                 loss = closure()
         if self._is_outside_of_runs():
-            self._extended._step_outside_of_runs(self._contribute)
+            self._hosting.step_outside_of_runs(self._contribute)
         else:
             self._contribute()
         return loss
 
     def _is_outside_of_runs(self) -> bool:
         """Whether this is the loop of a program with one replica and no `run`."""
-        if self._plain or self._extended._num_local_replicas != 1:
+        if self._plain or self._strategy.extended._num_local_replicas != 1:
             return False
         context = current_context()
         if context is None:
@@ -273,9 +273,8 @@ class DistributedOptimizer(OptimizerWithSlots):
         )
 
     def _apply_merged(self, strategy: Strategy, contributions: Any) -> None:
-        extended = self._extended
-        each = _each(contributions, extended)
-        extended._apply_gradients(
+        each = _each(contributions, self._hosting)
+        self._hosting.apply_gradients(
             OptimizerStep(
                 self._name,
                 type(self._inner).__name__,
@@ -296,7 +295,7 @@ class DistributedOptimizer(OptimizerWithSlots):
         elif current_replica_id() is not None:
             self._clear(set_to_none)
         else:
-            for replica, _ in enumerate(self._extended._local_devices()):
+            for replica, _ in enumerate(self._hosting.devices):
                 with updating(self._strategy, replica):
                     self._clear(set_to_none)
 
@@ -311,8 +310,8 @@ class DistributedOptimizer(OptimizerWithSlots):
                 parameter.grad = None
 
 
-def _each(contributions: Any, extended: HostingExtended) -> Sequence[Contribution]:
+def _each(contributions: Any, hosting: Hosting) -> Sequence[Contribution]:
     """Those of all replicas of this process; a lone one is not merged."""
     if isinstance(contributions, Contribution):
         return (contributions,)
-    return extended._local_results(contributions)
+    return hosting.extended._local_results(contributions)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from stratagem._core.contexts.context import require_cross_replica_or_default
-from stratagem._hosting.modules.extended import HostingExtended
 from stratagem._hosting.optimizers.trained import Trained, TrainedTensors
 from stratagem._hosting.optimizers.wrapped import OptimizerWrapper
 from stratagem_proto.errors import InvalidTypeError
 
 if TYPE_CHECKING:
+    from stratagem._hosting.hosting import Hosting
     from stratagem._strategies.strategy import Strategy
 
 
@@ -34,10 +34,8 @@ class OptimizerWithSlots(OptimizerWrapper):
         return self._tensors.plain
 
     @property
-    def _extended(self) -> HostingExtended:
-        extended = self._strategy.extended
-        assert isinstance(extended, HostingExtended)
-        return extended
+    def _hosting(self) -> Hosting:
+        return cast("Hosting", self._strategy.extended._hosting)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as the wrapped optimizer would have it locally.
@@ -50,7 +48,7 @@ class OptimizerWithSlots(OptimizerWrapper):
         self._require_no_replica("state_dict")
         pairs = list(self._pairs())
         variables = [trained.variable for _, trained in pairs]
-        found = self._extended._slots(self._name, variables)
+        found = self._hosting.slots(self._name, variables)
         for (parameter, _), slots in zip(pairs, found, strict=True):
             state = dict(slots) or self._initial_state.get(parameter)
             if state:
@@ -74,7 +72,7 @@ class OptimizerWithSlots(OptimizerWrapper):
         try:
             state = self._inner.state
             slots = {one.variable: state.get(p, {}) for p, one in self._pairs()}
-            self._extended._set_slots(self._name, slots)
+            self._hosting.set_slots(self._name, slots)
         finally:
             self._inner.state.clear()
 
@@ -98,4 +96,4 @@ class OptimizerWithSlots(OptimizerWrapper):
 
     def _require_no_replica(self, method: str) -> None:
         name = f"DistributedOptimizer.{method}"
-        require_cross_replica_or_default(self._extended, name)
+        require_cross_replica_or_default(self._strategy.extended, name)

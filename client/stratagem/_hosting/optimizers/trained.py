@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from stratagem._core.contexts.context import current_replica_id, has_strategy
 from stratagem._core.variables.variable import Variable
-from stratagem._hosting.modules.extended import HostingExtended, living_extended
+from stratagem._hosting.hosting import Hosting, hosting_of, living_hostings
 from stratagem._hosting.modules.hosting import hosted_parameter
 from stratagem._hosting.modules.unscoped import workers
 from stratagem._strategies.current import default_strategy, get_strategy
@@ -55,7 +55,7 @@ class TrainedTensors:
 
     def __init__(self) -> None:
         self.plain = False
-        self._extended: HostingExtended | None = None
+        self._hosting: Hosting | None = None
         # By id; the param groups keep the tensors alive.
         self._variables: dict[int, _TrainedVariable] = {}
 
@@ -68,12 +68,13 @@ class TrainedTensors:
         """
         if self.plain:
             return default_strategy()
-        if self._extended is None:
+        if self._hosting is None:
             raise InvalidArgumentError(
                 "the optimizer has no parameters; give it those of a module that was "
                 "built inside `with strategy.scope():`"
             )
-        return self._extended._container_strategy()
+        strategy: Strategy = self._hosting.extended._container_strategy()
+        return strategy
 
     def add(self, tensors: Iterable[torch.Tensor], where: str) -> None:
         """Take tensors in.
@@ -87,15 +88,15 @@ class TrainedTensors:
                 than the default one is in charge or has the tensors before it.
             ContextError: Several strategies.
         """
-        current = get_strategy().extended
-        if isinstance(current, HostingExtended):
-            current._adopter.adopt()
+        current = hosting_of(get_strategy().extended)
+        if current is not None:
+            current.adopter.adopt()
         for index, tensor in enumerate(tensors):
             what = f"parameter {index} of {where}"
-            extended = self._strategy_of(tensor)
-            if extended is not None:
-                self._join(extended, what)
-            elif has_strategy() or self._extended is not None:
+            hosting = self._hosting_of(tensor)
+            if hosting is not None:
+                self._join(hosting, what)
+            elif has_strategy() or self._hosting is not None:
                 raise InvalidArgumentError(
                     f"{what}, of shape {_shape(tensor)}, belongs to no strategy; build "
                     "its module or Variable inside `with strategy.scope():`, and pass "
@@ -105,26 +106,26 @@ class TrainedTensors:
                 self.plain = True
                 workers.warn_of_any("DistributedOptimizer")
 
-    def _strategy_of(self, tensor: torch.Tensor) -> HostingExtended | None:
+    def _hosting_of(self, tensor: torch.Tensor) -> Hosting | None:
         hosted = hosted_parameter(tensor)
         if hosted is not None:
-            return _hosting_extended(hosted.variable)
-        for extended in living_extended:
-            if extended._adopter.reserves(tensor):
-                return extended
-            variable = extended._variable_seen_as(tensor)
+            return _hosting_behind(hosted.variable)
+        for hosting in living_hostings:
+            if hosting.adopter.reserves(tensor):
+                return hosting
+            variable = hosting.variable_seen_as(tensor)
             if variable is not None:
                 self._variables[id(tensor)] = _TrainedVariable(variable)
-                return extended
+                return hosting
         return None
 
-    def _join(self, extended: HostingExtended, what: str) -> None:
-        if self.plain or self._extended not in (None, extended):
+    def _join(self, hosting: Hosting, what: str) -> None:
+        if self.plain or self._hosting not in (None, hosting):
             raise ContextError(
                 f"Mixing different tf.distribute.Strategy objects: {what} belongs to "
                 "another strategy than those before it; use an optimizer for each"
             )
-        self._extended = extended
+        self._hosting = hosting
 
     def find(self, tensor: torch.Tensor) -> Trained | None:
         """Return what is behind a tensor; None for a lazy one without a shape."""
@@ -199,11 +200,11 @@ def _present_replica() -> int:
     return current_replica_id() or 0
 
 
-def _hosting_extended(variable: Variable) -> HostingExtended:
+def _hosting_behind(variable: Variable) -> Hosting:
     strategy = variable.distribute_strategy
-    extended = strategy and strategy.extended
-    assert isinstance(extended, HostingExtended)
-    return extended
+    hosting = hosting_of(strategy and strategy.extended)
+    assert hosting is not None
+    return hosting
 
 
 def _shape(tensor: torch.Tensor) -> object:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from stratagem._core.distributed_variables.updating import smallest_by_name
 from stratagem._core.enums import ReduceOp
 from stratagem._core.options import CommunicationOptions, ValueContext
-from stratagem._hosting.strategies.local_updates import LocalUpdates
+from stratagem._core.variables.variable import Variable
+from stratagem._strategies.extended import StrategyExtended
 
 
-class OneReplicaExtended(LocalUpdates):
+class OneReplicaExtended(StrategyExtended):
     """Values of one replica are those of all: nothing is reduced or wrapped."""
 
     @property
@@ -36,3 +39,27 @@ class OneReplicaExtended(LocalUpdates):
         self, value_fn: Callable[[ValueContext], Any]
     ) -> Any:
         return value_fn(ValueContext())
+
+    def _update(
+        self,
+        var: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        return self._update_non_slot(var, partial(fn, var), args, kwargs, group)
+
+    def _update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        device = getattr(colocate_with, "device_name", self._current_device())
+        return self._run_update(device, fn, args, kwargs, group)
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
+        return smallest_by_name(var_list)

@@ -1,76 +1,73 @@
-"""The part of strategies whose variables are in this process: checkpoints."""
+"""Checkpoints of strategies whose variables are all in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from stratagem._checkpoints.deferred import DeferredState, Restoration
 from stratagem._checkpoints.entry import CheckpointEntry
 from stratagem._core.contexts.context import cross_replica
-from stratagem._core.variables.creators import NextCreator
 from stratagem._core.variables.variable import Variable
 from stratagem._hosting.modules.adoption import Adoption
-from stratagem._hosting.modules.extended import HostingExtended
 from stratagem_proto.errors import NotFoundError
 from stratagem_proto.programs.slot_names import SlotName
 
 if TYPE_CHECKING:
-    from stratagem._strategies.strategy import Strategy
+    from stratagem._local.hosting import LocalHosting
 
 
-class CheckpointedExtended(HostingExtended):
-    """A `HostingExtended` that can save and restore what it holds.
+class LocalCheckpoints:
+    """Saves and restores what a strategy holds.
 
     These are the variables that still live, those of modules included, the buffers
     that `state_dict()` of the modules would have, and the optimizers' state. A value
     is what it amounts to over all replicas, so that it fits under any strategy. What
     is made after a checkpoint was restored starts with its value there.
 
-    A subclass provides `_stateful_optimizers()`.
+    Args:
+        hosting: The strategy's.
     """
 
-    def __init__(self, container_strategy: Strategy) -> None:
-        super().__init__(container_strategy)
+    def __init__(self, hosting: LocalHosting) -> None:
+        self._hosting = hosting
         self._deferred = DeferredState()
-
-    def _stateful_optimizers(self) -> Iterable[str]:
-        """Return the names of the optimizers that have state."""
-        raise self._missing("_stateful_optimizers")
 
     # Saving.
 
-    def _state_dict(self) -> dict[str, torch.Tensor]:
-        self._before_replicas()
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return snapshots of everything, by name."""
+        self._hosting.extended._before_replicas()
         state = {entry.name: entry.read() for entry in self._entries()}
-        variables = self._variables()
-        for optimizer in self._stateful_optimizers():
-            found = self._slots(optimizer, variables)
+        variables = self._hosting.variables()
+        for optimizer in self._hosting.stateful_optimizers():
+            found = self._hosting.slots(optimizer, variables)
             for variable, slots in zip(variables, found, strict=True):
                 for key, value in slots.items():
                     state[str(SlotName(variable.name, optimizer, key))] = value
         return state
 
-    def _variables(self) -> list[Variable]:
-        hosted = [hosted.variable for hosted in self._parameters]
-        owners = self._names.owners()
-        return [*hosted, *(one for one in owners if isinstance(one, Variable))]
-
     def _entries(self) -> list[CheckpointEntry]:
         return [
-            *map(CheckpointEntry.of_variable, self._variables()),
-            *(CheckpointEntry.of_tensor(*named) for named in self._adopter.buffers),
+            *map(CheckpointEntry.of_variable, self._hosting.variables()),
+            *(
+                CheckpointEntry.of_tensor(*named)
+                for named in self._hosting.adopter.buffers
+            ),
         ]
 
     # Restoring.
 
-    def _load_state_dict(
-        self, state: Mapping[str, torch.Tensor], strict: bool
-    ) -> Restoration:
-        self._before_replicas()
+    def load(self, state: Mapping[str, torch.Tensor], strict: bool) -> Restoration:
+        """Replace values by those of a checkpoint, also of what is made later.
+
+        Raises:
+            NotFoundError: The checkpoint lacks something, and `strict` is set.
+            InvalidArgumentError: A shape or a dtype differs.
+        """
+        self._hosting.extended._before_replicas()
         entries = self._entries()
         if strict:
             _require_all(entries, state)
@@ -80,12 +77,13 @@ class CheckpointedExtended(HostingExtended):
         self._deferred.replace(state)
         for entry in present:
             self._deferred.restore(entry)
-        for variable in self._variables():
+        for variable in self._hosting.variables():
             if variable.name in state:
                 # State that was not saved was not there yet.
-                self._restore_slots(variable, self._stateful_optimizers())
+                stateful = self._hosting.stateful_optimizers()
+                self._restore_slots(variable, stateful)
         # The parameters of modules are to have the values at once.
-        self._before_replicas()
+        self._hosting.extended._before_replicas()
         return Restoration(self._deferred)
 
     def _restore_slots(
@@ -93,32 +91,33 @@ class CheckpointedExtended(HostingExtended):
     ) -> None:
         slots = self._deferred.take_slots(variable.name)
         for optimizer in {*slots, *optimizers}:
-            self._set_slots(optimizer, {variable: slots.get(optimizer, {})})
+            self._hosting.set_slots(optimizer, {variable: slots.get(optimizer, {})})
 
     # What is made later.
 
-    def _create_in_scope(self, next_creator: NextCreator, **kwargs: Any) -> Any:
-        variable = super()._create_in_scope(next_creator, **kwargs)
-        with cross_replica(self._container_strategy()):
+    def restore_variable(self, variable: Variable) -> None:
+        """Give a variable that was just created its value in the checkpoint."""
+        with cross_replica(self._hosting.extended._container_strategy()):
             self._deferred.restore(CheckpointEntry.of_variable(variable))
         self._restore_slots(variable)
-        return variable
 
-    def _host_across_replicas(self, adoptions: Sequence[Adoption]) -> None:
-        for adoption in adoptions:
-            self._deferred.restore(
-                CheckpointEntry.of_tensor(adoption.name, adoption.parameter)
-            )
-        super()._host_across_replicas(adoptions)
+    def restore_parameter(self, adoption: Adoption) -> None:
+        """Give a parameter that is to be hosted its value in the checkpoint."""
+        self._deferred.restore(
+            CheckpointEntry.of_tensor(adoption.name, adoption.parameter)
+        )
+
+    def restore_slots_of(self, adoptions: Sequence[Adoption]) -> None:
+        """Give optimizers their state for parameters that were just hosted."""
         fresh = {adoption.name for adoption in adoptions}
-        for hosted in self._parameters:
+        for hosted in self._hosting.parameters:
             if hosted.name in fresh:
                 self._restore_slots(hosted.variable)
 
-    def _host_buffers(self, roots: Sequence[nn.Module]) -> None:
-        for named in self._adopter.buffers:
+    def restore_buffers(self) -> None:
+        """Give buffers of modules their values in the checkpoint."""
+        for named in self._hosting.adopter.buffers:
             self._deferred.restore(CheckpointEntry.of_tensor(*named))
-        super()._host_buffers(roots)
 
 
 def _require_all(

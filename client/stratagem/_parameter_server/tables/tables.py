@@ -1,12 +1,12 @@
-"""The part of a strategy that makes tables of large and of sparse parameters."""
+"""Tables, made of large and of sparse parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
@@ -17,9 +17,9 @@ from stratagem._core.variables.traits import VariableTraits
 from stratagem._gradients.step import OptimizerStep
 from stratagem._hosting.modules.adoption import Adoption
 from stratagem._hosting.modules.hosting import HostedParameter
+from stratagem._hosting.modules.registry import ParameterRegistry
 from stratagem._parameter_server.hosting.creation import RemoteCreation
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._parameter_server.partitioned_extended import PartitionedExtended
 from stratagem._parameter_server.tables.dynamic import (
     DynamicTable,
     KeyLayout,
@@ -38,11 +38,13 @@ from stratagem._parameter_server.tables.variable import (
     TableAccess,
     TableVariable,
 )
-from stratagem._parameter_server.variables.partitioning import shard_name
+from stratagem._parameter_server.variables.partitioning import (
+    Partitioning,
+    shard_name,
+)
 from stratagem._parameter_server.variables.placement import Demand
 from stratagem._parameter_server.variables.shards import Layout
-from stratagem._parameter_server.variables.split_variable import SplitVariable
-from stratagem._parameter_server.variables.variable import Owner, RemoteVariable, Shard
+from stratagem._parameter_server.variables.variable import Owner, Shard
 from stratagem_proto.v1.variable_pb2 import TableSpec
 
 META_ABOVE = 256 << 20
@@ -52,36 +54,53 @@ _LEAST_SHARD_BYTES = 256 << 10
 """Smaller parts of a table are not worth a request to another server."""
 
 
-class TablesExtended(PartitionedExtended):
-    """A `PartitionedExtended` with tables: parameters that are read by rows.
+class Tables:
+    """The tables of a strategy: parameters that are read and written by rows.
 
     Tables are the parameters that are too large for this process, and the weights of
     embeddings with sparse gradients.
+
+    Args:
+        store: The variables on the servers.
+        loading: Replaces a whole table by what was loaded.
+        partitioning: Says into how many shards the user wants variables divided.
+        parameters: The hosted parameters.
     """
 
-    _store: RemoteStore
-    _loaded: Loading
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(
+        self,
+        store: RemoteStore,
+        loading: Loading,
+        partitioning: Partitioning,
+        parameters: ParameterRegistry,
+    ) -> None:
+        self._store = store
+        self._loading = loading
+        self._partitioning = partitioning
+        self._parameters = parameters
         self._tables: list[TableVariable] = []
         self._readable_nbytes: float = META_ABOVE
 
-    def _scope_resources(self, name: str | None) -> AbstractContextManager[object]:
-        return self._table_scope(name)
+    def __iter__(self) -> Iterator[TableVariable]:
+        return iter(self._tables)
 
     @contextmanager
-    def _table_scope(
-        self, name: str | None, meta_above: float = META_ABOVE
+    def scope(
+        self, resources: AbstractContextManager[object], meta_above: float
     ) -> Iterator[None]:
-        """Open the resources of a scope; parameters of more bytes are tables."""
+        """Make tables of the parameters of more bytes that are built meanwhile.
+
+        Args:
+            resources: What else has to be open.
+            meta_above: How many bytes of memory a parameter takes at most.
+        """
         self._readable_nbytes = meta_above
-        with AllocationRecorder(meta_above), super()._scope_resources(name):
+        with AllocationRecorder(meta_above), resources:
             yield
 
     # Making tables.
 
-    def _prepare(self, adoption: Adoption) -> None:
+    def prepare(self, adoption: Adoption) -> None:
         """Turn a parameter that is to be a table into one."""
         parameter = adoption.parameter
         recorder = current_recorder()
@@ -93,27 +112,21 @@ class TablesExtended(PartitionedExtended):
         elif _is_sparse_weight(adoption) and not isinstance(parameter, TableParameter):
             _become(parameter, _of_value(parameter))
 
-    def _placed_parameter(
-        self, creation: RemoteCreation, adoption: Adoption
-    ) -> RemoteVariable | SplitVariable:
-        parameter = adoption.parameter
-        if not isinstance(parameter, TableParameter):
-            return super()._placed_parameter(creation, adoption)
+    def placed(self, creation: RemoteCreation, adoption: Adoption) -> TableVariable:
+        """Return the variable of a `TableParameter`, which does not exist yet."""
+        parameter = cast(TableParameter, adoption.parameter)
         limits = _limits(adoption)
         contents = _contents(parameter, limits)
-        layout = self._layout_of_table(parameter, limits)
+        layout = self._layout(parameter, limits)
         parts = [
             _placed_shard(creation, adoption, part, self._demand(parameter, part))
             for part in _parts(layout, contents, limits)
         ]
         make = TableVariable if limits is None else DynamicTable
-        traits = _traits(adoption)
-        reach = TableAccess(self._readable_nbytes, self._loaded)
-        return make(self._store, traits, parts, layout, reach)
+        access = TableAccess(self._readable_nbytes, self._loading)
+        return make(self._store, _traits(adoption), parts, layout, access)
 
-    def _layout_of_table(
-        self, parameter: TableParameter, limits: KeyLimits | None
-    ) -> Layout:
+    def _layout(self, parameter: TableParameter, limits: KeyLimits | None) -> Layout:
         if limits is not None:
             return KeyLayout((0,) * len(self._store.servers))
         if self._partitioning.divides or isinstance(parameter.initial, torch.Tensor):
@@ -130,36 +143,29 @@ class TablesExtended(PartitionedExtended):
         servers, keys = self._store.servers.used, part.spec.dynamic
         return Demand(keys.max_bytes, servers[keys.part % len(servers)], grows=True)
 
-    def _shown(
-        self, variable: RemoteVariable | SplitVariable, adoption: Adoption
-    ) -> HostedParameter:
-        """Let modules see a variable by the parameter that it was made of."""
-        if not isinstance(variable, TableVariable):
-            return self._parameters.add(adoption.parameter, variable, adoption.owners)
+    def host(self, table: TableVariable, adoption: Adoption) -> HostedParameter:
+        """Let modules see a table by the parameter that it was made of."""
         assert isinstance(adoption.parameter, TableParameter)
-        devices = self._local_devices()
-        hosted = HostedTable(variable, adoption.parameter, devices)
-        self._tables.append(variable)
+        hosted = HostedTable(table, adoption.parameter, self._parameters.devices)
+        self._tables.append(table)
         return self._parameters.host(hosted, adoption.owners)
 
     # Steps.
 
-    def _call_for_each_replica(
-        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        try:
-            return super()._call_for_each_replica(fn, args, kwargs)
-        finally:
-            for table in self._tables:
-                table.forget()
+    def forget(self, step: OptimizerStep | None = None) -> None:
+        """Have rows pulled anew.
 
-    def _forget_rows(self, step: OptimizerStep) -> None:
-        """Have rows pulled anew of the tables that a step has changed."""
-        if self._tables:
-            stepped = {one.name for group in step.groups for one in group.variables}
-            for table in self._tables:
-                if table.name in stepped:
-                    table.forget()
+        Args:
+            step: What has changed some of the tables; None for all of them.
+        """
+        if not self._tables:
+            return
+        stepped = step and {
+            one.name for group in step.groups for one in group.variables
+        }
+        for table in self._tables:
+            if stepped is None or table.name in stepped:
+                table.forget()
 
 
 def _is_sparse_weight(adoption: Adoption) -> bool:

@@ -1,0 +1,265 @@
+"""What a strategy does with modules built in its scope, and with their optimizers."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+import torch
+from torch import nn
+
+from stratagem._core.contexts.context import cross_replica
+from stratagem._core.contexts.scope import entered
+from stratagem._core.variables.variable import Variable
+from stratagem._gradients.compressor import Compressor
+from stratagem._gradients.gradient_overlap import GradientOverlap
+from stratagem._gradients.step import OptimizerStep
+from stratagem._hosting.elsewhere import MadeElsewhere
+from stratagem._hosting.modules.adoption import Adoption, ModuleAdopter
+from stratagem._hosting.modules.registry import ParameterRegistry
+from stratagem._hosting.modules.replica_buffers import BufferRegistry
+from stratagem._strategies.extended import StrategyExtended
+from stratagem_proto.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from stratagem._checkpoints.deferred import Restoration
+    from stratagem.consistency import Consistency
+
+Slots = Mapping[str, torch.Tensor]
+"""The state of an optimizer for one variable, by torch's keys."""
+
+
+class LivingHostings:
+    """Those of this process's strategies that were used and still live."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: WeakSet[Hosting] = WeakSet()
+
+    def add(self, hosting: Hosting) -> None:
+        """Take one in."""
+        with self._lock:
+            self._found.add(hosting)
+
+    def __iter__(self) -> Iterator[Hosting]:
+        with self._lock:
+            return iter(list(self._found))
+
+
+class Hosting(ABC):
+    """Makes variables of the parameters of modules, and steps optimizers.
+
+    A strategy's `extended` owns one. A subclass says where the variables are, and is
+    called in the order in which a program meets its methods:
+
+    - `host(adoptions)`: when a scope closes, or before what it built is needed.
+    - `before_replicas()`: calls this class's; then carries local writes to the
+      variables (`parameters.written_locally()`), and newer values of the variables
+      into the parameters (`HostedParameter.write`).
+    - `apply_gradients(step)`: when the replicas meet in an optimizer's step.
+    - `slots`, `set_slots`: for `state_dict` and `load_state_dict`.
+
+    Buffers, such as the statistics of `nn.BatchNorm1d`, are not hosted: each replica
+    has its own, and those of each process's first replica last (`BufferRegistry`).
+
+    Args:
+        extended: The strategy's `extended`.
+        devices: The device of each replica of this process.
+        elsewhere: On a worker server, whose functions make nothing; None where the
+            program itself builds modules and optimizers.
+
+    Attributes:
+        devices: The device of each replica of this process.
+        parameters: The hosted parameters.
+        buffers: The buffers of hosted modules.
+        adopter: Finds the modules.
+    """
+
+    def __init__(
+        self,
+        extended: StrategyExtended,
+        devices: Sequence[torch.device],
+        elsewhere: MadeElsewhere | None = None,
+    ) -> None:
+        self.devices = tuple(devices)
+        self.parameters = ParameterRegistry(self.devices)
+        self.buffers = BufferRegistry(self.devices)
+        self.adopter = ModuleAdopter(
+            extended._names,
+            self.parameters,
+            self._host_across_replicas,
+            self.host_buffers,
+            self.prepare,
+        )
+        self.elsewhere = elsewhere
+        self._extended = extended
+        self._optimizers: Counter[str] = Counter()
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """The `extended` that owns this."""
+        return self._extended
+
+    def watching(self, name: str | None) -> AbstractContextManager[object]:
+        """Return a context that adopts the modules that are built in it.
+
+        Args:
+            name: Put in front of the names of their parameters.
+        """
+        living_hostings.add(self)
+        return self.adopter.watching(name)
+
+    def before_replicas(self) -> None:
+        """Make parameters and buffers what they are to be when replicas run."""
+        living_hostings.add(self)
+        self.adopter.adopt()
+        self.buffers.follow_first()
+
+    @property
+    def trains_in_place(self) -> bool:
+        """Whether an optimizer of torch may step the parameters themselves."""
+        return self._extended._num_replicas_in_sync == 1
+
+    def step_outside_of_runs(self, step: Callable[[], None]) -> None:
+        """Take an optimizer's step for the loop of a program that does without `run`.
+
+        Args:
+            step: What the only replica of this process does.
+        """
+        with entered(self._extended._container_strategy()):
+            self.before_lone_step()
+            self._extended._call_for_each_replica(step, (), {})
+
+    def before_lone_step(self) -> None:
+        """Carry the user's writes to the variables, and leave the parameters alone.
+
+        A graph that is still to be differentiated may need them as they are.
+        """
+        self._extended._before_replicas()
+
+    def host_buffers(self, roots: Sequence[nn.Module]) -> None:
+        """Take care of the buffers of modules and their parts."""
+        self.buffers.add(part for root in roots for part in root.modules())
+
+    def prepare(self, adoption: Adoption) -> None:  # noqa: B027 - few have to
+        """Make another kind of parameter of one that is to be adopted, in its place."""
+
+    def created(self, variable: Variable) -> None:  # noqa: B027 - few have to
+        """Note a variable that the program has created in the scope."""
+
+    def variable_seen_as(self, tensor: torch.Tensor) -> Variable | None:
+        """Return the variable whose `value()` is this tensor, in any replica."""
+        for owner in self._extended._names.owners():
+            if isinstance(owner, Variable) and owner._is_seen_as(tensor):
+                return owner
+        return None
+
+    def _host_across_replicas(self, adoptions: Sequence[Adoption]) -> None:
+        if self.elsewhere is not None:
+            what = f"a module with parameters, {adoptions[0].module_path}"
+            raise self.elsewhere.refusal(what)
+        # A lazy module may turn up in the midst of a replica's forward.
+        with cross_replica(self._extended._container_strategy()):
+            self.host(adoptions)
+
+    def name_optimizer(
+        self, class_name: str, consistency: Consistency | None = None
+    ) -> str:
+        """Return a name for the next optimizer of a class: "Adam", then "Adam_1".
+
+        Names are never used again: the slot variables of an optimizer outlive it.
+
+        Args:
+            class_name: The class.
+            consistency: What holds workers together in its steps; None for what the
+                strategy says.
+
+        Raises:
+            InvalidArgumentError: The strategy leaves no choice, or a function of a
+                worker server makes the optimizer.
+        """
+        if self.elsewhere is not None:
+            return self.elsewhere.optimizer_name(class_name)
+        if consistency is not None:
+            raise InvalidArgumentError(
+                f"{class_name} is given the consistency {consistency}, but under "
+                f"{type(self._extended._container_strategy()).__name__} all replicas "
+                "are always in sync; leave it out, or use ParameterServerStrategy"
+            )
+        number = self._optimizers[class_name]
+        self._optimizers[class_name] += 1
+        return f"{class_name}_{number}" if number else class_name
+
+    def overlapped_push(
+        self, optimizer: str, compressor: Compressor
+    ) -> GradientOverlap | None:
+        """Return where an optimizer's gradients may go early; None if nowhere.
+
+        Raises:
+            InvalidArgumentError: They cannot, because they have to be reduced first.
+        """
+        return None
+
+    def rejected_steps(self, optimizer: str) -> int:
+        """Return how many steps of an optimizer were dropped outside of this process.
+
+        For gradients that are not finite. Most strategies drop them themselves.
+        """
+        return 0
+
+    @abstractmethod
+    def host(self, adoptions: Sequence[Adoption]) -> None:
+        """Make variables of parameters.
+
+        Called in cross-replica context, possibly while a replica waits in the
+        forward of a lazy module. Once this returns, each parameter is in
+        `parameters` and equal to its variable.
+
+        Args:
+            adoptions: Parameters, with names that are unique and recorded.
+        """
+
+    @abstractmethod
+    def apply_gradients(self, step: OptimizerStep) -> None:
+        """Carry out a step of an optimizer.
+
+        Called in cross-replica context, once for all replicas of this process,
+        also if none of them has a gradient. The gradients are the `.grad` of the
+        leaves: they may be read after this returns, and must not be changed.
+        """
+
+    @abstractmethod
+    def slots(self, optimizer: str, variables: Sequence[Variable]) -> Sequence[Slots]:
+        """Return the optimizer's state for each variable.
+
+        It is empty where there is none yet. The tensors are on the CPU, or where
+        the optimizer keeps them, and are the caller's.
+        """
+
+    @abstractmethod
+    def set_slots(self, optimizer: str, slots: Mapping[Variable, Slots]) -> None:
+        """Replace the optimizer's state for variables; {} is none at all."""
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return what is to be in a checkpoint, by name."""
+        raise self._extended._no_checkpoints()
+
+    def load_state_dict(
+        self, state: Mapping[str, torch.Tensor], strict: bool
+    ) -> Restoration:
+        """Replace values by those of a checkpoint, also of what is made later."""
+        raise self._extended._no_checkpoints()
+
+
+def hosting_of(extended: object) -> Hosting | None:
+    """Return what hosts modules for a strategy; None if nothing does."""
+    found = getattr(extended, "_hosting", None)
+    return found if isinstance(found, Hosting) else None
+
+
+living_hostings = LivingHostings()

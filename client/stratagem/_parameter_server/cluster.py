@@ -1,0 +1,187 @@
+"""What a strategy does with its servers, and all of its workers, as a whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from stratagem._checkpoints.deferred import Restoration
+from stratagem._cluster.membership import Membership
+from stratagem._core.contexts.scope import entered
+from stratagem._parameter_server.buffer_means import BufferMeans
+from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
+from stratagem._parameter_server.checkpoints.snapshot import snapshot_of
+from stratagem._parameter_server.consistencies import decoded, encoded
+from stratagem._parameter_server.hosting.store import RemoteStore
+from stratagem._parameter_server.loaded_values import LoadedValues
+from stratagem._ps_client.requests.consistency import barrier, change, describe
+from stratagem._ps_client.traffic import Traffic
+from stratagem.consistency import Consistency, ConsistencyReport
+
+if TYPE_CHECKING:
+    from stratagem._strategies.strategy import Strategy
+
+
+class TrainingCluster:
+    """The servers and workers of one strategy.
+
+    Args:
+        container_strategy: Returns the strategy.
+        membership: Which task of the cluster this process is.
+        store: The variables on the servers.
+        loaded: What this program has loaded and the servers may not have yet.
+        checkpoints: The strategy's checkpoints.
+        buffer_means: Averages buffers where workers meet; None if they are not.
+    """
+
+    def __init__(
+        self,
+        container_strategy: Callable[[], Strategy],
+        membership: Membership,
+        store: RemoteStore,
+        loaded: LoadedValues,
+        checkpoints: ClusterCheckpoints,
+        buffer_means: BufferMeans | None,
+    ) -> None:
+        self._container_strategy = container_strategy
+        self._membership = membership
+        self._store = store
+        self._loaded = loaded
+        self._checkpoints = checkpoints
+        self._buffer_means = buffer_means
+
+    # Meeting.
+
+    def barrier(self, name: str, passed: int, timeout: float | None) -> None:
+        """Wait for all workers; see `ParameterServerStrategy.barrier`.
+
+        Args:
+            name: Which barrier it is.
+            passed: How often this worker has passed it.
+            timeout: Seconds to wait at most; None for `peer_seconds`.
+        """
+        if self._membership.task_type == "evaluator":
+            return  # a cluster of its own
+        # After all have met, nobody has to wait for what the chief has set before.
+        self._loaded.carry()
+        with self._averaging_buffers():
+            self._wait_for_others(name, passed, timeout)
+        self._loaded.settle(0.0)
+
+    @contextmanager
+    def _averaging_buffers(self) -> Iterator[None]:
+        if self._buffer_means is None:
+            yield
+            return
+        with entered(self._container_strategy()):
+            self._buffer_means.offer()
+            yield
+            self._buffer_means.accept()
+
+    def _wait_for_others(self, name: str, passed: int, timeout: float | None) -> None:
+        wait = self._store.peer_seconds if timeout is None else timeout
+        request = barrier(name, passed, self._membership.num_workers, wait)
+        # Those who come later may have to wait for what this worker has finished.
+        with self._store.reporting():
+            # One server is enough to meet at.
+            self._store.ask_first(request)
+
+    # Consistency.
+
+    def set_consistency(self, consistency: Consistency, optimizer: str | None) -> None:
+        """Change what holds workers together; the task that creates variables does.
+
+        Args:
+            consistency: What holds them together from now on.
+            optimizer: In whose steps; None for all optimizers.
+        """
+        step_tracker = self._store.step_tracker
+        if optimizer is not None:
+            step_tracker.require(optimizer)
+        if not self._membership.creates:
+            return
+        for name in step_tracker.optimizers if optimizer is None else [optimizer]:
+            self._store.announce(name)
+            self._store.servers.call(
+                self._store.first, change(name, encoded(consistency))
+            )
+
+    def consistency_report(self) -> dict[str, ConsistencyReport]:
+        """Return what holds workers together, by optimizer."""
+        groups = self._store.ask_first(describe())
+        return {group.group: decoded(group) for group in groups}
+
+    # Checkpoints.
+
+    def register_for_checkpointing(self, name: str, stateful: Any) -> None:
+        """Have checkpoints keep an object of this worker."""
+        self._checkpoints.states.register(name, stateful)
+
+    def save(
+        self, root: str | os.PathLike[str], keep: int, extra: Mapping[str, Any]
+    ) -> Future[None]:
+        """Save all servers at one moment; see `ParameterServerStrategy.save`."""
+        self._refresh()
+        return self._checkpoints.save(root, keep, extra)
+
+    def restore(self, path: str | os.PathLike[str], strict: bool) -> Restoration:
+        """Restore all servers; see `ParameterServerStrategy.restore`."""
+        self._refresh()
+        restoration = self._checkpoints.restore(path, strict)
+        # The parameters of modules are to have the values at once.
+        self._refresh()
+        return restoration
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Read all as of one moment; see `ParameterServerStrategy.snapshot`."""
+        strategy = self._container_strategy()
+        with entered(strategy):
+            self._refresh()
+        with snapshot_of(self._store):
+            with entered(strategy):
+                self._refresh()
+            yield
+
+    def _refresh(self) -> None:
+        self._container_strategy().extended._before_replicas()
+
+    # Traffic.
+
+    @property
+    def traffic(self) -> Traffic:
+        """What was exchanged with the servers."""
+        return self._store.servers.traffic
+
+    def flush(self) -> None:
+        """Wait for the pushes in flight."""
+        self._store.pushing.flush()
+
+
+class OneProcess:
+    """What takes the place of a `TrainingCluster` where there is no cluster."""
+
+    def barrier(self, name: str, passed: int, timeout: float | None) -> None:
+        """This process is the only one."""
+
+    def set_consistency(self, consistency: Consistency, optimizer: str | None) -> None:
+        """There are no other workers."""
+
+    def consistency_report(self) -> dict[str, ConsistencyReport]:
+        """Return that nothing holds workers together."""
+        return {}
+
+    def snapshot(self) -> AbstractContextManager[None]:
+        """Return a context in which nobody else changes anything: any."""
+        return nullcontext()
+
+    @property
+    def traffic(self) -> Traffic:
+        """Nothing is exchanged."""
+        return Traffic()
+
+    def flush(self) -> None:
+        """Nothing is ever in flight."""

@@ -1,0 +1,102 @@
+"""Whether a coordinator has the functions of a program run on workers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from stratagem._core.contexts.worker_index import runs_on_a_worker
+from stratagem._core.variables.creators import NextCreator
+from stratagem._core.variables.variable import Variable
+from stratagem_proto.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from stratagem._strategies.strategy import Strategy
+
+_LOG = logging.getLogger("stratagem")
+
+
+class Coordination:
+    """What a strategy knows of its program's `ClusterCoordinator`.
+
+    With one, functions run on workers, each of which has all of the data, and in the
+    program itself only by mistake, or to evaluate.
+
+    Args:
+        container_strategy: Returns the strategy.
+        active: Whether there is a coordinator.
+
+    Attributes:
+        active: Likewise.
+
+    Spec: PS2-8, PS2-10 to PS2-13.
+    """
+
+    def __init__(
+        self, container_strategy: Callable[[], Strategy], active: bool
+    ) -> None:
+        self.active = active
+        self._container_strategy = container_strategy
+        self._make_per_worker: Callable[..., Variable] | None = None
+        self._end: Callable[[], None] = _nothing
+
+    def begin(
+        self, make_per_worker: Callable[..., Variable], end: Callable[[], None]
+    ) -> None:
+        """Note that there is a coordinator from now on.
+
+        Args:
+            make_per_worker: Makes a variable of which each worker has its own; takes
+                the arguments of `Variable`.
+            end: Called when the strategy is closed.
+        """
+        self.active = True
+        self._make_per_worker = make_per_worker
+        self._end = end
+
+    def close(self) -> None:
+        """Let the coordinator end."""
+        self._end()
+
+    @property
+    def is_off_workers(self) -> bool:
+        """Whether there is a coordinator, and this is not one of its workers."""
+        return self.active and not runs_on_a_worker()
+
+    def create_per_worker(
+        self, next_creator: NextCreator, given: dict[str, Any]
+    ) -> Variable:
+        """Create a variable of which each worker has its own.
+
+        Raises:
+            InvalidArgumentError: There is no coordinator.
+        """
+        if self._make_per_worker is None:
+            raise InvalidArgumentError(
+                f"variable {given['name']!r} is to be a per_worker_variable, but there "
+                "are no workers that functions are scheduled on; construct a "
+                "ClusterCoordinator with this strategy first"
+            )
+        return next_creator(**given, make=self._make_per_worker)
+
+    def unbuilt(self, build: Callable[[], Any]) -> Any:
+        """Return a dataset that each worker builds for itself."""
+        # Late: not every program has a strategy read its data.
+        from stratagem._parameter_server.unbuilt_dataset import UnbuiltDataset
+
+        return UnbuiltDataset(self._container_strategy(), build)
+
+    def warn_off_workers(self, method: str) -> None:
+        """Warn of what the program does itself while its workers wait."""
+        if self.is_off_workers:
+            _LOG.warning(
+                "`%s` of a ParameterServerStrategy is invoked without using "
+                "`ClusterCoordinator.schedule`, so that the coordinator's program does "
+                "the work while workers wait; call it in a function that is scheduled",
+                method,
+            )
+
+
+def _nothing() -> None:
+    """There is no coordinator to end."""

@@ -1,0 +1,229 @@
+"""Modules and optimizers whose variables are on servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from stratagem._cluster.membership import Membership
+from stratagem._core.variables.variable import Variable
+from stratagem._gradients.compressor import Compressor
+from stratagem._gradients.gradient_overlap import GradientOverlap
+from stratagem._gradients.step import OptimizerStep
+from stratagem._hosting.elsewhere import MadeElsewhere
+from stratagem._hosting.hosting import Hosting, Slots
+from stratagem._hosting.modules.adoption import Adoption
+from stratagem._hosting.modules.hosting import HostedParameter
+from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
+from stratagem._parameter_server.hosting.local_writes import (
+    refuse_writes_in_replicas,
+)
+from stratagem._parameter_server.hosting.parameters import placed_parameter
+from stratagem._parameter_server.hosting.trainers import Trainers
+from stratagem._parameter_server.loaded_values import LoadedValues
+from stratagem._parameter_server.remote_optimizers import RemoteOptimizers
+from stratagem._parameter_server.remote_variables import RemoteVariables
+from stratagem._parameter_server.tables.parameter import TableParameter
+from stratagem._parameter_server.tables.tables import META_ABOVE, Tables
+from stratagem._parameter_server.tables.variable import (
+    TableVariable,
+    require_whole_state,
+)
+from stratagem._parameter_server.variables.split_variable import (
+    SplitVariable,
+    parts_of,
+)
+from stratagem._parameter_server.variables.variable import RemoteVariable
+from stratagem._strategies.extended import StrategyExtended
+from stratagem.consistency import Consistency
+from stratagem_proto.errors import InvalidArgumentError
+
+Result = TypeVar("Result")
+
+
+class RemoteHosting(Hosting):
+    """Makes variables on servers of parameters, and has the servers step optimizers.
+
+    Args:
+        extended: The strategy's `extended`.
+        devices: The device of each replica of this process.
+        membership: Which task of the cluster this process is.
+        variables: The variables of the strategy.
+        elsewhere: As for `Hosting`.
+
+    Attributes:
+        loaded: What this program has loaded and the servers may not have yet.
+        checkpoints: The strategy's checkpoints.
+        trainers: The threads that take steps.
+    """
+
+    def __init__(
+        self,
+        extended: StrategyExtended,
+        devices: Sequence[torch.device],
+        membership: Membership,
+        variables: RemoteVariables,
+        elsewhere: MadeElsewhere | None = None,
+    ) -> None:
+        super().__init__(extended, devices, elsewhere)
+        store, buffers = variables.store, self.adopter.buffers
+        self._membership = membership
+        self._variables = variables
+        self._store = store
+        self.loaded = LoadedValues(store, self.parameters, membership)
+        self._tables = Tables(
+            store, self.loaded, variables.partitioning, self.parameters
+        )
+        self._steps = RemoteOptimizers(store, variables)
+        self.checkpoints = ClusterCheckpoints(
+            membership, store, variables.established, buffers
+        )
+        self.trainers = Trainers()
+
+    # Modules.
+
+    def watching(
+        self, name: str | None, meta_above: float = META_ABOVE
+    ) -> AbstractContextManager[None]:
+        """As for `Hosting`; parameters of more than `meta_above` bytes are tables."""
+        return self._tables.scope(super().watching(name), meta_above)
+
+    def prepare(self, adoption: Adoption) -> None:
+        self._tables.prepare(adoption)
+
+    def host(self, adoptions: Sequence[Adoption]) -> None:
+        variables = [self._placed(adoption) for adoption in adoptions]
+        self.establish([part for one in variables for part in parts_of(one)])
+        for variable, adoption in zip(variables, adoptions, strict=True):
+            self.show(variable, adoption)
+
+    def _placed(self, adoption: Adoption) -> RemoteVariable | SplitVariable:
+        creation = self._variables.creation
+        if isinstance(adoption.parameter, TableParameter):
+            return self._tables.placed(creation, adoption)
+        return placed_parameter(creation, self._variables.partitioning, adoption)
+
+    def establish(self, variables: Sequence[RemoteVariable]) -> None:
+        """Make variables exist, with their values of a checkpoint if it has some."""
+        self._variables.establish(variables)
+        self.checkpoints.created(variables)
+
+    def show(
+        self, variable: RemoteVariable | SplitVariable, adoption: Adoption
+    ) -> None:
+        """Let modules see a variable by the parameter that it was made of."""
+        variable._join(self._extended._container_strategy())
+        hosted = self._hosted(variable, adoption)
+        for part in parts_of(variable):
+            part.show_in(hosted)
+
+    def _hosted(
+        self, variable: RemoteVariable | SplitVariable, adoption: Adoption
+    ) -> HostedParameter:
+        if isinstance(variable, TableVariable):
+            return self._tables.host(variable, adoption)
+        return self.parameters.add(adoption.parameter, variable, adoption.owners)
+
+    def host_buffers(self, roots: Sequence[nn.Module]) -> None:
+        self.checkpoints.buffers_hosted()
+        super().host_buffers(roots)
+
+    # Runs.
+
+    @property
+    def trains_in_place(self) -> bool:
+        return False
+
+    def before_replicas(self, training: bool = False) -> None:
+        """As for `Hosting`.
+
+        Args:
+            training: Whether gradients will be computed.
+        """
+        super().before_replicas()
+        self.loaded.settle()
+        self._store.refresh(self._variables.established, training)
+
+    def before_lone_step(self) -> None:
+        super().before_replicas()
+        self.loaded.settle()
+        self._store.pushing.refresh(None)
+
+    def run(self, call: Callable[[], Result]) -> Result:
+        """Return what the replicas return.
+
+        Args:
+            call: Runs them.
+
+        Raises:
+            InvalidArgumentError: They have written parameters.
+        """
+        # A checkpoint has all that this sends, or nothing of it.
+        self._steps.begin_run()
+        try:
+            with self._store.servers.steps.taking():
+                result = call()
+                self.checkpoints.states.ran()
+        finally:
+            self._tables.forget()
+        self._refuse_writes()
+        return result
+
+    def _refuse_writes(self) -> None:
+        refuse_writes_in_replicas(self._store, self.parameters)
+
+    # Optimizers.
+
+    def name_optimizer(
+        self, class_name: str, consistency: Consistency | None = None
+    ) -> str:
+        name = super().name_optimizer(class_name)
+        self._steps.add(name, consistency)
+        if self.elsewhere is None:
+            self.trainers.add_this()
+        return name
+
+    def apply_gradients(self, step: OptimizerStep) -> None:
+        self._membership.require_trainer()
+        self.trainers.add_this()
+        # What the step makes would take the place of what was written.
+        self._refuse_writes()
+        is_fresh = self._steps.apply(step)
+        self._tables.forget(step)
+        self.checkpoints.states.ran()
+        if not is_fresh:
+            self._steps.await_values(step)
+
+    def overlapped_push(
+        self, optimizer: str, compressor: Compressor
+    ) -> GradientOverlap:
+        self._require_one_replica("overlap=True")
+        return self._steps.overlap(optimizer, compressor)
+
+    def _require_one_replica(self, what: str) -> None:
+        if len(self.devices) > 1:
+            raise InvalidArgumentError(
+                f"{what} needs one replica in each worker, because several reduce "
+                f"their gradients first; here are {len(self.devices)}. Leave it "
+                "out, or set num_replicas_per_worker=1"
+            )
+
+    def rejected_steps(self, optimizer: str) -> int:
+        return self._steps.rejected(optimizer)
+
+    def slots(self, optimizer: str, variables: Sequence[Variable]) -> Sequence[Slots]:
+        # What was loaded here last is to be seen, or refused.
+        self.loaded.settle()
+        return self._steps.slots(optimizer, variables)
+
+    def set_slots(self, optimizer: str, slots: Mapping[Variable, Slots]) -> None:
+        if self._membership.creates:
+            self._steps.set_slots(optimizer, slots)
+            self.loaded.tell_slots(optimizer, slots)
+        else:
+            require_whole_state(slots)
+            self.loaded.hold_slots(optimizer, slots, self._steps.slots)

@@ -1,0 +1,151 @@
+"""The variables that one strategy has on servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stratagem._cluster.membership import Membership
+from stratagem._core import device_names
+from stratagem._core.device_names import torch_device
+from stratagem._core.variables.assignable import Write
+from stratagem._core.variables.initial_values import initial_tensor
+from stratagem._core.variables.traits import VariableTraits
+from stratagem._core.variables.variable import Variable
+from stratagem._parameter_server.hosting.creation import RemoteCreation
+from stratagem._parameter_server.hosting.store import RemoteStore
+from stratagem._parameter_server.settings import Settings
+from stratagem._parameter_server.variables.partitioning import Partitioning
+from stratagem._parameter_server.variables.placement import (
+    placement_named,
+    server_named,
+)
+from stratagem._parameter_server.variables.split_variable import parts_of
+from stratagem._parameter_server.variables.variable import Owner, RemoteVariable
+from stratagem._parameter_server.variables.variable_placement import (
+    VariablePlacement,
+    placements,
+)
+from stratagem_proto.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from stratagem._strategies.strategy import Strategy
+
+
+class RemoteVariables:
+    """Creates variables on servers, and reads and writes several at once.
+
+    Args:
+        container_strategy: Returns the strategy that they belong to.
+        membership: Says whether this task creates them.
+        store: Where they are kept.
+        settings: What the user chose.
+
+    Attributes:
+        store: Where they are kept.
+        partitioning: Says which are divided into shards.
+        creation: Makes them exist.
+        established: Those that exist. They are kept alive, since what was created on a
+            server keeps its name there.
+    """
+
+    def __init__(
+        self,
+        container_strategy: Callable[[], Strategy],
+        membership: Membership,
+        store: RemoteStore,
+        settings: Settings,
+    ) -> None:
+        self._container_strategy = container_strategy
+        self.store = store
+        self.partitioning = Partitioning(settings.variable_partitioner)
+        placement = placement_named(settings.placement)(store.servers.used)
+        self.creation = RemoteCreation(store, membership, placement)
+        self.established: list[RemoteVariable] = []
+
+    # Creating.
+
+    def placed(self, device: str, kwargs: dict[str, Any]) -> RemoteVariable:
+        """Return a variable of the program, which does not exist yet.
+
+        Args:
+            device: Where this process sees its value.
+            kwargs: The arguments of `Variable`, filled in.
+        """
+        traits = VariableTraits(
+            *(kwargs[key] for key in VariableTraits.__dataclass_fields__)
+        )
+        initial = initial_tensor(
+            kwargs["initial_value"], kwargs.get("dtype"), kwargs.get("shape")
+        )
+        value = initial.detach().to(torch_device(device), copy=True)
+        differentiable = value.is_floating_point() or value.is_complex()
+        value.requires_grad_(traits.trainable and differentiable)
+        other = kwargs.get("colocate_with")
+        colocated = None if other is None else self.own(other)
+        owner = Owner(shard=kwargs.get("shard"))
+        moved_to = server_named(device_names.current())
+        return self.creation.placed(traits, value, owner, colocated, moved_to)
+
+    def establish(self, variables: Sequence[RemoteVariable]) -> None:
+        """Make variables exist."""
+        self.creation.establish(variables)
+        self.established += variables
+
+    def placements(self) -> list[VariablePlacement]:
+        """Ask the servers where each variable lives, those of optimizers included."""
+        listing = self.store.listing()
+        return placements(
+            {
+                f"/job:ps/task:{server}": [info.spec for info in infos]
+                for server, infos in listing.items()
+            }
+        )
+
+    # Reading and writing, by one request for each server, all in flight at once.
+
+    def read(self, variables: Sequence[Variable]) -> list[torch.Tensor]:
+        """Return fresh values, through which gradients reach the variables."""
+        remotes = [self.own(variable) for variable in variables]
+        self.store.refresh(remotes)
+        return [remote.leaf for remote in remotes]
+
+    def write(self, write: Write, values: Mapping[Variable, Any]) -> None:
+        """Write each its value or `IndexedSlices`, without waiting for the servers."""
+        remotes = {self.own(variable): value for variable, value in values.items()}
+        self.store.write_behind(
+            {remote: remote.writing(write, value) for remote, value in remotes.items()}
+        )
+
+    def own(self, variable: Any) -> RemoteVariable:
+        """Return a variable of this strategy that is on one server.
+
+        Raises:
+            InvalidArgumentError: It is another's, or is in several parts.
+        """
+        parts = self.own_parts(variable)
+        if len(parts) > 1:
+            raise InvalidArgumentError(
+                f"{variable.name!r} is on the servers in {len(parts)} parts, which "
+                "update functions do not change as one; leave it whole by the "
+                "strategy's variable_partitioner"
+            )
+        return parts[0]
+
+    def own_parts(self, variable: Any) -> Sequence[RemoteVariable]:
+        """Return the parts of a variable of this strategy.
+
+        Raises:
+            InvalidArgumentError: It is another's.
+        """
+        parts = parts_of(variable)
+        own = self._container_strategy()
+        if not parts or parts[0].distribute_strategy is not own:
+            raise InvalidArgumentError(
+                f"this must be a Variable of this strategy, not {variable!r}; pass one "
+                "that was created in its scope, of a ShardedVariable one of its "
+                "variables"
+            )
+        return parts
