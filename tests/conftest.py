@@ -12,7 +12,11 @@ from stratagem import config
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 
-pytest_plugins = ("tests.spec.without_rows", "tests.plain_pushes")
+pytest_plugins = (
+    "tests.spec.without_rows",
+    "tests.plain_pushes",
+    "tests.plain_servers",
+)
 
 TOKEN = "the cluster's secret"
 

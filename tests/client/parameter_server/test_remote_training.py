@@ -23,7 +23,7 @@ from tests.client.networks import equal, loss_of, network, training_step
 from tests.conftest import TOKEN
 from tests.faults import Direction, FaultyProxy, Passing, Verdict
 
-pytestmark = pytest.mark.plain_pushes_too
+pytestmark = [pytest.mark.plain_pushes_too, pytest.mark.plain_servers_too]
 
 HEADERS = 1  # the type of the HTTP/2 frame that opens a call
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from stratagem._ps_client.requests import updates
@@ -13,6 +14,8 @@ from stratagem_psserver.settings import ServerSettings
 from tests.client.connections import connected, make
 from tests.conftest import TOKEN
 from tests.psserver.wire import optimizer_program
+
+pytestmark = pytest.mark.fast_servers
 
 SHAPES = {"table": (1500, 16), "bias": (1501,), "mean": (), "dense": (33, 301)}
 STEPS = 6

@@ -25,6 +25,8 @@ from tests.conftest import TOKEN
 from tests.psserver.wire import SERVICE, RawClient, encoded, status_of
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.plain_servers_too
+
 COUNT = 30_000  # int64s; enough to be applied beside the event loop
 BUDGET = 1 << 20
 PATIENCE = 20.0

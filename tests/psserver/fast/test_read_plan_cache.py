@@ -14,6 +14,8 @@ from stratagem_psserver.fast.read_plan_cache import ReadPlanCache
 from stratagem_psserver.variables.store import VariableStore
 from tests.psserver.wire import indices, model_spec
 
+pytestmark = pytest.mark.fast_servers
+
 
 def all_of(*names: str, newer_than: int | None = None) -> list[pb.Selection]:
     return [pb.Selection(variable=name, newer_than=newer_than) for name in names]

@@ -29,6 +29,8 @@ from tests.psserver.wire import (
     update_header,
 )
 
+pytestmark = pytest.mark.fast_servers
+
 ROWS, WIDTH = 50, 4
 PROGRAM = optimizer_program(torch.optim.Adagrad([torch.zeros(1)], lr=0.1))
 

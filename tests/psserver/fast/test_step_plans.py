@@ -36,6 +36,8 @@ from tests.psserver.wire import (
     update_header,
 )
 
+pytestmark = pytest.mark.fast_servers
+
 
 class Training:
     """A client that steps two variables again and again."""

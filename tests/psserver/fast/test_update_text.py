@@ -17,6 +17,8 @@ from stratagem_psserver.fast.step_plans import StepPlan, StepPlans
 from stratagem_psserver.variables.store import VariableStore
 from tests.psserver.fast.headers import header, kept
 
+pytestmark = pytest.mark.fast_servers
+
 
 def in_a_frame(*parts: pb.UpdateHeader) -> bytes:
     """A header that is sent in some parts, with its tag and size."""

@@ -23,6 +23,8 @@ from stratagem_psserver.settings import ServerSettings
 from tests.conftest import TOKEN
 from tests.psserver.wire import LARGE, RawClient, encoded, sgd
 
+pytestmark = pytest.mark.plain_servers_too
+
 NAME = "dense.weight"
 GRADIENT = torch.tensor([[1.0, -2.0, 0.25], [0.0, 100.0, -7.0]])
 HOW = {

@@ -30,6 +30,8 @@ from stratagem_psserver.variables.selections import is_wanted, select
 from stratagem_psserver.variables.store import Variable, VariableStore
 from tests.psserver.wire import indices, model_spec
 
+pytestmark = pytest.mark.plain_servers_too
+
 MODES: dict[pb.AssignMode.ValueType, Callable[[Any, Any], Any]] = {
     pb.ASSIGN_MODE_SET: lambda old, new: new,
     pb.ASSIGN_MODE_ADD: lambda old, new: old + new,
