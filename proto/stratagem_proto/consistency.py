@@ -18,7 +18,7 @@ _MODES = {
 
 
 def described(consistency: Consistency) -> str:
-    """Returns a consistency for messages: "async", "bounded(2)", "sync"."""
+    """Return a consistency for messages: "async", "bounded(2)", "sync"."""
     mode = _MODES.get(consistency.mode, "none")
     if consistency.mode == CONSISTENCY_MODE_BOUNDED:
         return f"{mode}({consistency.bound})"
@@ -28,7 +28,7 @@ def described(consistency: Consistency) -> str:
 
 
 def check_consistency(consistency: Consistency, num_workers: int) -> None:
-    """Checks that so many workers can have a consistency.
+    """Check that so many workers can have a consistency.
 
     Raises:
         InvalidArgumentError: It has no mode, or its steps need more contributions
@@ -47,5 +47,5 @@ def check_consistency(consistency: Consistency, num_workers: int) -> None:
 
 
 def has_backups(consistency: Consistency, num_workers: int) -> bool:
-    """Returns whether a step may close without some of the workers."""
+    """Return whether a step may close without some of the workers."""
     return 0 < consistency.replicas_to_aggregate < num_workers

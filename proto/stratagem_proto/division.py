@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def sizes_of_shards(rows: int, shards: int) -> tuple[int, ...]:
-    """Number of rows of each shard; those that have one row more come first.
+    """Return the number of rows of each shard; those that have one row more come first.
 
     Spec: PRT-6.
 
@@ -17,7 +17,7 @@ def sizes_of_shards(rows: int, shards: int) -> tuple[int, ...]:
 
 
 def rows_of_shard(rows: int, number: int, shards: int) -> tuple[int, int]:
-    """First row of the shard of that number, and the row after its last one."""
+    """Return the first row of a shard, and the row after its last one."""
     sizes = sizes_of_shards(rows, shards)
     start = sum(sizes[:number])
     return start, start + sizes[number]

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 def begin(work: Coroutine[Any, Any, Result]) -> asyncio.Future[Result]:
-    """Runs a coroutine up to where it first waits, and the rest as a task.
+    """Run a coroutine up to where it first waits, and the rest as a task.
 
     A task takes its first step when the event loop comes by again. What small requests
     ask for never waits, and so costs them three such rounds less.
@@ -43,7 +43,7 @@ def begin(work: Coroutine[Any, Any, Result]) -> asyncio.Future[Result]:
 def _rest(
     work: Coroutine[Any, Any, Result], awaited: Any, context: Context
 ) -> Generator[Any, Any, Any]:
-    """What is left of a coroutine that waits for something."""
+    """Yield what is left of a coroutine that waits for something."""
     while True:
         try:
             sent = yield awaited

@@ -7,7 +7,7 @@ _LONGEST_LINE = 16_384  # characters
 
 
 def visible(line: str) -> str:
-    """What a terminal leaves to see of a line that returns to its own start."""
+    """Return what a terminal leaves to see of a line that returns to its own start."""
     return line.rstrip("\r").rpartition("\r")[2]
 
 
@@ -18,13 +18,13 @@ class LineSplitter:
         self._rest = ""
 
     def feed(self, text: str) -> list[str]:
-        """Returns the lines that this text completes, without their ends."""
+        """Return the lines that this text completes, without their ends."""
         *lines, self._rest = (self._rest + text).split("\n")
         if len(self._rest) > _LONGEST_LINE:
             lines, self._rest = [*lines, self._rest], ""
         return lines
 
     def end(self) -> list[str]:
-        """Returns what is left when no more text will come."""
+        """Return what is left when no more text will come."""
         rest, self._rest = self._rest, ""
         return [rest] if rest else []

@@ -15,19 +15,19 @@ _LARGEST_KEPT_BUFFER = 32 << 20
 
 
 def keep_freed_memory() -> None:
-    """Lets the allocator keep up to 1 GiB of what is freed, in buffers up to 32 MiB.
+    """Let the allocator keep up to 1 GiB of what is freed, in buffers up to 32 MiB.
 
-    Each step takes and drops buffers of the same sizes. Given back to the system,
-    each page is cleared again when it is next touched: 10 MB of frames cost 5.6 ms
-    so, and 0.4 ms from memory that was kept. It is a setting of the whole process.
+    Each step takes and drops buffers of the same sizes. Where they are given back to
+    the system, it clears each page when it is next touched, which takes many times as
+    long as to write frames to memory that was kept. It is a setting of the whole
+    process.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return
     mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
     mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT_BUFFER)
-    # A thread's own arena gives memory back in spite of the threshold: a pull of 100 MB
-    # takes 80 to 220 ms so, and 50 ms with one arena.
+    # A thread's own arena gives memory back in spite of the threshold.
     mallopt(_ARENA_MAX, 1)
 
 
@@ -39,7 +39,7 @@ _LIMITS = (
 
 
 def half_of_memory(limits: Sequence[Path] = _LIMITS) -> int:
-    """Half of the machine's memory in bytes, or of its container's.
+    """Return half of the machine's memory in bytes, or of its container's.
 
     Args:
         limits: Files of which each may have a limit of the container; others, and

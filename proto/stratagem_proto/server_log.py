@@ -28,7 +28,7 @@ LOG: structlog.stdlib.BoundLogger = structlog.wrap_logger(
 
 
 def to_stderr(as_json: bool = False) -> None:
-    """Sends the log to stderr: one JSON object a line, or colours on a terminal.
+    """Send the log to stderr: one JSON object a line, or colours on a terminal.
 
     Args:
         as_json: Whether a terminal is to have JSON, too.

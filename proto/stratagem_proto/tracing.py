@@ -25,7 +25,7 @@ _tracer: Tracer | None = None
 
 
 def enable(provider: TracerProvider | None = None) -> None:
-    """Has spans made from now on.
+    """Have spans made from now on.
 
     Args:
         provider: Takes them; by default the one that the process has set globally.
@@ -42,13 +42,13 @@ def enable(provider: TracerProvider | None = None) -> None:
 
 
 def disable() -> None:
-    """Has no more spans made."""
+    """Have no more spans made."""
     global _tracer
     _tracer = None
 
 
 def not_installed() -> ImportError:
-    """The error of who has no OpenTelemetry."""
+    """Return the error of who has no OpenTelemetry."""
     return ImportError(
         "OpenTelemetry must be installed before there are spans: run "
         "`pip install 'stratagem[opentelemetry]'`"
@@ -59,18 +59,18 @@ class Sending(Protocol):
     """A request of a client, from when it is sent until it is acknowledged."""
 
     def mark(self, key: RequestKey) -> None:
-        """Lets the server continue it."""
+        """Let the server continue it."""
 
     def end(self) -> None:
-        """Ends it; once."""
+        """End it; once."""
 
     def before(self, settled: Callable[[], None]) -> Callable[[], None]:
-        """What ends it, and then does something else."""
+        """Return what ends it, and then does something else."""
 
 
 class _Untraced:
     def mark(self, key: RequestKey) -> None:
-        """Says nothing."""
+        """Say nothing."""
 
     def end(self) -> None:
         """Nothing has begun."""
@@ -110,7 +110,7 @@ _NO_SPAN: AbstractContextManager[None] = nullcontext()
 
 
 def sending(method: str, peer: str) -> Sending:
-    """Begins the span of a request, within the present one of the program.
+    """Begin the span of a request, within the present one of the program.
 
     Args:
         method: The RPC.
@@ -129,7 +129,7 @@ def sending(method: str, peer: str) -> Sending:
 def answering(
     request: Message, server: str, current: bool = True
 ) -> AbstractContextManager[None]:
-    """A span of a server around its answer, if the client has begun one.
+    """Return a span of a server around its answer, if the client has begun one.
 
     Args:
         request: The request, or its header.
@@ -143,7 +143,7 @@ def answering(
 
 
 def within(name: str) -> AbstractContextManager[Any]:
-    """A span around a part of what a server does."""
+    """Return a span around a part of what a server does."""
     return _NO_SPAN if _tracer is None else _tracer.start_as_current_span(name)
 
 

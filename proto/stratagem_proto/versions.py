@@ -16,13 +16,13 @@ _RUN_BITS = 24
 
 
 def first_of_another_run() -> int:
-    """The first version that a run gives which begins with a checkpoint."""
+    """Return the first version that a run gives which begins with a checkpoint."""
     run = 1 + secrets.randbelow((1 << _RUN_BITS) - 1)
     return (run << _COUNT_BITS) + 1
 
 
 def is_newer(version: int, than: int) -> bool:
-    """Whether a version takes the place of one that somebody has.
+    """Return whether a version takes the place of one that somebody has.
 
     Args:
         version: What a server gives now.

@@ -23,7 +23,7 @@ class RunningClosure:
         self._counting = threading.Lock()
 
     def next_key(self, server: str) -> ClosureKey:
-        """Numbers the next of its mutations of a server.
+        """Number the next of its mutations of a server.
 
         The numbers are the same when the function runs again, as long as it changes
         each server in the same order.

@@ -37,7 +37,7 @@ class Guard:
         return threading.get_ident() == self._thread
 
     def strike(self, interrupt: Callable[[], None]) -> None:
-        """Interrupts the thread, from another one.
+        """Interrupt the thread, from another one.
 
         Args:
             interrupt: Does so at once. Where that may not be, what the thread waits
@@ -52,7 +52,7 @@ class Guard:
 
     @contextmanager
     def held_off(self, give_up: Callable[[], object]) -> Iterator[None]:
-        """Lets no interruption come while the body runs, nor while one around it does.
+        """Let no interruption come while the body runs, nor while one around it does.
 
         Args:
             give_up: Ends what the body waits for; may be called from any thread. That
@@ -77,12 +77,12 @@ _present: ContextVar[Guard | None] = ContextVar("stratagem_guard", default=None)
 
 
 def guarded_by(guard: Guard) -> AbstractContextManager[None]:
-    """Lets this thread run a function that may be interrupted."""
+    """Let this thread run a function that may be interrupted."""
     return Presence(_present, guard)
 
 
 def is_interruptible() -> bool:
-    """Whether this thread runs a function that may be interrupted."""
+    """Return whether this thread runs a function that may be interrupted."""
     guard = _present.get()
     return guard is not None and guard.is_mine
 
@@ -93,13 +93,13 @@ _FREE: AbstractContextManager[None] = nullcontext()
 def uninterrupted(
     give_up: Callable[[], object] = lambda: None,
 ) -> AbstractContextManager[None]:
-    """Lets no interruption come while the body runs; as `Guard.held_off`."""
+    """Let no interruption come while the body runs; as `Guard.held_off`."""
     guard = _present.get()
     return _FREE if guard is None or not guard.is_mine else guard.held_off(give_up)
 
 
 def awaited(wait: Callable[[], Value], give_up: Callable[[], object]) -> Value:
-    """What is waited for, with no interruption meanwhile; as `Guard.held_off`."""
+    """Return what is waited for, uninterrupted; as `Guard.held_off`."""
     guard = _present.get()
     if guard is None or not guard.is_mine:
         return wait()
@@ -110,7 +110,7 @@ def awaited(wait: Callable[[], Value], give_up: Callable[[], object]) -> Value:
 def abandonable(
     messages: Iterator[bytes], give_up: Callable[[], object]
 ) -> Iterator[bytes]:
-    """The same messages; an interruption gives them up instead of who waits for one.
+    """Yield the same messages; an interruption gives up the call, not the thread.
 
     Args:
         messages: What is waited for.

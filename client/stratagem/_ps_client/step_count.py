@@ -47,11 +47,11 @@ class StepCount:
         self._ends: SimpleQueue[None] = SimpleQueue()
 
     def taking(self) -> AbstractContextManager[None]:
-        """Makes all that is sent meanwhile one step."""
+        """Make all that is sent meanwhile one step."""
         return _Taking(self)
 
     def enter(self) -> bool:
-        """Begins what `taking` is entered for; whether `leave` must follow."""
+        """Begin what `taking` is entered for; whether `leave` must follow."""
         if self._own.step:
             return False
         with self._lock:
@@ -60,14 +60,14 @@ class StepCount:
         return True
 
     def leave(self) -> None:
-        """Ends what `enter` began."""
+        """End what `enter` began."""
         with self._lock:
             self._inside -= 1
             if not self._inside:
                 self._end(self._kept)
 
     def pausing(self) -> AbstractContextManager[None]:
-        """Ends the step that this thread takes, and begins another one afterwards.
+        """End the step that this thread takes, and begin another one afterwards.
 
         It waits for others meanwhile, who may wait in turn for the end of its step.
         """
@@ -79,7 +79,7 @@ class StepCount:
         self.enter()
 
     def set_apart(self) -> int:
-        """Begins a part of the present step that may outlast it; one at a time.
+        """Begin a part of the present step that may outlast it; one at a time.
 
         Returns:
             The step, for `taking_apart`, which must follow.
@@ -90,7 +90,7 @@ class StepCount:
             return self._apart
 
     def taking_apart(self, step: int) -> AbstractContextManager[None]:
-        """Makes what this thread sends meanwhile a part of a step, and ends the part.
+        """Make what this thread sends meanwhile a part of a step, and end the part.
 
         Args:
             step: Which step, perhaps not the one that other threads take.
@@ -98,11 +98,11 @@ class StepCount:
         return _TakingApart(self, step)
 
     def enter_apart(self, step: int) -> None:
-        """Begins what `taking_apart` is entered for; `leave_apart` must follow."""
+        """Begin what `taking_apart` is entered for; `leave_apart` must follow."""
         self._own.step = step
 
     def leave_apart(self) -> None:
-        """Ends what `enter_apart` began."""
+        """End what `enter_apart` began."""
         self._own.step = 0
         with self._lock:
             self._apart = 0
@@ -120,7 +120,7 @@ class StepCount:
             self._ends.put(None)
 
     def keep(self, report: bytes) -> None:
-        """Has checkpoints contain this that contain the step that is being taken."""
+        """Have checkpoints contain this that contain the step that is being taken."""
         with self._lock:
             self._kept = report
             if not self._inside:
@@ -148,7 +148,7 @@ class StepCount:
             return self._current
 
     def tell(self) -> FinishedStep:
-        """Says what is over, to a caller that tells a server."""
+        """Say what is over, to a caller that tells a server."""
         return self.tell_within()[1]
 
     def tell_within(self) -> tuple[int, FinishedStep]:
@@ -158,12 +158,12 @@ class StepCount:
             return self._present, FinishedStep(self._told, self._report)
 
     def untold(self) -> int:
-        """The last step that is over, if no server knows that yet; else 0."""
+        """Return the last step that is over, if no server knows that yet; else 0."""
         with self._lock:
             return self._over if self._over > self._told else 0
 
     def wait_for_end(self, seconds: float) -> bool:
-        """Waits until a step ends; whether one did."""
+        """Wait until a step ends; whether one did."""
         try:
             self._ends.get(timeout=seconds)
         except Empty:
@@ -171,7 +171,7 @@ class StepCount:
         return True
 
     def wake(self) -> None:
-        """Ends a wait for the end of a step."""
+        """End a wait for the end of a step."""
         self._ends.put(None)
 
 

@@ -53,7 +53,7 @@ class TrafficMeter:
             return Traffic(self._sent, self._received)
 
     def sending(self, messages: Iterable[bytes], placed: int = 0) -> Iterator[bytes]:
-        """The same messages, counted as they are taken.
+        """Yield the same messages, counted as they are taken.
 
         Args:
             messages: The messages.
@@ -65,11 +65,11 @@ class TrafficMeter:
             yield message
 
     def sent(self, nbytes: int) -> None:
-        """Takes note of a message to a server."""
+        """Take note of a message to a server."""
         with self._lock:
             self._sent += nbytes
 
     def received(self, nbytes: int) -> None:
-        """Takes note of a message from a server."""
+        """Take note of a message from a server."""
         with self._lock:
             self._received += nbytes

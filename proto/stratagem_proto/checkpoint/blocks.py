@@ -29,7 +29,7 @@ class FileEntry:
 
 
 def write_file(path: Path, data: Iterable[memoryview]) -> FileEntry:
-    """Writes a new file, durably.
+    """Write a new file, durably.
 
     Args:
         path: Must not exist yet.
@@ -58,7 +58,7 @@ def _write_all(descriptor: int, data: memoryview) -> None:
 
 
 def _blocks(data: Iterable[memoryview]) -> Iterator[memoryview]:
-    """The same bytes in runs of `BLOCK_BYTES`, the last of which may be shorter."""
+    """Yield the same bytes in runs of `BLOCK_BYTES`; the last may be shorter."""
     rest = bytearray()
     for run in data:
         view = run.cast("B")
@@ -79,7 +79,7 @@ def _blocks(data: Iterable[memoryview]) -> Iterator[memoryview]:
 
 
 def read_range(path: Path, entry: FileEntry, begin: int, target: memoryview) -> None:
-    """Reads the bytes of a file from `begin` on until `target` is full.
+    """Read the bytes of a file from `begin` on until `target` is full.
 
     Raises:
         DataLossError: The file is missing, has another size, or is damaged there.
@@ -107,7 +107,7 @@ def read_range(path: Path, entry: FileEntry, begin: int, target: memoryview) -> 
 
 
 def verify_file(path: Path, entry: FileEntry) -> None:
-    """Reads a whole file; raises as `read_range`."""
+    """Read a whole file; raise as `read_range`."""
     scratch = bytearray(BLOCK_BYTES)
     for begin in range(0, max(entry.nbytes, 1), BLOCK_BYTES):
         size = min(BLOCK_BYTES, entry.nbytes - begin)
@@ -135,7 +135,7 @@ def _require_intact(path: Path, entry: FileEntry, position: int, block: bytes) -
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Writes a small file so that a reader sees all of the old or all of the new."""
+    """Write a small file so that a reader sees all of the old or all of the new."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     write_file(partial, [memoryview(data)])
@@ -144,7 +144,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Makes the names in a folder durable."""
+    """Make the names in a folder durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -23,7 +23,7 @@ from stratagem_proto.v1.variable_pb2 import VariableSpec
 
 
 def wholes_of(index: Index) -> dict[str, Whole]:
-    """The variables of a checkpoint and their optimizers' state, by name.
+    """Return the variables of a checkpoint and their optimizers' state, by name.
 
     Raises:
         DataLossError: Shards of a variable are missing.
@@ -58,7 +58,7 @@ def _table(name: str, entries: Sequence[TensorEntry], index: Index) -> Whole:
 
 
 def _owners(index: Index) -> dict[str, VariableSpec]:
-    """The variables that slot variables belong to, by the slot's name."""
+    """Return the variables that slot variables belong to, by the slot's name."""
     return {
         name: index.tensors[owner].spec
         for name, entry in index.tensors.items()
@@ -67,7 +67,7 @@ def _owners(index: Index) -> dict[str, VariableSpec]:
 
 
 def _owner_by_name(name: str) -> str:
-    """The variable that state belongs to in a file that says nothing but names."""
+    """Return the variable that state belongs to in a file that has but names."""
     slot = SlotName.parse(name)
     return slot.variable if slot else ""
 

@@ -48,7 +48,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Where in the file system a checkpoint is.
+    """Return where in the file system a checkpoint is.
 
     Raises:
         InvalidArgumentError: It is a URL, which would be taken for a folder's name.
@@ -62,7 +62,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 
 def part_name(server: int) -> str:
-    """The file that a server writes."""
+    """Return the file that a server writes."""
     return f"part-{server}.safetensors"
 
 
@@ -79,7 +79,7 @@ class Checkpoint:
     index: Index
 
     def read(self, entry: TensorEntry, start: int, target: memoryview) -> None:
-        """Reads bytes of a tensor, from byte `start` on until `target` is full.
+        """Read bytes of a tensor, from byte `start` on until `target` is full.
 
         Raises:
             DataLossError: The bytes are missing or damaged.
@@ -93,20 +93,20 @@ class Checkpoint:
             ) from error
 
     def tensor(self, entry: TensorEntry) -> torch.Tensor:
-        """Reads all that there is of a tensor; raises as `read`."""
+        """Read all that there is of a tensor; raise as `read`."""
         value = allocate(entry.tensor)
         if value.numel():
             self.read(entry, 0, as_bytes(value))
         return value
 
     def verify(self) -> None:
-        """Reads everything; raises as `read`."""
+        """Read everything; raise as `read`."""
         for name, entry in self.index.files.items():
             verify_file(self.folder / name, entry)
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """The checkpoint at a path.
+    """Return the checkpoint at a path.
 
     Args:
         path: A folder of checkpoints, whose latest is taken; one checkpoint in it; or
@@ -151,7 +151,7 @@ class NewCheckpoint:
     """A checkpoint while it is written; nobody sees it before `commit`."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        """Makes a folder for its files.
+        """Make a folder for its files.
 
         Args:
             root: The folder of checkpoints; made if its own folder exists.
@@ -167,7 +167,7 @@ class NewCheckpoint:
         self.folder.mkdir()
 
     def commit(self, index: Index, keep: int) -> Path:
-        """Makes it the latest, and removes those that are not to be kept.
+        """Make it the latest, and remove those that are not to be kept.
 
         Args:
             index: What is in its files, all of which are there.
@@ -187,7 +187,7 @@ class NewCheckpoint:
         return final
 
     def abandon(self) -> None:
-        """Removes what there is of it."""
+        """Remove what there is of it."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _prune(self, keep: int) -> None:
@@ -226,7 +226,7 @@ def _make_root(root: Path) -> None:
 
 
 def _number(name: str) -> int:
-    """The number of a checkpoint's folder; 0 of anything else."""
+    """Return the number of a checkpoint's folder; 0 of anything else."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else 0
 

@@ -65,7 +65,7 @@ class TensorEntry:
 
 
 def stored_tensor(spec: VariableSpec, rows: StoredRows | None) -> TensorSpec:
-    """What a file has of a variable, some rows or all."""
+    """Return what a file has of a variable, some rows or all."""
     if rows is None:
         return spec.tensor
     return TensorSpec(
@@ -117,7 +117,7 @@ class Index:
         extra: Mapping[str, Any] | None = None,
         workers: Mapping[str, Any] | None = None,
     ) -> Index:
-        """The index of files that were written.
+        """Return the index of files that were written.
 
         Raises:
             InvalidArgumentError: Two files have a tensor of the same name.
@@ -136,7 +136,7 @@ class Index:
         return cls(files, tensors, servers or {}, extra or {}, identity, workers or {})
 
     def to_bytes(self) -> bytes:
-        """The index as a file's content, in which no byte can change unnoticed."""
+        """Return the index as a file in which no byte can change unnoticed."""
         content = {
             "format": self._format,
             "identity": self.identity,
@@ -157,7 +157,7 @@ class Index:
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Index:
-        """The index that a file contains.
+        """Return the index that a file contains.
 
         Raises:
             DataLossError: It is damaged.

@@ -72,7 +72,7 @@ def write_part(
     values: Iterable[torch.Tensor],
     has_index: bool = True,
 ) -> TensorFile:
-    """Writes tensors to a new file.
+    """Write tensors to a new file.
 
     Args:
         path: Must not exist yet.
@@ -104,7 +104,7 @@ def _runs(header: bytes, values: Iterable[torch.Tensor]) -> Iterator[memoryview]
 
 
 def _notes(contents: Sequence[Content]) -> dict[str, str]:
-    """What a file says of the tables whose stored rows it has."""
+    """Return what a file says of the tables whose stored rows it has."""
     tables = {
         content.spec.name: {
             "spec": MessageToDict(content.spec, preserving_proto_field_name=True),
@@ -119,7 +119,7 @@ def _notes(contents: Sequence[Content]) -> dict[str, str]:
 def _header(
     contents: Sequence[Content], notes: Mapping[str, str]
 ) -> tuple[bytes, list[int]]:
-    """The beginning of a file, and where in the file each tensor begins."""
+    """Return the beginning of a file, and where in the file each tensor begins."""
     described: dict[str, object] = {"__metadata__": {"format": "pt", **notes}}
     offset, offsets = 0, []
     for content in contents:
@@ -138,7 +138,7 @@ def _header(
 
 
 def dtype_name(spec: VariableSpec) -> str:
-    """What safetensors calls the dtype of a variable.
+    """Return what safetensors calls the dtype of a variable.
 
     Raises:
         InvalidArgumentError: It has no name for it.
@@ -154,7 +154,7 @@ def dtype_name(spec: VariableSpec) -> str:
 
 
 def read_plain(path: Path) -> tuple[FileEntry, list[TensorEntry]]:
-    """What is in a safetensors file that anybody wrote; its data is not looked at.
+    """Return what is in anybody's safetensors file, without a look at its data.
 
     Raises:
         DataLossError: It is no safetensors file, or is damaged.
@@ -190,7 +190,7 @@ def _plain_entry(
 
 
 def _noted(entry: TensorEntry, note: dict[str, Any] | None) -> TensorEntry:
-    """What an entry is by what its file says of it."""
+    """Return what an entry is by what its file says of it."""
     if note is None:
         return entry
     spec = ParseDict(note["spec"], VariableSpec())

@@ -29,13 +29,13 @@ _RUN_BYTES = 4 << 20
 
 
 def beside(table: str, what: str, count: int) -> VariableSpec:
-    """The description of one of the tensors beside a table."""
+    """Return the description of one of the tensors beside a table."""
     tensor = TensorSpec(dtype=encode_dtype(torch.int64), shape=[count])
     return VariableSpec(name=table + what, tensor=tensor)
 
 
 def is_beside(name: str, tensors: Mapping[str, TensorEntry]) -> bool:
-    """Whether a tensor belongs to a table among these."""
+    """Return whether a tensor belongs to a table among these."""
     table = tensors.get(_BESIDE.sub("", name))
     return table is not None and table.rows is not None and table.name != name
 
@@ -78,11 +78,11 @@ class TablePart:
         return self.table.rows.history
 
     def keys(self, checkpoint: Checkpoint) -> torch.Tensor:
-        """The keys of its rows; of a table that is not dynamic, rows of the whole."""
+        """Return the keys of its rows; row numbers of a table that is not dynamic."""
         return checkpoint.tensor(self.beside[KEYS]) + self.row
 
     def vector(self, checkpoint: Checkpoint, what: str) -> torch.Tensor:
-        """One of the tensors beside the table; zeros for touches that nobody needs."""
+        """Return a tensor beside the table; zeros for touches that nobody needs."""
         if what in self.beside:
             return checkpoint.tensor(self.beside[what])
         return torch.zeros(self.count if what == TOUCHED else 0, dtype=torch.int64)
@@ -90,7 +90,7 @@ class TablePart:
     def runs(
         self, checkpoint: Checkpoint, positions: torch.Tensor
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yields some of the positions and the rows there, from first to last.
+        """Yield some of the positions and the rows there, from first to last.
 
         Args:
             checkpoint: Where they are.
@@ -135,25 +135,25 @@ class WholeTable(Whole):
         return sum(part.count for part in self.parts)
 
     def keys(self, checkpoint: Checkpoint) -> Iterator[torch.Tensor]:
-        """Yields the keys of the stored rows, one part after the other."""
+        """Yield the keys of the stored rows, one part after the other."""
         for part in self.parts:
             yield part.keys(checkpoint)
 
     def runs(self, checkpoint: Checkpoint) -> Iterator[torch.Tensor]:
-        """Yields the stored rows in the same order, some at a time."""
+        """Yield the stored rows in the same order, some at a time."""
         for part in self.parts:
             for _, rows in part.runs(checkpoint, torch.arange(part.count)):
                 yield rows
 
     def stored(self, checkpoint: Checkpoint) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys of the stored rows, ascending, and the rows."""
+        """Return the keys of the stored rows, ascending, and the rows."""
         keys = torch.cat(list(self.keys(checkpoint)))
         rows = torch.cat([checkpoint.tensor(part.entry) for part in self.parts])
         order = keys.argsort()
         return keys[order], rows[order]
 
     def read(self, checkpoint: Checkpoint) -> torch.Tensor:
-        """The whole value, with the rows that were never written.
+        """Return the whole value, with the rows that were never written.
 
         Raises:
             InvalidArgumentError: It is too large, or has no fixed number of rows.
@@ -170,7 +170,7 @@ class WholeTable(Whole):
         return super().read(checkpoint)
 
     def read_rows(self, checkpoint: Checkpoint, start: int, stop: int) -> torch.Tensor:
-        """The value of some rows; those that were never written have initial values."""
+        """Return some rows; those that were never written have initial values."""
         self._require_fixed()
         self._require_rows(start, stop)
         value = InitialValues(self.spec).between(start, stop)
@@ -192,7 +192,7 @@ class WholeTable(Whole):
 
 
 def undivided(table: WholeTable) -> VariableSpec:
-    """The description of a table, or of a state of one, with all its rows together."""
+    """Return the description of a table, or of a state of one, with all rows."""
     spec = VariableSpec()
     spec.CopyFrom(table.spec)
     spec.slot_of = table.slot_of
@@ -205,7 +205,7 @@ def undivided(table: WholeTable) -> VariableSpec:
 
 
 def table_of(name: str, slot_of: str, parts: Sequence[TablePart]) -> WholeTable:
-    """Puts the parts of a table, or of a state of it, together.
+    """Put the parts of a table, or of a state of it, together.
 
     Raises:
         DataLossError: Parts are missing.

@@ -19,7 +19,7 @@ _SHARD = re.compile(r"/part_\d+(?=/|$)")
 
 
 def whole_name(spec: VariableSpec, owner: VariableSpec | None = None) -> str:
-    """The name of the variable that this one is, or is a shard of.
+    """Return the name of the variable that this one is, or is a shard of.
 
     Args:
         spec: A variable.
@@ -72,11 +72,11 @@ class Whole:
         return decode_dtype(self.tensor.dtype)
 
     def is_state_of(self, other: Whole) -> bool:
-        """Whether it is an optimizer's state for each element of another variable."""
+        """Return whether it is optimizer state for each element of another one."""
         return self.slot_of == other.name and self.is_split
 
     def read(self, checkpoint: Checkpoint) -> torch.Tensor:
-        """The whole value.
+        """Return the whole value.
 
         Raises:
             DataLossError: Bytes of it are missing or damaged.
@@ -84,7 +84,7 @@ class Whole:
         return self.read_rows(checkpoint, 0, self.shape[0] if self.shape else 1)
 
     def read_rows(self, checkpoint: Checkpoint, start: int, stop: int) -> torch.Tensor:
-        """The value of some rows; no other files are read than those that have them.
+        """Return some rows, of which only the files that have them are read.
 
         Raises:
             RowIndexError: There are no such rows.

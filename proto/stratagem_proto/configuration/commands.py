@@ -23,7 +23,7 @@ _METAVARS = {int: "INTEGER", float: "FLOAT", Path: "PATH", str: "TEXT"}
 def command(
     program: str, model: type[Settings], body: Callable[..., None]
 ) -> Callable[..., None]:
-    """Returns what typer makes a command of, with an option for each setting.
+    """Return what typer makes a command of, with an option for each setting.
 
     Args:
         program: Names the process where a setting cannot be.
@@ -49,7 +49,7 @@ def command(
 
 @contextmanager
 def explained(program: str) -> Iterator[None]:
-    """Ends the process with one sentence where the body raises what users may cause."""
+    """End the process with one sentence where the body raises what users may cause."""
     try:
         yield
     except (StratagemError, OSError, ImportError) as error:
@@ -81,12 +81,12 @@ def _option(name: str, field: FieldInfo) -> Any:
 
 
 def type_of(field: FieldInfo) -> Any:
-    """What a setting is, if it is not absent."""
+    """Return what a setting is, if it is not absent."""
     kinds = [one for one in get_args(field.annotation) if one is not NoneType]
     return kinds[0] if kinds else field.annotation
 
 
 def default_of(field: FieldInfo) -> str:
-    """A setting that nobody gives, as help shows it; "" where there is none."""
+    """Return a setting that nobody gives, as help shows it; "" where there is none."""
     default = field.get_default(call_default_factory=True)
     return "" if default is None or default is False else str(default)

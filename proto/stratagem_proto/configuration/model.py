@@ -50,13 +50,13 @@ class ProcessSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Says which source wins: an earlier one."""
+        """Say which source wins: an earlier one."""
         others = TFConfigSource(settings_cls), FileSource(settings_cls)
         return (init_settings, env_settings, *others)
 
     @classmethod
     def read(cls, flags: Mapping[str, Any]) -> Self:
-        """The settings of this process.
+        """Return the settings of this process.
 
         Args:
             flags: Those of the command line; None where one is not given.
@@ -78,15 +78,15 @@ class ProcessSettings(BaseSettings):
 
 
 def variable(name: str) -> str:
-    """The environment variable of a setting."""
+    """Return the environment variable of a setting."""
     return f"{_PREFIX}{name.upper()}"
 
 
 def flag(name: str) -> str:
-    """The option of a setting."""
+    """Return the option of a setting."""
     return "--" + name.replace("_", "-")
 
 
 def _path(given: Mapping[str, Any], name: str) -> str:
-    """Where a setting comes from that is a flag or a variable."""
+    """Return where a setting comes from that is a flag or a variable."""
     return flag(name) if name in given else variable(name)

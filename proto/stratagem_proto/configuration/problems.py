@@ -8,7 +8,7 @@ from stratagem_proto.errors import StratagemError
 
 
 def described(path: str, problem: Any) -> str:
-    """Says what is wrong with a value.
+    """Say what is wrong with a value.
 
     Args:
         path: Where it comes from, for instance "TF_CONFIG.task.index".

@@ -27,20 +27,20 @@ class Source(PydanticBaseSettingsSource):
 
     @abstractmethod
     def found(self) -> dict[str, Any]:
-        """What it says."""
+        """Return what it says."""
 
     @abstractmethod
     def path(self, name: str) -> str:
-        """Where it says that."""
+        """Return where it says that."""
 
     def get_field_value(
         self, field: FieldInfo, field_name: str
     ) -> tuple[Any, str, bool]:
-        """What pydantic asks of sources that look at one field after the other."""
+        """Return what pydantic asks of sources that look at field after field."""
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
-        """What it says that no source before it has said.
+        """Return what it says that no source before it has said.
 
         Raises:
             InvalidArgumentError: That cannot be.
@@ -68,7 +68,7 @@ class TFConfigSource(Source):
     """
 
     def found(self) -> dict[str, Any]:
-        """The index of the task, and its address."""
+        """Return the index of the task, and its address."""
         fields = self.settings_cls.model_fields
         if "job" not in fields:
             return {}
@@ -83,7 +83,7 @@ class TFConfigSource(Source):
         return found
 
     def path(self, name: str) -> str:
-        """The entry of the variable."""
+        """Return the entry of the variable."""
         if name == "task":
             return "TF_CONFIG.task.index"
         return f"TF_CONFIG.cluster.{self._job}.{self._index}"
@@ -107,7 +107,7 @@ class FileSource(Source):
         self._kind: str = settings_cls.kind
 
     def found(self) -> dict[str, Any]:
-        """The table for this kind."""
+        """Return the table for this kind."""
         if not self._file:
             return {}
         table: dict[str, Any] = _parsed(Path(self._file)).get(self._kind, {})
@@ -116,7 +116,7 @@ class FileSource(Source):
         return table
 
     def path(self, name: str) -> str:
-        """The file and the entry."""
+        """Return the file and the entry."""
         return f"{self._file}: {self._kind}.{name}"
 
     @property

@@ -39,7 +39,7 @@ def philox(counter: Sequence[Words], key: tuple[int, int]) -> list[Words]:
 
 
 def words_of_rows(rows: npt.NDArray[np.int64], columns: int, key: int) -> Words:
-    """A random word for each element of some rows.
+    """Return a random word for each element of some rows.
 
     Args:
         rows: Numbers of the rows; any int64.
@@ -59,12 +59,12 @@ def words_of_rows(rows: npt.NDArray[np.int64], columns: int, key: int) -> Words:
 
 
 def uniform(words: Words) -> npt.NDArray[np.float64]:
-    """Evenly distributed numbers from 0 to below 1."""
+    """Return evenly distributed numbers from 0 to below 1."""
     return words.astype(np.float64) * 2.0**-32
 
 
 def normal(words: Words) -> npt.NDArray[np.float64]:
-    """Normally distributed numbers, from pairs of words along an even last axis.
+    """Return normally distributed numbers, from pairs of words along an even last axis.
 
     Box and Muller, "A note on the generation of random normal deviates", 1958. With
     32-bit words the largest is 6.7.

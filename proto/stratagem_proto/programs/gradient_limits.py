@@ -53,7 +53,7 @@ class GradientLimits:
     def apply(
         self, gradients: Mapping[str, torch.Tensor]
     ) -> dict[str, torch.Tensor] | None:
-        """The gradients within the limits; None if the step is dropped.
+        """Return the gradients within the limits; None if the step is dropped.
 
         Args:
             gradients: By variable; dense ones, or those of rows each of which is
@@ -71,7 +71,7 @@ class GradientLimits:
         return self.scaled(bounded, torch.nn.utils.get_total_norm(bounded.values()))
 
     def offender(self, gradients: Mapping[str, torch.Tensor]) -> str:
-        """The first variable because of which the step is dropped or fails, or ""."""
+        """Return the first variable that has the step dropped or fail, or ""."""
         if self.on_nonfinite in ("reject", "raise"):
             for name, gradient in gradients.items():
                 if not bool(gradient.isfinite().all()):
@@ -79,7 +79,7 @@ class GradientLimits:
         return ""
 
     def drop(self, variable: str, whose: str = "") -> None:
-        """Drops a step because of a gradient that is not finite.
+        """Drop a step because of a gradient that is not finite.
 
         Args:
             variable: Whose gradient it is.
@@ -97,7 +97,7 @@ class GradientLimits:
             )
 
     def zeroed(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The gradients, with 0 for what is not finite if that is wanted."""
+        """Return the gradients, with 0 for what is not finite if that is wanted."""
         if self.on_nonfinite != "zero":
             return dict(gradients)
         return {
@@ -106,7 +106,7 @@ class GradientLimits:
         }
 
     def bounded(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The gradients within all limits but that of the norm."""
+        """Return the gradients within all limits but that of the norm."""
         zeroed = self.zeroed(gradients)
         if (bound := self.clip_value) is None:
             return zeroed
@@ -115,7 +115,7 @@ class GradientLimits:
     def scaled(
         self, gradients: Mapping[str, torch.Tensor], norm: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """The gradients, scaled down as their norm needs it.
+        """Return the gradients, scaled down as their norm needs it.
 
         Args:
             gradients: All of a step, or some of them.

@@ -13,7 +13,7 @@ _DTYPES = {float: torch.float64, int: torch.int64, bool: torch.bool}
 
 
 def spec_of_output(value: torch.Tensor | float) -> TensorSpec:
-    """The description of a tensor, or of a number as a scalar.
+    """Return the description of a tensor, or of a number as a scalar.
 
     Raises:
         InvalidTypeError: Tensors of its dtype cannot be sent.
@@ -24,7 +24,7 @@ def spec_of_output(value: torch.Tensor | float) -> TensorSpec:
 
 
 def encode_output(value: torch.Tensor | float) -> GraphOutput:
-    """A copy of a value that a program has computed."""
+    """Return a copy of a value that a program has computed."""
     spec = spec_of_output(value)
     if not isinstance(value, torch.Tensor):
         value = torch.tensor(value, dtype=_DTYPES[type(value)])
@@ -32,7 +32,7 @@ def encode_output(value: torch.Tensor | float) -> GraphOutput:
 
 
 def decode_output(output: GraphOutput) -> torch.Tensor:
-    """The tensor that an answer brings; a scalar for a number."""
+    """Return the tensor that an answer brings; a scalar for a number."""
     tensor = allocate(output.spec)
     copy_bytes(as_bytes(tensor), memoryview(output.data))
     return tensor

@@ -69,7 +69,7 @@ class Value:
 
 
 def digest(program: GraphProgram) -> bytes:
-    """SHA-256 of a program without what is only used in messages."""
+    """Return the SHA-256 of a program without what is only used in messages."""
     bare = GraphProgram()
     bare.CopyFrom(program)
     for source in bare.inputs:
@@ -80,7 +80,7 @@ def digest(program: GraphProgram) -> bytes:
 
 
 def check_graph(program: GraphProgram) -> list[Value]:
-    """Checks a program before anything of it runs.
+    """Check a program before anything of it runs.
 
     Returns:
         What is known about each numbered value.
@@ -112,7 +112,7 @@ def check_graph(program: GraphProgram) -> list[Value]:
 
 
 def check_output_size(nbytes: int) -> None:
-    """Checks how large all that a program gives back is, before it runs.
+    """Check how large all that a program gives back is, before it runs.
 
     Raises:
         InvalidArgumentError: It is too much to be kept with the answer.
@@ -126,7 +126,7 @@ def check_output_size(nbytes: int) -> None:
 
 
 def check_size(program: GraphProgram) -> None:
-    """Checks how long a program is, before anything else is done with it.
+    """Check how long a program is, before anything else is done with it.
 
     Raises:
         ResourceExhaustedError: It has more nodes, inputs or outputs than allowed.

@@ -21,7 +21,7 @@ _ELEMENTS_AT_ONCE = 1 << 20
 
 
 def whole_name(spec: VariableSpec) -> str:
-    """The name of the variable that a spec describes, or describes a part of."""
+    """Return the name of the variable that a spec describes, or describes a part of."""
     return _PART.sub("", spec.name) if spec.HasField("partition") else spec.name
 
 
@@ -59,13 +59,13 @@ class InitialValues:
         return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
 
     def whole(self) -> torch.Tensor:
-        """The value of the whole variable or part."""
+        """Return the value of the whole variable or part."""
         shape = tuple(self.spec.tensor.shape)
         rows = self.between(0, shape[0] if shape else 1)
         return rows if shape else rows.reshape(())
 
     def between(self, start: int, stop: int) -> torch.Tensor:
-        """The values of the rows from `start` to before `stop`; as of `rows`."""
+        """Return the values of the rows from `start` to before `stop`; as of `rows`."""
         value = torch.empty(stop - start, *self.row_shape, dtype=self.dtype)
         at_once = max(1, _ELEMENTS_AT_ONCE // max(1, self._columns))
         for low in range(start, stop, at_once):
@@ -74,7 +74,7 @@ class InitialValues:
         return value
 
     def rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """The values of some rows.
+        """Return the values of some rows.
 
         Args:
             rows: int64 vector of rows of this part, or of keys of a dynamic table.
@@ -105,7 +105,7 @@ class InitialValues:
 
 
 def check_initializer(spec: VariableSpec) -> None:
-    """Checks that the initial value that a spec describes can be made.
+    """Check that the initial value that a spec describes can be made.
 
     Raises:
         InvalidArgumentError: It has no kind, its numbers are none, or the dtype or

@@ -219,7 +219,7 @@ class Operation:
 
 
 def check_index_types(operation: Operation, arguments: Iterable[object]) -> None:
-    """Refuses masks as indices: how much they select depends on their contents.
+    """Refuse masks as indices: how much they select depends on their contents.
 
     Args:
         operation: The operation that is called.
@@ -308,7 +308,7 @@ SCALAR_ARITY: Mapping[str, int] = {
 
 
 def evaluate_scalar(name: str, *operands: Number) -> Number:
-    """The result of a scalar operation.
+    """Return the result of a scalar operation.
 
     Raises:
         ArithmeticError: Division by zero, or an integer that does not fit 64 bits.

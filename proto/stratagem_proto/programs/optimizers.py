@@ -56,7 +56,7 @@ OPTIMIZERS: Mapping[str, OptimizerRule] = {
 
 
 def rule_named(class_name: str) -> OptimizerRule:
-    """The rule of an optimizer class.
+    """Return the rule of an optimizer class.
 
     Raises:
         InvalidArgumentError: The class is not on the allow-list.
@@ -71,7 +71,7 @@ def rule_named(class_name: str) -> OptimizerRule:
 
 
 def values_of(rule: OptimizerRule, group: Mapping[str, object]) -> dict[str, Value]:
-    """The hyperparameters of a torch param group, as plain values.
+    """Return the hyperparameters of a torch param group, as plain values.
 
     Keys that are not the optimizer's own, such as a scheduler's `initial_lr`, stay
     behind.

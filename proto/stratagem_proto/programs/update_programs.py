@@ -35,7 +35,7 @@ _WORDS = {action: word for word, action in _ACTIONS.items()}
 def encode_group(
     rule: OptimizerRule, group: Mapping[str, object]
 ) -> HyperparameterGroup:
-    """The hyperparameters of a torch param group as a message.
+    """Return the hyperparameters of a torch param group as a message.
 
     Raises:
         InvalidTypeError: A value has no form on the wire.
@@ -44,7 +44,7 @@ def encode_group(
 
 
 def encode_values(values: Mapping[str, Value]) -> HyperparameterGroup:
-    """The hyperparameters of a param group, of `values_of`, as a message."""
+    """Return the hyperparameters of a param group, of `values_of`, as a message."""
     return HyperparameterGroup(values={key: _encode(v) for key, v in values.items()})
 
 
@@ -62,7 +62,7 @@ def _encode(value: Value) -> Hyperparameter:
 
 
 def decode_group(rule: OptimizerRule, group: HyperparameterGroup) -> dict[str, Value]:
-    """The hyperparameters of a message as keyword arguments.
+    """Return the hyperparameters of a message as keyword arguments.
 
     Raises:
         InvalidArgumentError: A key is not the optimizer's, or a flag is set that
@@ -87,7 +87,7 @@ def _decode(value: Hyperparameter) -> Value:
 
 
 def encode_limits(limits: GradientLimits) -> LimitsMessage:
-    """The limits of gradients as a message."""
+    """Return the limits of gradients as a message."""
     return LimitsMessage(
         on_nonfinite=_ACTIONS[limits.on_nonfinite],
         clip_value=limits.clip_value,
@@ -96,7 +96,7 @@ def encode_limits(limits: GradientLimits) -> LimitsMessage:
 
 
 def decode_limits(message: LimitsMessage) -> GradientLimits:
-    """The limits of a message.
+    """Return the limits of a message.
 
     Raises:
         InvalidArgumentError: They are none; see `GradientLimits`.

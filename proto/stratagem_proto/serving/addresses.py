@@ -13,7 +13,7 @@ LAST_PORT = 65_535
 
 
 def check_address(address: str) -> None:
-    """Checks that a text is "host:port" with a port from 0 to 65535.
+    """Check that a text is "host:port" with a port from 0 to 65535.
 
     Raises:
         InvalidArgumentError: It is not.
@@ -27,7 +27,7 @@ def check_address(address: str) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only processes of this machine can connect to "host:port"."""
+    """Return whether only processes of this machine can connect to "host:port"."""
     host = address.rpartition(":")[0].strip("[]")
     if host == "localhost":
         return True
@@ -38,7 +38,7 @@ def is_loopback(address: str) -> bool:
 
 
 def bound(server: grpc.Server | grpc.aio.Server, address: str) -> str:
-    """Binds a server and returns the address with the port that it got.
+    """Bind a server and return the address with the port that it got.
 
     Raises:
         UnavailableError: The port is taken, or the host is not this machine's.

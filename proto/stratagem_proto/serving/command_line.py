@@ -30,7 +30,7 @@ AsJson = Annotated[
 
 
 def serve(server: RpcServer, options: ServingOptions, as_json: bool) -> None:
-    """Serves until SIGTERM or SIGINT, then drains.
+    """Serve until SIGTERM or SIGINT, then drain.
 
     Args:
         server: It has not started.
@@ -62,7 +62,7 @@ def _check_folder(ready_file: Path | None) -> None:
 
 
 def _warn_of_readers(path: Path | None) -> None:
-    """Says so if other users of the machine may read the secret."""
+    """Say so if other users of the machine may read the secret."""
     if path is None or _MOUNTED_SECRETS in path.parents:
         return
     if path.stat().st_mode & stat.S_IROTH:
@@ -75,7 +75,7 @@ def _warn_of_readers(path: Path | None) -> None:
 
 @contextmanager
 def _asked_to_stop() -> Iterator[socket.socket]:
-    """A socket that can be read once SIGTERM or SIGINT has come.
+    """Return a socket that can be read once SIGTERM or SIGINT has come.
 
     A lock that a handler releases would not do: the main thread may be just about to
     wait for it, or another thread may get the signal, and the wait goes on for ever.
@@ -91,7 +91,7 @@ def _asked_to_stop() -> Iterator[socket.socket]:
 
 
 def _announce(server: RpcServer, ready_file: Path) -> None:
-    """Writes the addresses so that a reader sees all of the file or none."""
+    """Write the addresses so that a reader sees all of the file or none."""
     facts = {
         "address": server.address,
         "health_address": server.health_address,
@@ -107,7 +107,7 @@ def _announce(server: RpcServer, ready_file: Path) -> None:
 
 @contextmanager
 def exported_spans(server: str) -> Iterator[None]:
-    """Sends spans where the variables of OpenTelemetry say; all of them, at the end.
+    """Send spans where the variables of OpenTelemetry say; all of them, at the end.
 
     Args:
         server: The task, for instance "ps:0".

@@ -64,18 +64,18 @@ class Calls:
         self.received, self.sent = Distribution(BYTES), Distribution(BYTES)
 
     def begin(self) -> float:
-        """Counts a call in; returns what `end` is to be told."""
+        """Count a call in; return what `end` is to be told."""
         self._in_progress += 1
         return perf_counter()
 
     def end(self, began: float, code: str) -> None:
-        """Counts it out, with the name of its status."""
+        """Count it out, with the name of its status."""
         self._in_progress -= 1
         self._ended[code] += 1
         self._seconds.observe(perf_counter() - began)
 
     def status(self, method: str) -> pb.MethodStatus:
-        """How others are told of it, under its name."""
+        """Return how others are told of it, under its name."""
         return pb.MethodStatus(
             method=method,
             in_progress=self._in_progress,
@@ -93,14 +93,14 @@ class Figures:
         self._calls: dict[str, Calls] = {}
 
     def calls(self, message: str) -> Calls:
-        """Those of an RPC, by the name of the message that its requests begin with."""
+        """Return those of an RPC, by the name of its request's first message."""
         found = self._calls.get(message)
         if found is None:
             found = self._calls[message] = Calls()
         return found
 
     def methods(self) -> Iterator[pb.MethodStatus]:
-        """All RPCs that were called, by name."""
+        """Yield all RPCs that were called, by name."""
         for message, calls in sorted(self._calls.items()):
             method = message.removesuffix("Request").removesuffix("Header")
             yield calls.status(method)

@@ -11,7 +11,7 @@ from stratagem_proto.v1.session_pb2 import OpenSessionRequest
 
 
 def check_handshake(request: OpenSessionRequest, settings: ServingSettings) -> None:
-    """Refuses a client that speaks another language or is not of the cluster.
+    """Refuse a client that speaks another language or is not of the cluster.
 
     Raises:
         ProtocolVersionError: Its version of the contract is not understood.

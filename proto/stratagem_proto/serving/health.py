@@ -55,7 +55,7 @@ class Reflection(reflection.ReflectionServicer):
 
 
 def add_reflection(services: tuple[str, ...], server: grpc.Server) -> None:
-    """Has a server tell of services, by their full names."""
+    """Have a server tell of services, by their full names."""
     add: Any = reflection_pb2_grpc.add_ServerReflectionServicer_to_server
     add(Reflection((*services, reflection.SERVICE_NAME)), server)
 
@@ -67,7 +67,7 @@ class HealthServer:
     """Answers for the data plane; serving from the start."""
 
     def __init__(self, bind: str, service: str) -> None:
-        """Binds its port.
+        """Bind its port.
 
         Args:
             bind: "host:port" to answer on.
@@ -85,7 +85,7 @@ class HealthServer:
         self.address = bound(self._server, bind)
 
     def start(self, loop: LoopThread) -> None:
-        """Answers from now on.
+        """Answer from now on.
 
         Args:
             loop: Where the data plane runs, which serves for as long as it turns.
@@ -108,7 +108,7 @@ class HealthServer:
             self._health.set(service, status)
 
     def announce_drain(self) -> None:
-        """Tells probes that the data plane takes no more calls; its loop may end."""
+        """Tell probes that the data plane takes no more calls; its loop may end."""
         if self._pulse is not None:
             self._pulse.stop()
         self._health.enter_graceful_shutdown()
@@ -141,7 +141,7 @@ class Pulse:
         self._thread.start()
 
     def stop(self) -> None:
-        """Asks no more; the loop is there until this returns."""
+        """Ask no more; the loop is there until this returns."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -30,14 +30,14 @@ class LoopThread:
 
     @classmethod
     def acquire(cls) -> LoopThread:
-        """The shared thread; `release` it when done."""
+        """Return the shared thread; `release` it when done."""
         with cls._guard:
             cls._shared = cls._shared or cls()
             cls._users += 1
             return cls._shared
 
     def release(self) -> None:
-        """Gives the thread back; it ends with its last user."""
+        """Give the thread back; it ends with its last user."""
         with LoopThread._guard:
             LoopThread._users -= 1
             if LoopThread._users:
@@ -48,13 +48,13 @@ class LoopThread:
         self._loop.close()
 
     def call(self, function: Callable[[], object]) -> None:
-        """Has the loop call a function, in a moment."""
+        """Have the loop call a function, in a moment."""
         self._loop.call_soon_threadsafe(function)
 
     def run(
         self, work: Coroutine[object, object, Result], seconds: float | None = None
     ) -> Result:
-        """The result of a coroutine, run on the loop and waited for here.
+        """Return the result of a coroutine, run on the loop and waited for here.
 
         Args:
             work: The coroutine.

@@ -20,7 +20,7 @@ def unary_handler(
     request_type: type[Request],
     method: Callable[[Request], Awaitable[Response]],
 ) -> Handler:
-    """A message in, a message out.
+    """Return the handler of a method that takes a message and returns one.
 
     Args:
         border: What the calls pass through.

@@ -83,6 +83,6 @@ class ServingOptions(ProcessSettings):
         return f"{self.job}:{self.task}"
 
     def serving(self) -> dict[str, Any]:
-        """What of it the settings of servers have."""
+        """Return what of it the settings of servers have."""
         own = self.model_dump(exclude=_OF_PROCESSES)
         return {**own, "token": read_token(self.token_file)}

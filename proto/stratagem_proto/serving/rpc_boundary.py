@@ -24,7 +24,7 @@ class Context(Protocol):
     """What a handler needs of the context of its call, over gRPC or a socket."""
 
     async def write(self, message: bytes, /) -> None:
-        """Sends one response of several."""
+        """Send one response of several."""
 
     async def abort(
         self,
@@ -32,7 +32,7 @@ class Context(Protocol):
         details: str = ...,
         trailing_metadata: tuple[tuple[str, str | bytes], ...] = ...,
     ) -> NoReturn:
-        """Ends the call with a status."""
+        """End the call with a status."""
 
 
 class DirectContext(Protocol):
@@ -43,17 +43,17 @@ class DirectContext(Protocol):
         """Whether all responses so far are sent."""
 
     def write_at_once(self, message: bytes, /) -> None:
-        """Sends one response of several; does not wait for the client to read."""
+        """Send one response of several; do not wait for the client to read."""
 
 
 def direct(context: Context) -> DirectContext | None:
-    """The same call, if it is such a one; those by gRPC are not."""
+    """Return the same call, if it is such a one; those by gRPC are not."""
     found: Any = context
     return found if hasattr(found, "write_at_once") else None
 
 
 def divert(messages: object, take: Callable[[bytes], None]) -> None:
-    """Has a call's messages given to a function as they come, where that is possible.
+    """Have a call's messages given to a function as they come, where that is possible.
 
     Those of a call by gRPC are left to who iterates over them, as is the end.
     """
@@ -63,13 +63,13 @@ def divert(messages: object, take: Callable[[bytes], None]) -> None:
 
 
 def shared_memory(context: Context) -> Segment | None:
-    """The memory that the client of a call shares; a call by gRPC has none."""
+    """Return the memory that the client of a call shares; a call by gRPC has none."""
     segment: Segment | None = getattr(context, "segment", None)
     return segment
 
 
 def is_over(messages: object) -> bool:
-    """Whether a call is known to bring no more messages; of one by gRPC nothing is."""
+    """Return whether a call is known to bring no more messages; False by gRPC."""
     over: bool = getattr(messages, "is_over", False)
     return over
 
@@ -91,7 +91,7 @@ class RpcBoundary:
     def crossing(
         self, context: Context, request: str
     ) -> AbstractAsyncContextManager[None, None]:
-        """Ends the call with the status of whatever the body raises.
+        """End the call with the status of whatever the body raises.
 
         Args:
             context: The call.
@@ -102,11 +102,11 @@ class RpcBoundary:
     def span(
         self, request: Message, current: bool = True
     ) -> AbstractContextManager[None]:
-        """A span around the answer, as `tracing.answering` says."""
+        """Return a span around the answer, as `tracing.answering` says."""
         return tracing.answering(request, self._task, current)
 
     def recorded(self, request: str, error: Exception) -> RecordedStatus:
-        """The status of a call that has failed, of which the log then tells."""
+        """Return the status of a call that has failed, of which the log then tells."""
         if isinstance(error, DecodeError):
             error = InvalidArgumentError(f"the request is no {request}")
         if isinstance(error, StratagemError):
@@ -155,7 +155,7 @@ class _Crossing:
 
 
 def _fitting(record: RecordedStatus) -> RecordedStatus:
-    """A status that does not drown in what a client has sent, say, as a name."""
+    """Return a status that does not drown in what a client has sent, say, as a name."""
     record.message = _shortened(record.message, _MESSAGE_BYTES)
     record.detail.variable = _shortened(record.detail.variable, _DETAIL_BYTES)
     record.detail.location = _shortened(record.detail.location, _DETAIL_BYTES)

@@ -67,10 +67,10 @@ class RpcServer(ABC):
 
     @abstractmethod
     def _listens(self, sockets: FrameSockets) -> None:
-        """Learns of what there is besides gRPC, before calls arrive."""
+        """Learn of what there is besides gRPC, before calls arrive."""
 
     def _share(self, nbytes: int) -> Reserved:
-        """Takes bytes of the budget of the memory that clients share.
+        """Take bytes of the budget of the memory that clients share.
 
         Raises:
             ResourceExhaustedError: There are not so many left.
@@ -79,21 +79,21 @@ class RpcServer(ABC):
 
     @abstractmethod
     def _handlers(self) -> Sequence[grpc.GenericRpcHandler]:
-        """What answers the calls, `_status` among it; begins nothing yet."""
+        """Return what answers the calls, `_status` among it; begin nothing yet."""
 
     async def _begin(self) -> None:  # noqa: B027 - a server may have nothing to begin
-        """Begins what goes on beside the calls."""
+        """Begin what goes on beside the calls."""
 
     @abstractmethod
     async def _refuse(self, seconds: float) -> None:
-        """Ends or refuses what would go on for longer; calls still arrive."""
+        """End or refuse what would go on for longer; calls still arrive."""
 
     @abstractmethod
     async def _end(self) -> None:
-        """Ends what went on beside the calls; none are left."""
+        """End what went on beside the calls; none are left."""
 
     def start(self) -> None:
-        """Binds its ports and serves; returns once calls are answered.
+        """Bind its ports and serve; return once calls are answered.
 
         Raises:
             UnavailableError: An address cannot be bound.
@@ -146,7 +146,7 @@ class RpcServer(ABC):
         return SocketListener(handlers, listening, self._share, self.patience)
 
     def stop(self, grace: float | None = None) -> None:
-        """Refuses new calls, lets running ones end, and stops; again does nothing.
+        """Refuse new calls, let running ones end, and stop; again does nothing.
 
         Args:
             grace: Seconds for running calls; `drain_seconds` of the settings if not
@@ -168,12 +168,12 @@ class RpcServer(ABC):
         await self._end()
 
     async def _hang_up(self, seconds: float) -> None:
-        """Takes no more calls; those under way get that time to end."""
+        """Take no more calls; those under way get that time to end."""
         others = [self._sockets.stop(seconds)] if self._sockets else []
         await asyncio.gather(self._server.stop(seconds), *others)
 
     def join(self) -> None:
-        """Waits until the server has stopped."""
+        """Wait until the server has stopped."""
         self._stopped.wait()
 
     def __enter__(self) -> Self:

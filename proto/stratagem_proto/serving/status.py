@@ -32,7 +32,7 @@ class StatusService:
         figures: Figures,
         fill: Fill,
     ) -> None:
-        """Begins with a server.
+        """Begin with a server.
 
         Args:
             settings: The server's.
@@ -48,7 +48,7 @@ class StatusService:
         self._began = time.monotonic()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """The service as gRPC sees it."""
+        """Return the service as gRPC sees it."""
         method = unary_handler(self._border, pb.GetStatusRequest, self._answer)
         return grpc.method_handlers_generic_handler(SERVICE, {"GetStatus": method})
 
@@ -57,7 +57,7 @@ class StatusService:
         return await self.status(request.with_variables)
 
     async def status(self, with_variables: bool = False) -> pb.GetStatusResponse:
-        """What the server is doing."""
+        """Return what the server is doing."""
         settings = self._settings
         status = pb.GetStatusResponse(
             task=Task(job=settings.job, index=settings.task),

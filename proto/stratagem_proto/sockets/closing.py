@@ -11,7 +11,7 @@ _PROBE_SECONDS = 5
 
 @contextmanager
 def closed_on_failure(sock: socket.socket) -> Iterator[socket.socket]:
-    """Closes a socket unless what is done with it meanwhile succeeds."""
+    """Close a socket unless what is done with it meanwhile succeeds."""
     try:
         yield sock
     except BaseException:
@@ -20,7 +20,7 @@ def closed_on_failure(sock: socket.socket) -> Iterator[socket.socket]:
 
 
 def hang_up(sock: socket.socket) -> None:
-    """Closes a socket, also where a process that was forked from this one has it open.
+    """Close a socket, also where a process that was forked from this one has it open.
 
     Who waits at it fails. May be called again.
     """
@@ -30,7 +30,7 @@ def hang_up(sock: socket.socket) -> None:
 
 
 def tune(sock: socket.socket, stall_seconds: float) -> None:
-    """Has small frames leave at once, and ends connections whose other host is gone.
+    """Have small frames leave at once, and end connections whose other host is gone.
 
     Args:
         sock: A TCP socket.

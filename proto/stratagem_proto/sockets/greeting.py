@@ -63,7 +63,7 @@ class Greeting:
         self._proofs: Proofs | None = None
 
     def answer(self, frame: SocketFrame) -> bytes:
-        """Returns what to say to a HELLO.
+        """Return what to say to a HELLO.
 
         Raises:
             MalformedStreamError: It is none, or proves nothing.

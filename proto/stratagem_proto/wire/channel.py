@@ -43,8 +43,7 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
     # Requests are repeated by us, under their sequence numbers.
     ("grpc.enable_retries", 0),
-    # Responses are read in the calling thread, without a hand-over from another: two
-    # small calls at once take 0.75 ms instead of 1.1 ms.
+    # Responses are read in the calling thread, without a hand-over from another.
     (grpc.experimental.ChannelOptions.SingleThreadedUnaryStream, 1),
     # Connections of one process to one server are not shared, so that closing one
     # leaves the others alone.
@@ -91,7 +90,7 @@ class Deadlines:
     slowest_bytes_per_second: float = 1e6
 
     def attempt(self, nbytes: int = 0, wait: float = 0.0) -> float:
-        """Deadline of one attempt of a call in seconds.
+        """Return deadline of one attempt of a call in seconds.
 
         Args:
             nbytes: Tensor bytes that travel, both directions together.
@@ -103,5 +102,5 @@ class Deadlines:
 def open_channel(
     address: str, options: Sequence[tuple[str, int]] = CHANNEL_OPTIONS
 ) -> grpc.Channel:
-    """A channel to "host:port" with the options that the servers expect."""
+    """Return a channel to "host:port" with the options that the servers expect."""
     return grpc.insecure_channel(address, options=options)

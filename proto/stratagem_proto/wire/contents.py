@@ -11,7 +11,7 @@ from stratagem_proto.wire.tensors import spec_of_kind
 
 
 def all_of(layout: SegmentLayout) -> bytes:
-    """A `ReadContents` if all that was asked for comes as it is, as nearly always."""
+    """Return a `ReadContents` for the usual case that all comes as it was asked for."""
     is_kept = len(layout.kinds) <= MOST_KEPT_KINDS
     return (_kept_all if is_kept else _all)(layout)
 

@@ -46,7 +46,7 @@ class Encoded:
 
 
 def narrow(value: torch.Tensor, dtype: torch.dtype) -> Encoded:
-    """Rounds elements to a narrower type.
+    """Round elements to a narrower type.
 
     Finite elements stay finite: those beyond its range become its largest.
 
@@ -63,13 +63,13 @@ def narrow(value: torch.Tensor, dtype: torch.dtype) -> Encoded:
 
 
 def can_narrow(wider: torch.dtype, dtype: torch.dtype) -> bool:
-    """Whether `narrow` makes elements of one type smaller by rounding to another."""
+    """Return whether `narrow` makes elements smaller by rounding to a type."""
     is_wider = wider.is_floating_point and wider.itemsize > dtype.itemsize
     return is_wider and dtype in NARROW_DTYPES
 
 
 def quantize(value: torch.Tensor, by_row: bool) -> Encoded:
-    """Rounds elements to 255 levels between plus and minus the largest.
+    """Round elements to 255 levels between plus and minus the largest.
 
     Args:
         value: Floating-point, any shape, finite.
@@ -93,7 +93,7 @@ def quantize(value: torch.Tensor, by_row: bool) -> Encoded:
 
 
 def select(value: torch.Tensor, count: int) -> Encoded:
-    """Keeps the elements of the largest magnitude.
+    """Keep the elements of the largest magnitude.
 
     Args:
         value: Floating-point, any shape, without NaN.
@@ -107,7 +107,7 @@ def select(value: torch.Tensor, count: int) -> Encoded:
 
 
 def decode(encoded: Encoded) -> torch.Tensor:
-    """The tensor that was encoded, as nearly as the wire has kept it.
+    """Return the tensor that was encoded, as nearly as the wire has kept it.
 
     Memory is taken for one tensor of the decoded size.
 
@@ -165,7 +165,7 @@ def _scattered(encoded: Encoded, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _spread(scales: torch.Tensor, dim: int) -> torch.Tensor:
-    """Scales in a shape that multiplies a tensor's rows."""
+    """Scale in a shape that multiplies a tensor's rows."""
     return scales.reshape(-1, *[1] * (dim - 1)) if scales.dim() else scales
 
 

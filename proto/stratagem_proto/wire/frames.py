@@ -1,9 +1,8 @@
 """Frames of the streams that carry tensors, on the wire.
 
 Every streamed message of the contract has the layout `header = 1; chunks = 2`. A
-protobuf `bytes` field costs two copies more than needed (64 MiB: 29 ms to set, 29 ms
-to read), so frames are put together and taken apart here, byte for byte as protobuf
-would; a test holds both to each other.
+protobuf `bytes` field costs two copies more than needed, so frames are put together
+and taken apart here, byte for byte as protobuf would; a test holds both to each other.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Frame(Generic[Header]):
 
 
 def encode_frame(frame: Frame[Header]) -> bytes:
-    """The wire bytes of a frame; the chunks' data is copied once."""
+    """Return the wire bytes of a frame; the chunks' data is copied once."""
     parts: list[bytes | memoryview] = []
     if frame.header is not None:
         parts.append(encode_header(frame.header.SerializeToString()))
@@ -74,12 +73,12 @@ def encode_frame(frame: Frame[Header]) -> bytes:
 
 
 def encode_header(header: bytes) -> bytes:
-    """The part of a frame that is its header, of an encoded one."""
+    """Return the part of a frame that is its header, of an encoded one."""
     return _HEADER_TAG + _varint(len(header)) + header
 
 
 def _chunk_prefix(chunk: ChunkView) -> bytes:
-    """All of a chunk's message but data itself; proto3 leaves zeros out."""
+    """Return all of a chunk's message but data itself; proto3 leaves zeros out."""
     prefix = b""
     if chunk.tensor:
         prefix += _TENSOR_TAG + _varint(chunk.tensor)
@@ -94,7 +93,7 @@ def _chunk_prefix(chunk: ChunkView) -> bytes:
 def decode_frame(
     data: bytes | memoryview, header_type: type[Header], segment: Segment | None = None
 ) -> Frame[Header]:
-    """Takes a frame apart; the chunks of large ones are views of `data`, not copies.
+    """Take a frame apart; the chunks of large ones are views of `data`, not copies.
 
     Args:
         data: The frame.
@@ -116,7 +115,7 @@ def decode_frame(
 def take_header(
     data: bytes | memoryview, header_type: type[Header]
 ) -> tuple[Header, memoryview] | None:
-    """The header of a frame that begins with one, and what comes behind it.
+    """Return the header of a frame that begins with one, and what comes behind it.
 
     That is a frame, too, of the chunks alone.
 
@@ -197,7 +196,7 @@ def _bytes(value: int | memoryview) -> memoryview:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Field numbers and values of a message, in the order of the wire."""
+    """Yield field numbers and values of a message, in the order of the wire."""
     position = 0
     while position < len(data):
         tag, position = _read_varint(data, position)

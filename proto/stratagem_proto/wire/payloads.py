@@ -13,7 +13,7 @@ Item = TypeVar("Item", bound=Message)
 
 
 def split(payload: bytes, nbytes: int = CHUNK_BYTES) -> tuple[list[bytes], bytes]:
-    """Cuts a payload into pieces of that many bytes, and the last one."""
+    """Cut a payload into pieces of that many bytes, and the last one."""
     last = max(len(payload) - 1, 0) // nbytes * nbytes
     starts = range(0, last, nbytes)
     return [payload[start : start + nbytes] for start in starts], payload[last:]
@@ -29,13 +29,13 @@ class Pieces:
         self._pieces.append(piece)
 
     def joined(self, last: bytes) -> bytes:
-        """Returns the payload that ends so; the next piece begins another one."""
+        """Return the payload that ends so; the next piece begins another one."""
         pieces, self._pieces = self._pieces, []
         return b"".join((*pieces, last)) if pieces else last
 
 
 def batches(items: Iterable[Item], nbytes: int = CHUNK_BYTES) -> Iterator[list[Item]]:
-    """Puts items together, as many as about that many bytes hold, at least one."""
+    """Put items together, as many as about that many bytes hold, at least one."""
     batch: list[Item] = []
     size = 0
     for item in items:

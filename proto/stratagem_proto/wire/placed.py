@@ -45,7 +45,7 @@ class SegmentLayout:
 
 
 def layout_of(kinds: tuple[Kind, ...]) -> SegmentLayout:
-    """Where tensors of these kinds are if that is where `starts` puts them."""
+    """Return where tensors of these kinds are if that is where `starts` puts them."""
     if len(kinds) <= _FEW_KINDS:
         return _layout_of_few(kinds)
     return (_kept_layout if len(kinds) <= MOST_KEPT_KINDS else _layout)(kinds)
@@ -69,7 +69,7 @@ _layout_of_few = lru_cache(maxsize=1024)(_layout)
 
 
 def kinds_of(tensors: Iterable[torch.Tensor]) -> tuple[Kind, ...]:
-    """What tensors are besides their elements."""
+    """Return what tensors are besides their elements."""
     return tuple([(tensor.dtype, tensor.shape) for tensor in tensors])
 
 
@@ -84,7 +84,7 @@ def encode_placed(
     segment: Segment,
     layout: SegmentLayout | None = None,
 ) -> bytes:
-    """Copies tensors to a segment; returns the frame that says where they are.
+    """Copy tensors to a segment; return the frame that says where they are.
 
     Args:
         header: Of the frame, encoded.
@@ -100,7 +100,7 @@ def encode_placed(
 
 
 def announced(layout: SegmentLayout, chunks: bytes | memoryview) -> range | None:
-    """Those of a layout's places of which a part of a frame says that they are filled.
+    """Return the places of a layout that a part of a frame says are filled.
 
     Args:
         layout: The layout.
@@ -135,7 +135,7 @@ _kept_announced = lru_cache(maxsize=256)(_announced)
 def place_by_runs(
     header: Header, tensors: Sequence[torch.Tensor], segment: Segment, run_bytes: int
 ) -> Iterator[Frame[Header]]:
-    """Copies tensors to a segment run by run; the frames that say where they are.
+    """Copy tensors to a segment run by run; the frames that say where they are.
 
     A run is copied when its frame is asked for, so that who reads can take those of
     one frame while those of the next are copied.
@@ -180,7 +180,7 @@ def encode_filled(
 def found(
     layout: SegmentLayout, chunks: memoryview, segment: Segment
 ) -> list[torch.Tensor] | None:
-    """The tensors of a request where they are; None if that is not where they lie.
+    """Return the tensors of a request in the segment; None if they are not there.
 
     Who made the segment can still write to it, so only floating-point elements are
     left there: indices that were checked must not change. The tensors are to be used

@@ -27,8 +27,8 @@ _ALIGNMENT = 64
 # What one socket's calls have in memory by turns: gradients, values, what is evaluated.
 _MOST_KEPT = 16
 
-# Of fewer tensors there may be more: of rows it is another number with each step. To
-# make views takes 5 us for a tensor, and all that is kept of them 30 at each end.
+# There may be more sets of fewer tensors: of rows there is another number with each
+# step. Making views takes longer than finding those that were kept.
 _MOST_VIEWS = 1024
 
 MOST_KEPT_KINDS = 1024
@@ -48,8 +48,8 @@ class Segment:
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
         self._bytes = memoryview(memory)
-        # Views of the same tensors are wanted with each step: with those of 5 small
-        # parameters at hand, placing takes 8 us instead of 38, and finding 10 of 23.
+        # Each step wants views of the same tensors, and to make them takes longer than
+        # to find them here.
         self._kept: dict[tuple[Kind, ...], list[torch.Tensor]] = {}
         self._count = 0
 
@@ -58,7 +58,7 @@ class Segment:
         return len(self._bytes)
 
     def view(self, start: int, nbytes: int) -> memoryview:
-        """A run of its bytes.
+        """Return a run of its bytes.
 
         Raises:
             MalformedStreamError: The run is not within the segment, or elements of
@@ -77,7 +77,7 @@ class Segment:
         return self._bytes[start : start + nbytes]
 
     def tensors(self, kinds: tuple[Kind, ...]) -> list[torch.Tensor]:
-        """Tensors of these kinds whose elements are where `starts` puts them.
+        """Return tensors of these kinds whose elements are where `starts` puts them.
 
         Raises:
             MalformedStreamError: The segment is too small.
@@ -113,7 +113,7 @@ class Segment:
 
 
 def starts(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where to put tensors of these sizes in a segment, and how much of it they take.
+    """Return where tensors of these sizes go in a segment, and their room in all.
 
     Args:
         sizes: In bytes.
@@ -127,14 +127,14 @@ def _padded(size: int) -> int:
 
 
 def grown(nbytes: int) -> int:
-    """The size of a segment that so many bytes, and somewhat more, fit into."""
+    """Return the size of a segment that so many bytes, and somewhat more, fit into."""
     least = max(nbytes, _LEAST_BYTES)
     step = 1 << (least.bit_length() - 4)
     return -(-least // step) * step
 
 
 def create(nbytes: int) -> tuple[Segment, int]:
-    """A new segment and its descriptor, for the other process; close that.
+    """Return a new segment and its descriptor, for the other process; close that.
 
     Raises:
         OSError: The system has no such memory, or not so much.
@@ -154,7 +154,7 @@ def create(nbytes: int) -> tuple[Segment, int]:
 
 
 def size_of(fd: int) -> int:
-    """The size of another process's segment, which does not change any more.
+    """Return the size of another process's segment, which does not change any more.
 
     Raises:
         MalformedStreamError: It could still change, or there is nothing in it.
@@ -177,7 +177,7 @@ def size_of(fd: int) -> int:
 
 
 def attach(fd: int, nbytes: int) -> Segment:
-    """Maps another process's segment of a size that was looked at by `size_of`.
+    """Map another process's segment of a size that was looked at by `size_of`.
 
     Raises:
         OSError: The system has not so much memory, or the segment is read-only.

@@ -18,7 +18,7 @@ def begin_status(
     with_variables: bool = False,
     wait_for_ready: bool = False,
 ) -> grpc.Future[pb.GetStatusResponse]:
-    """Begins to ask the server of a channel; of any kind, and without a session.
+    """Begin to ask the server of a channel; of any kind, and without a session.
 
     Args:
         channel: To its data plane.

@@ -38,7 +38,7 @@ _TRANSIENT_ERRORS = {UnavailableError.__name__, ResourceExhaustedError.__name__}
 
 
 def to_record(error: BaseException) -> RecordedStatus:
-    """The status of an error as it is sent and kept.
+    """Return the status of an error as it is sent and kept.
 
     An exception from outside of the tree becomes an `InternalError` that names its
     class only, so that nothing of the server's internals leaks.
@@ -67,7 +67,7 @@ def _retry_seconds(error: StratagemError) -> float:
 
 
 def from_record(record: RecordedStatus) -> StratagemError:
-    """The error that a status stands for; the inverse of `to_record`."""
+    """Return the error that a status stands for; the inverse of `to_record`."""
     code = _CODES_BY_NUMBER.get(record.code, grpc.StatusCode.UNKNOWN)
     cls = CLASSES_BY_NAME.get(record.detail.error, CLASSES_BY_CODE[code])
     detail = record.detail
@@ -83,17 +83,17 @@ def from_record(record: RecordedStatus) -> StratagemError:
 
 
 def code_of(record: RecordedStatus) -> grpc.StatusCode:
-    """The gRPC code of a recorded status."""
+    """Return the gRPC code of a recorded status."""
     return _CODES_BY_NUMBER.get(record.code, grpc.StatusCode.UNKNOWN)
 
 
 def trailers(record: RecordedStatus) -> tuple[tuple[str, bytes], ...]:
-    """Trailing metadata that carries the detail of an error."""
+    """Return trailing metadata that carries the detail of an error."""
     return ((DETAIL_KEY, record.detail.SerializeToString()),)
 
 
 def from_rpc_error(error: grpc.RpcError, peer: str, method: str) -> StratagemError:
-    """The error of the tree that a failed call stands for.
+    """Return the error of the tree that a failed call stands for.
 
     Args:
         error: As raised by a grpc stub; it is also the finished call.
@@ -112,7 +112,7 @@ def from_rpc_error(error: grpc.RpcError, peer: str, method: str) -> StratagemErr
 
 
 def detail_of(metadata: Sequence[tuple[str, str | bytes]]) -> ErrorDetail:
-    """The detail of an error in trailing metadata; empty if there is none."""
+    """Return the detail of an error in trailing metadata; empty if there is none."""
     for key, value in metadata:
         if key == DETAIL_KEY and isinstance(value, bytes):
             try:
@@ -123,7 +123,7 @@ def detail_of(metadata: Sequence[tuple[str, str | bytes]]) -> ErrorDetail:
 
 
 def is_transient(error: grpc.RpcError) -> bool:
-    """Whether a call that failed so may succeed when it is repeated.
+    """Return whether a call that failed so may succeed when it is repeated.
 
     A server's own answer carries a detail and is final, except that it is going away
     or that the budget for what it has staged is full.
@@ -137,7 +137,7 @@ def is_transient(error: grpc.RpcError) -> bool:
 
 @contextmanager
 def translated(peer: str, method: str) -> Iterator[None]:
-    """Turns a `grpc.RpcError` of the body into an error of the tree."""
+    """Turn a `grpc.RpcError` of the body into an error of the tree."""
     try:
         yield
     except grpc.RpcError as error:

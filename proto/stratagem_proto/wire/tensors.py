@@ -31,7 +31,7 @@ _NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 
 
 def encode_dtype(dtype: torch.dtype) -> pb.DataType.ValueType:
-    """The number of a dtype on the wire.
+    """Return the number of a dtype on the wire.
 
     Raises:
         InvalidTypeError: The dtype has no number, for instance a quantised one.
@@ -46,7 +46,7 @@ def encode_dtype(dtype: torch.dtype) -> pb.DataType.ValueType:
 
 
 def decode_dtype(number: pb.DataType.ValueType) -> torch.dtype:
-    """The dtype of a number on the wire.
+    """Return the dtype of a number on the wire.
 
     Raises:
         InvalidArgumentError: The number stands for no dtype.
@@ -58,7 +58,7 @@ def decode_dtype(number: pb.DataType.ValueType) -> torch.dtype:
 
 
 def spec_of(tensor: torch.Tensor) -> pb.TensorSpec:
-    """The description of a tensor, dtype and shape; not to be changed."""
+    """Return the description of a tensor, dtype and shape; not to be changed."""
     return spec_of_kind(tensor.dtype, tensor.shape)
 
 
@@ -70,7 +70,7 @@ def spec_of_kind(dtype: torch.dtype, shape: torch.Size) -> pb.TensorSpec:
 
 
 def nbytes_of(spec: pb.TensorSpec) -> int:
-    """Size of a described tensor in bytes, after checking the description.
+    """Return size of a described tensor in bytes, after checking the description.
 
     Raises:
         InvalidArgumentError: Unknown dtype, too many dimensions, a negative size, or
@@ -96,12 +96,12 @@ def _checked_nbytes(number: pb.DataType.ValueType, shape: tuple[int, ...]) -> in
 
 
 def allocate(spec: pb.TensorSpec) -> torch.Tensor:
-    """An uninitialised CPU tensor of that dtype and shape."""
+    """Return an uninitialised CPU tensor of that dtype and shape."""
     return torch.empty(tuple(spec.shape), dtype=decode_dtype(spec.dtype))
 
 
 def as_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor in C order, without a copy if it is CPU and contiguous.
+    """Return a tensor's bytes in C order, not copied if it is CPU and contiguous.
 
     The view of a CPU tensor is writable and shares the tensor's storage.
     """
@@ -117,12 +117,12 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def int64_vector(data: bytes) -> torch.Tensor:
-    """The int64 vector that has a copy of some bytes, a multiple of 8."""
+    """Return the int64 vector that has a copy of some bytes, a multiple of 8."""
     if not data:
         return torch.empty(0, dtype=torch.int64)
     return torch.frombuffer(bytearray(data), dtype=torch.int64)
 
 
 def total_nbytes(specs: Sequence[pb.TensorSpec]) -> int:
-    """Bytes of all the described tensors together; checks each as `nbytes_of`."""
+    """Return bytes of all the described tensors together; check each as `nbytes_of`."""
     return sum(map(nbytes_of, specs))

@@ -23,7 +23,7 @@ _MEANINGS = {
 
 
 def check_transport(transport: str) -> None:
-    """Checks that a transport is "auto", "unix", "tcp" or "grpc".
+    """Check that a transport is "auto", "unix", "tcp" or "grpc".
 
     Raises:
         InvalidArgumentError: It is not.
@@ -34,7 +34,7 @@ def check_transport(transport: str) -> None:
 
 
 def transport_from_environment() -> str:
-    """The transport that `STRATAGEM_TRANSPORT` names; "auto" without it.
+    """Return the transport that `STRATAGEM_TRANSPORT` names; "auto" without it.
 
     Raises:
         InvalidArgumentError: It names none.

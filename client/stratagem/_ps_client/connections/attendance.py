@@ -36,7 +36,7 @@ class SessionAttendance:
         self._changing = threading.Lock()
 
     def begin(self, address: str, session_id: bytes) -> bool:
-        """Calls the server unless a call is under way; does not wait.
+        """Call the server unless a call is under way; do not wait.
 
         Args:
             address: "host:port" of the server.
@@ -66,7 +66,7 @@ class SessionAttendance:
         self._call = method.future(request.SerializeToString(), wait_for_ready=False)
 
     def close(self) -> None:
-        """Ends the call; none can be begun any more."""
+        """End the call; none can be begun any more."""
         with uninterrupted(), self._changing:
             self._closed = True
             if self._channel is not None:

@@ -63,7 +63,7 @@ class Connection:
         steps: StepCount | None = None,
         locate: Callable[[], str] | None = None,
     ) -> None:
-        """Describes the server; does not connect.
+        """Describe the server; do not connect.
 
         Args:
             task: Index of the server in the ps job.
@@ -105,7 +105,7 @@ class Connection:
         return self._session.incarnation if self._session else b""
 
     def expect(self, run: bytes) -> None:
-        """Takes the server for lost if another run of it opens the first session.
+        """Take the server for lost if another run of it opens the first session.
 
         Who learns of variables from another process could not tell otherwise whether
         the server has been restarted since.
@@ -132,7 +132,7 @@ class Connection:
         self.route.move(address)
 
     def call(self, request: Request[Result]) -> Result:
-        """Sends a request and waits for its result; raises as `start` and `result`."""
+        """Send a request and wait for its result; raise as `start` and `result`."""
         try:
             return self.start(request, style=Style.AWAITED).result()
         except BaseException:
@@ -141,13 +141,13 @@ class Connection:
             raise
 
     def release_interrupted(self) -> None:
-        """Lets others change the server after this thread was interrupted in that."""
+        """Let others change the server after this thread was interrupted in that."""
         self._turns.release_interrupted()
 
     def start(
         self, request: Request[Result], style: Style = Style.SENT
     ) -> Pending[Result]:
-        """Sends a request. Waits while another mutation is under way, if it is one.
+        """Send a request. Wait while another mutation is under way, if it is one.
 
         Args:
             request: The request.
@@ -174,7 +174,7 @@ class Connection:
         return pending
 
     def pipeline(self, request: Request[Result]) -> Pending[Result]:
-        """Sends a small mutation; others may follow before its result is asked for.
+        """Send a small mutation; others may follow before its result is asked for.
 
         Results are to be asked for in the order of sending. Raises as `start`.
         """
@@ -213,7 +213,7 @@ class Connection:
             raise
 
     def open(self) -> ServerSession:
-        """Returns the session, after the handshake if there is none; as `start`."""
+        """Return the session, after the handshake if there is none; as `start`."""
         self._require_usable()
         return self._session or self._first_opened()
 
@@ -226,7 +226,7 @@ class Connection:
             request.acknowledge(self._session.acknowledged)
 
     def resume(self) -> None:
-        """Opens the session again after the server has ended it.
+        """Open the session again after the server has ended it.
 
         Raises:
             SessionLostError: It cannot go on, because the server was restarted.
@@ -254,7 +254,7 @@ class Connection:
         )
 
     def has_room_for(self, request: Request[Result]) -> bool:
-        """Whether the server could take a request if it had nothing else to do."""
+        """Return whether the server could take the request if it had no other."""
         staged = request.request_nbytes + request.derived_nbytes
         nbytes = max(staged, request.response_nbytes)
         return self._session is None or nbytes <= self._session.max_request_bytes
@@ -264,14 +264,14 @@ class Connection:
         self.route.trim()
 
     def attend(self) -> bool:
-        """Has the server see that this process lives; whether it could until now."""
+        """Have the server see that this process lives; whether it could until now."""
         session = self._session
         if session is None or self._restarted:
             return True
         return self._attendance.begin(self.address, session.identifier)
 
     def renew_lease(self) -> Pending[HeartbeatResponse] | None:
-        """Tells the server that this process lives, if there is a session.
+        """Tell the server that this process lives, if there is a session.
 
         Raises:
             CancelledError: The connection is closed.
@@ -285,7 +285,7 @@ class Connection:
         return Pending(self, beat, Deadlines(call=patience, connect=0))
 
     def close(self) -> None:
-        """Ends the session; requests under way fail. May be called again."""
+        """End the session; requests under way fail. May be called again."""
         if os.getpid() != self._process or self.route.closed.is_set():
             return
         with suppress(StratagemError):

@@ -36,7 +36,7 @@ class Heartbeat:
     """
 
     def __init__(self, connections: Sequence[Connection], steps: StepCount) -> None:
-        """Describes it; starts nothing.
+        """Describe it; start nothing.
 
         Args:
             connections: Whose leases it renews.
@@ -49,7 +49,7 @@ class Heartbeat:
         self._starting = threading.Lock()
 
     def start(self) -> None:
-        """Starts it, unless it runs."""
+        """Start it, unless it runs."""
         if self._thread is not None:
             return
         with self._starting:
@@ -60,7 +60,7 @@ class Heartbeat:
                 self._thread.start()
 
     def stop(self) -> None:
-        """Stops it; does not wait for a heartbeat under way."""
+        """Stop it; do not wait for a heartbeat under way."""
         self._stopped.set()
         self._steps.wake()
 
@@ -81,7 +81,7 @@ class Heartbeat:
                     self._renew_leases()
 
     def _attend(self) -> bool:
-        """Whether the servers see that this process lives, until now."""
+        """Return whether the servers see that this process lives, until now."""
         return all([connection.attend() for connection in self._connections])
 
     def _tell_last_step(self) -> None:
@@ -106,7 +106,7 @@ class Heartbeat:
                 beat.result()
 
     def _trim(self) -> None:
-        """Gives memory back that was not used for a third of a lease."""
+        """Give memory back that was not used for a third of a lease."""
         now = time.monotonic()
         if now >= self._trim_due:
             self._trim_due = now + self._third_of_lease()
@@ -114,14 +114,14 @@ class Heartbeat:
                 connection.trim()
 
     def _glance(self) -> float:
-        """Seconds until servers may be told anew that this process lives."""
+        """Return seconds until servers may be told anew that this process lives."""
         return _third(session.reconnect_seconds for session in self._sessions())
 
     def _sessions(self) -> Iterator[ServerSession]:
         return filter(None, (connection.session for connection in self._connections))
 
     def _interval(self) -> float:
-        """Seconds to the next heartbeat; short before the first lease is known."""
+        """Return seconds to the next heartbeat; few before the first lease is known."""
         return min(self._third_of_lease(), _LONGEST_SECONDS)
 
     def _third_of_lease(self) -> float:

@@ -28,13 +28,13 @@ class Turn:
         self.call: Cancellable | None = None
 
     def end(self) -> None:
-        """Lets the next one have it, once; nothing comes of one that is lost."""
+        """Let the next one have it, once; nothing comes of one that is lost."""
         if (turns := self._turns()) is not None:
             self.call, self.thread = None, 0
             turns.free.put(self)
 
     def lose(self) -> None:
-        """Gives up what was sent, and has another right take the place of this one."""
+        """Give up what was sent, and have another right take the place of this one."""
         turns, self._turns = self._turns(), _gone
         call, self.call = self.call, None
         if call is not None:
@@ -63,13 +63,13 @@ class MutationLock:
         self.renew()
 
     def renew(self) -> None:
-        """Makes another turn, as nothing will come of the one that there was."""
+        """Make another turn, as nothing will come of the one that there was."""
         turn = Turn(self)
         self.last = weakref.ref(turn)
         self.free.put(turn)
 
     def take(self) -> Turn:
-        """Waits for the turn, which the caller has from now on."""
+        """Wait for the turn, which the caller has from now on."""
         thread = get_ident()
         try:
             turn = self.free.get_nowait()
@@ -83,7 +83,7 @@ class MutationLock:
         return self.free.get()
 
     def release_interrupted(self) -> None:
-        """Has the caller lose the turn that they still have, if they have.
+        """Have the caller lose the turn that they still have, if they have.
 
         They were interrupted in it: for as long as they handle that, or keep the
         exception, the traceback keeps the turn.

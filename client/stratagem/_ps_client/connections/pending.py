@@ -70,7 +70,7 @@ class Pending(Generic[Result]):
         on_outcome: Callable[[], None] = lambda: None,
         style: Style = Style.SENT,
     ) -> None:
-        """Sends the request for the first time.
+        """Send the request for the first time.
 
         Args:
             owner: The connection to the server.
@@ -92,7 +92,7 @@ class Pending(Generic[Result]):
         self.attempt = self._route.attempt(request, deadlines, style)
 
     def result(self) -> Result:
-        """Waits for the result.
+        """Wait for the result.
 
         The request is repeated where connections fail, or, not before it says, where
         the server has no room for it at the moment.
@@ -121,7 +121,7 @@ class Pending(Generic[Result]):
             self.abandon()
 
     def _await(self, what: str, seconds: float) -> None:
-        """Has the log tell of the wait from now on, whatever it told of before."""
+        """Have the log tell of the wait from now on, whatever it told of before."""
         if self._wait is not None:
             self._wait.end()
         place = self._route.place
@@ -130,7 +130,7 @@ class Pending(Generic[Result]):
         self._wait.begin()
 
     def push(self) -> None:
-        """Sends the request, if it waits for others that it could be sent with."""
+        """Send the request, if it waits for others that it could be sent with."""
         self.attempt.push()
 
     def abandon(self) -> None:
@@ -145,7 +145,7 @@ class Pending(Generic[Result]):
             on_outcome()
 
     def give_up_waiting(self) -> None:
-        """Sends the request no more after the attempt under way; in any thread."""
+        """Send the request no more after the attempt under way; in any thread."""
         self._repeats = False
 
     def _repeated(self) -> Result:
@@ -202,7 +202,7 @@ class Pending(Generic[Result]):
             raise self._unanswered(error) from error
 
     def _require_harmless(self) -> None:
-        """Checks that it is not the request that ends the server.
+        """Check that it is not the request that ends the server.
 
         Raises:
             AbortedError: It was under way in two runs of the server that are over.
@@ -251,5 +251,5 @@ class Pending(Generic[Result]):
 
 
 def _pause(failures: int) -> float:
-    """Seconds before another attempt after so many, doubling up to the longest."""
+    """Return seconds to wait after so many failures, doubling up to the longest."""
     return min(_FIRST_PAUSE_SECONDS * (1 << min(failures, 10)), _LONGEST_PAUSE_SECONDS)

@@ -77,14 +77,14 @@ class ServerSession:
     _counting: threading.Lock = field(default_factory=threading.Lock)
 
     def key(self, steps: StepCount) -> RequestKey:
-        """Identifies a request that changes nothing."""
+        """Identify a request that changes nothing."""
         finished, report = steps.tell()
         return RequestKey(session_id=self.identifier, finished=finished, report=report)
 
     def next_key(
         self, steps: StepCount, closure: ClosureKey | None = None
     ) -> RequestKey:
-        """Numbers the next mutation, for who has the turn.
+        """Number the next mutation, for who has the turn.
 
         The outcome of the one before is known by then, unless it was `pipelined`; the
         keys after it say so for ever.
@@ -125,12 +125,12 @@ class ServerSession:
             return next(iter(self._open), self.sequence + 1) - 1
 
     def goes_on(self, answer: OpenSessionResponse) -> bool:
-        """Whether a second handshake found the server as the first one left it."""
+        """Return whether a second handshake found the server as the first left it."""
         forgotten = answer.last_sequence == 0 and self.acknowledged > 0
         return answer.incarnation == self.incarnation and not forgotten
 
     def continues(self, answer: OpenSessionResponse) -> None:
-        """Goes on with another run of the server, which has restored a checkpoint.
+        """Go on with another run of the server, which has restored a checkpoint.
 
         The numbers that it does not know are below the next one's `acknowledged`.
         """
@@ -140,7 +140,7 @@ class ServerSession:
 def opening(
     identity: Identity, session: ServerSession | None = None, run: bytes = b""
 ) -> Request[OpenSessionResponse]:
-    """The handshake of a new session, or of one that the server may have ended.
+    """Return the handshake of a new session, or of one that the server may have ended.
 
     Another run of the server does not take it on, unless it restored a checkpoint
     and the identity outlives servers.
@@ -160,7 +160,7 @@ def opening(
 
 
 def heartbeat(session: ServerSession, steps: StepCount) -> Request[HeartbeatResponse]:
-    """What renews the lease of a session, and tells its last finished step."""
+    """Return what renews the lease of a session, and tells its last finished step."""
     finished, report = steps.tell()
     message = HeartbeatRequest(
         session_id=session.identifier, finished=finished, report=report
@@ -169,13 +169,13 @@ def heartbeat(session: ServerSession, steps: StepCount) -> Request[HeartbeatResp
 
 
 def farewell(session: ServerSession) -> Request[CloseSessionResponse]:
-    """What ends a session."""
+    """Return what ends a session."""
     message = CloseSessionRequest(session_id=session.identifier)
     return Request("CloseSession", message, sole(CloseSessionResponse))
 
 
 def handshake(identity: Identity, identifier: bytes) -> OpenSessionRequest:
-    """What opens the session of that identifier, with a server of any kind."""
+    """Return what opens the session of that identifier, with a server of any kind."""
     return OpenSessionRequest(
         protocol_version=PROTOCOL_VERSION,
         cluster_token=identity.token,
@@ -189,7 +189,7 @@ def handshake(identity: Identity, identifier: bytes) -> OpenSessionRequest:
 def opened(
     request: Request[OpenSessionResponse], answer: OpenSessionResponse, server: str
 ) -> ServerSession:
-    """The session that a handshake gave.
+    """Return the session that a handshake gave.
 
     Args:
         request: What was asked.
@@ -210,7 +210,7 @@ def opened(
 
 
 def check_answering(answering: Task, server: str) -> None:
-    """Checks that a server is the one that was called.
+    """Check that a server is the one that was called.
 
     Args:
         answering: The task that it says it is.

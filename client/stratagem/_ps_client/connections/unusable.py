@@ -12,12 +12,12 @@ from stratagem_proto.errors import (
 
 
 def closed(peer: str) -> CancelledError:
-    """The error of one that somebody has closed."""
+    """Return the error of one that somebody has closed."""
     return CancelledError(f"the connection to {peer} is closed; make a new strategy")
 
 
 def forked(peer: str, process: int) -> ForkedProcessError:
-    """The error of one that belongs to the process that this one was forked from."""
+    """Return the error of one that this process got by a fork."""
     return ForkedProcessError(
         f"the connection to {peer} belongs to process {process}, "
         f"but process {os.getpid()} was forked from it and uses it; gRPC does "
@@ -28,7 +28,7 @@ def forked(peer: str, process: int) -> ForkedProcessError:
 
 
 def restarted(peer: str) -> SessionLostError:
-    """The error of one whose server has lost its memory."""
+    """Return the error of one whose server has lost its memory."""
     return SessionLostError(
         f"{peer} was restarted, and the variables that it hosted are "
         "gone. Start the program again, or restore a checkpoint"

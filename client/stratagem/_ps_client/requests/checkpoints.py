@@ -27,7 +27,7 @@ class SavedPart:
 def hold_steps(
     cut: bytes, begun: Mapping[bytes, int], wait: float
 ) -> Request[pb.HoldStepsResponse]:
-    """The request that lets steps wait that have not begun.
+    """Return the request that lets steps wait that have not begun.
 
     Args:
         cut: Which cut is taken.
@@ -40,31 +40,31 @@ def hold_steps(
 
 
 def release_steps(cut: bytes) -> Request[pb.ReleaseStepsResponse]:
-    """The request that gives a cut up."""
+    """Return the request that gives a cut up."""
     message = pb.ReleaseStepsRequest(cut=cut)
     return Request("ReleaseSteps", message, sole(pb.ReleaseStepsResponse))
 
 
 def begin_save(cut: bytes, folder: str) -> Request[pb.BeginSaveResponse]:
-    """The request that marks the variables and begins to write them to a folder."""
+    """Return the request that marks the variables and begins to write them."""
     message = pb.BeginSaveRequest(cut=cut, folder=folder)
     return Request("BeginSave", message, sole(pb.BeginSaveResponse), wait=2.0)
 
 
 def open_snapshot(cut: bytes) -> Request[pb.OpenSnapshotResponse]:
-    """The request that keeps all values as they are for reads of this session."""
+    """Return the request that keeps all values as they are for this session."""
     message = pb.OpenSnapshotRequest(cut=cut)
     return Request("OpenSnapshot", message, sole(pb.OpenSnapshotResponse), wait=2.0)
 
 
 def close_snapshot() -> Request[pb.CloseSnapshotResponse]:
-    """The request that gives these values up."""
+    """Return the request that gives these values up."""
     message = pb.CloseSnapshotRequest()
     return Request("CloseSnapshot", message, sole(pb.CloseSnapshotResponse))
 
 
 def finish_save(cut: bytes, wait: float) -> Request[SavedPart | None]:
-    """The request for what was written; its result is None if it takes longer."""
+    """Return the request for what was written; it gives None if that takes longer."""
     message = pb.FinishSaveRequest(cut=cut, wait_seconds=wait)
     return Request("FinishSave", message, _saved, wait=wait)
 
@@ -106,7 +106,7 @@ class Wanted:
 def stage_variables(
     restoration: bytes, path: str, wanted: Wanted, wait: float
 ) -> Request[pb.StageVariablesResponse]:
-    """The request that reads what is on disk, and changes nothing yet.
+    """Return the request that reads what is on disk, and changes nothing yet.
 
     Args:
         restoration: What it is for.
@@ -127,19 +127,19 @@ def stage_variables(
 
 
 def restore_staged(restoration: bytes) -> Request[pb.RestoreVariablesResponse]:
-    """The request that replaces values, and optimizers' state, by what was read."""
+    """Return the request that replaces values and optimizer state by what was read."""
     message = pb.RestoreVariablesRequest(restoration=restoration)
     return Request("RestoreVariables", message, sole(pb.RestoreVariablesResponse))
 
 
 def announce_restored(identity: str) -> Request[pb.RestoreVariablesResponse]:
-    """The request that says that a checkpoint is restored, or values are set."""
+    """Return the request that says that a checkpoint is restored, or values are set."""
     message = pb.RestoreVariablesRequest(identity=identity)
     return Request("RestoreVariables", message, sole(pb.RestoreVariablesResponse))
 
 
 def list_restored() -> Request[list[str]]:
-    """The request for what was announced, in its order."""
+    """Return the request for what was announced, in its order."""
     return Request("ListRestored", pb.ListRestoredRequest(), _identities)
 
 

@@ -21,7 +21,7 @@ from stratagem_proto.v1.consistency_pb2 import (
 
 
 def begin(steps: Sequence[StepBegin], wait: float) -> Request[list[StepGrant]]:
-    """The request for leave to take steps, one of each group.
+    """Return the request for leave to take steps, one of each group.
 
     Args:
         steps: Where this worker is in each group.
@@ -33,13 +33,13 @@ def begin(steps: Sequence[StepBegin], wait: float) -> Request[list[StepGrant]]:
 
 
 def change(group: str, consistency: Consistency) -> Request[SetConsistencyResponse]:
-    """The request that changes a group's consistency."""
+    """Return the request that changes a group's consistency."""
     message = SetConsistencyRequest(group=group, consistency=consistency)
     return Request("SetConsistency", message, sole(SetConsistencyResponse))
 
 
 def describe() -> Request[list[GroupConsistency]]:
-    """The request for what holds in each group, and how its workers fare."""
+    """Return the request for what holds in each group, and how its workers fare."""
     return Request("DescribeConsistency", DescribeConsistencyRequest(), _described)
 
 
@@ -54,7 +54,7 @@ def _described(responses: Iterator[bytes]) -> list[GroupConsistency]:
 def barrier(
     name: str, generation: int, num_tasks: int, wait: float
 ) -> Request[BarrierResponse]:
-    """The request that ends once all tasks have sent it.
+    """Return the request that ends once all tasks have sent it.
 
     Args:
         name: Which barrier.

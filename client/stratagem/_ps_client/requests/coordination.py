@@ -33,7 +33,7 @@ class DataPass:
 def open_pass(
     ledger: str, num_batches: int, seed: int, coordinator: bytes
 ) -> Request[OpenPassResponse]:
-    """The request that begins a pass, or goes on with one of an earlier coordinator.
+    """Return the request that begins a pass, or continues another coordinator's.
 
     Args:
         ledger: Name of the data.
@@ -48,7 +48,7 @@ def open_pass(
 
 
 def draw_batch(opened: DataPass, num_batches: int) -> Request[int | None]:
-    """The request for the number of the next batch; None if there is none left.
+    """Return the request for the number of the next batch; None if there is none left.
 
     Args:
         opened: The pass.
@@ -68,7 +68,7 @@ def _drawn(responses: Iterator[bytes]) -> int | None:
 def end_closures(
     space: bytes, through: int, unended: Iterable[int]
 ) -> Request[EndClosuresResponse]:
-    """The request that has a server forget functions, and refuse what comes of them.
+    """Return the request that has a server forget functions and refuse their writes.
 
     Args:
         space: Names the coordinator.

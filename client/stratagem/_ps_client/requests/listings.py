@@ -21,7 +21,7 @@ from stratagem_proto.wire.tensors import int64_vector
 def list_variables(
     kinds: Sequence[VariableKind.ValueType] = (),
 ) -> Request[list[VariableInfo]]:
-    """The request for the variables of these kinds, or all, in order of creation."""
+    """Return the request for variables of these kinds, or all, by their creation."""
     return Request("ListVariables", ListVariablesRequest(kinds=kinds), _listed)
 
 
@@ -45,7 +45,7 @@ class KeyPage:
 def list_keys(
     table: str, after: int | None, limit: int, snapshot: bytes = b""
 ) -> Request[KeyPage]:
-    """The request for the smallest keys of a table that follow on one.
+    """Return the request for the smallest keys of a table that follow on one.
 
     Args:
         table: Name of the table, or of its part on the server.

@@ -52,13 +52,13 @@ class ReadsAfterUpdate(NamedTuple):
 
 
 def following(readings: Sequence[Reading]) -> ReadsAfterUpdate:
-    """Readings of whole variables, to be done after an update."""
+    """Return readings of whole variables, to be done after an update."""
     layout = layout_of(kinds_of([reading.into for reading in readings]))
     return ReadsAfterUpdate(readings, layout, _asked_after(_wholes(readings)))
 
 
 def asked(readings: Sequence[Reading]) -> bytes:
-    """The part of a `ReadRequest` that says what to read."""
+    """Return the part of a `ReadRequest` that says what to read."""
     if any([reading.rows is not None for reading in readings]):
         return _asked_by_rows(readings)
     return _asked(_wholes(readings))
@@ -102,10 +102,10 @@ def _asked_by_rows(readings: Sequence[Reading]) -> bytes:
     return b"".join(parts)
 
 
-# Numbers of rows come again: of 4,096, it takes 5 us with this at hand, and 12 without.
+# The same numbers of rows come again; this halves the time to ask for them.
 @lru_cache(maxsize=256)
 def _around_indices(whole: _Whole, nbytes: int) -> tuple[bytes, bytes]:
-    """What is before and behind so many bytes of indices that are asked for."""
+    """Return what is before and behind so many bytes of indices that are asked for."""
     (selection,) = _selections([whole])
     selection.rows.indices = bytes(nbytes)
     request = ReadRequest(selections=[selection]).SerializeToString()
@@ -114,7 +114,7 @@ def _around_indices(whole: _Whole, nbytes: int) -> tuple[bytes, bytes]:
 
 
 def _behind_indices(selection: Selection) -> bytes:
-    """What comes behind them, as fields are in the order of their numbers."""
+    """Return what comes behind them, as fields are in the order of their numbers."""
     if not selection.HasField("narrowed_to"):
         return b""
     return Selection(narrowed_to=selection.narrowed_to).SerializeToString()

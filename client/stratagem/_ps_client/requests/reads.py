@@ -57,7 +57,7 @@ def read(
     snapshot: bytes = b"",
     begins: Sequence[StepBegin] = (),
 ) -> Request[list[int]]:
-    """The request that fills the readings' tensors.
+    """Return the request that fills the readings' tensors.
 
     Args:
         readings: What to read, of one server.
@@ -110,7 +110,7 @@ def filled(
     header_type: type[Header],
     values_of: Callable[[Header], ReadHeader],
 ) -> tuple[Header, list[int]]:
-    """Fills the readings' tensors.
+    """Fill the readings' tensors.
 
     Args:
         readings: What was asked for.
@@ -170,7 +170,7 @@ def _taken(
     seen: list[bytes],
     responses: Responses,
 ) -> bool:
-    """Copies values run by run from where `starts` puts them in the segment.
+    """Copy values run by run from where `starts` puts them in the segment.
 
     Args:
         targets: Where to.
@@ -229,7 +229,7 @@ def _assemble(
 
 
 def _targets(readings: Sequence[Reading], contents: ReadContents) -> list[torch.Tensor]:
-    """The tensors to fill, in the order in which the stream brings them."""
+    """Return the tensors to fill, in the order in which the stream brings them."""
     _require_one_each(readings, len(contents.values), "values")
     targets: dict[int, torch.Tensor] = {}
     for reading, value in zip(readings, contents.values, strict=True):
@@ -280,7 +280,7 @@ def _require_narrowed(reading: Reading, sent: TensorSpec, encoding: Encoding) ->
 
 
 def _landing(target: torch.Tensor, sent: TensorSpec) -> torch.Tensor:
-    """Memory for the bytes: the target's own, where they are those of its elements."""
+    """Return memory for the bytes: the target's own if the bytes are its elements."""
     is_plain = target.device.type == "cpu" and target.is_contiguous()
     return target if is_plain and spec_of(target) == sent else allocate(sent)
 

@@ -41,7 +41,7 @@ def and_read(
     begins: Sequence[StepBegin],
     tensors: Sequence[torch.Tensor] | None = None,
 ) -> Request[Answer]:
-    """The request that runs an update program, then fills the readings' tensors.
+    """Return the request that runs an update program, then fills the readings' tensors.
 
     Args:
         update: The request that only runs the program; not to be used any more.

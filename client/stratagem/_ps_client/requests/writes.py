@@ -45,7 +45,7 @@ class Writing:
 def create(
     specs: Sequence[VariableSpec], values: Sequence[torch.Tensor]
 ) -> Request[CreateVariablesResponse]:
-    """The request that creates variables with these initial values; all or none."""
+    """Return the request that creates variables with initial values; all or none."""
     header = CreateVariablesHeader(variables=specs)
     return Request(
         "CreateVariables", header, sole(CreateVariablesResponse), tensors=values
@@ -53,7 +53,7 @@ def create(
 
 
 def assign(writings: Sequence[Writing]) -> Request[list[int]]:
-    """The request that writes variables, all at once.
+    """Return the request that writes variables, all at once.
 
     Returns:
         A request whose result are the versions after it, one for each writing.
@@ -77,7 +77,7 @@ def _assigned(responses: Iterator[bytes]) -> list[int]:
 
 
 def delete(names: Sequence[str]) -> Request[list[str]]:
-    """The request that deletes variables and their slot variables; all or none.
+    """Return the request that deletes variables and their slot variables; all or none.
 
     Returns:
         A request whose result are the names of all that was deleted.
@@ -97,7 +97,7 @@ class Attachments:
         self.tensors: list[torch.Tensor] = []
 
     def add(self, tensor: torch.Tensor) -> int:
-        """Takes a tensor along and returns its number."""
+        """Take a tensor along and return its number."""
         self.tensors.append(tensor)
         return len(self.tensors) - 1
 

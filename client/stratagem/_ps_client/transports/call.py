@@ -55,7 +55,7 @@ class Cancellable(Protocol):
     """A call that can be given up."""
 
     def cancel(self) -> object:
-        """Gives the call up, if it has not ended."""
+        """Give the call up, if it has not ended."""
 
 
 class Responses(Iterator[bytes]):
@@ -84,7 +84,7 @@ def _uncounted(nbytes: int) -> None:
 
 
 def _nothing() -> None:
-    """Pushes on what is not kept back."""
+    """Push on what is not kept back."""
 
 
 class Attempt(NamedTuple):
@@ -105,5 +105,5 @@ class Attempt(NamedTuple):
 
 
 def once(answer: Callable[[], Value]) -> Iterator[Value]:
-    """The one value of a function, which is called when it is asked for."""
+    """Yield the one value of a function, which is called when it is asked for."""
     yield answer()

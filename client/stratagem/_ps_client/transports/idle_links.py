@@ -22,7 +22,7 @@ class IdleLinks:
         self._closed = False
 
     def take(self, room: int) -> SocketLink | None:
-        """Returns the best one for a call, if there is any.
+        """Return the best one for a call, if there is any.
 
         Args:
             room: Bytes that the call would share.
@@ -37,7 +37,7 @@ class IdleLinks:
             return self._plain.pop() if self._plain else None
 
     def put(self, link: SocketLink) -> bool:
-        """Takes one back; says whether there is place for it."""
+        """Take one back; say whether there is place for it."""
         with self._lock:
             links = self._plain if link.segment is None else self._sharing
             if self._closed or len(links) >= _MOST:
@@ -47,7 +47,7 @@ class IdleLinks:
             return True
 
     def trim(self) -> None:
-        """Closes those that share memory and had no call since this was last called."""
+        """Close those that share memory and had no call since this was last called."""
         with self._lock:
             for link in self._stale.intersection(self._sharing):
                 self._sharing.remove(link)
@@ -55,12 +55,12 @@ class IdleLinks:
             self._stale = set(self._sharing)
 
     def close(self) -> None:
-        """Closes all, and takes none back any more."""
+        """Close all, and take none back any more."""
         self._closed = True
         self.clear()
 
     def clear(self) -> None:
-        """Closes all."""
+        """Close all."""
         with self._lock:
             for links in (self._plain, self._sharing):
                 while links:

@@ -37,7 +37,7 @@ class Pipeline:
         self.is_broken = False
 
     def send(self, call: Call) -> Attempt:
-        """Takes a call in; where it cannot be sent, its responses say so."""
+        """Take a call in; where it cannot be sent, its responses say so."""
         try:
             self._link.allow(call.timeout)
         except OSError as error:
@@ -50,7 +50,7 @@ class Pipeline:
         return Attempt(Responses(turn.responses()), turn, self.push)
 
     def push(self) -> None:
-        """Sends what is kept."""
+        """Send what is kept."""
         kept, self._kept = b"".join(self._kept), []
         if kept:
             try:
@@ -59,12 +59,12 @@ class Pipeline:
                 self._fail(error)
 
     def _fail(self, error: OSError) -> None:
-        """Breaks the connection off, as nothing can be sent."""
+        """Break the connection off, as nothing can be sent."""
         self._failure = error
         self.break_off()
 
     def next_frame(self) -> SocketFrame:
-        """Waits for the next answer.
+        """Wait for the next answer.
 
         Raises:
             OSError: The connection broke, or it took too long.
@@ -75,7 +75,7 @@ class Pipeline:
         return self._link.receive()
 
     def break_off(self) -> None:
-        """Gives up all that is under way. May be called again."""
+        """Give up all that is under way. May be called again."""
         self.is_broken = True
         self._link.close()
 
@@ -88,7 +88,7 @@ class _Turn:
         self._answered = False
 
     def responses(self) -> Iterator[bytes]:
-        """The one response.
+        """Yield the one response.
 
         Raises:
             SocketError: The call failed.
@@ -107,6 +107,6 @@ class _Turn:
         return frame
 
     def cancel(self) -> None:
-        """Gives the call up, if it has not ended."""
+        """Give the call up, if it has not ended."""
         if not self._answered:
             self._pipeline.break_off()

@@ -42,7 +42,7 @@ class ServerTransport:
         self._learning = threading.Lock()
 
     def learn(self, told: FrameSockets) -> None:
-        """Connects to what the server says of its sockets, if that is possible."""
+        """Connect to what the server says of its sockets, if that is possible."""
         with self._learning:  # threads that lost one session hear of the next one each
             if told != self._told:
                 self._forget()
@@ -77,7 +77,7 @@ class ServerTransport:
             sockets.close()
 
     def send(self, call: Call, control: bool = False) -> Attempt:
-        """Begins a call.
+        """Begin a call.
 
         Args:
             call: The call.
@@ -111,17 +111,17 @@ class ServerTransport:
                 self._sockets = None
 
     def trim(self) -> None:
-        """Gives up memory that was not used lately; called now and then."""
+        """Give up memory that was not used lately; called now and then."""
         if sockets := self._sockets:
             sockets.trim()
 
     def retire(self) -> None:
-        """Lets the calls under way be the last ones over sockets."""
+        """Let the calls under way be the last ones over sockets."""
         if sockets := self._sockets:
             sockets.retire()
 
     def close(self) -> None:
-        """Ends all calls; none can be begun any more."""
+        """End all calls; none can be begun any more."""
         self._closed = True
         self._forget()
         self._grpc.close()

@@ -41,7 +41,7 @@ class SocketTransport:
         self._closed = False
 
     def connect(self) -> None:
-        """Opens the first connection.
+        """Open the first connection.
 
         Raises:
             OSError: Nobody, or not the server, answers there.
@@ -49,7 +49,7 @@ class SocketTransport:
         self.give_back(SocketLink(self.endpoint), usable=True)
 
     def send(self, call: Call) -> Attempt:
-        """Begins a call.
+        """Begin a call.
 
         Raises:
             OSError: The transport is closed, or the server does not answer there any
@@ -79,7 +79,7 @@ class SocketTransport:
         return pipeline.send(call)
 
     def memory_of(self, link: SocketLink, room: int) -> Segment | None:
-        """What a link shares with the server for a call; None if it is to send.
+        """Return what a link shares with the server for a call; None if it is to send.
 
         Args:
             link: The link.
@@ -97,12 +97,12 @@ class SocketTransport:
         return link.segment
 
     def trim(self) -> None:
-        """Gives up memory that was not used lately; called now and then."""
+        """Give up memory that was not used lately; called now and then."""
         self._idle.trim()
         self._most_shared = self._wanted
 
     def give_back(self, link: SocketLink, usable: bool) -> None:
-        """Ends the use of a connection.
+        """End the use of a connection.
 
         Args:
             link: It.
@@ -113,17 +113,17 @@ class SocketTransport:
             link.close()
 
     def distrust(self) -> None:
-        """Closes all that is idle: where one connection broke, others will have."""
+        """Close all that is idle: where one connection broke, others will have."""
         self._idle.clear()
 
     def retire(self) -> None:
-        """Lets the calls under way be the last ones; those that are pipelined fail."""
+        """Let the calls under way be the last ones; those that are pipelined fail."""
         self._idle.close()
         if self._pipeline is not None:
             self._pipeline.break_off()
 
     def close(self) -> None:
-        """Ends all calls; none can be begun any more."""
+        """End all calls; none can be begun any more."""
         self._closed = True
         self.retire()
         for link in list(self._busy):
@@ -210,7 +210,7 @@ class _Exchange(Iterator[bytes]):
         return cast(bytes, frame.message)
 
     def cancel(self) -> None:
-        """Gives the call up, if it has not ended."""
+        """Give the call up, if it has not ended."""
         self._end(usable=False)
 
     def _end(self, usable: bool) -> None:

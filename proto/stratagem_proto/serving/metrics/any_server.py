@@ -15,7 +15,7 @@ _METHOD = ("method",)
 
 
 def of_any_server(status: GetStatusResponse, families: Families) -> Iterator[Metric]:
-    """The families of a server that do not depend on its kind."""
+    """Yield the families of a server that do not depend on its kind."""
     yield families.number(
         "uptime_seconds", "Time since the server started.", status.uptime_seconds
     )

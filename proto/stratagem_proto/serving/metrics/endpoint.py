@@ -33,7 +33,7 @@ class MetricsEndpoint:
     """
 
     def __init__(self, bind: str, ask: Ask) -> None:
-        """Binds its port and answers from now on.
+        """Bind its port and answer from now on.
 
         Args:
             bind: "host:port" to answer on.
@@ -68,7 +68,7 @@ class _Status(Collector):
         self._ask = ask
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing, so that being registered asks for nothing."""
+        """Return nothing, so that being registered asks for nothing."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -76,7 +76,7 @@ class _Status(Collector):
 
 
 def families_of(status: GetStatusResponse) -> Iterator[Metric]:
-    """What Prometheus is told of a server that does this."""
+    """Yield what Prometheus is told of a server that does this."""
     families = Families(f"{status.task.job}:{status.task.index}")
     yield from of_any_server(status, families)
     if status.HasField("parameter_server"):

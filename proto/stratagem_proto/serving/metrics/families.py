@@ -40,14 +40,14 @@ class Families:
         samples: Iterable[tuple[Labels, float]],
         labels: Labels = (),
     ) -> Metric:
-        """What goes up and down."""
+        """Return what goes up and down."""
         family = GaugeMetricFamily(_PREFIX + name, what, labels=[_SERVER, *labels])
         for values, value in samples:
             family.add_metric([self._server, *values], value)
         return family
 
     def number(self, name: str, what: str, value: float | None) -> Metric:
-        """The same without further labels; None while it is not known."""
+        """Return the same without further labels; None while it is not known."""
         return self.gauge(name, what, [] if value is None else [((), value)])
 
     def counter(
@@ -57,7 +57,7 @@ class Families:
         samples: Iterable[tuple[Labels, float]],
         labels: Labels = (),
     ) -> Metric:
-        """What only goes up, until the server is started again."""
+        """Return what only goes up, until the server is started again."""
         family = CounterMetricFamily(_PREFIX + name, what, labels=[_SERVER, *labels])
         for values, value in samples:
             family.add_metric([self._server, *values], value)
@@ -70,7 +70,7 @@ class Families:
         samples: Iterable[tuple[Labels, Distribution]],
         labels: Labels = (),
     ) -> Metric:
-        """How often something was how large."""
+        """Return how often something was how large."""
         family = HistogramMetricFamily(_PREFIX + name, what, labels=[_SERVER, *labels])
         for values, found in samples:
             buckets = [*_cumulated(found.bounds, found.counts)]
@@ -85,7 +85,7 @@ class Families:
         samples: Iterable[tuple[Labels, Sequence[int]]],
         labels: Labels = (),
     ) -> Metric:
-        """A histogram of counts by their bit lengths, of which no sum is known."""
+        """Return a histogram of counts by bit length, of which no sum is known."""
         family = HistogramMetricFamily(_PREFIX + name, what, labels=[_SERVER, *labels])
         for values, counts in samples:
             bounds = [float((1 << bits) - 1) for bits in range(len(counts))]

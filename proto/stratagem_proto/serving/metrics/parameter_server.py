@@ -18,7 +18,7 @@ _WORKER = ("optimizer", "worker")
 
 
 def of_parameter_server(status: Status, families: Families) -> Iterator[Metric]:
-    """The families that only a parameter server has."""
+    """Yield the families that only a parameter server has."""
     yield from _variables(status, families)
     yield from _budgets(status, families)
     yield from _waits(status, families)

@@ -13,7 +13,7 @@ from stratagem_proto.v1.status_pb2 import WorkerServerStatus
 def of_worker_server(
     status: WorkerServerStatus, families: Families
 ) -> Iterator[Metric]:
-    """The families that only a worker server has."""
+    """Yield the families that only a worker server has."""
     yield families.number(
         "closures_running", "Functions that run now: 0 or 1.", status.running
     )

@@ -32,7 +32,7 @@ class Endpoint(Protocol):
     def secret(self) -> bytes: ...
 
     def connect(self, seconds: float) -> socket.socket:
-        """Returns a socket whose other end is yet to prove who it is.
+        """Return a socket whose other end is yet to prove who it is.
 
         Raises:
             OSError: Nobody answers there, or it takes longer than that.
@@ -85,7 +85,7 @@ def endpoints(
     setting: str,
     stall_seconds: float = STALL_SECONDS,
 ) -> Iterator[Endpoint]:
-    """Where to try to connect, the best one first.
+    """Yield where to try to connect, the best one first.
 
     Args:
         told: What the server says of its sockets.

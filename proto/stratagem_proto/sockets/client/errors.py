@@ -29,7 +29,7 @@ class SocketError(grpc.RpcError):
 
 
 def broken(error: Exception) -> SocketError:
-    """The error of a call whose connection broke or whose time is over."""
+    """Return the error of a call whose connection broke or whose time is over."""
     code = grpc.StatusCode.UNAVAILABLE
     # With a number it is what the system says of a host that is gone.
     if isinstance(error, TimeoutError) and error.errno is None:
@@ -39,7 +39,7 @@ def broken(error: Exception) -> SocketError:
 
 
 def require_ok(end: SocketFrame) -> None:
-    """Looks at the status that ends a call.
+    """Look at the status that ends a call.
 
     Raises:
         SocketError: The call failed.

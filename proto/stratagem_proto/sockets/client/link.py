@@ -45,7 +45,7 @@ class SocketLink:
     """
 
     def __init__(self, endpoint: Endpoint, seconds: float | None = None) -> None:
-        """Connects.
+        """Connect.
 
         Args:
             endpoint: Where.
@@ -77,7 +77,7 @@ class SocketLink:
         return bytes(self.receive(deadline).message)
 
     def allow_until(self, deadline: float) -> None:
-        """Lets the next step of sending or receiving take until then at most.
+        """Let the next step of sending or receiving take until then at most.
 
         Raises:
             TimeoutError: It is later.
@@ -88,7 +88,7 @@ class SocketLink:
         self.allow(left)
 
     def allow(self, seconds: float | None) -> None:
-        """Sets how long each step of sending and receiving may take; None: any time."""
+        """Set how long each step of sending and receiving may take; None: any time."""
         allowed = self._socket.gettimeout()
         # Of calls that follow each other closely the same does for each step.
         if not seconds or not allowed or not seconds <= allowed < seconds * _LENIENCE:
@@ -97,7 +97,7 @@ class SocketLink:
     def send(
         self, kind: FrameKind, message: bytes, is_last: bool, path: bytes = b""
     ) -> None:
-        """Sends a frame.
+        """Send a frame.
 
         Raises:
             OSError: The connection broke, or it took too long.
@@ -106,12 +106,12 @@ class SocketLink:
             self._socket.sendall(piece)
 
     def send_all(self, pieces: Iterable[bytes | memoryview]) -> None:
-        """Sends pieces of frames; raises as `send`, and waits as long."""
+        """Send pieces of frames; raise as `send`, and wait as long."""
         for piece in pieces:
             self._socket.sendall(piece)
 
     def send_at_once(self, pieces: Iterator[bytes]) -> memoryview:
-        """Sends pieces of frames as far as there is room, and does not wait for more.
+        """Send pieces of frames as far as there is room, and do not wait for more.
 
         Returns:
             What is left of the last one that was taken from `pieces`.
@@ -130,7 +130,7 @@ class SocketLink:
         return left
 
     def share(self, nbytes: int) -> bool:
-        """Shares memory of that many bytes with the server, in place of what there was.
+        """Share memory of that many bytes with the server, in place of what there was.
 
         Returns:
             Whether there is so much, and the server takes it. If the server does not,
@@ -163,7 +163,7 @@ class SocketLink:
         return bool(looking.poll(0))
 
     def frames(self) -> Iterator[SocketFrame]:
-        """The frames of one answer, as they come.
+        """Yield the frames of one answer, as they come.
 
         Raises:
             OSError: The connection broke, or it took too long.
@@ -176,7 +176,7 @@ class SocketLink:
                 return
 
     def receive(self, deadline: float | None = None) -> SocketFrame:
-        """The next frame; raises as `frames`.
+        """Return the next frame; raise as `frames`.
 
         Args:
             deadline: When all of it must have come, of `time.monotonic`; if not given,
@@ -196,5 +196,5 @@ class SocketLink:
         self._arrived.extend(self._reader.received(nbytes))
 
     def close(self) -> None:
-        """Closes the socket; who waits at it fails. May be called again."""
+        """Close the socket; who waits at it fails. May be called again."""
         hang_up(self._socket)

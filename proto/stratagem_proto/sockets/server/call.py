@@ -31,7 +31,7 @@ class _Details(NamedTuple):
 def find_handler(
     services: Sequence[grpc.GenericRpcHandler], path: bytes
 ) -> Handler | None:
-    """Returns what answers the calls of a path, if anything does."""
+    """Return what answers the calls of a path, if anything does."""
     details: Any = _Details(path.decode(errors="replace"))
     return next(filter(None, (each.service(details) for each in services)), None)
 
@@ -56,7 +56,7 @@ class SocketCall:
         self._held: bytes | None = None
 
     async def run(self) -> None:
-        """Handles the call to its end."""
+        """Handle the call to its end."""
         try:
             await self._answer()
         except grpc.aio.AbortError:
@@ -99,7 +99,7 @@ class SocketCall:
         self._let_go(is_last=True)
 
     def _hold_back(self, response: bytes) -> None:
-        """Keeps a response until it is known whether it is the last.
+        """Keep a response until it is known whether it is the last.
 
         That spares the client to wait for a frame that says only this. What is in
         memory can be read while the handler waits for more, though.
@@ -114,7 +114,7 @@ class SocketCall:
             self._send(held, is_last)
 
     async def write(self, message: bytes) -> None:
-        """Sends one response of several.
+        """Send one response of several.
 
         Raises:
             DeadlineExceededError: The client does not read.
@@ -137,7 +137,7 @@ class SocketCall:
         details: str = "",
         trailing_metadata: Sequence[tuple[str, str | bytes]] = (),
     ) -> NoReturn:
-        """Ends the call with a status.
+        """End the call with a status.
 
         Raises:
             grpc.aio.AbortError: Always.

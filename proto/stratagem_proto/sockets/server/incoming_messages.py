@@ -44,7 +44,7 @@ class IncomingMessages:
         return self._whole and not self._messages
 
     def divert(self, take: Take) -> None:
-        """Gives messages to a function as they come, from now on; not who iterates.
+        """Give messages to a function as they come, from now on; not who iterates.
 
         That one is woken at the end, or by what the function raises. To be woken for
         each message takes two rounds of the event loop.
@@ -52,7 +52,7 @@ class IncomingMessages:
         self._taker = take
 
     def put(self, frame: SocketFrame) -> None:
-        """Takes another message in."""
+        """Take another message in."""
         if self._taker is not None and not frame.is_last and not self._messages:
             return self._hand_over(self._taker, frame.message)
         # The last frame of a client that gives up in between has none.
@@ -70,7 +70,7 @@ class IncomingMessages:
             self._wake()
 
     def close(self) -> None:
-        """Cancels who iterates, as nothing comes any more.
+        """Cancel who iterates, as nothing comes any more.
 
         To cancel their task is not enough: Python 3.11 forgets that where a message has
         come at the same time, and they would wait for the next one.

@@ -43,7 +43,7 @@ class SocketListener:
         reserve: Reserve = refused,
         patience: float | None = STALL_SECONDS,
     ) -> None:
-        """Begins to serve.
+        """Begin to serve.
 
         Args:
             services: What answers the calls.
@@ -100,16 +100,16 @@ class SocketListener:
             next(iter(self._strangers)).refuse("too many do not say who they are")
 
     def admitted(self, peer: Peer) -> None:
-        """Takes note that a peer is known to be a client."""
+        """Take note that a peer is known to be a client."""
         del self._strangers[peer]
 
     def left(self, peer: Peer) -> None:
-        """Takes note that a peer is gone."""
+        """Take note that a peer is gone."""
         self._peers.discard(peer)
         self._strangers.pop(peer, None)
 
     async def stop(self, seconds: float) -> None:
-        """Takes no more calls.
+        """Take no more calls.
 
         Args:
             seconds: How long those under way, and their answers, get to end.

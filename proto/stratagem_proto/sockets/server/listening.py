@@ -33,7 +33,7 @@ class Listening(NamedTuple):
 
 
 def listen(address: str, transport: str, data_port: int = 0) -> Listening:
-    """Listens wherever a server of that address and these settings should.
+    """Listen wherever a server of that address and these settings should.
 
     Args:
         address: The "host:port" where it serves gRPC.
@@ -82,7 +82,7 @@ def _listen_for_others(
 
 
 def unix_socket(name: bytes) -> socket.socket:
-    """Listens at an abstract name.
+    """Listen at an abstract name.
 
     Raises:
         OSError: There are no such sockets here, or it is taken.
@@ -96,7 +96,7 @@ def unix_socket(name: bytes) -> socket.socket:
 
 
 def tcp_socket(host: str, port: int) -> socket.socket:
-    """Listens at a port of a host; 0 takes a free one.
+    """Listen at a port of a host; 0 takes a free one.
 
     Raises:
         OSError: The port is taken, or the host is not this machine.

@@ -181,7 +181,7 @@ class Peer:
         return self._call
 
     async def leave(self) -> None:
-        """Ends once the client has all answers; no call begins any more."""
+        """End once the client has all answers; no call begins any more."""
         self._closing = True
         if self._task is None:
             self._pause()
@@ -200,7 +200,7 @@ class Peer:
         self.close()
 
     def close(self) -> None:
-        """Cancels the call under way and closes the socket; again does nothing."""
+        """Cancel the call under way and close the socket; again does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -235,12 +235,12 @@ class _QueuedCalls:
         return len(self._frames) >= _MOST_QUEUED or self._nbytes > WINDOW_BYTES
 
     def put(self, frame: SocketFrame) -> None:
-        """Takes a call in."""
+        """Take a call in."""
         self._frames.append(frame)
         self._nbytes += len(frame.message)
 
     def take(self) -> SocketFrame:
-        """Gives the next one out."""
+        """Give the next one out."""
         frame = self._frames.popleft()
         self._nbytes -= len(frame.message)
         return frame

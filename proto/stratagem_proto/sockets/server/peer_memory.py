@@ -20,7 +20,7 @@ class Reserved(Protocol):
     """Bytes of a budget."""
 
     def release(self) -> None:
-        """Gives them back."""
+        """Give them back."""
 
 
 Reserve = Callable[[int], Reserved]
@@ -28,7 +28,7 @@ Reserve = Callable[[int], Reserved]
 
 
 def refused(nbytes: int) -> Reserved:
-    """The budget of a server that shares no memory.
+    """Return the budget of a server that shares no memory.
 
     Raises:
         ResourceExhaustedError: Always.
@@ -53,7 +53,7 @@ class PeerMemory:
         self._descriptors: list[int] = []
 
     def arrived(self, ancillary: Sequence[tuple[int, int, bytes]]) -> None:
-        """Takes descriptors in, that have come with bytes of the socket.
+        """Take descriptors in, that have come with bytes of the socket.
 
         Raises:
             MalformedStreamError: There is one already that nothing was said about.
@@ -65,7 +65,7 @@ class PeerMemory:
             raise MalformedStreamError("descriptors came that no frame is about")
 
     def replace(self) -> None:
-        """Maps the segment that has come, in place of the one before.
+        """Map the segment that has come, in place of the one before.
 
         Raises:
             MalformedStreamError: None has come, or its memory could go away.
@@ -101,7 +101,7 @@ class PeerMemory:
             self._reserved = None
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Give everything back."""
         self._unmap()
         while self._descriptors:
             os.close(self._descriptors.pop())

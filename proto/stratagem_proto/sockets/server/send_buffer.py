@@ -34,7 +34,7 @@ class SendBuffer:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Sends small frames of the body at its end, by one call of the system."""
+        """Send small frames of the body at its end, by one call of the system."""
         self._held = []
         try:
             yield
@@ -49,7 +49,7 @@ class SendBuffer:
         return not self._waiting
 
     def send(self, kind: FrameKind, message: bytes, is_last: bool) -> None:
-        """Sends a frame, at once as far as there is room; in any thread."""
+        """Send a frame, at once as far as there is room; in any thread."""
         pieces = parts(kind, message, is_last)
         with self._sending:
             if self._held is not None and len(pieces) == 1:
@@ -98,7 +98,7 @@ class SendBuffer:
         self._wake()
 
     async def below(self, nbytes: int) -> None:
-        """Waits until at most so many bytes are on their way.
+        """Wait until at most so many bytes are on their way.
 
         Raises:
             DeadlineExceededError: The other end does not read. The connection is ended.
@@ -122,7 +122,7 @@ class SendBuffer:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Drops what is not sent; before its socket is closed."""
+        """Drop what is not sent; before its socket is closed."""
         with self._sending:
             if self._waiting:
                 self._loop.remove_writer(self._socket)
