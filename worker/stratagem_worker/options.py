@@ -33,7 +33,7 @@ class WorkerOptions(ServingOptions):
     )
 
     def settings(self) -> WorkerSettings:
-        """They as a server takes them."""
+        """Return the settings of a server."""
         given = self.serving()
         del given["logical_cpus"]
         if self.result_bytes is None:

@@ -71,7 +71,7 @@ class Membership:
 
     @property
     def name(self) -> str:
-        """As in "/job:worker/task:1"."""
+        """The name of the task, as in "/job:worker/task:1"."""
         return f"/job:{self.task_type}/task:{self.task_id}"
 
     @property
@@ -102,7 +102,7 @@ class Membership:
 
     @property
     def creator_place(self) -> str:
-        """That task, and where it is as far as the cluster says."""
+        """The creator's job and index, and its address if the cluster has one."""
         job, index = self.creator
         name = f"/job:{job}/task:{index}"
         if job not in self.cluster.jobs or index not in self.cluster.task_indices(job):
@@ -150,7 +150,7 @@ class Membership:
 
     @property
     def role(self) -> Role.ValueType:
-        """What it tells servers that it is."""
+        """The role that servers are told."""
         if self.task_type == "evaluator":
             return ROLE_EVALUATOR
         return ROLE_CHIEF if self.creates else ROLE_WORKER

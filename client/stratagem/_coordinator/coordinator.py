@@ -153,7 +153,7 @@ class ClusterCoordinator:
         self._start(settings)
 
     def __reduce__(self) -> tuple[type[CoordinatorStub], tuple[()]]:
-        """Travel as what can be had, but not used: methods take it along with self."""
+        """Travel as a stub: methods take the coordinator along, but cannot use it."""
         return CoordinatorStub, ()
 
     def schedule(

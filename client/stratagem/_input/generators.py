@@ -21,7 +21,7 @@ def _drawing(dataset: Any) -> list[Any]:
 
 
 class Order:
-    """By which generators of their own loaders shuffle, and how these stood.
+    """The generators by which loaders shuffle, and their states at the beginning.
 
     Args:
         datasets: The loaders; others have none.
@@ -45,7 +45,7 @@ class Order:
 
 @contextmanager
 def undisturbed(datasets: Sequence[Any]) -> Iterator[None]:
-    """Leave torch's CPU generator, and those of loaders, as they were before."""
+    """Restore torch's CPU generator, and those of loaders, after the body."""
     order = Order(datasets)
     with torch.random.fork_rng(devices=[]):
         order.note()

@@ -12,8 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from stratagem._input.own_rows import samples
-from stratagem._input.reader import is_dataset, length
-from stratagem._input.tensors import as_tensors
+from stratagem._input.reader import as_tensors, is_dataset, length
 from stratagem_proto.errors import InvalidArgumentError
 
 _drawing = threading.Lock()

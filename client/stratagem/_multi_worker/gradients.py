@@ -17,7 +17,7 @@ from stratagem_proto.errors import InvalidArgumentError
 
 
 class StepsTogether:
-    """Lets all workers take the same steps.
+    """Makes all workers take the same steps.
 
     A worker without a gradient for a variable, for instance because it had no data,
     takes part with zeros, where another worker has one.

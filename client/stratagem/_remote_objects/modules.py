@@ -106,7 +106,7 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def _named(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """That part of a state whose keys begin with a prefix, without it."""
+    """Return the part of a state whose keys begin with a prefix, without the prefix."""
     return {
         key.removeprefix(prefix): value
         for key, value in state.items()

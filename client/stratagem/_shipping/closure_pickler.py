@@ -77,23 +77,19 @@ class ClosurePickler:
 
 
 class _Dump:
-    """The making of one parcel."""
+    """Makes one parcel."""
 
     def __init__(self, closure_pickler: ClosurePickler) -> None:
         self._strategy = closure_pickler._strategy
         self._kinds = closure_pickler._kinds
         self._table = closure_pickler._table
-        self._forget()
+        self._named: set[Tracked] = set()
+        self._remote_objects: dict[int, object] = {}
+        self._kept: list[object] = []
 
     @cached_property
     def _pickler(self) -> Pickler:
         return Pickler(self._name)
-
-    def _forget(self) -> None:
-        """Begin to take note of what is met."""
-        self._named: set[Tracked] = set()
-        self._remote_objects: dict[int, object] = {}
-        self._kept: list[object] = []
 
     def parcel(self, value: object) -> Parcel:
         body, needs = self.write(value)
@@ -134,7 +130,7 @@ class _Dump:
             return None
         # To look whether it is a `Kind` takes longer: that is an abstract class.
         if isinstance(kind, type):
-            return self._resident(value)
+            return self._name_remote(value)
         subject = kind.subject(value, self._strategy)
         if subject is None:
             return None
@@ -142,7 +138,7 @@ class _Dump:
         self._named.add(tracked)
         return tracked.handle
 
-    def _resident(self, value: RemoteObject) -> int:
+    def _name_remote(self, value: RemoteObject) -> int:
         handle = value._shipped_handle()
         self._remote_objects[handle] = value._shipped_subject()
         return handle

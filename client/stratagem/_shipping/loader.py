@@ -189,7 +189,7 @@ class _Held:
 
 
 class _ValueLoading:
-    """The loading of one value, which finds objects as they were when it was dumped.
+    """Loads one value, and finds objects as they were when it was dumped.
 
     It may be interrupted anywhere: what was not finished is made by the next one.
 

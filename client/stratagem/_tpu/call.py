@@ -32,7 +32,7 @@ OUT_OF_STEP = (AbortedError, DeadlineExceededError, UnavailableError)
 
 @dataclass(frozen=True)
 class Writes:
-    """What was changed in the program since the hosts have heard of it.
+    """What the program has changed since the hosts heard of it last.
 
     Attributes:
         values: New values, by position in the call's `state`.

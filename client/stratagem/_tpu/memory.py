@@ -70,7 +70,7 @@ class Memory:
     def take_over(
         self, state: Sequence[Valued], modules: Sequence[nn.Module], answer: HostAnswer
     ) -> None:
-        """Have what a host has changed, in cross-replica context."""
+        """Take over what a host has changed, in cross-replica context."""
         for position, value in answer.values.items():
             write(state[position], value)
             self._mark(variable_of(state[position]))

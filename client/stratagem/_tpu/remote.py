@@ -47,7 +47,7 @@ def _there(function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
 
 
 class TotalVariable(SyncOnReadVariable):
-    """A variable of which the program has what it amounts to over all cores."""
+    """A variable of which the program has the total of all cores."""
 
     def _share(self, total: torch.Tensor, index: int) -> torch.Tensor:
         return total

@@ -77,7 +77,7 @@ def _live(
 
 
 def _inputs(calls: Sequence[RecordedCall]) -> Iterator[RecordedValue]:
-    """Inputs in the order of their first use."""
+    """Return the inputs in the order of their first use."""
     operands = (operand for call in calls for operand in call.operands())
     return (value for value in dict.fromkeys(operands) if value.source is not None)
 

@@ -293,7 +293,7 @@ def _form_of(value: Any) -> object:
 
 
 def _plain_object_form(kind: type) -> object:
-    """`object` if a copy of an instance can be made without running its code."""
+    """Return `object` if an instance can be copied without running its code."""
     if kind is SimpleNamespace:
         return object
     root = _top(kind.__module__)
@@ -327,7 +327,7 @@ def _top(module: str | None) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _names_in(code: CodeType) -> tuple[list[str], bool]:
-    """Names that a function may look up globally, and whether it is predictable."""
+    """Return the globals that a function may look up, and whether it is predictable."""
     names = set(code.co_names)
     imports = any(one.opname == "IMPORT_NAME" for one in dis.get_instructions(code))
     predictable = not imports and names.isdisjoint(_UNPREDICTABLE)

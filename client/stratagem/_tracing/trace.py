@@ -50,7 +50,7 @@ class Trace:
 
     @cached_property
     def digest(self) -> bytes:
-        """What servers know the program by."""
+        """The digest by which servers know the program."""
         return digest(self.program)
 
 

@@ -19,7 +19,7 @@ class ClosureAnswer(NamedTuple):
 
 
 class Reply(Protocol):
-    """Is told what becomes of something that a worker was asked; a `Future` is one.
+    """Takes what becomes of a request to a worker; a `Future` is one.
 
     Functions whose ends are only taken note of have a lighter one.
     """

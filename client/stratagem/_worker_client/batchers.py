@@ -57,7 +57,7 @@ class Batcher:
 
 
 class Batchers:
-    """The corks of all wires of a coordinator. Thread-safe, but for its context.
+    """The batchers of all wires of a coordinator. Thread-safe, but for its context.
 
     What is sent while this is entered, by one thread at a time, may be kept back: until
     the program waits for something, and no longer than a moment.

@@ -187,7 +187,7 @@ class WorkerLink:
             self._stream.run(order.closure, _run(order, payload), reply)
 
     def send_back(self, closure: int) -> Future[ClosureAnswer]:
-        """Has a result sent that stays on the worker.
+        """Ask for a result that stays on the worker.
 
         Args:
             closure: Number of its function.

@@ -126,7 +126,7 @@ class WorkStream:
         self._ask(self._pending, closure, instructions, reply)
 
     def send_back(self, closure: int) -> Future[ClosureAnswer]:
-        """Has a result sent that stays on the worker."""
+        """Ask for a result that stays on the worker."""
         order = pb.Instruction(send_back=pb.SendBack(closure=closure))
         future: Future[ClosureAnswer] = Future()
         self._ask(self._returning, closure, [order], future)

@@ -83,7 +83,7 @@ def _difference_of_times(
 
 
 def _idle(table: WholeTable, checkpoint: Checkpoint) -> torch.Tensor:
-    """For how many writes each row was not touched, in the order of the keys."""
+    """Return how many writes ago each row was touched, in the order of the keys."""
     times = [
         part.history.writes - part.vector(checkpoint, TOUCHED) for part in table.parts
     ]

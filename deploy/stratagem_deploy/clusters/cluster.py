@@ -47,7 +47,7 @@ class Cluster(ABC):
         """Start all servers; return the workers, which start when they are called."""
 
     def _begin_run(self) -> None:  # noqa: B027 - there may be nothing to do
-        """Is called before the workers start for a function."""
+        """Prepare a run, before the workers start for a function."""
 
     @abstractmethod
     def _end(self) -> None:

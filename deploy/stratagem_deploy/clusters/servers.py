@@ -74,7 +74,7 @@ class ServerThread(RestartableServer):
         return self._server.health_address if self._server else ""
 
     def begin_stop(self) -> None:
-        """Nothing: a server in this process stops quickly enough."""
+        """Do nothing: a server in this process stops quickly enough."""
 
     def stop(self, grace: float) -> None:
         running, self._server = self._server, None

@@ -49,7 +49,7 @@ class Screen(Display):
             self._open_line = line[-_LONGEST_OPEN_LINE:]
 
     def of_worker(self, name: str, index: int) -> tuple[Transcript, Transcript]:
-        """The chief is the main program: what it writes is the run's own output."""
+        """Return where a worker's output goes; the chief's is the run's own."""
         if index > 0:
             both = Transcript(self.labelled(name, index))
             return both, both

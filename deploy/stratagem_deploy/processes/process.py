@@ -24,12 +24,12 @@ _starter = ThreadPoolExecutor(1, thread_name_prefix="stratagem-starter")
 
 
 def import_path() -> dict[str, str]:
-    """Environment in which a Python process can import what this one can."""
+    """Return an environment in which Python can import what this process can."""
     return {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
 
 
 def share_of_cores(processes: int) -> dict[str, str]:
-    """Environment in which each of several processes uses its share of the cores.
+    """Return an environment in which a process uses its share of the cores.
 
     Each would start as many threads as there are cores.
     """

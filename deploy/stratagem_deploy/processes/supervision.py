@@ -115,5 +115,5 @@ class Supervision:
         return signum
 
     def _code_of_script(self, code: int) -> int:
-        """As a shell has it, and without our own SIGKILL after an interruption."""
+        """Return the code of a shell, without our own SIGKILL after an interruption."""
         return code if code > 0 else 128 + (self.interrupted or -code)

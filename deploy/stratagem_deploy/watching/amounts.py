@@ -10,7 +10,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def amount(nbytes: float) -> str:
-    """Bytes with three digits or so, for instance "1.5 MiB"."""
+    """Return bytes with about three digits, for instance "1.5 MiB"."""
     power = 0
     while nbytes >= 1024 and power < len(_UNITS) - 1:
         nbytes, power = nbytes / 1024, power + 1

@@ -223,7 +223,7 @@ def _calls(method: MethodStatus, seconds: float, digits: int) -> tuple[str, ...]
 
 
 def _between(answers: Sequence[ServerAnswer], earlier: Sequence[ServerAnswer]) -> float:
-    """Seconds between two looks."""
+    """Return the seconds between two looks."""
     return answers[0].time - earlier[0].time if earlier else 1.0
 
 

@@ -98,7 +98,7 @@ class _Diverted(io.TextIOBase):
 
 
 class _LastResort(logging.Handler):
-    """What records come to for which the program has no handler."""
+    """The handler of records for which the program has none."""
 
     def __init__(self, other: logging.Handler | None) -> None:
         super().__init__(logging.WARNING)

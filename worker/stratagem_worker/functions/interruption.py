@@ -18,7 +18,7 @@ _GLANCE_SECONDS = 0.0001
 
 
 class Interrupted(BaseException):
-    """Somebody gave up what this thread runs.
+    """What this thread runs was given up by another thread.
 
     As `KeyboardInterrupt`, it is none of the exceptions that programs expect.
     """

@@ -13,7 +13,7 @@ LARGE_BYTES = 1 << 16
 
 
 class ResultMemory:
-    """What results of all sessions may take. Thread-safe.
+    """The memory that results of all sessions may take. Thread-safe.
 
     Args:
         limit: In bytes.

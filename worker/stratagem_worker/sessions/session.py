@@ -29,8 +29,7 @@ from stratagem_worker.sessions.unreported_outcomes import (
     FunctionOutcome,
     UnreportedOutcomes,
 )
-from stratagem_worker.sessions.watch import Watch
-from stratagem_worker.sessions.write_batcher import WorkerWriteBatcher
+from stratagem_worker.sessions.watch import Watch, WorkerWriteBatcher
 from stratagem_worker.settings import WorkerSettings
 
 

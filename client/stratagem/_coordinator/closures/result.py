@@ -13,7 +13,7 @@ from stratagem_proto.errors import CancelledError
 
 
 class Latch:
-    """As `threading.Event`, but never cleared, and set under a lock of its user.
+    """An event that is set once, under a lock of its user.
 
     Each closure has one, and few are waited for. An event takes ten times as long to
     make and to set, which a closure that does nothing would feel.

@@ -56,14 +56,14 @@ class PerWorkerIterator(PerWorkerValues):
 
     @property
     def element_spec(self) -> Any:
-        """As of the dataset."""
+        """The `element_spec` of the dataset."""
         return self._dataset.element_spec
 
     def __iter__(self) -> PerWorkerIterator:
         return self
 
     def __next__(self) -> Any:
-        """Is for workers alone.
+        """Raise an error: only workers read the dataset.
 
         Raises:
             UnimplementedError: Always.

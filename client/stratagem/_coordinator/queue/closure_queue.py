@@ -259,7 +259,7 @@ class ClosureQueue:
         return [Cancel(closure, at) for closure, at in self._worker_of.items()]
 
     def end_report(self) -> tuple[BaseException, list[Order]]:
-        """Empty the queue. Returns the error, which is kept no more.
+        """Empty the queue and return the error, which is kept no more.
 
         Spec: ERR-4, ERR-6.
         """

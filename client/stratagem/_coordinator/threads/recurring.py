@@ -74,7 +74,7 @@ class Rebalancing:
         ).start()
 
     def ask(self) -> None:
-        """Want the function to be called."""
+        """Ask for the function to be called."""
         self._wishes.put(True)
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ class RemoteWorker:
 
     @property
     def name(self) -> str:
-        """As in "/job:worker/task:1"."""
+        """The name of the task, as in "/job:worker/task:1"."""
         return self._link.task
 
     def run(self, closure: Closure, reply: Reply) -> None:
@@ -79,7 +79,7 @@ class RemoteWorker:
         self._link.release((), [closure.number])
 
     def send_back(self, closure: Closure) -> Future[ClosureAnswer]:
-        """Has a result copied here that stays there."""
+        """Ask for a copy of a result that stays on the worker."""
         closure.result.copying = True
         return self._link.send_back(closure.number)
 

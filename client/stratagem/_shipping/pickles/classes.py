@@ -44,7 +44,7 @@ class Classes(ABC):
 
 
 class SessionClasses(Classes):
-    """Those of what one program sends to a worker, as they are there by then."""
+    """The classes that one program has sent to a worker so far."""
 
     def __init__(self) -> None:
         self._classes: WeakValueDictionary[str, type] = WeakValueDictionary()
@@ -67,7 +67,7 @@ _MAKING = RLock()
 
 
 class ProgramClasses(Classes):
-    """Those of the program, which stay as they are; for the reading of one value.
+    """The classes of the program, which stay as they are while one value is read.
 
     To be closed when that is read: until then, a class may not have its attributes yet,
     and other threads wait for it.

@@ -67,7 +67,7 @@ def _failing(
 
 
 def _path(steps: Sequence[_Step]) -> str:
-    """As in "loader.lock in function 'train_step'"."""
+    """Return the path to a part, as in "loader.lock in function 'train_step'"."""
     path = place = ""
     for step in steps:
         if step.function:
