@@ -64,7 +64,7 @@ class Sending(Protocol):
     def end(self) -> None:
         """End it; once."""
 
-    def before(self, settled: Callable[[], None]) -> Callable[[], None]:
+    def before(self, then: Callable[[], None]) -> Callable[[], None]:
         """Return what ends it, and then does something else."""
 
 
@@ -75,8 +75,8 @@ class _Untraced:
     def end(self) -> None:
         """Nothing has begun."""
 
-    def before(self, settled: Callable[[], None]) -> Callable[[], None]:
-        return settled
+    def before(self, then: Callable[[], None]) -> Callable[[], None]:
+        return then
 
 
 class _Traced:
@@ -97,10 +97,10 @@ class _Traced:
     def end(self) -> None:
         self._span.end()
 
-    def before(self, settled: Callable[[], None]) -> Callable[[], None]:
+    def before(self, then: Callable[[], None]) -> Callable[[], None]:
         def both() -> None:
             self._span.end()
-            settled()
+            then()
 
         return both
 

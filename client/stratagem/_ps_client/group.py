@@ -76,7 +76,7 @@ class ServerGroup:
         visible: VisibleServers | None = None,
         locate: Callable[[int], str] | None = None,
     ) -> None:
-        """Describes the servers; does not connect.
+        """Describe the servers; do not connect.
 
         Args:
             addresses: "host:port" by task index.
@@ -142,7 +142,7 @@ class ServerGroup:
         return [(each.run, each.address) for each in self._connections]
 
     def need_all(self, condition: Callable[[], bool]) -> None:
-        """Takes servers for lost that go back to a checkpoint while a condition holds.
+        """Take servers for lost that go back to a checkpoint while a condition holds.
 
         Args:
             condition: Whether this process needs all that servers have applied.
@@ -151,7 +151,7 @@ class ServerGroup:
             connection.needs_all = condition
 
     def expect(self, runs: Mapping[int, bytes]) -> None:
-        """Takes servers for lost that were restarted since another task's sessions.
+        """Take servers for lost that were restarted since another task's sessions.
 
         Args:
             runs: That task's `runs`.
@@ -160,7 +160,7 @@ class ServerGroup:
             self._connections[task].expect(run)
 
     def move(self, addresses: Sequence[str]) -> None:
-        """Takes note of where servers are now.
+        """Take note of where servers are now.
 
         Args:
             addresses: Another task's `addresses`.
@@ -209,21 +209,21 @@ class ServerGroup:
         self._heartbeat.idle = _attending(ahead)
 
     def call(self, task: int, request: Request[Result]) -> Result:
-        """Sends a request to one server; raises as `Connection.call`."""
+        """Send a request to one server; raise as `Connection.call`."""
         return self.together({task: request})[task]
 
     def start(self, task: int, request: Request[Result]) -> Pending[Result]:
-        """Sends a request that changes nothing to one server; raises as `call`."""
+        """Send a request that changes nothing to one server; raise as `call`."""
         self.require_visible(task)
         self._heartbeat.start()
         self._ahead.finish()
-        self._backlog.settle()
+        self._backlog.wait()
         return self._connections[task].start(request)
 
     def together(
         self, requests: Mapping[int, Request[Result]], beside_push: bool = False
     ) -> dict[int, Result]:
-        """Sends a request to each of several servers, all in flight at once.
+        """Send a request to each of several servers, all in flight at once.
 
         Args:
             requests: By task index.
@@ -271,7 +271,7 @@ class ServerGroup:
 
     def _prepare(self, tasks: Iterable[int]) -> None:
         self._begin(tasks)
-        self._backlog.settle()
+        self._backlog.wait()
 
     def _begin(self, tasks: Iterable[int]) -> None:
         for task in tasks:
@@ -279,7 +279,7 @@ class ServerGroup:
         self._heartbeat.start()
 
     def write(self, requests: Mapping[int, Request[Any]]) -> None:
-        """Sends writes to servers; a scheduled function does not wait for small ones.
+        """Send writes to servers; a scheduled function does not wait for small ones.
 
         Raises:
             FailedPreconditionError: A server is hidden from this task, or this task
@@ -339,11 +339,11 @@ class ServerGroup:
         return partial(_results, pending)
 
     def on_all(self, request: Callable[[], Request[Result]]) -> dict[int, Result]:
-        """Sends a request of its own, made by `request`, to each server it may."""
+        """Send a request of its own, made by `request`, to each server it may."""
         return self.together({task: request() for task in self.called})
 
     def close(self) -> None:
-        """Ends the sessions. May be called again."""
+        """End the sessions. May be called again."""
         self._finalizer()
 
 

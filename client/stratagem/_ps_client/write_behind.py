@@ -29,25 +29,25 @@ Line = tuple[str, int, str]
 """A file, the number of a line, and the function that it is in."""
 
 
-class Write:
+class SentWrite:
     """A write that was sent.
 
     Args:
         pending: Its request.
 
     Attributes:
-        settled: Whether it is known what came of it.
+        has_outcome: Whether its outcome is known.
         error: Why it failed, if it has.
     """
 
     def __init__(self, pending: Pending[Any]) -> None:
         self._pending = pending
         self._stack: list[tuple[CodeType, int]] = []
-        self.settled = False
+        self.has_outcome = False
         self.error: Exception | None = None
 
     def remember(self) -> None:
-        """Takes note of what asked for it: the caller, and its callers."""
+        """Take note of what asked for it: the caller, and its callers."""
         self._stack = _stack()
 
     @property
@@ -56,21 +56,21 @@ class Write:
         return [_line(*place) for place in self._stack]
 
     def give_up_waiting(self) -> None:
-        """Lets it fail where it would have to be sent again; in any thread."""
+        """Let it fail where it would have to be sent again; in any thread."""
         self._pending.give_up_waiting()
 
-    def settle(self) -> None:
-        """Waits until it is known what came of it."""
+    def wait(self) -> None:
+        """Wait until its outcome is known."""
         try:
             self._pending.result()
         except Exception as error:
             self.error = error
         finally:
-            self.settled = True
+            self.has_outcome = True
 
 
 def _stack() -> list[tuple[CodeType, int]]:
-    """Where the caller's caller is, and its callers: numbers of lines take a while."""
+    """Return the caller's callers as instructions: numbers of lines take a while."""
     places = []
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
@@ -92,7 +92,7 @@ class WriteBatcher(Protocol):
     """Says which small writes wait for those that follow, to be sent with them."""
 
     def keeps(self, backlog: Backlog) -> bool:
-        """Whether a write waits; if so, `push` of its backlog is called soon."""
+        """Return whether a write waits; if so, `push` of its backlog is called soon."""
 
 
 class WritesBehind:
@@ -108,44 +108,44 @@ class WritesBehind:
 
     def __init__(self, batcher: WriteBatcher | None = None) -> None:
         self.batcher = batcher
-        self._writes: list[Write] = []
+        self._writes: list[SentWrite] = []
         self._backlogs: set[Backlog] = set()
         self.accepting = True
         self._given_up = False
 
-    def add(self, write: Write, backlog: Backlog) -> None:
-        """Takes a write in, which is settled with its backlog."""
+    def add(self, write: SentWrite, backlog: Backlog) -> None:
+        """Take a write in, whose outcome is awaited with its backlog."""
         self._writes.append(write)
         self._backlogs.add(backlog)
         if self._given_up:
             write.give_up_waiting()
 
     def give_up_waiting(self) -> None:
-        """Waits for answers, but not for servers that are away; in any thread.
+        """Wait for answers, but not for servers that are away; in any thread.
 
-        For a function that was given up: nobody asks any more what came of its writes,
-        as long as none comes later.
+        For a function that was given up: nobody asks for the outcomes of its writes any
+        more, as long as none comes later.
         """
         self._given_up = True
         for write in [*self._writes]:
             write.give_up_waiting()
 
     def keeps(self, backlog: Backlog) -> bool:
-        """Whether one that comes now is to wait for others of its backlog."""
+        """Return whether one that comes now is to wait for others of its backlog."""
         return self.batcher is not None and self.batcher.keeps(backlog)
 
     @property
-    def settled(self) -> bool:
-        """Whether it is known what came of all of them."""
-        return all(write.settled for write in self._writes)
+    def has_outcome(self) -> bool:
+        """Whether all outcomes are known."""
+        return all(write.has_outcome for write in self._writes)
 
-    def settle(self) -> None:
-        """Waits until it is known what came of all of them."""
+    def wait(self) -> None:
+        """Wait until all outcomes are known."""
         for backlog in self._backlogs:
-            backlog.settle()
+            backlog.wait()
 
     @property
-    def failed(self) -> Write | None:
+    def failed(self) -> SentWrite | None:
         """The first one that has failed, if any has."""
         return next((write for write in self._writes if write.error), None)
 
@@ -158,7 +158,7 @@ class Backlog:
 
     def __init__(self, steps: StepCount) -> None:
         self._steps = steps
-        self._waiting: deque[Write] = deque()
+        self._waiting: deque[SentWrite] = deque()
         self._taking = False
         self._kept: list[Pending[Any]] = []
         self._kept_since = 0.0
@@ -166,7 +166,7 @@ class Backlog:
         self._settling = threading.Lock()
 
     def add(self, writes: WritesBehind, send: Callable[[], Pending[Any]]) -> None:
-        """Sends a write of a function.
+        """Send a write of a function.
 
         Raises:
             StratagemError: It could not be sent.
@@ -180,12 +180,14 @@ class Backlog:
             write.remember()
             writes.add(write, self)
 
-    def _sent(self, writes: WritesBehind, send: Callable[[], Pending[Any]]) -> Write:
+    def _sent(
+        self, writes: WritesBehind, send: Callable[[], Pending[Any]]
+    ) -> SentWrite:
         if not self._waiting:
             self._taking = self._steps.enter()
         try:
             pending = send()
-            write = Write(pending)
+            write = SentWrite(pending)
             self._waiting.append(write)
         finally:
             if not self._waiting:
@@ -196,7 +198,7 @@ class Backlog:
         return write
 
     def _taken(self) -> bool:
-        """Whether a step was entered, which the caller is to leave."""
+        """Return whether a step was entered, which the caller is to leave."""
         taking, self._taking = self._taking, False
         return taking
 
@@ -210,11 +212,11 @@ class Backlog:
         self._kept.append(pending)
 
     def keeps_since(self, moment: float) -> bool:
-        """Whether a write waits to be sent since a moment of a monotonic clock."""
+        """Return whether a write has waited to be sent since that moment."""
         return bool(self._kept) and self._kept_since <= moment
 
     def push(self) -> None:
-        """Sends the writes that wait for others."""
+        """Send the writes that wait for others."""
         with uninterrupted(), self._changing:
             self._push()
 
@@ -223,8 +225,8 @@ class Backlog:
             pending.push()
         self._kept.clear()
 
-    def settle(self) -> None:
-        """Waits until it is known what came of all of them."""
+    def wait(self) -> None:
+        """Wait until all outcomes are known."""
         if not self._waiting and not self._settling.locked():
             return
         # Writes of other functions must not be given up with this one.
@@ -235,7 +237,7 @@ class Backlog:
                 taking = self._taken()
             try:
                 for write in waiting:
-                    write.settle()
+                    write.wait()
             finally:
                 self._leave(taking)
 
@@ -246,7 +248,7 @@ _present: ContextVar[WritesBehind | None] = ContextVar(
 
 
 def writing_behind(writes: WritesBehind) -> AbstractContextManager[None]:
-    """Lets this thread run a function that does not wait for its small writes.
+    """Let this thread run a function that does not wait for its small writes.
 
     Threads of its replicas belong to it; those that it starts itself do not.
     """
@@ -264,6 +266,6 @@ class _Writing(Presence["WritesBehind | None"]):
 
 
 def present_writes() -> WritesBehind | None:
-    """What takes the small writes of the function that this thread runs, if any."""
+    """Return what takes the small writes of this thread's function, if any."""
     writes = _present.get()
     return writes if writes is not None and writes.accepting else None

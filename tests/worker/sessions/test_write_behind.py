@@ -200,7 +200,7 @@ def test_a_write_whose_function_is_given_up_meanwhile_is_waited_for(
     writes = WritesBehind(Interrupting(guard))
     with pytest.raises(Interrupted), guarded_by(guard), writing_behind(writes):
         increment()
-    writes.settle()
+    writes.wait()
     assert servers_of(strategy).steps.current == 0
     assert values() == [1.0, 0.0]
 
@@ -215,8 +215,8 @@ def test_writes_that_are_cut_off_are_applied_once(
         if number == 1:
             cut_off(strategy)
     for writes in functions:
-        writes.settle()
-        assert writes.settled
+        writes.wait()
+        assert writes.has_outcome
         assert writes.failed is None
     assert values() == [3.0, 3.0]
 
@@ -232,7 +232,7 @@ def test_writes_that_wait_for_others_are_applied_once_before_they_are_looked_at(
     if cuts:
         cut_off(strategy)
     assert values() == [20.0, 20.0]
-    assert all(writes.settled and writes.failed is None for writes in functions)
+    assert all(writes.has_outcome and writes.failed is None for writes in functions)
 
 
 def test_what_a_function_wrote_is_sent_while_it_runs_on(
@@ -264,7 +264,7 @@ def test_what_is_not_waited_for_is_one_step_until_it_is_settled(
         begun = steps.current
         increment()
     assert steps.current == begun > 0
-    writes.settle()
+    writes.wait()
     assert steps.current == 0
     assert steps.tell().step == begun
 
@@ -277,7 +277,7 @@ def test_a_tensor_may_change_once_it_is_written(
         variables[0].assign_add(ones)
     ones.zero_()
     cut_off(strategy)
-    writes.settle()
+    writes.wait()
     assert values() == [1.0, 0.0]
 
 

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Sequence
 from itertools import takewhile
 
-from stratagem._ps_client.write_behind import Line, Write
+from stratagem._ps_client.write_behind import Line, SentWrite
 from stratagem._shipping.loader import Loader
 from stratagem._shipping.pickles.exceptions import dump_exception, words_of
 from stratagem._shipping.remote_objects.results import dump_result
@@ -50,7 +50,7 @@ def failed(
     return _failed(closure, kind, error, lines)
 
 
-def write_failed(closure: int, write: Write) -> pb.Finished:
+def write_failed(closure: int, write: SentWrite) -> pb.Finished:
     """Return the outcome of a function of which a write has failed afterwards."""
     error = write.error
     assert error is not None, "the write has not failed"

@@ -65,7 +65,7 @@ class UnreportedOutcomes:
             outcome: The outcome.
             more_follow: Whether there is something to run next.
         """
-        if not self._outcomes and outcome.writes.settled:
+        if not self._outcomes and outcome.writes.has_outcome:
             return self._tell(outcome, at_once=not more_follow)
         self._outcomes.append(outcome)
         many = len(self._outcomes) >= _MOST_AHEAD
@@ -80,7 +80,7 @@ class UnreportedOutcomes:
         with self._reporting:
             while self._outcomes:
                 outcome = self._outcomes[0]
-                outcome.writes.settle()
+                outcome.writes.wait()
                 self._outcomes.popleft()
                 self._tell(outcome, at_once and not self._outcomes)
 
