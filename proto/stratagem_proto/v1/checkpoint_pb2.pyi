@@ -58,7 +58,7 @@ class HoldStepsRequest(google.protobuf.message.Message):
     """As in RequestKey."""
     @property
     def begun(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ClientStep]:
-        """Steps that have begun on some server and may go on on this one."""
+        """Steps that have begun on some server and may continue on this one."""
 
     def __init__(
         self,
@@ -88,13 +88,13 @@ class ClientProgress(google.protobuf.message.Message):
     client: builtins.bytes
     """As in ClientStep."""
     label: builtins.str
-    """The client for messages, for instance "/job:worker/task:1"."""
+    """Name of the client for error messages, for instance "/job:worker/task:1"."""
     begun: builtins.int
     """The last step that has begun."""
     finished: builtins.int
     """The last step of which the client has said that nothing more will come."""
     report: builtins.bytes
-    """What it has reported with that."""
+    """Its report as of that step."""
     def __init__(
         self,
         *,
@@ -120,7 +120,9 @@ class HoldStepsResponse(google.protobuf.message.Message):
 
     @property
     def left(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ClientProgress]:
-        """The last of each task whose session has ended, if it has reported anything."""
+        """The last progress of each task whose session has ended, if the task has reported
+        anything.
+        """
 
     def __init__(
         self,
@@ -205,8 +207,8 @@ class OpenSnapshotRequest(google.protobuf.message.Message):
     session_id: builtins.bytes
     """As in OpenSessionRequest."""
     cut: builtins.bytes
-    """By which reads name it. It takes the place of the snapshot that the session has,
-    and ends with the session at the latest.
+    """Reads name the snapshot by it. The new snapshot replaces the one that the session
+    has, and ends with the session at the latest.
     """
     def __init__(
         self,
@@ -314,14 +316,14 @@ class SavedPart(google.protobuf.message.Message):
     nbytes: builtins.int
     """Its size in bytes."""
     state: builtins.str
-    """What the server needs to go on besides variables, as JSON."""
+    """What the server needs besides variables in order to go on, as JSON."""
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """CRC-32 of each MiB; the last may be shorter."""
 
     @property
     def tensors(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SavedTensor]:
-        """What it has, in the order of the file."""
+        """Its tensors, in the order of the file."""
 
     def __init__(
         self,
@@ -338,7 +340,7 @@ global___SavedPart = SavedPart
 
 @typing.final
 class SavedTensor(google.protobuf.message.Message):
-    """A tensor in a part: the value of a variable, or what else there is of a table."""
+    """A tensor in a part: the value of a variable, or another tensor of a table."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -352,15 +354,15 @@ class SavedTensor(google.protobuf.message.Message):
     """Version of the variable at the cut."""
     @property
     def spec(self) -> stratagem_proto.v1.variable_pb2.VariableSpec:
-        """The variable. Of what else there is of a table, a name and a tensor: the name is
-        that of the table and one of `[keys]`, `[touched]`, `[seen]` and `[sights]`, in
-        brackets, which no variable's name has.
+        """The variable. For another tensor of a table, only `name` and `tensor` are set: the
+        name is that of the table followed by `[keys]`, `[touched]`, `[seen]` or
+        `[sights]`, since no variable's name has brackets.
         """
 
     @property
     def rows(self) -> global___StoredRows:
-        """Of a table, and of an optimizer's state for one; absent for others, which are
-        there whole.
+        """Present for a table and for an optimizer's state of a table; absent for other
+        variables, which are stored whole.
         """
 
     def __init__(
@@ -392,7 +394,9 @@ class StoredRows(google.protobuf.message.Message):
     COUNT_FIELD_NUMBER: builtins.int
     HISTORY_FIELD_NUMBER: builtins.int
     count: builtins.int
-    """How many; the tensor in the file has so many, whatever the variable's shape says."""
+    """How many rows; the tensor in the file has this many, whatever the variable's shape
+    says.
+    """
     @property
     def history(self) -> global___TableHistory:
         """Present for the table itself."""
@@ -410,7 +414,7 @@ global___StoredRows = StoredRows
 
 @typing.final
 class TableHistory(google.protobuf.message.Message):
-    """What a table has been through. Counts are of this part."""
+    """The history of a table. Counts are of this part."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -419,9 +423,9 @@ class TableHistory(google.protobuf.message.Message):
     EVICTED_ROWS_FIELD_NUMBER: builtins.int
     DROPPED_GRADIENTS_FIELD_NUMBER: builtins.int
     writes: builtins.int
-    """Requests that wrote it: the time now."""
+    """Number of requests that wrote it: its present time."""
     swept: builtins.int
-    """The time when it was last searched for rows that are too old."""
+    """Time of the last search for rows that are too old."""
     evicted_rows: builtins.int
     """As in TableStatistics."""
     dropped_gradients: builtins.int
@@ -440,7 +444,7 @@ global___TableHistory = TableHistory
 
 @typing.final
 class StageVariablesRequest(google.protobuf.message.Message):
-    """A session has one thing staged at a time; it is forgotten with the session."""
+    """A session has one restoration staged at a time; it is dropped with the session."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -453,23 +457,24 @@ class StageVariablesRequest(google.protobuf.message.Message):
     session_id: builtins.bytes
     """As in OpenSessionRequest."""
     restoration: builtins.bytes
-    """What it is for, 16 random bytes; RestoreVariables has the same."""
+    """Identifies the restoration, 16 random bytes; RestoreVariables has the same."""
     path: builtins.str
-    """Absolute path of a checkpoint or of a safetensors file; empty forgets what was staged
+    """Absolute path of a checkpoint or of a safetensors file; empty drops what was staged
     before.
     """
     data: builtins.bool
-    """Whether to read the account of data (DataService), too; for the server that keeps it."""
+    """Whether to read the ledger of data (DataService) too; for the server that keeps it."""
     closures: builtins.bool
-    """Whether to read what was recorded of functions (ClosureService) that had not ended, if
-    the checkpoint was written by as many servers as there are: then what the server of
-    this index had is this one's. Without, what these functions have drawn counts as read.
-    They get another space, made of their own and of `restoration`, under which whoever
-    goes on with the data may run them again.
+    """Whether to read the records of functions (ClosureService) that had not ended. Works
+    if the checkpoint was written by as many servers as there are now: this server then
+    takes the records of the server with its index. If false, what these functions have
+    drawn counts as read. The functions get a new space, computed from their own and
+    from `restoration`, under which a coordinator that goes on with the data may run
+    them again.
     """
     @property
     def variables(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Variables of this server. Of a part of a larger variable, its rows are read."""
+        """Variables of this server. For a part of a larger variable, only its rows are read."""
 
     def __init__(
         self,
@@ -503,12 +508,12 @@ class RestoreVariablesRequest(google.protobuf.message.Message):
     IDENTITY_FIELD_NUMBER: builtins.int
     RESTORATION_FIELD_NUMBER: builtins.int
     identity: builtins.str
-    """What to answer to ListRestored from now on, until the server keeps more than 2^20
-    characters of later ones: of a checkpoint, or of values that the chief has set.
+    """An identity of a checkpoint, or of values that the chief has set. ListRestored
+    returns it from now on, until later identities take more than 2^20 characters.
     Empty adds nothing.
     """
     restoration: builtins.bytes
-    """As in the StageVariablesRequest; empty restores nothing."""
+    """As in StageVariablesRequest; empty restores nothing."""
     @property
     def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
         """As of every request that changes variables."""

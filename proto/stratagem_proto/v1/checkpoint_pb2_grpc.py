@@ -28,11 +28,11 @@ if _version_not_supported:
 class CheckpointServiceStub(object):
     """Saving or reading all servers of a cluster as they are at one moment, and restoring.
 
-    The moment is a cut: of each client's steps a first part is before it on every
-    server, and the rest after it on every server. A client says with each change which
-    of its steps it belongs to (RequestKey.step), and with many requests which step it
-    has finished. To take a cut, one client lets all servers hold the steps that have
-    not begun, waits until those that have are finished, and lets each server mark its
+    The moment is a cut: for each client, the first steps are before it on every server,
+    and the rest are after it on every server. A client says with each change which of
+    its steps it belongs to (RequestKey.step), and with many requests which step it has
+    finished. To take a cut, one client has all servers hold the steps that have not
+    begun, waits until those that have begun are finished, and has each server mark its
     variables, which ends the hold. Values are copied when they change after the mark,
     and written while training goes on.
 
@@ -95,11 +95,11 @@ class CheckpointServiceStub(object):
 class CheckpointServiceServicer(object):
     """Saving or reading all servers of a cluster as they are at one moment, and restoring.
 
-    The moment is a cut: of each client's steps a first part is before it on every
-    server, and the rest after it on every server. A client says with each change which
-    of its steps it belongs to (RequestKey.step), and with many requests which step it
-    has finished. To take a cut, one client lets all servers hold the steps that have
-    not begun, waits until those that have are finished, and lets each server mark its
+    The moment is a cut: for each client, the first steps are before it on every server,
+    and the rest are after it on every server. A client says with each change which of
+    its steps it belongs to (RequestKey.step), and with many requests which step it has
+    finished. To take a cut, one client has all servers hold the steps that have not
+    begun, waits until those that have begun are finished, and has each server mark its
     variables, which ends the hold. Values are copied when they change after the mark,
     and written while training goes on.
 
@@ -115,7 +115,7 @@ class CheckpointServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseSteps(self, request, context):
-        """Gives a cut up.
+        """Abandons a cut.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,14 +129,14 @@ class CheckpointServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def OpenSnapshot(self, request, context):
-        """Marks the variables, ends the hold, and keeps the values for the session's reads.
+        """Marks the variables, ends the hold, and keeps the values for reads of the session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloseSnapshot(self, request, context):
-        """Gives up the values that are kept for the session, if there are any.
+        """Drops the values that are kept for the session, if there are any.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -150,22 +150,23 @@ class CheckpointServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StageVariables(self, request, context):
-        """Reads what variables have in a checkpoint, and keeps it beside them. What cannot be
-        restored is refused here, before any server has changed anything.
+        """Reads the values that variables have in a checkpoint, and keeps them beside the
+        present ones. What cannot be restored is refused here, before any server has
+        changed anything.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RestoreVariables(self, request, context):
-        """Replaces values, and the state of optimizers, by those that were staged.
+        """Replaces values and the state of optimizers by the staged ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListRestored(self, request, context):
-        """Says which checkpoints were restored.
+        """Lists the checkpoints that were restored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -230,11 +231,11 @@ def add_CheckpointServiceServicer_to_server(servicer, server):
 class CheckpointService(object):
     """Saving or reading all servers of a cluster as they are at one moment, and restoring.
 
-    The moment is a cut: of each client's steps a first part is before it on every
-    server, and the rest after it on every server. A client says with each change which
-    of its steps it belongs to (RequestKey.step), and with many requests which step it
-    has finished. To take a cut, one client lets all servers hold the steps that have
-    not begun, waits until those that have are finished, and lets each server mark its
+    The moment is a cut: for each client, the first steps are before it on every server,
+    and the rest are after it on every server. A client says with each change which of
+    its steps it belongs to (RequestKey.step), and with many requests which step it has
+    finished. To take a cut, one client has all servers hold the steps that have not
+    begun, waits until those that have begun are finished, and has each server mark its
     variables, which ends the hold. Values are copied when they change after the mark,
     and written while training goes on.
 

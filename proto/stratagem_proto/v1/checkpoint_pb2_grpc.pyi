@@ -20,11 +20,11 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 class CheckpointServiceStub:
     """Saving or reading all servers of a cluster as they are at one moment, and restoring.
 
-    The moment is a cut: of each client's steps a first part is before it on every
-    server, and the rest after it on every server. A client says with each change which
-    of its steps it belongs to (RequestKey.step), and with many requests which step it
-    has finished. To take a cut, one client lets all servers hold the steps that have
-    not begun, waits until those that have are finished, and lets each server mark its
+    The moment is a cut: for each client, the first steps are before it on every server,
+    and the rest are after it on every server. A client says with each change which of
+    its steps it belongs to (RequestKey.step), and with many requests which step it has
+    finished. To take a cut, one client has all servers hold the steps that have not
+    begun, waits until those that have begun are finished, and has each server mark its
     variables, which ends the hold. Values are copied when they change after the mark,
     and written while training goes on.
 
@@ -44,7 +44,7 @@ class CheckpointServiceStub:
         stratagem_proto.v1.checkpoint_pb2.ReleaseStepsRequest,
         stratagem_proto.v1.checkpoint_pb2.ReleaseStepsResponse,
     ]
-    """Gives a cut up."""
+    """Abandons a cut."""
 
     BeginSave: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.checkpoint_pb2.BeginSaveRequest,
@@ -56,13 +56,13 @@ class CheckpointServiceStub:
         stratagem_proto.v1.checkpoint_pb2.OpenSnapshotRequest,
         stratagem_proto.v1.checkpoint_pb2.OpenSnapshotResponse,
     ]
-    """Marks the variables, ends the hold, and keeps the values for the session's reads."""
+    """Marks the variables, ends the hold, and keeps the values for reads of the session."""
 
     CloseSnapshot: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.checkpoint_pb2.CloseSnapshotRequest,
         stratagem_proto.v1.checkpoint_pb2.CloseSnapshotResponse,
     ]
-    """Gives up the values that are kept for the session, if there are any."""
+    """Drops the values that are kept for the session, if there are any."""
 
     FinishSave: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.checkpoint_pb2.FinishSaveRequest,
@@ -74,30 +74,31 @@ class CheckpointServiceStub:
         stratagem_proto.v1.checkpoint_pb2.StageVariablesRequest,
         stratagem_proto.v1.checkpoint_pb2.StageVariablesResponse,
     ]
-    """Reads what variables have in a checkpoint, and keeps it beside them. What cannot be
-    restored is refused here, before any server has changed anything.
+    """Reads the values that variables have in a checkpoint, and keeps them beside the
+    present ones. What cannot be restored is refused here, before any server has
+    changed anything.
     """
 
     RestoreVariables: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.checkpoint_pb2.RestoreVariablesRequest,
         stratagem_proto.v1.checkpoint_pb2.RestoreVariablesResponse,
     ]
-    """Replaces values, and the state of optimizers, by those that were staged."""
+    """Replaces values and the state of optimizers by the staged ones."""
 
     ListRestored: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.checkpoint_pb2.ListRestoredRequest,
         stratagem_proto.v1.checkpoint_pb2.ListRestoredResponse,
     ]
-    """Says which checkpoints were restored."""
+    """Lists the checkpoints that were restored."""
 
 class CheckpointServiceAsyncStub:
     """Saving or reading all servers of a cluster as they are at one moment, and restoring.
 
-    The moment is a cut: of each client's steps a first part is before it on every
-    server, and the rest after it on every server. A client says with each change which
-    of its steps it belongs to (RequestKey.step), and with many requests which step it
-    has finished. To take a cut, one client lets all servers hold the steps that have
-    not begun, waits until those that have are finished, and lets each server mark its
+    The moment is a cut: for each client, the first steps are before it on every server,
+    and the rest are after it on every server. A client says with each change which of
+    its steps it belongs to (RequestKey.step), and with many requests which step it has
+    finished. To take a cut, one client has all servers hold the steps that have not
+    begun, waits until those that have begun are finished, and has each server mark its
     variables, which ends the hold. Values are copied when they change after the mark,
     and written while training goes on.
 
@@ -116,7 +117,7 @@ class CheckpointServiceAsyncStub:
         stratagem_proto.v1.checkpoint_pb2.ReleaseStepsRequest,
         stratagem_proto.v1.checkpoint_pb2.ReleaseStepsResponse,
     ]
-    """Gives a cut up."""
+    """Abandons a cut."""
 
     BeginSave: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.checkpoint_pb2.BeginSaveRequest,
@@ -128,13 +129,13 @@ class CheckpointServiceAsyncStub:
         stratagem_proto.v1.checkpoint_pb2.OpenSnapshotRequest,
         stratagem_proto.v1.checkpoint_pb2.OpenSnapshotResponse,
     ]
-    """Marks the variables, ends the hold, and keeps the values for the session's reads."""
+    """Marks the variables, ends the hold, and keeps the values for reads of the session."""
 
     CloseSnapshot: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.checkpoint_pb2.CloseSnapshotRequest,
         stratagem_proto.v1.checkpoint_pb2.CloseSnapshotResponse,
     ]
-    """Gives up the values that are kept for the session, if there are any."""
+    """Drops the values that are kept for the session, if there are any."""
 
     FinishSave: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.checkpoint_pb2.FinishSaveRequest,
@@ -146,30 +147,31 @@ class CheckpointServiceAsyncStub:
         stratagem_proto.v1.checkpoint_pb2.StageVariablesRequest,
         stratagem_proto.v1.checkpoint_pb2.StageVariablesResponse,
     ]
-    """Reads what variables have in a checkpoint, and keeps it beside them. What cannot be
-    restored is refused here, before any server has changed anything.
+    """Reads the values that variables have in a checkpoint, and keeps them beside the
+    present ones. What cannot be restored is refused here, before any server has
+    changed anything.
     """
 
     RestoreVariables: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.checkpoint_pb2.RestoreVariablesRequest,
         stratagem_proto.v1.checkpoint_pb2.RestoreVariablesResponse,
     ]
-    """Replaces values, and the state of optimizers, by those that were staged."""
+    """Replaces values and the state of optimizers by the staged ones."""
 
     ListRestored: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.checkpoint_pb2.ListRestoredRequest,
         stratagem_proto.v1.checkpoint_pb2.ListRestoredResponse,
     ]
-    """Says which checkpoints were restored."""
+    """Lists the checkpoints that were restored."""
 
 class CheckpointServiceServicer(metaclass=abc.ABCMeta):
     """Saving or reading all servers of a cluster as they are at one moment, and restoring.
 
-    The moment is a cut: of each client's steps a first part is before it on every
-    server, and the rest after it on every server. A client says with each change which
-    of its steps it belongs to (RequestKey.step), and with many requests which step it
-    has finished. To take a cut, one client lets all servers hold the steps that have
-    not begun, waits until those that have are finished, and lets each server mark its
+    The moment is a cut: for each client, the first steps are before it on every server,
+    and the rest are after it on every server. A client says with each change which of
+    its steps it belongs to (RequestKey.step), and with many requests which step it has
+    finished. To take a cut, one client has all servers hold the steps that have not
+    begun, waits until those that have begun are finished, and has each server mark its
     variables, which ends the hold. Values are copied when they change after the mark,
     and written while training goes on.
 
@@ -192,7 +194,7 @@ class CheckpointServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.checkpoint_pb2.ReleaseStepsRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.checkpoint_pb2.ReleaseStepsResponse, collections.abc.Awaitable[stratagem_proto.v1.checkpoint_pb2.ReleaseStepsResponse]]:
-        """Gives a cut up."""
+        """Abandons a cut."""
 
     @abc.abstractmethod
     def BeginSave(
@@ -208,7 +210,7 @@ class CheckpointServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.checkpoint_pb2.OpenSnapshotRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.checkpoint_pb2.OpenSnapshotResponse, collections.abc.Awaitable[stratagem_proto.v1.checkpoint_pb2.OpenSnapshotResponse]]:
-        """Marks the variables, ends the hold, and keeps the values for the session's reads."""
+        """Marks the variables, ends the hold, and keeps the values for reads of the session."""
 
     @abc.abstractmethod
     def CloseSnapshot(
@@ -216,7 +218,7 @@ class CheckpointServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.checkpoint_pb2.CloseSnapshotRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.checkpoint_pb2.CloseSnapshotResponse, collections.abc.Awaitable[stratagem_proto.v1.checkpoint_pb2.CloseSnapshotResponse]]:
-        """Gives up the values that are kept for the session, if there are any."""
+        """Drops the values that are kept for the session, if there are any."""
 
     @abc.abstractmethod
     def FinishSave(
@@ -232,8 +234,9 @@ class CheckpointServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.checkpoint_pb2.StageVariablesRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.checkpoint_pb2.StageVariablesResponse, collections.abc.Awaitable[stratagem_proto.v1.checkpoint_pb2.StageVariablesResponse]]:
-        """Reads what variables have in a checkpoint, and keeps it beside them. What cannot be
-        restored is refused here, before any server has changed anything.
+        """Reads the values that variables have in a checkpoint, and keeps them beside the
+        present ones. What cannot be restored is refused here, before any server has
+        changed anything.
         """
 
     @abc.abstractmethod
@@ -242,7 +245,7 @@ class CheckpointServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.checkpoint_pb2.RestoreVariablesRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.checkpoint_pb2.RestoreVariablesResponse, collections.abc.Awaitable[stratagem_proto.v1.checkpoint_pb2.RestoreVariablesResponse]]:
-        """Replaces values, and the state of optimizers, by those that were staged."""
+        """Replaces values and the state of optimizers by the staged ones."""
 
     @abc.abstractmethod
     def ListRestored(
@@ -250,6 +253,6 @@ class CheckpointServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.checkpoint_pb2.ListRestoredRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.checkpoint_pb2.ListRestoredResponse, collections.abc.Awaitable[stratagem_proto.v1.checkpoint_pb2.ListRestoredResponse]]:
-        """Says which checkpoints were restored."""
+        """Lists the checkpoints that were restored."""
 
 def add_CheckpointServiceServicer_to_server(servicer: CheckpointServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -15,9 +15,9 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class ListClosedStepsRequest(google.protobuf.message.Message):
-    """A worker sends ListClosedSteps to all servers after it has committed. Once it
-    knows the parts of all of them it sends each the same FinishStep; the oldest step
-    first, and the next when all have answered. Any worker may do so.
+    """A worker sends ListClosedSteps to all servers after it has committed. Once it has the
+    parts of all servers, it sends each of them the same FinishStep: for the oldest step
+    first, and for the next one when all have answered. Any worker may do so.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -33,7 +33,7 @@ class ListClosedStepsRequest(google.protobuf.message.Message):
     step: builtins.int
     """Wait until this step is closed."""
     wait_seconds: builtins.float
-    """Longest wait in seconds; what is closed by then is the answer."""
+    """Longest wait in seconds; the answer has the steps that are closed by then."""
     def __init__(
         self,
         *,
@@ -79,12 +79,12 @@ class ClosedStep(google.protobuf.message.Message):
     step: builtins.int
     """Number of the step."""
     squares: builtins.float
-    """Sum of the squares of all elements of the gradients that this server reduced,
-    within all limits that come before that of the norm.
+    """Sum of the squares of all elements of the gradients that this server has reduced,
+    after all limits that come before that of the norm.
     """
     nonfinite_variable: builtins.str
-    """Name of a variable because of whose gradient the step is dropped or fails, as
-    the limits say; empty if there is none.
+    """Name of a variable whose gradient drops the step or makes it fail, as the limits
+    say; empty if there is none.
     """
     finished: builtins.bool
     """Whether the step is applied, dropped or has failed here."""
@@ -135,7 +135,7 @@ global___FinishStepRequest = FinishStepRequest
 
 @typing.final
 class GlobalNorm(google.protobuf.message.Message):
-    """What the servers' parts of a step come to."""
+    """The norm of a step over all servers."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

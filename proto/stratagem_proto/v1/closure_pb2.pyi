@@ -25,9 +25,9 @@ class EndClosuresRequest(google.protobuf.message.Message):
     space: builtins.bytes
     """As in ClosureIdentity."""
     through: builtins.int
-    """All functions of the coordinator up to this number have ended, however they did,
-    but for those of `unended`. Nothing that is told once is taken back by a later
-    request.
+    """All functions of the coordinator up to this number have ended, in whatever way,
+    except those of `unended`. A later request never takes back what an earlier one has
+    told.
     """
     @property
     def unended(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
@@ -52,7 +52,7 @@ class EndClosuresResponse(google.protobuf.message.Message):
     ENDED_FIELD_NUMBER: builtins.int
     @property
     def ended(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Those of `unended` that have ended all the same, as of an earlier request."""
+        """Those of `unended` that had ended already by an earlier request."""
 
     def __init__(
         self,

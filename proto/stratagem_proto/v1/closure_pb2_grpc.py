@@ -26,10 +26,11 @@ if _version_not_supported:
 
 
 class ClosureServiceStub(object):
-    """What a parameter server knows of the functions that a coordinator has run by its
+    """What a parameter server knows of the functions that a coordinator runs on its
     workers.
 
-    It records what it has applied of them, by ClosureKey, until they end.
+    It records what it has applied of each function, by ClosureKey, until the function
+    ends.
     """
 
     def __init__(self, channel):
@@ -46,15 +47,16 @@ class ClosureServiceStub(object):
 
 
 class ClosureServiceServicer(object):
-    """What a parameter server knows of the functions that a coordinator has run by its
+    """What a parameter server knows of the functions that a coordinator runs on its
     workers.
 
-    It records what it has applied of them, by ClosureKey, until they end.
+    It records what it has applied of each function, by ClosureKey, until the function
+    ends.
     """
 
     def EndClosures(self, request, context):
-        """Says which functions of a coordinator have ended. What was recorded of them is
-        forgotten, and what still comes of them is refused.
+        """Tells which functions of a coordinator have ended. The server drops its records of
+        them, and refuses requests of them that still arrive.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -77,10 +79,11 @@ def add_ClosureServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ClosureService(object):
-    """What a parameter server knows of the functions that a coordinator has run by its
+    """What a parameter server knows of the functions that a coordinator runs on its
     workers.
 
-    It records what it has applied of them, by ClosureKey, until they end.
+    It records what it has applied of each function, by ClosureKey, until the function
+    ends.
     """
 
     @staticmethod

@@ -18,10 +18,11 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class ClosureServiceStub:
-    """What a parameter server knows of the functions that a coordinator has run by its
+    """What a parameter server knows of the functions that a coordinator runs on its
     workers.
 
-    It records what it has applied of them, by ClosureKey, until they end.
+    It records what it has applied of each function, by ClosureKey, until the function
+    ends.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -29,30 +30,32 @@ class ClosureServiceStub:
         stratagem_proto.v1.closure_pb2.EndClosuresRequest,
         stratagem_proto.v1.closure_pb2.EndClosuresResponse,
     ]
-    """Says which functions of a coordinator have ended. What was recorded of them is
-    forgotten, and what still comes of them is refused.
+    """Tells which functions of a coordinator have ended. The server drops its records of
+    them, and refuses requests of them that still arrive.
     """
 
 class ClosureServiceAsyncStub:
-    """What a parameter server knows of the functions that a coordinator has run by its
+    """What a parameter server knows of the functions that a coordinator runs on its
     workers.
 
-    It records what it has applied of them, by ClosureKey, until they end.
+    It records what it has applied of each function, by ClosureKey, until the function
+    ends.
     """
 
     EndClosures: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.closure_pb2.EndClosuresRequest,
         stratagem_proto.v1.closure_pb2.EndClosuresResponse,
     ]
-    """Says which functions of a coordinator have ended. What was recorded of them is
-    forgotten, and what still comes of them is refused.
+    """Tells which functions of a coordinator have ended. The server drops its records of
+    them, and refuses requests of them that still arrive.
     """
 
 class ClosureServiceServicer(metaclass=abc.ABCMeta):
-    """What a parameter server knows of the functions that a coordinator has run by its
+    """What a parameter server knows of the functions that a coordinator runs on its
     workers.
 
-    It records what it has applied of them, by ClosureKey, until they end.
+    It records what it has applied of each function, by ClosureKey, until the function
+    ends.
     """
 
     @abc.abstractmethod
@@ -61,8 +64,8 @@ class ClosureServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.closure_pb2.EndClosuresRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.closure_pb2.EndClosuresResponse, collections.abc.Awaitable[stratagem_proto.v1.closure_pb2.EndClosuresResponse]]:
-        """Says which functions of a coordinator have ended. What was recorded of them is
-        forgotten, and what still comes of them is refused.
+        """Tells which functions of a coordinator have ended. The server drops its records of
+        them, and refuses requests of them that still arrive.
         """
 
 def add_ClosureServiceServicer_to_server(servicer: ClosureServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

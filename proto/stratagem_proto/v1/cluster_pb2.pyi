@@ -175,7 +175,7 @@ class ConfigProto(google.protobuf.message.Message):
         collective_group_leader: builtins.str
         """Name of the task that orders collective operations, for instance
         "/job:worker/replica:0/task:0". Set by strategies with several workers, and read
-        by nobody; empty means that there is none.
+        by nothing; empty means that there is none.
         """
         def __init__(
             self,
@@ -199,8 +199,8 @@ class ConfigProto(google.protobuf.message.Message):
     outlive sessions.
     """
     allow_soft_placement: builtins.bool
-    """Set by users, for graphs: whether an operation may run elsewhere than asked. Kept
-    by strategies and read by nobody: tensors are where PyTorch puts them.
+    """Set by users, for graphs: whether an operation may run on another device than asked
+    for. Strategies keep it, and nothing reads it: tensors are where PyTorch puts them.
     """
     log_device_placement: builtins.bool
     """Set by users, for graphs: whether to log where operations run. Kept likewise."""
@@ -277,7 +277,7 @@ class ServerDef(google.protobuf.message.Message):
 
     @property
     def default_session_config(self) -> global___ConfigProto:
-        """Of sessions that bring none of their own."""
+        """For sessions without a configuration of their own."""
 
     @property
     def cluster_device_filters(self) -> global___ClusterDeviceFilters:

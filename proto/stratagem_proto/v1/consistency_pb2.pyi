@@ -28,31 +28,31 @@ class _ConsistencyModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     CONSISTENCY_MODE_UNSPECIFIED: _ConsistencyMode.ValueType  # 0
     CONSISTENCY_MODE_ASYNC: _ConsistencyMode.ValueType  # 1
-    """Nothing: each update is applied when it comes."""
+    """Nothing: each update is applied when it arrives."""
     CONSISTENCY_MODE_BOUNDED: _ConsistencyMode.ValueType  # 2
-    """Updates are applied when they come, but nobody begins a step who is more than
-    `bound` steps ahead of the slowest.
+    """Updates are applied when they arrive, but a worker that is more than `bound` steps
+    ahead of the slowest may not begin a step.
     """
     CONSISTENCY_MODE_SYNC: _ConsistencyMode.ValueType  # 3
-    """Steps are taken together, of contributions that are added and applied once."""
+    """Workers take steps together: their contributions are added and applied once."""
 
 class ConsistencyMode(_ConsistencyMode, metaclass=_ConsistencyModeEnumTypeWrapper):
-    """How far the workers may drift apart, for each group of variables: what one
+    """How far the workers may drift apart, for each group of variables. A group is what one
     optimizer steps. The first server of the cluster keeps the clocks of all groups;
-    the others never hear of them.
+    other servers do not know of them.
 
     What holds workers together.
     """
 
 CONSISTENCY_MODE_UNSPECIFIED: ConsistencyMode.ValueType  # 0
 CONSISTENCY_MODE_ASYNC: ConsistencyMode.ValueType  # 1
-"""Nothing: each update is applied when it comes."""
+"""Nothing: each update is applied when it arrives."""
 CONSISTENCY_MODE_BOUNDED: ConsistencyMode.ValueType  # 2
-"""Updates are applied when they come, but nobody begins a step who is more than
-`bound` steps ahead of the slowest.
+"""Updates are applied when they arrive, but a worker that is more than `bound` steps
+ahead of the slowest may not begin a step.
 """
 CONSISTENCY_MODE_SYNC: ConsistencyMode.ValueType  # 3
-"""Steps are taken together, of contributions that are added and applied once."""
+"""Workers take steps together: their contributions are added and applied once."""
 global___ConsistencyMode = ConsistencyMode
 
 @typing.final
@@ -113,7 +113,7 @@ global___BeginStepRequest = BeginStepRequest
 
 @typing.final
 class StepBegin(google.protobuf.message.Message):
-    """One worker at the start of a step. To say the same again changes nothing."""
+    """One worker at the start of a step. Repeating it changes nothing."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -134,7 +134,7 @@ class StepBegin(google.protobuf.message.Message):
     """
     @property
     def declared(self) -> global___Consistency:
-        """What the worker's program begins with; the same in all workers."""
+        """The consistency that the worker's program starts with; the same in all workers."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ global___BeginStepResponse = BeginStepResponse
 
 @typing.final
 class StepGrant(google.protobuf.message.Message):
-    """Leave to read values for a step and to take it."""
+    """The permit to read values for a step and to take it."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -178,8 +178,8 @@ class StepGrant(google.protobuf.message.Message):
     CONSISTENCY_FIELD_NUMBER: builtins.int
     CLOSED_FIELD_NUMBER: builtins.int
     step: builtins.int
-    """Number of the step; not always the one after the last, since who is late in
-    a synchronous step, or comes (back) to the others, leaves steps out.
+    """Number of the step; not always the one after the last, since a worker that is late
+    in a synchronous step, or that joins the others (again), skips steps.
     """
     closed: builtins.int
     """Newest synchronous step that takes no more contributions and did not fail; 0 if
@@ -187,7 +187,7 @@ class StepGrant(google.protobuf.message.Message):
     """
     @property
     def consistency(self) -> global___Consistency:
-        """What holds for this step, in all workers."""
+        """The consistency of this step, for all workers."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class SetConsistencyRequest(google.protobuf.message.Message):
 
     @property
     def consistency(self) -> global___Consistency:
-        """What is to hold."""
+        """The new consistency."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class SetConsistencyResponse(google.protobuf.message.Message):
 
     STEP_FIELD_NUMBER: builtins.int
     step: builtins.int
-    """First step for which it holds: the one after the last that any worker began."""
+    """First step to which it applies: the one after the last that any worker began."""
     def __init__(
         self,
         *,
@@ -293,14 +293,14 @@ class GroupConsistency(google.protobuf.message.Message):
     group: builtins.str
     """As in StepBegin."""
     since: builtins.int
-    """First step for which it holds."""
+    """First step to which it applies."""
     @property
     def consistency(self) -> global___Consistency:
-        """What holds for the newest step."""
+        """The consistency of the newest step."""
 
     @property
     def workers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerClock]:
-        """Those that have begun a step, by number."""
+        """The workers that have begun a step, by number."""
 
     def __init__(
         self,
@@ -317,7 +317,7 @@ global___GroupConsistency = GroupConsistency
 
 @typing.final
 class WorkerClock(google.protobuf.message.Message):
-    """How one worker has fared in one group since the server started."""
+    """The progress of one worker in one group since the server started."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -330,13 +330,13 @@ class WorkerClock(google.protobuf.message.Message):
     worker: builtins.int
     """As in StepBegin."""
     task: builtins.str
-    """As messages name it, for instance "/job:worker/task:1"."""
+    """Its name in error messages, for instance "/job:worker/task:1"."""
     finished: builtins.int
     """The last step that it has finished, as in StepBegin."""
     dropped: builtins.int
     """Contributions that came too late for their step."""
     gone: builtins.str
-    """A clause that says how it went away; empty while it is there."""
+    """A clause that says why it is gone; empty while it is present."""
     @property
     def staleness(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """How stale its asynchronous and bounded updates were: the steps that others

@@ -23,14 +23,14 @@ class OpenPassRequest(google.protobuf.message.Message):
     SEED_FIELD_NUMBER: builtins.int
     COORDINATOR_FIELD_NUMBER: builtins.int
     ledger: builtins.str
-    """Name of the ledger, which the first pass makes."""
+    """Name of the ledger, which the first pass creates."""
     num_batches: builtins.int
     """Batches in a pass; the same in all passes."""
     seed: builtins.int
-    """By which workers shuffle; that of the first pass counts for all."""
+    """Seed by which workers shuffle; the seed of the first pass counts for all passes."""
     coordinator: builtins.bytes
-    """Space of the coordinator (ClosureIdentity) whose functions draw. Another one than
-    before goes on with the last pass, unless that is over.
+    """Space of the coordinator (ClosureIdentity) whose functions draw. A new coordinator
+    continues the last pass, unless that is over.
     """
     @property
     def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
@@ -61,12 +61,12 @@ class OpenPassResponse(google.protobuf.message.Message):
     number: builtins.int
     """Number of the pass, from 0."""
     seed: builtins.int
-    """By which workers shuffle this pass, as in OpenPassRequest."""
+    """Seed by which workers shuffle this pass, as in OpenPassRequest."""
     drawn: builtins.int
     """How many batches have been drawn."""
     @property
     def earlier(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EarlierCoordinator]:
-        """Whose functions have drawn these, besides those of who asks."""
+        """Other coordinators whose functions have drawn some of these."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ global___OpenPassResponse = OpenPassResponse
 
 @typing.final
 class EarlierCoordinator(google.protobuf.message.Message):
-    """A coordinator that has drawn of the pass before."""
+    """An earlier coordinator that has drawn batches of the pass."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -92,8 +92,9 @@ class EarlierCoordinator(google.protobuf.message.Message):
     """As in ClosureIdentity."""
     @property
     def unfinished(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UnfinishedFunction]:
-        """Its functions that have drawn batches of any data and not ended, in the order of
-        their numbers. Who runs them again, under their identities, draws the same again.
+        """Its functions that have drawn batches of any data and have not ended, in the order
+        of their numbers. A function that runs again under one of these identities draws
+        the same batches.
         """
 
     def __init__(
@@ -141,10 +142,12 @@ class DrawBatchRequest(google.protobuf.message.Message):
     number: builtins.int
     """As in OpenPassResponse."""
     num_batches: builtins.int
-    """Batches that the worker finds in the data; a ledger of another number refuses."""
+    """Number of batches that the worker finds in the data; a ledger with another number
+    refuses.
+    """
     @property
     def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
-        """With a closure, by which a repetition draws the same batch."""
+        """Has a closure, so that a repetition draws the same batch."""
 
     def __init__(
         self,
@@ -165,7 +168,7 @@ class DrawBatchResponse(google.protobuf.message.Message):
 
     BATCH_FIELD_NUMBER: builtins.int
     batch: builtins.int
-    """Number of the batch, from 0; absent when all of the pass have been drawn."""
+    """Number of the batch, from 0; absent when all batches of the pass have been drawn."""
     def __init__(
         self,
         *,

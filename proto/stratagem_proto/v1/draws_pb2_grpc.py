@@ -26,11 +26,11 @@ if _version_not_supported:
 
 
 class DataServiceStub(object):
-    """Who reads which batch of data that the workers of a coordinator share, each batch
-    once in a pass.
+    """Which function reads which batch of the data that a coordinator's workers share. Each
+    batch is read once in a pass.
 
-    The ledger of that is on the first server, with the variables. It hands out the
-    numbers of batches; what they contain it does not know.
+    The ledger is on the first server, with the variables. It hands out the numbers of
+    batches, and does not know what they contain.
     """
 
     def __init__(self, channel):
@@ -52,15 +52,15 @@ class DataServiceStub(object):
 
 
 class DataServiceServicer(object):
-    """Who reads which batch of data that the workers of a coordinator share, each batch
-    once in a pass.
+    """Which function reads which batch of the data that a coordinator's workers share. Each
+    batch is read once in a pass.
 
-    The ledger of that is on the first server, with the variables. It hands out the
-    numbers of batches; what they contain it does not know.
+    The ledger is on the first server, with the variables. It hands out the numbers of
+    batches, and does not know what they contain.
     """
 
     def OpenPass(self, request, context):
-        """Begins a pass over data, or goes on with one.
+        """Begins a pass over data, or continues one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,11 +95,11 @@ def add_DataServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DataService(object):
-    """Who reads which batch of data that the workers of a coordinator share, each batch
-    once in a pass.
+    """Which function reads which batch of the data that a coordinator's workers share. Each
+    batch is read once in a pass.
 
-    The ledger of that is on the first server, with the variables. It hands out the
-    numbers of batches; what they contain it does not know.
+    The ledger is on the first server, with the variables. It hands out the numbers of
+    batches, and does not know what they contain.
     """
 
     @staticmethod

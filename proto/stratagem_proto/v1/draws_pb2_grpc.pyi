@@ -18,11 +18,11 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class DataServiceStub:
-    """Who reads which batch of data that the workers of a coordinator share, each batch
-    once in a pass.
+    """Which function reads which batch of the data that a coordinator's workers share. Each
+    batch is read once in a pass.
 
-    The ledger of that is on the first server, with the variables. It hands out the
-    numbers of batches; what they contain it does not know.
+    The ledger is on the first server, with the variables. It hands out the numbers of
+    batches, and does not know what they contain.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -30,7 +30,7 @@ class DataServiceStub:
         stratagem_proto.v1.draws_pb2.OpenPassRequest,
         stratagem_proto.v1.draws_pb2.OpenPassResponse,
     ]
-    """Begins a pass over data, or goes on with one."""
+    """Begins a pass over data, or continues one."""
 
     DrawBatch: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.draws_pb2.DrawBatchRequest,
@@ -39,18 +39,18 @@ class DataServiceStub:
     """Hands out the next batch of a pass."""
 
 class DataServiceAsyncStub:
-    """Who reads which batch of data that the workers of a coordinator share, each batch
-    once in a pass.
+    """Which function reads which batch of the data that a coordinator's workers share. Each
+    batch is read once in a pass.
 
-    The ledger of that is on the first server, with the variables. It hands out the
-    numbers of batches; what they contain it does not know.
+    The ledger is on the first server, with the variables. It hands out the numbers of
+    batches, and does not know what they contain.
     """
 
     OpenPass: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.draws_pb2.OpenPassRequest,
         stratagem_proto.v1.draws_pb2.OpenPassResponse,
     ]
-    """Begins a pass over data, or goes on with one."""
+    """Begins a pass over data, or continues one."""
 
     DrawBatch: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.draws_pb2.DrawBatchRequest,
@@ -59,11 +59,11 @@ class DataServiceAsyncStub:
     """Hands out the next batch of a pass."""
 
 class DataServiceServicer(metaclass=abc.ABCMeta):
-    """Who reads which batch of data that the workers of a coordinator share, each batch
-    once in a pass.
+    """Which function reads which batch of the data that a coordinator's workers share. Each
+    batch is read once in a pass.
 
-    The ledger of that is on the first server, with the variables. It hands out the
-    numbers of batches; what they contain it does not know.
+    The ledger is on the first server, with the variables. It hands out the numbers of
+    batches, and does not know what they contain.
     """
 
     @abc.abstractmethod
@@ -72,7 +72,7 @@ class DataServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.draws_pb2.OpenPassRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.draws_pb2.OpenPassResponse, collections.abc.Awaitable[stratagem_proto.v1.draws_pb2.OpenPassResponse]]:
-        """Begins a pass over data, or goes on with one."""
+        """Begins a pass over data, or continues one."""
 
     @abc.abstractmethod
     def DrawBatch(

@@ -33,8 +33,8 @@ class ErrorDetail(google.protobuf.message.Message):
     location: builtins.str
     """"file.py:12" in the client's source, for errors of update functions."""
     retry_seconds: builtins.float
-    """Of what was refused for want of room: when to come again, in seconds from now. 0 if
-    waiting will not help, or nothing is known.
+    """When to try again after a refusal for lack of room, in seconds from now. 0 if
+    waiting will not help, or if nothing is known.
     """
     def __init__(
         self,

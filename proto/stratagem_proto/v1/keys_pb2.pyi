@@ -28,7 +28,7 @@ class ListKeysRequest(google.protobuf.message.Message):
     after: builtins.int
     """Only larger keys are listed; absent means all."""
     limit: builtins.int
-    """Most keys to list; the server lists at most 524288 at a time. 0 means that many."""
+    """Most keys to list; the server lists at most 524288 at a time. 0 means 524288."""
     snapshot: builtins.bytes
     """As in ReadRequest."""
     def __init__(
@@ -55,8 +55,8 @@ class ListKeysResponse(google.protobuf.message.Message):
     KEYS_FIELD_NUMBER: builtins.int
     MORE_FIELD_NUMBER: builtins.int
     keys: builtins.bytes
-    """Ascending, as little-endian int64. Rows of a table with a fixed number of them
-    are counted from the first of the part.
+    """Ascending, as little-endian int64. Rows of a table with a fixed number of rows are
+    counted from the first row of the part.
     """
     more: builtins.bool
     """Whether there are larger ones."""

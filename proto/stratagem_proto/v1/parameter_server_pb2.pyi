@@ -88,12 +88,10 @@ class ReadRequest(google.protobuf.message.Message):
     status that names the workers that are missing.
     """
     snapshot: builtins.bytes
-    """Cut of the session's snapshot, of which the values are read; empty for those of
-    now.
-    """
+    """Cut of the session's snapshot to read from; empty for the present values."""
     into_segment: builtins.bool
-    """Whether the values may be left in the segment that comes with the call, if they
-    fit; chunks then name places in it.
+    """Whether the server may leave the values in the segment that comes with the call, if
+    they fit; chunks then name places in it.
     """
     finished: builtins.int
     """As in RequestKey."""
@@ -113,8 +111,8 @@ class ReadRequest(google.protobuf.message.Message):
 
     @property
     def begins(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.consistency_pb2.StepBegin]:
-        """Leave to ask for, as of BeginStepRequest, without waiting for it. It is given
-        before the values are read, and before a step is waited for.
+        """Permits to ask for, as in BeginStepRequest, without waiting for them. They are
+        given before the values are read, and before the wait for a step.
         """
 
     def __init__(
@@ -173,12 +171,12 @@ class Selection(google.protobuf.message.Message):
     variable: builtins.str
     """Name of the variable."""
     newer_than: builtins.int
-    """The version that the client has: send the value only if it is another one now;
-    absent means always.
+    """The version that the client has: send the value only if the version is different
+    now; absent means always.
     """
     narrowed_to: stratagem_proto.v1.tensor_pb2.DataType.ValueType
-    """FLOAT16 or BFLOAT16, to which the elements, of a wider floating-point type, are
-    rounded on their way; absent means that they come as they are.
+    """FLOAT16 or BFLOAT16: elements of a wider floating-point type are rounded to it for
+    the way; absent means that they come as they are.
     """
     @property
     def slice(self) -> global___Slice:
@@ -236,9 +234,9 @@ global___Slice = Slice
 
 @typing.final
 class Rows(google.protobuf.message.Message):
-    """Rows (entries of the first dimension) in the order in which they are wanted;
-    repetitions are allowed. Rows of a table that are not stored read as their initial
-    value, and reading stores none.
+    """Rows (entries of the first dimension) in the wanted order; repetitions are allowed.
+    Rows of a table that are not stored read as their initial value, and reading does not
+    store them.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -289,16 +287,16 @@ class ReadHeader(google.protobuf.message.Message):
     GRANTS_FIELD_NUMBER: builtins.int
     REJECTED_STEPS_FIELD_NUMBER: builtins.int
     contents: builtins.bytes
-    """A ReadContents, encoded: these bytes are the same with each read of the same parts,
-    unless a value was not newer, so that whoever knows them need not decode them.
+    """A ReadContents, encoded. These bytes are the same for each read of the same parts,
+    unless a value was not newer, so a client that knows them need not decode them.
     """
     rejected_steps: builtins.int
-    """How many steps of the group that was waited for have been dropped so far,
-    because of gradients that are not finite.
+    """How many steps of the group in `after` have been dropped so far because of
+    gradients that are not finite.
     """
     @property
     def versions(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Those that were read, in the order of the selections."""
+        """Versions of the values that were read, in the order of the selections."""
 
     @property
     def grants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.consistency_pb2.StepGrant]:
@@ -320,7 +318,7 @@ global___ReadHeader = ReadHeader
 
 @typing.final
 class ReadContents(google.protobuf.message.Message):
-    """What a stream carries of the selections."""
+    """Which of the selections a stream carries, and how."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -356,7 +354,7 @@ class ReadValue(google.protobuf.message.Message):
     """Index into `tensors`; absent when the value was not newer."""
     @property
     def encoding(self) -> stratagem_proto.v1.tensor_pb2.Encoding:
-        """NARROWED as the selection says; absent if the tensor is as it is."""
+        """NARROWED as the selection asks; absent if the tensor is not encoded."""
 
     def __init__(
         self,
@@ -527,9 +525,9 @@ class UpdateHeader(google.protobuf.message.Message):
     BACKWARD_FIELD_NUMBER: builtins.int
     THEN_FIELD_NUMBER: builtins.int
     nonfinite_variable: builtins.str
-    """Name of a variable, of any server, of which the sender has a gradient that is
-    not finite, so that it sends none and the step is dropped or fails as
-    `limits` says; empty if there is no such. Only with a contribution.
+    """Name of a variable, on any server, whose gradient is not finite at the sender, so
+    that it sends no gradients and the step is dropped or fails as `limits` says; empty
+    if all are finite. Only with a contribution.
     """
     @property
     def key(self) -> stratagem_proto.v1.session_pb2.RequestKey:
@@ -606,14 +604,14 @@ class FollowingRead(google.protobuf.message.Message):
     BEGINS_FIELD_NUMBER: builtins.int
     @property
     def selections(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Selection]:
-        """What to read, as of ReadRequest; the values are those of after the update, or
-        newer ones. They are left in the segment that comes with the call, if they fit,
-        in place of the gradients.
+        """What to read, as in ReadRequest; the values are those after the update, or newer
+        ones. The server leaves them in the segment that comes with the call, in place of
+        the gradients, if they fit.
         """
 
     @property
     def begins(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.consistency_pb2.StepBegin]:
-        """Leave to ask for, as of BeginStepRequest, without waiting for it."""
+        """Permits to ask for, as in BeginStepRequest, without waiting for them."""
 
     def __init__(
         self,
@@ -690,7 +688,7 @@ class UpdateAndReadHeader(google.protobuf.message.Message):
 
     @property
     def values(self) -> global___ReadHeader:
-        """As of Read; has the tensors of the stream."""
+        """As in Read; describes the tensors of the stream."""
 
     @property
     def grants(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.consistency_pb2.StepGrant]:
@@ -731,8 +729,8 @@ class GradientRef(google.protobuf.message.Message):
     """
     @property
     def encoding(self) -> stratagem_proto.v1.tensor_pb2.Encoding:
-        """How `tensor`, which then belongs to this gradient alone, is encoded; absent if
-        it is as it is.
+        """How `tensor`, which then belongs to this gradient alone, is encoded; absent if it
+        is not encoded.
         """
 
     def __init__(
@@ -775,15 +773,15 @@ class Contribution(google.protobuf.message.Message):
     replicas: builtins.int
     """Replicas behind this contribution that had data; the divisor of a mean."""
     reduction: stratagem_proto.v1.update_program_pb2.Reduction.ValueType
-    """What the sum of all becomes."""
+    """How all contributions are combined."""
     replicas_to_aggregate: builtins.int
-    """Number of contributions that close the step; 0 means those of all workers.
-    With fewer, one that comes later is dropped without an error.
+    """Number of contributions that close the step; 0 means those of all workers. A later
+    contribution is dropped without an error.
     """
     global_norm: builtins.bool
-    """Whether `clip_norm` of the limits bounds the norm of what all servers add up.
-    The step then is applied by FinishStep once it is closed. False: the bound is of
-    the sum on this server, and the step is applied at once.
+    """Whether `clip_norm` of the limits bounds the norm of the sums of all servers.
+    FinishStep then applies the step once it is closed. False: the bound applies to the
+    sum on this server, and the step is applied at once.
     """
     @property
     def step(self) -> global___StepMark:
@@ -899,12 +897,11 @@ class CommitContributionRequest(google.protobuf.message.Message):
 
     @property
     def step(self) -> global___StepMark:
-        """The step whose staged contribution of this session now counts. A worker
-        sends it once it has staged its part on all servers. Where fewer
-        contributions than there are workers close a step, it asks the first server
-        before the others, so that the same ones count on all. A worker that was
-        interrupted may send it again, under another number: what counts already does
-        so once.
+        """The step whose staged contribution of this session now counts. A worker sends this
+        request once it has staged its part on all servers. If fewer contributions than
+        there are workers close a step, it sends it to the first server before the others,
+        so that the same contributions count on all. A worker that was interrupted may send
+        it again under another number: a contribution counts only once.
         """
 
     def __init__(

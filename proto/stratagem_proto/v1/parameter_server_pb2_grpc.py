@@ -187,8 +187,8 @@ class ParameterServerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AttendSession(self, request, context):
-        """Lasts for as long as the session does. If it breaks off and nothing is heard of the
-        client, the session ends after `reconnect_seconds` instead of the lease.
+        """Lasts as long as the session. If it breaks off and the client is not heard of, the
+        session ends after `reconnect_seconds` instead of after the lease.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -258,8 +258,8 @@ class ParameterServerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UpdateAndRead(self, request_iterator, context):
-        """Does what Update does, then what Read does: one round trip for a training step.
-        A repetition is applied no second time, but reads anew.
+        """Does what Update does, then what Read does: one round trip for a training step. A
+        repetition is not applied again, but reads again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -281,35 +281,37 @@ class ParameterServerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListClosedSteps(self, request, context):
-        """Says what this server has of the norm of closed steps that wait for it.
+        """Returns this server's part of the norm of closed steps that wait for it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FinishStep(self, request, context):
-        """Tells the norm of a closed step on all servers, and so has it applied.
+        """Tells the server the norm of a closed step over all servers, upon which it applies
+        the step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BeginStep(self, request, context):
-        """Waits until a worker may begin a step, and says which and how.
+        """Waits until a worker may begin a step, and returns the permit with its number and
+        consistency.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetConsistency(self, request, context):
-        """Changes what holds workers together, from the next step on that none began.
+        """Changes the consistency of a group, from the next step that no worker has begun.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DescribeConsistency(self, request, context):
-        """Describes all groups and how their workers fare.
+        """Describes all groups and the progress of their workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -54,8 +54,8 @@ class ParameterServerServiceStub:
         stratagem_proto.v1.session_pb2.AttendSessionRequest,
         stratagem_proto.v1.session_pb2.AttendSessionResponse,
     ]
-    """Lasts for as long as the session does. If it breaks off and nothing is heard of the
-    client, the session ends after `reconnect_seconds` instead of the lease.
+    """Lasts as long as the session. If it breaks off and the client is not heard of, the
+    session ends after `reconnect_seconds` instead of after the lease.
     """
 
     CloseSession: grpc.UnaryUnaryMultiCallable[
@@ -116,8 +116,8 @@ class ParameterServerServiceStub:
         stratagem_proto.v1.parameter_server_pb2.UpdateAndReadRequest,
         stratagem_proto.v1.parameter_server_pb2.UpdateAndReadResponse,
     ]
-    """Does what Update does, then what Read does: one round trip for a training step.
-    A repetition is applied no second time, but reads anew.
+    """Does what Update does, then what Read does: one round trip for a training step. A
+    repetition is not applied again, but reads again.
     """
 
     UpdateNonSlot: grpc.StreamUnaryMultiCallable[
@@ -138,31 +138,35 @@ class ParameterServerServiceStub:
         stratagem_proto.v1.closed_step_pb2.ListClosedStepsRequest,
         stratagem_proto.v1.closed_step_pb2.ListClosedStepsResponse,
     ]
-    """Says what this server has of the norm of closed steps that wait for it."""
+    """Returns this server's part of the norm of closed steps that wait for it."""
 
     FinishStep: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.closed_step_pb2.FinishStepRequest,
         stratagem_proto.v1.closed_step_pb2.FinishStepResponse,
     ]
-    """Tells the norm of a closed step on all servers, and so has it applied."""
+    """Tells the server the norm of a closed step over all servers, upon which it applies
+    the step.
+    """
 
     BeginStep: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.consistency_pb2.BeginStepRequest,
         stratagem_proto.v1.consistency_pb2.BeginStepResponse,
     ]
-    """Waits until a worker may begin a step, and says which and how."""
+    """Waits until a worker may begin a step, and returns the permit with its number and
+    consistency.
+    """
 
     SetConsistency: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.consistency_pb2.SetConsistencyRequest,
         stratagem_proto.v1.consistency_pb2.SetConsistencyResponse,
     ]
-    """Changes what holds workers together, from the next step on that none began."""
+    """Changes the consistency of a group, from the next step that no worker has begun."""
 
     DescribeConsistency: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.consistency_pb2.DescribeConsistencyRequest,
         stratagem_proto.v1.consistency_pb2.DescribeConsistencyResponse,
     ]
-    """Describes all groups and how their workers fare."""
+    """Describes all groups and the progress of their workers."""
 
     Barrier: grpc.UnaryUnaryMultiCallable[
         stratagem_proto.v1.barrier_pb2.BarrierRequest,
@@ -200,8 +204,8 @@ class ParameterServerServiceAsyncStub:
         stratagem_proto.v1.session_pb2.AttendSessionRequest,
         stratagem_proto.v1.session_pb2.AttendSessionResponse,
     ]
-    """Lasts for as long as the session does. If it breaks off and nothing is heard of the
-    client, the session ends after `reconnect_seconds` instead of the lease.
+    """Lasts as long as the session. If it breaks off and the client is not heard of, the
+    session ends after `reconnect_seconds` instead of after the lease.
     """
 
     CloseSession: grpc.aio.UnaryUnaryMultiCallable[
@@ -262,8 +266,8 @@ class ParameterServerServiceAsyncStub:
         stratagem_proto.v1.parameter_server_pb2.UpdateAndReadRequest,
         stratagem_proto.v1.parameter_server_pb2.UpdateAndReadResponse,
     ]
-    """Does what Update does, then what Read does: one round trip for a training step.
-    A repetition is applied no second time, but reads anew.
+    """Does what Update does, then what Read does: one round trip for a training step. A
+    repetition is not applied again, but reads again.
     """
 
     UpdateNonSlot: grpc.aio.StreamUnaryMultiCallable[
@@ -284,31 +288,35 @@ class ParameterServerServiceAsyncStub:
         stratagem_proto.v1.closed_step_pb2.ListClosedStepsRequest,
         stratagem_proto.v1.closed_step_pb2.ListClosedStepsResponse,
     ]
-    """Says what this server has of the norm of closed steps that wait for it."""
+    """Returns this server's part of the norm of closed steps that wait for it."""
 
     FinishStep: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.closed_step_pb2.FinishStepRequest,
         stratagem_proto.v1.closed_step_pb2.FinishStepResponse,
     ]
-    """Tells the norm of a closed step on all servers, and so has it applied."""
+    """Tells the server the norm of a closed step over all servers, upon which it applies
+    the step.
+    """
 
     BeginStep: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.consistency_pb2.BeginStepRequest,
         stratagem_proto.v1.consistency_pb2.BeginStepResponse,
     ]
-    """Waits until a worker may begin a step, and says which and how."""
+    """Waits until a worker may begin a step, and returns the permit with its number and
+    consistency.
+    """
 
     SetConsistency: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.consistency_pb2.SetConsistencyRequest,
         stratagem_proto.v1.consistency_pb2.SetConsistencyResponse,
     ]
-    """Changes what holds workers together, from the next step on that none began."""
+    """Changes the consistency of a group, from the next step that no worker has begun."""
 
     DescribeConsistency: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.consistency_pb2.DescribeConsistencyRequest,
         stratagem_proto.v1.consistency_pb2.DescribeConsistencyResponse,
     ]
-    """Describes all groups and how their workers fare."""
+    """Describes all groups and the progress of their workers."""
 
     Barrier: grpc.aio.UnaryUnaryMultiCallable[
         stratagem_proto.v1.barrier_pb2.BarrierRequest,
@@ -352,8 +360,8 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.session_pb2.AttendSessionRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.session_pb2.AttendSessionResponse, collections.abc.Awaitable[stratagem_proto.v1.session_pb2.AttendSessionResponse]]:
-        """Lasts for as long as the session does. If it breaks off and nothing is heard of the
-        client, the session ends after `reconnect_seconds` instead of the lease.
+        """Lasts as long as the session. If it breaks off and the client is not heard of, the
+        session ends after `reconnect_seconds` instead of after the lease.
         """
 
     @abc.abstractmethod
@@ -434,8 +442,8 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[stratagem_proto.v1.parameter_server_pb2.UpdateAndReadRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[stratagem_proto.v1.parameter_server_pb2.UpdateAndReadResponse], collections.abc.AsyncIterator[stratagem_proto.v1.parameter_server_pb2.UpdateAndReadResponse]]:
-        """Does what Update does, then what Read does: one round trip for a training step.
-        A repetition is applied no second time, but reads anew.
+        """Does what Update does, then what Read does: one round trip for a training step. A
+        repetition is not applied again, but reads again.
         """
 
     @abc.abstractmethod
@@ -462,7 +470,7 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.closed_step_pb2.ListClosedStepsRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.closed_step_pb2.ListClosedStepsResponse, collections.abc.Awaitable[stratagem_proto.v1.closed_step_pb2.ListClosedStepsResponse]]:
-        """Says what this server has of the norm of closed steps that wait for it."""
+        """Returns this server's part of the norm of closed steps that wait for it."""
 
     @abc.abstractmethod
     def FinishStep(
@@ -470,7 +478,9 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.closed_step_pb2.FinishStepRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.closed_step_pb2.FinishStepResponse, collections.abc.Awaitable[stratagem_proto.v1.closed_step_pb2.FinishStepResponse]]:
-        """Tells the norm of a closed step on all servers, and so has it applied."""
+        """Tells the server the norm of a closed step over all servers, upon which it applies
+        the step.
+        """
 
     @abc.abstractmethod
     def BeginStep(
@@ -478,7 +488,9 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.consistency_pb2.BeginStepRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.consistency_pb2.BeginStepResponse, collections.abc.Awaitable[stratagem_proto.v1.consistency_pb2.BeginStepResponse]]:
-        """Waits until a worker may begin a step, and says which and how."""
+        """Waits until a worker may begin a step, and returns the permit with its number and
+        consistency.
+        """
 
     @abc.abstractmethod
     def SetConsistency(
@@ -486,7 +498,7 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.consistency_pb2.SetConsistencyRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.consistency_pb2.SetConsistencyResponse, collections.abc.Awaitable[stratagem_proto.v1.consistency_pb2.SetConsistencyResponse]]:
-        """Changes what holds workers together, from the next step on that none began."""
+        """Changes the consistency of a group, from the next step that no worker has begun."""
 
     @abc.abstractmethod
     def DescribeConsistency(
@@ -494,7 +506,7 @@ class ParameterServerServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.consistency_pb2.DescribeConsistencyRequest,
         context: _ServicerContext,
     ) -> typing.Union[stratagem_proto.v1.consistency_pb2.DescribeConsistencyResponse, collections.abc.Awaitable[stratagem_proto.v1.consistency_pb2.DescribeConsistencyResponse]]:
-        """Describes all groups and how their workers fare."""
+        """Describes all groups and the progress of their workers."""
 
     @abc.abstractmethod
     def Barrier(

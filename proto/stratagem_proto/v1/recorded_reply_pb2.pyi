@@ -13,8 +13,8 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class RecordedReply(google.protobuf.message.Message):
-    """What a server keeps of an applied mutating request until it is acknowledged.
-    Never sent as such: a repetition gets the response or the error again.
+    """What a server keeps of an applied mutating request until it is acknowledged. Never
+    sent in this form: a repetition gets the response or the error again.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor

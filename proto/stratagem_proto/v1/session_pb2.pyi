@@ -36,8 +36,8 @@ class _RoleEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeW
     """A program outside of the cluster's jobs, for instance a tool or a notebook."""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
-    """Who talks to a server, for how long it is believed to live, and how a request
-    is recognised when it is sent again.
+    """Who talks to a server, for how long the server believes the client to be alive, and
+    how it recognises a request that is sent again.
 
     What a peer is to the cluster.
     """
@@ -88,30 +88,31 @@ class OpenSessionRequest(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     OUTLIVES_SERVERS_FIELD_NUMBER: builtins.int
     protocol_version: builtins.int
-    """Version of the contract that the client speaks. The server refuses what it
-    does not understand by a sentence that names both versions.
+    """Version of the contract that the client speaks. The server refuses a version that
+    it does not understand with a message that names both versions.
     """
     cluster_token: builtins.str
     """Secret of the cluster, compared in constant time. Owned by whoever deploys
     the cluster; empty only where the server was started without one.
     """
     session_id: builtins.bytes
-    """Chosen by the client, 16 random bytes. Opening the same session again
-    resumes it: its numbering and its recorded replies go on.
+    """Chosen by the client, 16 random bytes. Opening the same session again resumes it,
+    with its numbering and its recorded replies.
     """
     role: global___Role.ValueType
     """What the client is to the cluster."""
     client: builtins.bytes
-    """Names the client in all its sessions, those with other servers included; 16 random
-    bytes. Empty of a client of this server alone.
+    """Identifies the client in all its sessions, including those with other servers; 16
+    random bytes. Empty for a client of this server alone.
     """
     incarnation: builtins.bytes
-    """The run of the server that had the session, where a client opens it again. Another
-    run answers and does not open it: what the client has sent twice would otherwise
-    reach variables that it knows nothing of. Empty where any run may open it.
+    """Set when a client opens a session again: the run of the server that had the
+    session. Another run answers without opening it, since a repeated request would
+    otherwise reach variables that the client knows nothing of. Empty if any run may
+    open it.
     """
     outlives_servers: builtins.bool
-    """Whether a run that began with a checkpoint may open it nevertheless."""
+    """Whether a run that began with a checkpoint may open it all the same."""
     @property
     def task(self) -> global___Task:
         """Task of the client, for messages and for the order of contributions."""
@@ -154,8 +155,8 @@ class OpenSessionResponse(google.protobuf.message.Message):
     than before means that the server lost what was not on durable storage.
     """
     lease_seconds: builtins.float
-    """Time without any call after which the server takes the client for dead, in
-    seconds. A client renews it by a heartbeat every third of that, and every 3 s.
+    """Time without any call after which the server considers the client dead, in seconds.
+    A client sends a heartbeat every third of that time, and at least every 3 s.
     """
     max_chunk_bytes: builtins.int
     """Largest `Chunk.data` that the server accepts, in bytes."""
@@ -170,9 +171,8 @@ class OpenSessionResponse(google.protobuf.message.Message):
     earlier run may go on. What was applied after the checkpoint is lost.
     """
     reconnect_seconds: builtins.float
-    """Time that a client gets to be heard of again after the calls by which it attended
-    its session have broken off, in seconds. Absent of servers of workers, whose
-    sessions are calls.
+    """Time in which a client must be heard of again after its AttendSession calls have
+    broken off, in seconds. Absent for worker servers, whose sessions are calls.
     """
     @property
     def task(self) -> global___Task:
@@ -180,7 +180,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
 
     @property
     def frame_sockets(self) -> global___FrameSockets:
-        """Where the server can be called without gRPC. Absent where it cannot."""
+        """Where the server can be called without gRPC. Absent if it cannot."""
 
     def __init__(
         self,
@@ -203,9 +203,9 @@ global___OpenSessionResponse = OpenSessionResponse
 
 @typing.final
 class FrameSockets(google.protobuf.message.Message):
-    """The sockets that a server listens on besides gRPC. Over them go the same messages, for
-    the same methods, in frames of its own. A client that cannot connect to any, or finds
-    somebody else there, calls by gRPC.
+    """The sockets that a server listens on besides gRPC. They carry the same messages for
+    the same methods, in frames of their own. A client that cannot connect to any of
+    them, or finds another program there, uses gRPC.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -216,15 +216,15 @@ class FrameSockets(google.protobuf.message.Message):
     SECRET_FIELD_NUMBER: builtins.int
     name: builtins.bytes
     """Name of a Unix socket in the abstract namespace of Linux, without the leading zero
-    byte; drawn by this run of the server. Empty where there is none. Processes of other
-    hosts, and of containers with a network of their own, do not see it.
+    byte; drawn by this run of the server. Empty if there is none. Processes on other
+    hosts, and in containers with a network of their own, do not see it.
     """
     port: builtins.int
-    """Port that the server listens on for gRPC. A client that called another one came
-    through a proxy, and goes on to.
+    """Port that the server listens on for gRPC. A client that called another port came
+    through a proxy, and stays with gRPC.
     """
     data_port: builtins.int
-    """TCP port for frames, at the host that the client called; 0 where there is none."""
+    """TCP port for frames, at the host that the client called; 0 if there is none."""
     secret: builtins.bytes
     """Drawn by this run of the server, 32 bytes. Client and server prove to each other
     that they know it before anything else crosses a socket; neither sends it there.
@@ -355,28 +355,30 @@ class RequestKey(google.protobuf.message.Message):
     sequence: builtins.int
     """Number of this request."""
     acknowledged: builtins.int
-    """All numbers up to this one are settled for the client: their replies may be
-    forgotten, and one of them that was not applied never will be.
+    """The client has received the outcomes of all numbers up to this one: the server may
+    forget their replies, and must not apply any of them that it has not applied yet.
     """
     step: builtins.int
     """The step of the client that the request is a part of, from 1; 0 for a request
     that is a step by itself. A checkpoint has all of a step or nothing.
     """
     finished: builtins.int
-    """The last step of the client of which all requests, on all servers, are answered."""
+    """The last step of the client all of whose requests, on all servers, have been
+    answered.
+    """
     report: builtins.bytes
-    """A WorkerReport as of that step, which servers keep for who saves a checkpoint: of
-    256 KiB at most. Empty of clients that have nothing to report. Of clients that are
-    no task of the cluster it goes with their session.
+    """A WorkerReport as of that step, which servers keep for the next checkpoint; 256 KiB
+    at most. Empty if the client has nothing to report. The report of a client that is
+    not a task of the cluster is dropped with its session.
     """
     trace_parent: builtins.str
     """The client's span that the request belongs to, in the form of W3C's traceparent;
-    empty where there is none.
+    empty if there is none.
     """
     @property
     def closure(self) -> global___ClosureKey:
-        """The function of a coordinator that the request is a part of. Absent of requests
-        that are a part of none; these are applied once for each session.
+        """The coordinator's function that the request is a part of. Absent for other
+        requests; these are applied once for each session.
         """
 
     def __init__(
@@ -398,10 +400,10 @@ global___RequestKey = RequestKey
 
 @typing.final
 class ClosureKey(google.protobuf.message.Message):
-    """Identifies a mutating request among those of a function that a coordinator has run
-    by its workers. A function whose worker was lost runs again on another one, in
-    another session; what the server has applied of it is not applied again, and is
-    answered as it was.
+    """Identifies a mutating request among those of a function that a coordinator runs on
+    its workers. A function whose worker was lost runs again on another one, in another
+    session. The server does not apply again what it has applied of the function, and
+    answers as it did before.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -410,7 +412,7 @@ class ClosureKey(google.protobuf.message.Message):
     ORDINAL_FIELD_NUMBER: builtins.int
     ordinal: builtins.int
     """Number of this request among those of the function to this server, from 1 without
-    gap. A function that runs again asks the same under the same numbers.
+    gap. A function that runs again sends the same requests under the same numbers.
     """
     @property
     def identity(self) -> global___ClosureIdentity:
@@ -429,17 +431,17 @@ global___ClosureKey = ClosureKey
 
 @typing.final
 class ClosureIdentity(google.protobuf.message.Message):
-    """Names a function that a coordinator has run by its workers, however often it runs."""
+    """Identifies a function that a coordinator runs on its workers, however often it runs."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     SPACE_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
     space: builtins.bytes
-    """Names the coordinator, 16 random bytes that it has drawn."""
+    """Identifies the coordinator: 16 random bytes that it has drawn."""
     number: builtins.int
-    """Number of the function among those of the coordinator, from 1; it may leave
-    numbers out.
+    """Number of the function among those of the coordinator, from 1; the coordinator may
+    skip numbers.
     """
     def __init__(
         self,
@@ -460,8 +462,9 @@ class WorkerReport(google.protobuf.message.Message):
     STATES_FIELD_NUMBER: builtins.int
     @property
     def states(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkerState]:
-        """After each of its last two runs, the later one last. A synchronous step may not have
-        been applied when it is over, and then the former is what fits to the variables.
+        """The states after each of its last two runs, the later one last. A synchronous step
+        may not have been applied when its run is over; then the earlier state fits the
+        variables.
         """
 
     def __init__(

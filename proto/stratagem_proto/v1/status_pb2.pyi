@@ -22,10 +22,12 @@ class GetStatusRequest(google.protobuf.message.Message):
     ASKING_FIELD_NUMBER: builtins.int
     WITH_VARIABLES_FIELD_NUMBER: builtins.int
     with_variables: builtins.bool
-    """Whether to list each variable; totals are told without."""
+    """Whether to list each variable; totals are always present."""
     @property
     def asking(self) -> stratagem_proto.v1.session_pb2.OpenSessionRequest:
-        """What shows that who asks is of the cluster, as in a handshake. It opens no session."""
+        """Proves that the caller belongs to the cluster, as in a handshake. It opens no
+        session.
+        """
 
     def __init__(
         self,
@@ -65,11 +67,11 @@ class GetStatusResponse(google.protobuf.message.Message):
 
     @property
     def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SessionStatus]:
-        """Those that are open, the oldest first."""
+        """Open sessions, the oldest first."""
 
     @property
     def methods(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MethodStatus]:
-        """Those that were called, by name."""
+        """Methods that were called, by name."""
 
     @property
     def parameter_server(self) -> global___ParameterServerStatus:
@@ -111,7 +113,7 @@ class SessionStatus(google.protobuf.message.Message):
     role: stratagem_proto.v1.session_pb2.Role.ValueType
     """What the client is to the cluster."""
     silent_seconds: builtins.float
-    """Time since it was last heard of, in seconds."""
+    """Time since the client was last heard of, in seconds."""
     @property
     def task(self) -> stratagem_proto.v1.session_pb2.Task:
         """Task of the client."""
@@ -131,7 +133,7 @@ global___SessionStatus = SessionStatus
 
 @typing.final
 class Distribution(google.protobuf.message.Message):
-    """How often something was how large."""
+    """A histogram."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -139,15 +141,15 @@ class Distribution(google.protobuf.message.Message):
     COUNTS_FIELD_NUMBER: builtins.int
     SUM_FIELD_NUMBER: builtins.int
     sum: builtins.float
-    """All of what was counted, added up."""
+    """Sum of all observations."""
     @property
     def bounds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
-        """Upper bounds of the buckets, rising; each belongs to its bucket."""
+        """Upper bounds of the buckets, ascending and inclusive."""
 
     @property
     def counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """How many there were in each bucket; the last one, more than there are bounds, has
-        what is above all of them.
+        """Number of observations in each bucket. There is one more bucket than bounds, for
+        observations above all of them.
         """
 
     def __init__(
@@ -163,7 +165,7 @@ global___Distribution = Distribution
 
 @typing.final
 class MethodStatus(google.protobuf.message.Message):
-    """The calls of one RPC. UpdateNonSlot counts as Update, whose messages it has."""
+    """The calls of one RPC. UpdateNonSlot counts as Update, since it has the same messages."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -203,11 +205,11 @@ class MethodStatus(google.protobuf.message.Message):
 
     @property
     def received_bytes(self) -> global___Distribution:
-        """Bytes of tensors that calls brought; absent if none did."""
+        """Bytes of tensors that calls have sent to the server; absent if there were none."""
 
     @property
     def sent_bytes(self) -> global___Distribution:
-        """Bytes of tensors that were sent in answer; absent if none were."""
+        """Bytes of tensors in the answers; absent if there were none."""
 
     def __init__(
         self,
@@ -247,7 +249,7 @@ class ParameterServerStatus(google.protobuf.message.Message):
 
     @property
     def variables(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___VariableStatus]:
-        """Each variable, where the request asks for them; owners before their slots."""
+        """Each variable, if the request asks for them; owners before their slots."""
 
     @property
     def staged(self) -> global___Budget:
@@ -255,11 +257,11 @@ class ParameterServerStatus(google.protobuf.message.Message):
 
     @property
     def room(self) -> global___Budget:
-        """What variables take, counted where --variable-bytes limits it; else absent."""
+        """Memory of variables, if --variable-bytes limits it; else absent."""
 
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[stratagem_proto.v1.consistency_pb2.GroupConsistency]:
-        """How far the workers are; only the first server of a cluster keeps this."""
+        """Progress of the workers; only the first server of a cluster has it."""
 
     @property
     def waits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WaitStatus]:
@@ -267,7 +269,7 @@ class ParameterServerStatus(google.protobuf.message.Message):
 
     @property
     def checkpoint(self) -> global___CheckpointStatus:
-        """What this run has read and written of checkpoints."""
+        """The checkpoints that this run has read and written."""
 
     def __init__(
         self,
@@ -294,12 +296,12 @@ class VariableStatus(google.protobuf.message.Message):
     VARIABLE_FIELD_NUMBER: builtins.int
     BYTES_FIELD_NUMBER: builtins.int
     bytes: builtins.int
-    """What its value takes; of a table also its index and its optimizers' state, and of
-    these then nothing.
+    """Memory of its value. A table counts with its index and its optimizers' state, and
+    that state then counts 0.
     """
     @property
     def variable(self) -> stratagem_proto.v1.variable_pb2.VariableInfo:
-        """As DescribeVariables says it."""
+        """As DescribeVariables returns it."""
 
     def __init__(
         self,
@@ -328,9 +330,9 @@ class VariableTotal(google.protobuf.message.Message):
     count: builtins.int
     """How many there are."""
     bytes: builtins.int
-    """What they take. Tables count with their index and with their optimizers' state."""
+    """Their memory. Tables count with their index and their optimizers' state."""
     tables: builtins.int
-    """Of the variables, how many are tables."""
+    """How many of the variables are tables."""
     table_rows: builtins.int
     """Rows that these have stored."""
     def __init__(
@@ -348,16 +350,16 @@ global___VariableTotal = VariableTotal
 
 @typing.final
 class Budget(google.protobuf.message.Message):
-    """Bytes that may be used, and are."""
+    """A limit of bytes, and their use."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     USED_FIELD_NUMBER: builtins.int
     LIMIT_FIELD_NUMBER: builtins.int
     used: builtins.int
-    """Bytes that are taken now."""
+    """Bytes in use now."""
     limit: builtins.int
-    """Bytes that may be."""
+    """Most bytes that may be in use."""
     def __init__(
         self,
         *,
@@ -377,14 +379,15 @@ class WaitStatus(google.protobuf.message.Message):
     SECONDS_FIELD_NUMBER: builtins.int
     reason: builtins.str
     """What for: "barrier" is a named barrier, "step" the synchronous step that values are
-    to contain, "clock" leave to begin a step that others are behind, "checkpoint" the
-    moment that a checkpoint is of, and "turn" an earlier request of the same client.
+    to contain, "clock" the permit for a step while other workers are behind,
+    "checkpoint" the moment that a checkpoint is of, and "turn" an earlier request of
+    the same client.
     """
     waiting: builtins.int
     """How many wait now."""
     @property
     def seconds(self) -> global___Distribution:
-        """How long those waited that had to, in seconds."""
+        """How long requests waited, of those that had to wait, in seconds."""
 
     def __init__(
         self,
@@ -410,8 +413,8 @@ class CheckpointStatus(google.protobuf.message.Message):
     BYTES_FIELD_NUMBER: builtins.int
     SECONDS_FIELD_NUMBER: builtins.int
     restored_from: builtins.str
-    """Folder of checkpoints whose latest this run began with; empty if it began with
-    none.
+    """Folder of checkpoints from whose latest this run started; empty if it started
+    without.
     """
     saves: builtins.int
     """Parts of checkpoints that this run has written."""
@@ -481,7 +484,7 @@ class WorkerServerStatus(google.protobuf.message.Message):
     running: builtins.int
     """Functions that run now: 0 or 1."""
     queued: builtins.int
-    """Functions that wait for that."""
+    """Functions that wait to run."""
     staying_results: builtins.int
     """Large results that stay here until their clients release them."""
     staying_result_bytes: builtins.int

@@ -26,10 +26,10 @@ if _version_not_supported:
 
 
 class StatusServiceStub(object):
-    """What a server is doing, for people who watch it and for programs that do.
+    """What a server is doing, for people and for programs that watch it.
 
-    Servers of every kind have it. Asking opens no session and waits for nothing but the
-    event loop. Counts and distributions are of this run of the server.
+    Servers of every kind have this service. A call opens no session and waits only for
+    the event loop. Counts and distributions are of this run of the server.
     """
 
     def __init__(self, channel):
@@ -46,10 +46,10 @@ class StatusServiceStub(object):
 
 
 class StatusServiceServicer(object):
-    """What a server is doing, for people who watch it and for programs that do.
+    """What a server is doing, for people and for programs that watch it.
 
-    Servers of every kind have it. Asking opens no session and waits for nothing but the
-    event loop. Counts and distributions are of this run of the server.
+    Servers of every kind have this service. A call opens no session and waits only for
+    the event loop. Counts and distributions are of this run of the server.
     """
 
     def GetStatus(self, request, context):
@@ -75,10 +75,10 @@ def add_StatusServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class StatusService(object):
-    """What a server is doing, for people who watch it and for programs that do.
+    """What a server is doing, for people and for programs that watch it.
 
-    Servers of every kind have it. Asking opens no session and waits for nothing but the
-    event loop. Counts and distributions are of this run of the server.
+    Servers of every kind have this service. A call opens no session and waits only for
+    the event loop. Counts and distributions are of this run of the server.
     """
 
     @staticmethod

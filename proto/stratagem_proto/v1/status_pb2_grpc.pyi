@@ -18,10 +18,10 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class StatusServiceStub:
-    """What a server is doing, for people who watch it and for programs that do.
+    """What a server is doing, for people and for programs that watch it.
 
-    Servers of every kind have it. Asking opens no session and waits for nothing but the
-    event loop. Counts and distributions are of this run of the server.
+    Servers of every kind have this service. A call opens no session and waits only for
+    the event loop. Counts and distributions are of this run of the server.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -31,10 +31,10 @@ class StatusServiceStub:
     ]
 
 class StatusServiceAsyncStub:
-    """What a server is doing, for people who watch it and for programs that do.
+    """What a server is doing, for people and for programs that watch it.
 
-    Servers of every kind have it. Asking opens no session and waits for nothing but the
-    event loop. Counts and distributions are of this run of the server.
+    Servers of every kind have this service. A call opens no session and waits only for
+    the event loop. Counts and distributions are of this run of the server.
     """
 
     GetStatus: grpc.aio.UnaryUnaryMultiCallable[
@@ -43,10 +43,10 @@ class StatusServiceAsyncStub:
     ]
 
 class StatusServiceServicer(metaclass=abc.ABCMeta):
-    """What a server is doing, for people who watch it and for programs that do.
+    """What a server is doing, for people and for programs that watch it.
 
-    Servers of every kind have it. Asking opens no session and waits for nothing but the
-    event loop. Counts and distributions are of this run of the server.
+    Servers of every kind have this service. A call opens no session and waits only for
+    the event loop. Counts and distributions are of this run of the server.
     """
 
     @abc.abstractmethod

@@ -76,8 +76,8 @@ class _EncodingKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     ENCODING_KIND_NARROWED: _EncodingKind.ValueType  # 1
     """FLOAT16 or BFLOAT16 elements, in the decoded shape."""
     ENCODING_KIND_QUANTIZED: _EncodingKind.ValueType  # 2
-    """INT8 elements in the decoded shape, each to be multiplied with its scale. The
-    companion are the scales, of the decoded dtype, finite and not negative: one for
+    """INT8 elements in the decoded shape, each to be multiplied by its scale. The
+    companion has the scales, of the decoded dtype, finite and not negative: one for
     each entry of the first dimension, or a scalar for all.
     """
     ENCODING_KIND_SELECTED: _EncodingKind.ValueType  # 3
@@ -92,8 +92,8 @@ ENCODING_KIND_UNSPECIFIED: EncodingKind.ValueType  # 0
 ENCODING_KIND_NARROWED: EncodingKind.ValueType  # 1
 """FLOAT16 or BFLOAT16 elements, in the decoded shape."""
 ENCODING_KIND_QUANTIZED: EncodingKind.ValueType  # 2
-"""INT8 elements in the decoded shape, each to be multiplied with its scale. The
-companion are the scales, of the decoded dtype, finite and not negative: one for
+"""INT8 elements in the decoded shape, each to be multiplied by its scale. The
+companion has the scales, of the decoded dtype, finite and not negative: one for
 each entry of the first dimension, or a scalar for all.
 """
 ENCODING_KIND_SELECTED: EncodingKind.ValueType  # 3
@@ -140,7 +140,7 @@ class Encoding(google.protobuf.message.Message):
     kind: global___EncodingKind.ValueType
     """What stands for the elements."""
     companion: builtins.int
-    """Index into the `tensors` of the same header of what the kind needs besides.
+    """Index into the `tensors` of the same header: a second tensor that the kind needs.
     Absent for NARROWED.
     """
     @property
@@ -183,7 +183,7 @@ class Chunk(google.protobuf.message.Message):
     """The bytes; at most the `max_chunk_bytes` that the server announced."""
     @property
     def place(self) -> global___Place:
-        """Where the bytes are instead, however many."""
+        """Where the bytes are instead of in `data`, however many there are."""
 
     def __init__(
         self,
@@ -224,8 +224,8 @@ global___Place = Place
 
 @typing.final
 class Frame(google.protobuf.message.Message):
-    """What every message of a stream that carries tensors looks like to who does not know
-    its header.
+    """The form of every message of a stream that carries tensors, for readers that do not
+    know its header.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -233,8 +233,8 @@ class Frame(google.protobuf.message.Message):
     HEADER_FIELD_NUMBER: builtins.int
     CHUNKS_FIELD_NUMBER: builtins.int
     header: builtins.bytes
-    """The encoded header; in the first message only, which begins with it: what writes
-    fields in another order than that of their numbers is refused.
+    """The encoded header, only in the first message, which begins with it: messages that
+    have fields in another order than that of their numbers are refused.
     """
     @property
     def chunks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Chunk]:

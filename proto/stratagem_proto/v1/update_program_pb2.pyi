@@ -33,7 +33,7 @@ class _ReductionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     """The sum divided by the number of replicas that contributed."""
 
 class Reduction(_Reduction, metaclass=_ReductionEnumTypeWrapper):
-    """How the contributions of the replicas become one gradient."""
+    """How the contributions of the replicas are combined into one gradient."""
 
 REDUCTION_UNSPECIFIED: Reduction.ValueType  # 0
 REDUCTION_SUM: Reduction.ValueType  # 1
@@ -49,7 +49,7 @@ class _NonfiniteAction:
 class _NonfiniteActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_NonfiniteAction.ValueType], builtins.type):
     DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
     NONFINITE_ACTION_UNSPECIFIED: _NonfiniteAction.ValueType  # 0
-    """Nothing: it is applied like any other number."""
+    """Nothing: the gradient is applied like any other."""
     NONFINITE_ACTION_REJECT: _NonfiniteAction.ValueType  # 1
     """The step is dropped and counted, and no variable changes."""
     NONFINITE_ACTION_ZERO: _NonfiniteAction.ValueType  # 2
@@ -58,10 +58,10 @@ class _NonfiniteActionEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper
     """The step is an error, and no variable changes."""
 
 class NonfiniteAction(_NonfiniteAction, metaclass=_NonfiniteActionEnumTypeWrapper):
-    """What NaN or an infinity in a gradient leads to."""
+    """What happens when a gradient has NaN or an infinity."""
 
 NONFINITE_ACTION_UNSPECIFIED: NonfiniteAction.ValueType  # 0
-"""Nothing: it is applied like any other number."""
+"""Nothing: the gradient is applied like any other."""
 NONFINITE_ACTION_REJECT: NonfiniteAction.ValueType  # 1
 """The step is dropped and counted, and no variable changes."""
 NONFINITE_ACTION_ZERO: NonfiniteAction.ValueType  # 2
@@ -137,7 +137,9 @@ global___OptimizerProgram = OptimizerProgram
 
 @typing.final
 class BackwardPass(google.protobuf.message.Message):
-    """A backward pass whose gradients are sent while it goes on. Only an optimizer's."""
+    """A backward pass whose gradients are sent while it goes on. Only for optimizer
+    programs.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -147,13 +149,13 @@ class BackwardPass(google.protobuf.message.Message):
     optimizer: builtins.str
     """Name of the optimizer. A session has one pass of it at a time."""
     number: builtins.int
-    """Chosen by the client, another one for each pass. With a new number, what was kept
-    of an earlier pass is dropped.
+    """Chosen by the client, a different one for each pass. A new number drops what was
+    kept of an earlier pass.
     """
     keep: builtins.bool
-    """True: the gradients of this request, which has no program then, are only kept. At
-    most until the session ends. False: they are the last, and what was kept is taken
-    as if it stood before them.
+    """True: the server only keeps the gradients of this request, at most until the
+    session ends; the request has no program. False: these are the last gradients, and
+    the kept ones are applied as if they stood before them.
     """
     def __init__(
         self,
@@ -168,10 +170,10 @@ global___BackwardPass = BackwardPass
 
 @typing.final
 class GradientLimits(google.protobuf.message.Message):
-    """What is done to all the gradients that an optimizer is given together, in the
-    order of the fields: to those of a request, or to the sums or means of a
-    synchronous step. Only what one server has of them is looked at, unless the
-    contribution asks for the norm of all.
+    """Limits that apply to all gradients that an optimizer is given together, in the order
+    of the fields: those of a request, or the sums or means of a synchronous step. A
+    server looks only at its own part of them, unless the contribution asks for the norm
+    of all.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -180,7 +182,7 @@ class GradientLimits(google.protobuf.message.Message):
     CLIP_VALUE_FIELD_NUMBER: builtins.int
     CLIP_NORM_FIELD_NUMBER: builtins.int
     on_nonfinite: global___NonfiniteAction.ValueType
-    """What is done about NaN and infinities, before all else."""
+    """What happens to NaN and infinities, before all else."""
     clip_value: builtins.float
     """Bound of each element's magnitude, above 0; absent means none."""
     clip_norm: builtins.float
@@ -230,8 +232,8 @@ class HyperparameterGroup(google.protobuf.message.Message):
     VALUES_FIELD_NUMBER: builtins.int
     @property
     def values(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___Hyperparameter]:
-        """By the keyword of the torch.optim constructor. All that the allow-list names
-        must be present; others are refused.
+        """By the keyword of the torch.optim constructor. All keywords that the allow-list
+        names must be present; others are refused.
         """
 
     def __init__(
@@ -303,7 +305,7 @@ class GraphProgram(google.protobuf.message.Message):
     inputs in order, then the nodes' results in order; a node of an overload with
     two results takes two numbers.
 
-    Sizes of the inputs are no part of it: one program serves every shape for which
+    The sizes of the inputs are not part of it: one program serves every shape for which
     its operations are defined. A size appears only where the function read it.
     """
 
@@ -314,16 +316,16 @@ class GraphProgram(google.protobuf.message.Message):
     OUTPUTS_FIELD_NUMBER: builtins.int
     @property
     def inputs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GraphInput]:
-        """What a request binds, in order."""
+        """The inputs that a request binds, in order."""
 
     @property
     def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GraphNode]:
-        """What is called, in this order."""
+        """The calls, in this order."""
 
     @property
     def outputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Numbers of the values that the answer brings, as they are once all nodes have
-        run; few and small ones. Empty: none.
+        """Numbers of the values that the answer contains, as they are once all nodes have
+        run; few and small ones. Empty means none.
         """
 
     def __init__(
@@ -454,15 +456,15 @@ class GraphNode(google.protobuf.message.Message):
     for numbers, with Python's meaning. Must be on the allow-list.
     """
     location: builtins.str
-    """"file.py:12" in the client's source, for messages. Not part of the digest."""
+    """"file.py:12" in the client's source, for error messages. Not part of the digest."""
     @property
     def arguments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GraphArgument]:
         """Positional arguments in the order of the ATen schema."""
 
     @property
     def keywords(self) -> google.protobuf.internal.containers.MessageMap[builtins.str, global___GraphArgument]:
-        """Keyword arguments of the ATen schema. Where tensors are kept (`device`,
-        `layout`, `pin_memory`) is the server's choice and never given.
+        """Keyword arguments of the ATen schema. Never `device`, `layout` or `pin_memory`: the
+        server chooses where tensors are.
         """
 
     def __init__(
@@ -527,14 +529,14 @@ global___GraphArgument = GraphArgument
 
 @typing.final
 class GraphArgumentList(google.protobuf.message.Message):
-    """A list argument, for instance the dimensions of a sum. Its items are no lists."""
+    """A list argument, for instance the dimensions of a sum. Its items are not lists."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     ITEMS_FIELD_NUMBER: builtins.int
     @property
     def items(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GraphArgument]:
-        """In order."""
+        """The items, in order."""
 
     def __init__(
         self,

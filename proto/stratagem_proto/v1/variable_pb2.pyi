@@ -95,7 +95,7 @@ global___VariableKind = VariableKind
 
 @typing.final
 class Partition(google.protobuf.message.Message):
-    """The part of a larger variable that this one is."""
+    """Which part of a larger variable this one is."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -136,7 +136,7 @@ class Initializer(google.protobuf.message.Message):
     NORMAL_FIELD_NUMBER: builtins.int
     ZERO_ROW_FIELD_NUMBER: builtins.int
     seed: builtins.int
-    """Of the random numbers; a constant needs none."""
+    """Seed of the random numbers; a constant needs none."""
     constant: builtins.float
     """All the same."""
     zero_row: builtins.int
@@ -180,7 +180,9 @@ class UniformRange(google.protobuf.message.Message):
     low: builtins.float
     """The least of the numbers."""
     high: builtins.float
-    """Not among the numbers, but for rounding to the variable's dtype."""
+    """Upper bound of the numbers. Excluded, unless rounding to the variable's dtype
+    reaches it.
+    """
     def __init__(
         self,
         *,
@@ -200,7 +202,7 @@ class NormalShape(google.protobuf.message.Message):
     MEAN_FIELD_NUMBER: builtins.int
     STD_FIELD_NUMBER: builtins.int
     mean: builtins.float
-    """What they lie around."""
+    """Mean of the numbers."""
     std: builtins.float
     """Standard deviation, at least 0."""
     def __init__(
@@ -215,10 +217,10 @@ global___NormalShape = NormalShape
 
 @typing.final
 class TableSpec(google.protobuf.message.Message):
-    """A variable of one or more dimensions of which only those rows are stored that were
-    written. The others have their initial value, so it needs an `initializer`. It is
-    read, assigned and stepped by rows. An optimizer's state for it is stored by the
-    same rows.
+    """A variable of one or more dimensions of which the server stores only the rows that
+    were written. Other rows have their initial value, so the variable needs an
+    `initializer`. It is read, assigned and stepped by rows. The state of an optimizer is
+    stored for the same rows.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -240,8 +242,8 @@ global___TableSpec = TableSpec
 
 @typing.final
 class DynamicKeys(google.protobuf.message.Message):
-    """A table whose rows are any int64 keys. Its shape has 0 rows. A key becomes a row of
-    its own when it is written. Requests that write the table count its time.
+    """A table whose rows are any int64 keys. Its shape has 0 rows. A key gets a row of its
+    own when it is written. Time is counted in requests that write the table.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -253,13 +255,13 @@ class DynamicKeys(google.protobuf.message.Message):
     PART_FIELD_NUMBER: builtins.int
     PARTS_FIELD_NUMBER: builtins.int
     admission_count: builtins.int
-    """Number of updates with a gradient of a key, from which on it has a row of its
-    own; the gradients before are dropped. 0 and 1 mean the first. Assignments make
-    rows at once.
+    """How many updates must have had a gradient for a key before it gets a row; the last
+    of them counts, and earlier gradients are dropped. 0 and 1 mean the first update.
+    Assignments make rows at once.
     """
     evict_after_writes: builtins.int
-    """Rows that so many writes of the table have not touched are evicted, at the
-    latest after an eighth more writes. 0 means never.
+    """Rows that this many writes of the table have not touched are evicted, at the latest
+    after an eighth more writes. 0 means never.
     """
     max_rows: builtins.int
     """Most rows of this part of the table; 0 means no limit. The rows touched least
@@ -343,8 +345,8 @@ class VariableSpec(google.protobuf.message.Message):
     name: builtins.str
     """Unique on the cluster. 1 to 512 characters of letters, digits and "_.-/:+"."""
     trainable: builtins.bool
-    """Whether the program means to train it; for lists, and for workers that attach
-    to compare. A server steps whatever an optimizer program names.
+    """Whether the program means to train it; for lists, and for workers that attach and
+    compare. A server steps whatever an optimizer program names.
     """
     synchronization: global___Synchronization.ValueType
     """As the creator has asked for; for workers that attach."""
@@ -357,8 +359,8 @@ class VariableSpec(google.protobuf.message.Message):
     deleted with; else empty.
     """
     device: builtins.str
-    """Device that the creator asked for, as a canonical device string; for lists
-    and messages.
+    """Device that the creator asked for, as a canonical device string; for lists and
+    error messages.
     """
     ordinal: builtins.int
     """Place in the creator's order of creation, from 0, by which workers that
@@ -367,7 +369,7 @@ class VariableSpec(google.protobuf.message.Message):
     """
     module_path: builtins.str
     """Path of the owner within the program, for instance "Recommender.users"; for
-    comparison and messages. Empty for a variable outside of a module.
+    comparison and error messages. Empty for a variable outside of a module.
     """
     @property
     def tensor(self) -> stratagem_proto.v1.tensor_pb2.TensorSpec:
@@ -385,7 +387,7 @@ class VariableSpec(google.protobuf.message.Message):
 
     @property
     def table(self) -> global___TableSpec:
-        """Present when only those rows are stored that were written."""
+        """Present when only the rows that were written are stored."""
 
     def __init__(
         self,
@@ -420,9 +422,9 @@ class VariableInfo(google.protobuf.message.Message):
     VERSION_FIELD_NUMBER: builtins.int
     TABLE_FIELD_NUMBER: builtins.int
     version: builtins.int
-    """+1 with each applied change, so that no version is given to two values. Those of a
-    run of a server that began with a checkpoint have 24 random bits, which are not all
-    zero, above 40 that count; others have zeros there.
+    """Grows by 1 with each applied change, so no two values have the same version. In a
+    run of a server that began with a checkpoint, 24 random bits, which are not all
+    zero, stand above 40 bits that count; in other runs these bits are zero.
     """
     @property
     def spec(self) -> global___VariableSpec:

@@ -33,10 +33,10 @@ class _ResultUseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enum
     where other workers can copy it; only its size is sent.
     """
     RESULT_USE_NONE: _ResultUse.ValueType  # 2
-    """Nobody wants it."""
+    """It is dropped."""
 
 class ResultUse(_ResultUse, metaclass=_ResultUseEnumTypeWrapper):
-    """What becomes of the result of a function."""
+    """What happens to the result of a function."""
 
 RESULT_USE_UNSPECIFIED: ResultUse.ValueType  # 0
 """It is sent."""
@@ -45,7 +45,7 @@ RESULT_USE_LARGE_STAYS: ResultUse.ValueType  # 1
 where other workers can copy it; only its size is sent.
 """
 RESULT_USE_NONE: ResultUse.ValueType  # 2
-"""Nobody wants it."""
+"""It is dropped."""
 global___ResultUse = ResultUse
 
 class _OutputStream:
@@ -86,7 +86,7 @@ class _FailureKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     FAILURE_KIND_INPUT: _FailureKind.ValueType  # 2
     """The payload cannot be loaded, or an object that it refers to."""
     FAILURE_KIND_CANCELLED: _FailureKind.ValueType  # 3
-    """It was given up, before it began or while it ran."""
+    """It was cancelled, before it began or while it ran."""
 
 class FailureKind(_FailureKind, metaclass=_FailureKindEnumTypeWrapper):
     """What failed of a function."""
@@ -97,7 +97,7 @@ FAILURE_KIND_FUNCTION: FailureKind.ValueType  # 1
 FAILURE_KIND_INPUT: FailureKind.ValueType  # 2
 """The payload cannot be loaded, or an object that it refers to."""
 FAILURE_KIND_CANCELLED: FailureKind.ValueType  # 3
-"""It was given up, before it began or while it ran."""
+"""It was cancelled, before it began or while it ran."""
 global___FailureKind = FailureKind
 
 @typing.final
@@ -164,19 +164,19 @@ class OpenWorkerSession(google.protobuf.message.Message):
     RUNTIME_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     address: builtins.str
-    """Where the client reaches the worker, "host:port": its address in the cluster that
-    the client's strategy has there, which need not have known of it before.
+    """Where the client reaches the worker, "host:port". The worker's strategy gets it as
+    the worker's address in the cluster, which need not have known it before.
     """
     @property
     def session(self) -> stratagem_proto.v1.session_pb2.OpenSessionRequest:
-        """As for a parameter server. A worker has no function run for a client that did not
-        show the token.
+        """As for a parameter server. A worker runs no function for a client without the
+        token.
         """
 
     @property
     def runtime(self) -> global___Runtime:
-        """What the client runs in. The worker refuses another one by a sentence that names
-        both, because pickled functions fit nothing else.
+        """Versions of the client. The worker refuses other versions than its own with a
+        message that names both, because pickled functions depend on them.
         """
 
     def __init__(
@@ -200,13 +200,13 @@ class WorkerSessionOpened(google.protobuf.message.Message):
     SESSION_FIELD_NUMBER: builtins.int
     GPUS_FIELD_NUMBER: builtins.int
     gpus: builtins.int
-    """How many GPUs the worker has: its replicas, where the client's strategy does not
-    say how many there are.
+    """How many GPUs the worker has. It has this many replicas, unless the client's
+    strategy sets their number.
     """
     @property
     def session(self) -> stratagem_proto.v1.session_pb2.OpenSessionResponse:
-        """As of a parameter server; sequence numbers mean nothing here. Any request within
-        the lease renews it.
+        """As for a parameter server, without sequence numbers. Any request within the lease
+        renews it.
         """
 
     def __init__(
@@ -265,8 +265,9 @@ class Instruction(google.protobuf.message.Message):
     TAKE_FIELD_NUMBER: builtins.int
     SEND_BACK_FIELD_NUMBER: builtins.int
     piece: builtins.bytes
-    """A piece of the payload of the next Define or Run: pieces are put before what that
-    carries itself. So no message is large and payloads have no limit.
+    """A piece of the payload of the next Define or Run. Pieces stand before the payload
+    that the instruction itself carries. So no message is large, and payloads have no
+    limit.
     """
     @property
     def define(self) -> global___Define:
@@ -278,15 +279,15 @@ class Instruction(google.protobuf.message.Message):
 
     @property
     def cancel(self) -> global___Cancel:
-        """Gives a function up."""
+        """Cancels a function."""
 
     @property
     def release(self) -> global___Release:
-        """Forgets objects and results."""
+        """Releases objects and results."""
 
     @property
     def beat(self) -> global___Beat:
-        """Asks whether the worker lives."""
+        """Asks whether the worker is alive."""
 
     @property
     def take(self) -> global___Take:
@@ -294,7 +295,7 @@ class Instruction(google.protobuf.message.Message):
 
     @property
     def send_back(self) -> global___SendBack:
-        """Has a result sent."""
+        """Asks the worker to send a result."""
 
     def __init__(
         self,
@@ -323,7 +324,7 @@ class Define(google.protobuf.message.Message):
     HANDLE_FIELD_NUMBER: builtins.int
     PAYLOAD_FIELD_NUMBER: builtins.int
     handle: builtins.int
-    """Chosen by the client, from 1; means the same object for the whole session."""
+    """Chosen by the client, from 1; stands for the same object during the whole session."""
     payload: builtins.bytes
     """Made and understood by the client library on both sides."""
     def __init__(
@@ -350,17 +351,18 @@ class Run(google.protobuf.message.Message):
     closure: builtins.int
     """Chosen by the client; used once in a session."""
     payload: builtins.bytes
-    """What it loads to is called without arguments."""
+    """A pickled function, which is called without arguments."""
     keep_as: builtins.int
     """Handle under which the result is kept on the worker instead of being sent; 0 to
     have it sent.
     """
     use: global___ResultUse.ValueType
-    """What becomes of a result that is not kept under a handle."""
+    """What happens to a result that is not kept under a handle."""
     @property
     def identity(self) -> stratagem_proto.v1.session_pb2.ClosureIdentity:
-        """What all that the function changes on parameter servers is recognised by when it
-        runs again on another worker. Absent of what may be done as often as it runs.
+        """Identity by which parameter servers recognise the function's changes when it runs
+        again on another worker. Absent for functions that may be applied as often as they
+        run.
         """
 
     def __init__(
@@ -379,7 +381,7 @@ global___Run = Run
 
 @typing.final
 class Cancel(google.protobuf.message.Message):
-    """Gives a function up. One that is not known, or has ended, is left as it is."""
+    """Cancels a function. Nothing happens if the function is unknown or has ended."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -403,7 +405,7 @@ global___Cancel = Cancel
 
 @typing.final
 class Release(google.protobuf.message.Message):
-    """Forgets what the worker has for the client."""
+    """Releases what the worker holds for the client."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -429,9 +431,9 @@ global___Release = Release
 
 @typing.final
 class Take(google.protobuf.message.Message):
-    """Gives the worker an object to which later payloads refer: a result that stays on a
-    worker, on this one or another one. It travels while other functions run. What refers
-    to it fails with FAILURE_KIND_INPUT, if it cannot be had.
+    """Gives the worker an object to which later payloads refer: a result that stays on this
+    worker or on another one. It travels while other functions run. If it cannot be
+    fetched, functions that refer to it fail with FAILURE_KIND_INPUT.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -483,7 +485,7 @@ global___ResultPlace = ResultPlace
 
 @typing.final
 class SendBack(google.protobuf.message.Message):
-    """Has a result sent that stays on the worker. It is answered by one SentBack."""
+    """Asks for a result that stays on the worker. It is answered by one SentBack."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -527,7 +529,7 @@ class WorkEvent(google.protobuf.message.Message):
     """A piece of the payload of the next Finished or SentBack, as in Instruction."""
     @property
     def started(self) -> global___Started:
-        """A function has begun. Left out if its end is told before."""
+        """A function has begun. Left out if its end is sent first."""
 
     @property
     def output(self) -> global___Output:
@@ -535,15 +537,15 @@ class WorkEvent(google.protobuf.message.Message):
 
     @property
     def finished(self) -> global___Finished:
-        """A function has ended, or was given up."""
+        """A function has ended, or was cancelled."""
 
     @property
     def beat(self) -> global___Beat:
-        """The worker lives."""
+        """The worker is alive."""
 
     @property
     def sent_back(self) -> global___SentBack:
-        """A result, as the client has asked for it."""
+        """A result that the client has asked for."""
 
     def __init__(
         self,
@@ -626,7 +628,7 @@ class Finished(google.protobuf.message.Message):
     failure.
     """
     staying_bytes: builtins.int
-    """Bytes of a result that stays on the worker; 0 of others."""
+    """Bytes of a result that stays on the worker; 0 for other results."""
     @property
     def failure(self) -> global___Failure:
         """Absent when the function returned."""
@@ -646,7 +648,7 @@ global___Finished = Finished
 
 @typing.final
 class SentBack(google.protobuf.message.Message):
-    """A result that stays on the worker, or did until a moment ago."""
+    """A result that stays on the worker, or stayed until a moment ago."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -685,7 +687,7 @@ class Failure(google.protobuf.message.Message):
     class_name: builtins.str
     """Class of the exception, for instance "ValueError"."""
     message: builtins.str
-    """What the exception says."""
+    """Message of the exception."""
     traceback: builtins.str
     """As Python prints it, from the function on."""
     pickling_error: builtins.str
@@ -718,8 +720,8 @@ class CopyRequest(google.protobuf.message.Message):
     """As in ResultPlace."""
     @property
     def asking(self) -> stratagem_proto.v1.session_pb2.OpenSessionRequest:
-        """What shows that the asking worker is of the cluster, as in a handshake. It opens no
-        session: the identifier is that of the place.
+        """Proves that the asking worker belongs to the cluster, as in a handshake. It opens
+        no session: its `session_id` is that of the place.
         """
 
     def __init__(

@@ -29,13 +29,13 @@ class WorkerServiceStub(object):
     """One worker-server process: it runs the functions that its clients send.
 
     A call of `Work` is a session. It begins with a handshake and ends with the call,
-    whoever ends that: what the session had on the worker is then released, what it had
-    waiting is dropped, and what it had running is interrupted. Nothing is repeated: a
-    client that lost its call does not know which of its functions ran.
+    whichever side ends that. The worker then releases the session's objects, drops its
+    waiting functions and interrupts its running one. Nothing is repeated: a client that
+    lost its call does not know which of its functions ran.
 
-    Instructions are carried out in the order of their arrival, those of all sessions by
-    one thread, so that one function runs at a time. Only `Cancel` and `Beat` are
-    carried out at once.
+    One thread carries out the instructions of all sessions in the order of their
+    arrival, so one function runs at a time. Only `Cancel` and `Beat` are carried out at
+    once.
     """
 
     def __init__(self, channel):
@@ -60,24 +60,24 @@ class WorkerServiceServicer(object):
     """One worker-server process: it runs the functions that its clients send.
 
     A call of `Work` is a session. It begins with a handshake and ends with the call,
-    whoever ends that: what the session had on the worker is then released, what it had
-    waiting is dropped, and what it had running is interrupted. Nothing is repeated: a
-    client that lost its call does not know which of its functions ran.
+    whichever side ends that. The worker then releases the session's objects, drops its
+    waiting functions and interrupts its running one. Nothing is repeated: a client that
+    lost its call does not know which of its functions ran.
 
-    Instructions are carried out in the order of their arrival, those of all sessions by
-    one thread, so that one function runs at a time. Only `Cancel` and `Beat` are
-    carried out at once.
+    One thread carries out the instructions of all sessions in the order of their
+    arrival, so one function runs at a time. Only `Cancel` and `Beat` are carried out at
+    once.
     """
 
     def Work(self, request_iterator, context):
-        """Opens a session and carries its instructions out until the client ends the call.
+        """Opens a session and carries out its instructions until the client ends the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Copy(self, request, context):
-        """Sends a result that a session has left on this worker to another worker.
+        """Sends another worker a result that a session has left on this worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -108,13 +108,13 @@ class WorkerService(object):
     """One worker-server process: it runs the functions that its clients send.
 
     A call of `Work` is a session. It begins with a handshake and ends with the call,
-    whoever ends that: what the session had on the worker is then released, what it had
-    waiting is dropped, and what it had running is interrupted. Nothing is repeated: a
-    client that lost its call does not know which of its functions ran.
+    whichever side ends that. The worker then releases the session's objects, drops its
+    waiting functions and interrupts its running one. Nothing is repeated: a client that
+    lost its call does not know which of its functions ran.
 
-    Instructions are carried out in the order of their arrival, those of all sessions by
-    one thread, so that one function runs at a time. Only `Cancel` and `Beat` are
-    carried out at once.
+    One thread carries out the instructions of all sessions in the order of their
+    arrival, so one function runs at a time. Only `Cancel` and `Beat` are carried out at
+    once.
     """
 
     @staticmethod

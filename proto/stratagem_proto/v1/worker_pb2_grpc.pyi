@@ -21,13 +21,13 @@ class WorkerServiceStub:
     """One worker-server process: it runs the functions that its clients send.
 
     A call of `Work` is a session. It begins with a handshake and ends with the call,
-    whoever ends that: what the session had on the worker is then released, what it had
-    waiting is dropped, and what it had running is interrupted. Nothing is repeated: a
-    client that lost its call does not know which of its functions ran.
+    whichever side ends that. The worker then releases the session's objects, drops its
+    waiting functions and interrupts its running one. Nothing is repeated: a client that
+    lost its call does not know which of its functions ran.
 
-    Instructions are carried out in the order of their arrival, those of all sessions by
-    one thread, so that one function runs at a time. Only `Cancel` and `Beat` are
-    carried out at once.
+    One thread carries out the instructions of all sessions in the order of their
+    arrival, so one function runs at a time. Only `Cancel` and `Beat` are carried out at
+    once.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -35,50 +35,50 @@ class WorkerServiceStub:
         stratagem_proto.v1.worker_pb2.WorkRequest,
         stratagem_proto.v1.worker_pb2.WorkResponse,
     ]
-    """Opens a session and carries its instructions out until the client ends the call."""
+    """Opens a session and carries out its instructions until the client ends the call."""
 
     Copy: grpc.UnaryStreamMultiCallable[
         stratagem_proto.v1.worker_pb2.CopyRequest,
         stratagem_proto.v1.worker_pb2.CopyResponse,
     ]
-    """Sends a result that a session has left on this worker to another worker."""
+    """Sends another worker a result that a session has left on this worker."""
 
 class WorkerServiceAsyncStub:
     """One worker-server process: it runs the functions that its clients send.
 
     A call of `Work` is a session. It begins with a handshake and ends with the call,
-    whoever ends that: what the session had on the worker is then released, what it had
-    waiting is dropped, and what it had running is interrupted. Nothing is repeated: a
-    client that lost its call does not know which of its functions ran.
+    whichever side ends that. The worker then releases the session's objects, drops its
+    waiting functions and interrupts its running one. Nothing is repeated: a client that
+    lost its call does not know which of its functions ran.
 
-    Instructions are carried out in the order of their arrival, those of all sessions by
-    one thread, so that one function runs at a time. Only `Cancel` and `Beat` are
-    carried out at once.
+    One thread carries out the instructions of all sessions in the order of their
+    arrival, so one function runs at a time. Only `Cancel` and `Beat` are carried out at
+    once.
     """
 
     Work: grpc.aio.StreamStreamMultiCallable[
         stratagem_proto.v1.worker_pb2.WorkRequest,
         stratagem_proto.v1.worker_pb2.WorkResponse,
     ]
-    """Opens a session and carries its instructions out until the client ends the call."""
+    """Opens a session and carries out its instructions until the client ends the call."""
 
     Copy: grpc.aio.UnaryStreamMultiCallable[
         stratagem_proto.v1.worker_pb2.CopyRequest,
         stratagem_proto.v1.worker_pb2.CopyResponse,
     ]
-    """Sends a result that a session has left on this worker to another worker."""
+    """Sends another worker a result that a session has left on this worker."""
 
 class WorkerServiceServicer(metaclass=abc.ABCMeta):
     """One worker-server process: it runs the functions that its clients send.
 
     A call of `Work` is a session. It begins with a handshake and ends with the call,
-    whoever ends that: what the session had on the worker is then released, what it had
-    waiting is dropped, and what it had running is interrupted. Nothing is repeated: a
-    client that lost its call does not know which of its functions ran.
+    whichever side ends that. The worker then releases the session's objects, drops its
+    waiting functions and interrupts its running one. Nothing is repeated: a client that
+    lost its call does not know which of its functions ran.
 
-    Instructions are carried out in the order of their arrival, those of all sessions by
-    one thread, so that one function runs at a time. Only `Cancel` and `Beat` are
-    carried out at once.
+    One thread carries out the instructions of all sessions in the order of their
+    arrival, so one function runs at a time. Only `Cancel` and `Beat` are carried out at
+    once.
     """
 
     @abc.abstractmethod
@@ -87,7 +87,7 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[stratagem_proto.v1.worker_pb2.WorkRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[stratagem_proto.v1.worker_pb2.WorkResponse], collections.abc.AsyncIterator[stratagem_proto.v1.worker_pb2.WorkResponse]]:
-        """Opens a session and carries its instructions out until the client ends the call."""
+        """Opens a session and carries out its instructions until the client ends the call."""
 
     @abc.abstractmethod
     def Copy(
@@ -95,6 +95,6 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         request: stratagem_proto.v1.worker_pb2.CopyRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[stratagem_proto.v1.worker_pb2.CopyResponse], collections.abc.AsyncIterator[stratagem_proto.v1.worker_pb2.CopyResponse]]:
-        """Sends a result that a session has left on this worker to another worker."""
+        """Sends another worker a result that a session has left on this worker."""
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
