@@ -56,7 +56,7 @@ class OneCopyHosting(Hosting):
         super().before_replicas()
         for hosted in self.parameters.written_locally():
             hosted.variable.assign(hosted.parameter.detach())
-            hosted.settle()
+            hosted.accept_everywhere()
         for hosted in self.parameters:
             hosted.write(hosted.variable.value())
 

@@ -118,7 +118,7 @@ class HomeHosting(LocalHosting):
         for hosted in self.parameters.written_locally():
             assert isinstance(hosted.variable, LocalVariable)
             hosted.variable.follow(self._at_home(hosted.parameter))
-            hosted.settle()
+            hosted.accept_everywhere()
         self._follow_variables()
 
     def apply_gradients(self, step: OptimizerStep) -> None:

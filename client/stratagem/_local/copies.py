@@ -72,7 +72,7 @@ class CopiesHosting(LocalHosting):
     def before_replicas(self) -> None:
         super().before_replicas()
         for hosted in self.parameters.written_locally():
-            hosted.settle()
+            hosted.accept_everywhere()
             for copy, leaf in zip(hosted.variable.values, hosted.leaves, strict=True):
                 assert isinstance(copy, LocalVariable)
                 copy.follow(leaf)

@@ -29,7 +29,7 @@ def hosted_parameter(tensor: torch.Tensor) -> HostedParameter | None:
 
 
 class _Mark(NamedTuple):
-    """What shows that a parameter was touched since it was last settled."""
+    """What shows that a parameter was touched since it was last accepted."""
 
     address: int
     version: int
@@ -135,7 +135,7 @@ class HostedParameter:
         """
         with torch.no_grad():
             self.parameter.copy_(value)
-        self.settle()
+        self.accept_everywhere()
 
     def follow_variable(self) -> None:
         """Take over what was written into the variable since this was called last.
@@ -144,14 +144,14 @@ class HostedParameter:
         """
         value = self.variable.value()
         if value is self.parameter:
-            self.settle()
+            self.accept_everywhere()
             return
         state = value.data_ptr(), value._version
         if state != self._followed:
             self.write(value)
             self._followed = state
 
-    def settle(self) -> None:
+    def accept_everywhere(self) -> None:
         """Accept the parameter as it is now: equal to the variable.
 
         Leaves of the other replicas follow it.
@@ -173,7 +173,7 @@ class HostedParameter:
         self._lent.add(data)
 
     def written_locally(self) -> bool:
-        """Return whether the user wrote the parameter since it was last settled.
+        """Return whether the user wrote the parameter since it was last accepted.
 
         Writes by numpy to the same storage cannot be seen. Where the user put another
         parameter in its place (`load_state_dict(assign=True)`), that one is hosted
@@ -192,7 +192,7 @@ class HostedParameter:
         earlier = _Mark(self._address, *self._state)
         if _Mark(address, *state).shows_write_since(earlier):
             return True
-        self.settle()
+        self.accept_everywhere()
         return False
 
     def _is_in_place(self) -> bool:

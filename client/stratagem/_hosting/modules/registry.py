@@ -76,7 +76,7 @@ class ParameterRegistry:
                 show_leaves(module)
 
     def written_locally(self) -> list[HostedParameter]:
-        """Return those that the user wrote since they were last settled.
+        """Return those that the user wrote since they were last accepted.
 
         Changes that leave the value alone (freezing, moving to another device) are
         passed on to the other replicas' leaves here.

@@ -111,7 +111,7 @@ class Agreement:
         self._agreed.update(one.mark for one in held)
 
     def _awaited(self, held: Sequence[Held], seconds: float) -> Sequence[Held]:
-        """Those that the chief has not set in time."""
+        """Return those that the chief has not set in time."""
         give_up_at = time.monotonic() + seconds
         pause = _PAUSE_SECONDS
         while (held := self._untold(held)) and time.monotonic() < give_up_at:
@@ -124,7 +124,7 @@ class Agreement:
         return [one for one in held if not told[one.mark]]
 
     def _told(self) -> Counter[str]:
-        """How often the chief's present program has set what."""
+        """Return how often the chief's present program has set what."""
         servers = self._store.servers
         found: Counter[str] = Counter()
         visible = next(iter(servers.called), servers.used[0])

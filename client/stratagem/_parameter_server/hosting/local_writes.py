@@ -39,7 +39,7 @@ def carry(store: RemoteStore, written: Sequence[HostedParameter]) -> None:
             writings[part] = Writing(part.name, ASSIGN_MODE_SET, value)
     versions = store.write(writings)
     for hosted in written:
-        hosted.settle()
+        hosted.accept_everywhere()
         for part in parts_of(hosted.variable):
             part.accept(versions[part.name])
 

@@ -65,7 +65,7 @@ def _encoded(step: OptimizerStep, groups: _Groups, last: _Encoded | None) -> _En
 
 
 def _are_same(some: _Groups, others: _Groups) -> bool:
-    """Whether these are the very objects: a step then needs 1 us here and not 11."""
+    """Return whether these are the very objects, which is quickly known."""
     if len(some) != len(others):
         return False
     return all(
@@ -75,7 +75,7 @@ def _are_same(some: _Groups, others: _Groups) -> bool:
 
 
 def _is_fixed(value: object) -> bool:
-    """Whether nobody can change a hyperparameter, or one of several, in place."""
+    """Return whether nobody can change a hyperparameter in place."""
     if isinstance(value, Mapping):
         return all(map(_is_fixed, value.values()))
     if isinstance(value, tuple):

@@ -61,7 +61,7 @@ def replace_slots(
 def _existing(
     store: RemoteStore, optimizer: str, variables: Iterable[RemoteVariable]
 ) -> dict[int, list[VariableSpec]]:
-    """What servers keep for these variables; servers without any are left out."""
+    """Return what servers keep for these variables, by server, unless nothing."""
     groups = by_server(variables)
     listings = store.servers.together(
         {server: list_variables([VARIABLE_KIND_SLOT]) for server in groups}

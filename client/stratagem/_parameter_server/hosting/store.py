@@ -270,5 +270,5 @@ def _assignments(
 
 
 def _initial_values(variables: Sequence[RemoteVariable]) -> list[torch.Tensor]:
-    """The values of those that the server does not make itself."""
+    """Return the values of those that the server does not make itself."""
     return [v.leaf for v in variables if not v.spec.HasField("initializer")]

@@ -57,7 +57,7 @@ def finish_all(servers: ServerGroup) -> None:
 
 
 def _norm(shares: Sequence[ClosedStep]) -> GlobalNorm:
-    """The norm of a step, given what each server has of it, in their order."""
+    """Return the norm of a step, given what each server has of it, in their order."""
     spoilt = [each.nonfinite_variable for each in shares if each.nonfinite_variable]
     return GlobalNorm(
         value=math.sqrt(sum(each.squares for each in shares)),

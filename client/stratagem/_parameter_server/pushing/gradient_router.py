@@ -52,7 +52,7 @@ class Route:
         self.copies: Copies = _copies(variables)
 
     def fits(self, variables: Sequence[Sequence[Variable]]) -> bool:
-        """Whether it is for these."""
+        """Return whether it is for these."""
         return len(variables) == len(self._variables) and all(
             map(_are_same, variables, self._variables)
         )

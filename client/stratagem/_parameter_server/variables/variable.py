@@ -267,7 +267,7 @@ class RemoteVariable(Variable):
         """As `accept`, where the copy was written even if it had that version."""
         self._is_rounded = is_rounded
         if self._hosted is not None:
-            self._hosted.settle()
+            self._hosted.accept_everywhere()
         self._version = version
         self._outdated = False
 
@@ -278,7 +278,7 @@ class RemoteVariable(Variable):
     def distrust(self) -> None:
         """Note that the copy may be no value of the variable at all."""
         if self._hosted is not None:
-            self._hosted.settle()
+            self._hosted.accept_everywhere()
         self._version = None
 
 
