@@ -72,9 +72,6 @@ class Limiter:
     ) -> tuple[dict[str, torch.Tensor], str]:
         """Return this worker's part of what is clipped where it is added up.
 
-        Args:
-            gradients: As for `limited`.
-
         Returns:
             The gradients, and the name of a variable because of which the step is to
             be dropped or to fail; "" if there is none.

@@ -42,12 +42,7 @@ def rows_in_chunk(rows: int, parts: int) -> int:
 
 
 def cut(batch: Any, size: int, parts: int) -> list[Any]:
-    """Cut `batch` as `split` does, into parts of `size` rows.
-
-    Raises:
-        UnbatchedInputError: As for `split`.
-        InvalidArgumentError: As for `split`.
-    """
+    """Cut `batch` as `split` does, into parts of `size` rows."""
     rows = rows_in(batch)
     borders = [min(index * size, rows) for index in range(parts + 1)]
     return [_rows_between(batch, start, end) for start, end in pairwise(borders)]

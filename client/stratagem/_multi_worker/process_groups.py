@@ -56,12 +56,6 @@ def nccl(
 ) -> ProcessGroup:
     """Prepare for tensors on GPUs; connects with the first of them.
 
-    Args:
-        store: As for `gloo`.
-        place: As for `gloo`.
-        timeout: As for `gloo`.
-        device: This process's GPU.
-
     Raises:
         UnimplementedError: This torch has no NCCL.
     """

@@ -24,14 +24,9 @@ if TYPE_CHECKING:
 class LocalVariable(Variable):
     """A variable whose tensor lives in this process.
 
+    It takes the arguments of `Variable`, and two of its own.
+
     Args:
-        initial_value: As for `Variable`.
-        trainable: As for `Variable`.
-        name: As for `Variable`.
-        dtype: As for `Variable`.
-        shape: As for `Variable`.
-        synchronization: As for `Variable`.
-        aggregation: As for `Variable`.
         device: Where to put it; by default the current device, else that of
             the initial value.
         colocate_with: Variable on whose device to put it instead.

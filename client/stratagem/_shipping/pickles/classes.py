@@ -23,8 +23,7 @@ _MAKERS = ("_make_skeleton_class", "_make_skeleton_enum")
 _SETTER = "_class_setstate"
 
 _SHORT = 1 << 10
-"""Bytes. To look for classes in 21 takes 0.1 us, to read them so 0.9 us longer than
-`pickle.loads`; to look in 64,110 takes 11 us, and to read them 1.7 us longer."""
+"""Bytes of a pickle up to which it pays to look for classes before reading it."""
 
 
 class Classes(ABC):
