@@ -69,7 +69,7 @@ class TrainingCluster:
         self._loaded.carry()
         with self._averaging_buffers():
             self._wait_for_others(name, passed, timeout)
-        self._loaded.settle(0.0)
+        self._loaded.agree(0.0)
 
     @contextmanager
     def _averaging_buffers(self) -> Iterator[None]:

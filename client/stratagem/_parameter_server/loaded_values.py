@@ -57,7 +57,7 @@ class LoadedValues:
             carry(self._store, written)
             self._agreement.tell(marks)
 
-    def settle(self, seconds: float | None = None) -> None:
+    def agree(self, seconds: float | None = None) -> None:
         """As `carry`, and require of other tasks that the chief has set the same.
 
         Args:
@@ -132,10 +132,10 @@ class LoadedValues:
 
         self._others[table] = Held(f"parameter {table.name!r}", mark, is_current)
 
-    def settle_table(self, table: TableVariable) -> None:
-        """Carry out `Loading.settle_table`."""
+    def agree_on(self, table: TableVariable) -> None:
+        """Carry out `Loading.agree_on`."""
         if table in self._others:
-            self.settle()
+            self.agree()
 
 
 class OnlyTheChief:
@@ -159,8 +159,8 @@ class OnlyTheChief:
         self._membership.require_creator(f"parameter {table.name!r}")
         write()
 
-    def settle_table(self, table: TableVariable) -> None:
-        """Carry out `Loading.settle_table`: nothing is held."""
+    def agree_on(self, table: TableVariable) -> None:
+        """Carry out `Loading.agree_on`: nothing is held."""
 
 
 def _mark(hosted: HostedParameter) -> str:

@@ -145,12 +145,12 @@ class RemoteHosting(Hosting):
             training: Whether gradients will be computed.
         """
         super().before_replicas()
-        self.loaded.settle()
+        self.loaded.agree()
         self._store.refresh(self._variables.established, training)
 
     def before_lone_step(self) -> None:
         super().before_replicas()
-        self.loaded.settle()
+        self.loaded.agree()
         self._store.pushing.refresh(None)
 
     def run(self, call: Callable[[], Result]) -> Result:
@@ -217,7 +217,7 @@ class RemoteHosting(Hosting):
 
     def slots(self, optimizer: str, variables: Sequence[Variable]) -> Sequence[Slots]:
         # What was loaded here last is to be seen, or refused.
-        self.loaded.settle()
+        self.loaded.agree()
         return self._steps.slots(optimizer, variables)
 
     def set_slots(self, optimizer: str, slots: Mapping[Variable, Slots]) -> None:

@@ -48,7 +48,7 @@ class Loading(Protocol):
             write: Writes it.
         """
 
-    def settle_table(self, table: TableVariable) -> None:
+    def agree_on(self, table: TableVariable) -> None:
         """Require that what is held of a table has become its value."""
 
 
@@ -143,7 +143,7 @@ class TableVariable(SplitVariable):
         """
         self.require_rows(rows)
         if current_replica_id() is None:
-            self.reach.loading.settle_table(self)
+            self.reach.loading.agree_on(self)
             return read({self: rows})[0]
         with self.pulling:
             pull_missing({self: rows}, training)
