@@ -44,7 +44,7 @@ class HostedTable(HostedParameter):
             leaf.requires_grad_(self.parameter.requires_grad)
         return False
 
-    def settle(self) -> None:
+    def accept_everywhere(self) -> None:
         """There is nothing that could be behind."""
 
     def accept(self) -> None:
