@@ -21,22 +21,22 @@ class ServerOptions(ServingOptions):
     reconnect_seconds: float = Field(
         5.0,
         ge=0.1,
-        description="Time that a client has to come back whose connection was closed.",
+        description="Seconds that a client has to reconnect when cut off.",
     )
     staged_bytes: int | None = Field(
         None,
         ge=1,
-        description="Most bytes that requests may occupy; else half of the memory.",
+        description="Most bytes that requests may take; by default half of the memory.",
     )
     variable_bytes: int | None = Field(
         None,
         ge=1,
-        description="Most bytes that variables and their state may take; else no "
-        "limit.",
+        description="Most bytes that variables and their state may take; by default "
+        "there is no limit.",
     )
     restore: Path | None = Field(
         None,
-        description="Folder of checkpoints; begin with the latest, if there is one.",
+        description="Folder of checkpoints; start from the latest, if there is one.",
     )
 
     def settings(self) -> ServerSettings:

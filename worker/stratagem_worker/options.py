@@ -17,19 +17,20 @@ class WorkerOptions(ServingOptions):
 
     job: Job = Field("worker", description="Job name of this task.")
     lease_seconds: float = Field(
-        10.0, ge=0.1, description="Silence after which a client is dead."
+        10.0,
+        ge=0.1,
+        description="Seconds of silence after which a client is considered dead.",
     )
     result_bytes: int | None = Field(
         None,
         ge=0,
-        description="Most bytes of large results that stay here, where others copy "
-        "them; else half of the memory.",
+        description="Most bytes of large results that stay on this worker; by default "
+        "half of the memory.",
     )
     logical_cpus: int = Field(
         1,
         ge=1,
-        description="Logical CPUs, on each of which a replica can run where there is "
-        "no GPU.",
+        description="Number of logical CPUs; without GPUs a replica can run on each.",
     )
 
     def settings(self) -> WorkerSettings:

@@ -107,12 +107,12 @@ def export_file(
 ) -> None:
     """Write all of a checkpoint in a form that plain PyTorch programs can load.
 
-    Values and optimizers' state are kept, each tensor whole; what was saved as extra,
-    versions and sessions are not. Rows of tables that were never written are filled in;
-    tables of over 4 GiB with these, and dynamic ones, need --stored-rows.
+    The result has values and optimizers' state, each tensor whole, but not extra,
+    versions and sessions. Rows of tables that were never written are filled in. Tables
+    that would take more than 4 GiB, and dynamic ones, need --stored-rows.
 
     Exit code: 0 when it is done, 1 if the checkpoint is damaged, and 2 if it cannot be
-    read, or the file not be written.
+    read, or if the file cannot be written.
     """
     from stratagem_deploy.checkpoints.dcp import export_dcp
     from stratagem_deploy.checkpoints.exports import export
@@ -154,13 +154,13 @@ def import_file(  # noqa: PLR0913  # one parameter for each option
 ) -> None:
     """Make a checkpoint of a state_dict that another program saved.
 
-    The state of an optimizer must bear the names of its parameters, as
-    torch.distributed.checkpoint.state_dict.get_optimizer_state_dict gives it. torch
-    reads a folder of dcp by pickle, which runs what its author put there: import only
-    what you trust. What are no tensors is left out, and named.
+    The state of an optimizer must have the names of its parameters, as
+    torch.distributed.checkpoint.state_dict.get_optimizer_state_dict returns it. torch
+    reads a folder of dcp by pickle, which runs code of its author: import only what you
+    trust. Everything but tensors is left out, and listed.
 
     Exit code: 0 when it is done, 1 if the source is damaged, and 2 if it cannot be
-    read, or the checkpoint not be written.
+    read, or if the checkpoint cannot be written.
     """
     key, given, name = optimizer.partition("=")
     if optimizer and not (key and given):
@@ -203,7 +203,7 @@ def reshard(
     """Write a checkpoint for another number of servers.
 
     Exit code: 0 when it is done, 1 if the checkpoint is damaged, and 2 if it cannot be
-    read, or the new one not be written.
+    read, or if the new one cannot be written.
     """
     _write_anew(source, target, servers, keep, as_json)
 

@@ -35,28 +35,32 @@ class RunCommandOptions(ProcessSettings):
 
     kind: ClassVar[str] = "run"
 
-    ps: int = Field(1, ge=0, description="Number of servers; workers may do without.")
+    ps: int = Field(
+        1, ge=0, description="Number of servers; 0 for workers without servers."
+    )
     workers: int = Field(1, ge=1, description="Number of workers.")
     grace: float = Field(
-        10.0, ge=0, description="Seconds to end in, after a failure or Ctrl-C."
+        10.0,
+        ge=0,
+        description="Seconds that processes get to end after a failure or Ctrl-C.",
     )
     max_restarts: int = Field(
         0,
         ge=0,
-        description="How often workers that fail are started again, all together.",
+        description="How often failed workers are restarted, in the whole run.",
     )
     restore: Path | None = Field(
         None,
-        description="Folder of checkpoints; servers begin with the latest, if there is "
-        "one.",
+        description="Folder of checkpoints; servers start from the latest, if there "
+        "is one.",
     )
     full_tracebacks: bool = Field(
         False,
-        description="Print all frames of tracebacks, those of libraries too.",
+        description="Print all frames of tracebacks, including those of libraries.",
     )
     verbose: bool = Field(
         False,
-        description="Show how to watch the servers, and all that they log.",
+        description="Show how to watch the servers, and everything that they log.",
         json_schema_extra={"short": "-v"},
     )
 
@@ -69,31 +73,31 @@ def run(
 ) -> None:
     """Run a script on local parameter servers and workers.
 
-    The script runs once per worker, with TF_CONFIG and STRATAGEM_TOKEN_FILE set.
-    Worker 0 is the chief, and its output is this command's output. What the others
-    write goes to standard error, each line behind the name of its process.
-    OMP_NUM_THREADS, unless set, shares the cores out among the workers.
+    The script runs once per worker, with TF_CONFIG and STRATAGEM_TOKEN_FILE set. Worker
+    0 is the chief, and its output is this command's output. The output of other
+    processes goes to standard error, each line after the name of its process. Unless
+    OMP_NUM_THREADS is set, the workers share the cores evenly.
 
-    What stands behind the script is the script's, but for options that this command
-    has too: for these, put `--` between the script and its arguments.
+    Arguments after the script belong to the script. If one of them is an option that
+    this command has too, put `--` between the script and its arguments.
 
-    With --json this command's output is a line of JSON for each line of a process:
-    its task, its stream and the line. The first one tells where the servers are:
-    cluster and token_file. The last one tells how the run ended: exit_code, failed (the
-    task that did so first), problem and seconds.
+    With --json this command prints a line of JSON for each line of a process: its task,
+    its stream and the line. The first line has the addresses of the servers: cluster
+    and token_file. The last line says how the run ended: exit_code, failed (the task
+    that failed first), problem and seconds.
 
     With --restore and a folder that the script saves to, a script that is run again
     goes on with the values of the last checkpoint and with their optimizers' state.
 
-    With --max-restarts N a worker that fails is started again, up to N times in the
-    whole run, after half a second at first and twice as long each time, at most 30 s.
-    The others go on meanwhile. Servers keep the variables, so that a worker which is
-    started again goes on with them, though its script begins at its first line. Exit
-    code 2 is taken for arguments that cannot be, and is final. So is the end of a
-    server, as its variables end with it: run again, with --restore.
+    With --max-restarts N workers that fail are restarted, up to N times in the whole
+    run, after half a second at first and twice as long each time, at most 30 s. The
+    others go on meanwhile. Servers keep the variables: the script of a restarted worker
+    begins at its first line and goes on with their values. Exit code 2 stands for
+    invalid arguments, and is final. So is the end of a server, since its variables are
+    lost with it: run again, with --restore.
 
-    A traceback that ends a script which imports stratagem has one line in place of
-    frames of Stratagem, PyTorch and gRPC, unless --full-tracebacks is given.
+    If a script that imports stratagem ends with a traceback, frames of Stratagem,
+    PyTorch and gRPC are folded into one line, unless --full-tracebacks is given.
 
     Exit code: 0 when the script succeeded on every worker, else that of the worker
     which failed first, 128 + N if signal N ended it; 1 if a server failed.

@@ -29,7 +29,7 @@ Servers = Annotated[
 ]
 Cluster = Annotated[
     Path | None,
-    typer.Option(help="File in the form of TF_CONFIG, which is used if not given."),
+    typer.Option(help="File in the form of TF_CONFIG; by default TF_CONFIG itself."),
 ]
 TokenFile = Annotated[
     Path | None,
@@ -38,7 +38,7 @@ TokenFile = Annotated[
 Run = Annotated[
     int | None,
     typer.Option(
-        "--run", metavar="PID", help="Process of the `stratagem run` that is meant."
+        "--run", metavar="PID", help="Process of the `stratagem run` to ask about."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
@@ -60,10 +60,10 @@ def status(
 ) -> None:
     """Tell what the servers of a cluster are doing.
 
-    Without HOST:PORT all tasks of the job ps in TF_CONFIG are asked, and those of the
-    job worker that serve. Workers that run the program themselves are shown as clients.
-    Without TF_CONFIG those of the `stratagem run` that goes on on this machine are
-    asked, by its secret; if there are several, --run says which.
+    Without HOST:PORT, this command asks all tasks of the job ps in TF_CONFIG, and those
+    of the job worker that serve. Workers that run the program themselves are shown as
+    clients. Without TF_CONFIG, it asks the servers of the current `stratagem run` on
+    this machine, with its secret; if there are several runs, --run chooses one.
 
     Exit code: 0 if all servers answered, 1 if one did not, and 2 if there was nobody to
     ask.
@@ -84,7 +84,7 @@ def top(  # noqa: PLR0913  # one parameter for each option
     run: Run = None,
     interval: Interval = 2.0,
     once: Annotated[
-        bool, typer.Option("--once", help="Look twice, print that, and end.")
+        bool, typer.Option("--once", help="Look twice, print the result, and end.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a line of JSON for each look.")
@@ -94,10 +94,10 @@ def top(  # noqa: PLR0913  # one parameter for each option
     """Watch the servers of a cluster until Ctrl-C: who trains how fast.
 
     Servers are found as by `stratagem status`. Steps and calls are counted between two
-    looks. Where the output is no terminal, --once is meant, except with --json.
+    looks. If the output is not a terminal, --once is the default, except with --json.
 
-    Exit code: 0, also after Ctrl-C; of --once 1 if a server did not answer; 2 if there
-    was nobody to ask.
+    Exit code: 0, also after Ctrl-C; with --once 1 if a server did not answer; 2 if
+    there was nobody to ask.
     """
     from rich.console import Console
 

@@ -44,37 +44,41 @@ class ServingOptions(ProcessSettings):
         "127.0.0.1:0", description="host:port of health checks and reflection."
     )
     metrics_bind: OptionalAddress = Field(
-        "", description="host:port where Prometheus is answered, as 0.0.0.0:2224."
+        "",
+        description="host:port of figures for Prometheus, for instance 0.0.0.0:2224.",
     )
     job: Job = Field("", description="Job name of this task.")
     task: int = Field(0, ge=0, description="Index within the job.")
     token_file: Path | None = Field(None, description="File with the cluster's secret.")
     insecure: bool = Field(False, description="Serve other machines unencrypted.")
     lease_seconds: float = Field(
-        30.0, ge=0.1, description="Silence after which a client is dead."
+        30.0,
+        ge=0.1,
+        description="Seconds of silence after which a client is considered dead.",
     )
     drain_seconds: float = Field(
-        10.0, ge=0, description="Time for what runs to end on SIGTERM."
+        10.0, ge=0, description="Seconds that running work gets to end after SIGTERM."
     )
     transport: Transport = Field(
         AUTO,
-        description="auto: besides gRPC a Unix socket and shared memory for processes "
-        "of this host, and a data port for others; unix: no shared memory and no data "
-        "port; tcp: the data port; grpc: gRPC alone.",
+        description="auto: a Unix socket and shared memory for processes of this host, "
+        "a data port for others, else gRPC; unix: no shared memory and no data port; "
+        "tcp: the data port for all; grpc: only gRPC.",
     )
     data_port: int = Field(
         0,
         ge=-1,
         le=LAST_PORT,
         description="TCP port for frames in place of gRPC, at the host of --bind; 0 "
-        "takes a free one, -1 none.",
+        "takes a free one, -1 turns it off.",
     )
     traces: bool = Field(
         False,
         description="Send spans of OpenTelemetry to OTEL_EXPORTER_OTLP_ENDPOINT.",
     )
     ready_file: Path | None = Field(
-        None, description="Written with the addresses once serving."
+        None,
+        description="File that is written with the addresses once the server serves.",
     )
 
     @property
