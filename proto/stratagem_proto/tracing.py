@@ -110,12 +110,7 @@ _NO_SPAN: AbstractContextManager[None] = nullcontext()
 
 
 def sending(method: str, peer: str) -> Sending:
-    """Begin the span of a request, within the present one of the program.
-
-    Args:
-        method: The RPC.
-        peer: The server.
-    """
+    """Begin the span of a request, within the present one of the program."""
     if _tracer is None:
         return _UNTRACED
     from opentelemetry.trace import SpanKind

@@ -39,10 +39,10 @@ class _Copy:
 
     def __init__(self, state: WorkerState) -> None:
         self._state = state
-        self._border = RpcBoundary(state.settings.label, state.figures)
+        self._boundary = RpcBoundary(state.settings.label, state.figures)
 
     async def handle(self, request: bytes, context: Context) -> None:
-        async with self._border.crossing(context, pb.CopyRequest.__name__):
+        async with self._boundary.crossing(context, pb.CopyRequest.__name__):
             payload = self._state.result(pb.CopyRequest.FromString(request))
             pieces, last = split(payload)
             for piece in (*pieces, last):
@@ -55,11 +55,11 @@ class _WorkService:
 
     def __init__(self, state: WorkerState) -> None:
         self._state = state
-        self._border = RpcBoundary(state.settings.label, state.figures)
+        self._boundary = RpcBoundary(state.settings.label, state.figures)
         self._lease = state.settings.lease_seconds
 
     async def handle(self, messages: AsyncIterator[bytes], context: Context) -> None:
-        async with self._border.crossing(context, pb.WorkRequest.__name__):
+        async with self._boundary.crossing(context, pb.WorkRequest.__name__):
             session = self._state.open(await self._handshake(messages))
             reading = asyncio.create_task(self._read(session, messages))
             sending = asyncio.create_task(self._send(session, context))

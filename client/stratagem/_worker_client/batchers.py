@@ -73,7 +73,9 @@ class Batchers:
 
     def start(self) -> None:
         """Start the thread that lets nothing wait too long."""
-        threading.Thread(target=self._run, name="stratagem-corks", daemon=True).start()
+        threading.Thread(
+            target=self._run, name="stratagem-batchers", daemon=True
+        ).start()
 
     def close(self) -> None:
         """Let the thread end. May be called anywhere, and again."""

@@ -16,22 +16,22 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[bytes, bytes]"
 
 
 def unary_handler(
-    border: RpcBoundary,
+    boundary: RpcBoundary,
     request_type: type[Request],
     method: Callable[[Request], Awaitable[Response]],
 ) -> Handler:
     """Return the handler of a method that takes a message and returns one.
 
     Args:
-        border: What the calls pass through.
+        boundary: What the calls pass through.
         request_type: Of the message.
         method: Returns the answer, as a message or encoded.
     """
 
     async def handle(data: bytes, context: Context) -> bytes:
-        async with border.crossing(context, request_type.__name__):
+        async with boundary.crossing(context, request_type.__name__):
             request = request_type.FromString(data)
-            with border.span(request):
+            with boundary.span(request):
                 return _serialised(await method(request))
 
     return grpc.unary_unary_rpc_method_handler(handle)

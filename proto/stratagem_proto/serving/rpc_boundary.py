@@ -123,14 +123,14 @@ class RpcBoundary:
 
 
 class _Crossing:
-    """One call of those that a border counts; see `RpcBoundary.crossing`."""
+    """One call of those that a boundary counts; see `RpcBoundary.crossing`."""
 
-    __slots__ = ("_began", "_border", "_calls", "_context", "_request")
+    __slots__ = ("_began", "_boundary", "_calls", "_context", "_request")
 
     def __init__(
-        self, border: RpcBoundary, calls: Calls, context: Context, request: str
+        self, boundary: RpcBoundary, calls: Calls, context: Context, request: str
     ) -> None:
-        self._border, self._calls = border, calls
+        self._boundary, self._calls = boundary, calls
         self._context, self._request = context, request
 
     async def __aenter__(self) -> None:
@@ -145,7 +145,7 @@ class _Crossing:
         code = "OK" if error is None else "CANCELLED"
         try:
             if isinstance(error, Exception) and not isinstance(error, AbortError):
-                record = self._border.recorded(self._request, error)
+                record = self._boundary.recorded(self._request, error)
                 code = code_of(record).name
                 await self._context.abort(
                     code_of(record), record.message, trailers(record)

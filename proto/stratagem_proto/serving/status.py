@@ -44,12 +44,12 @@ class StatusService:
         self._incarnation = incarnation
         self._figures = figures
         self._fill = fill
-        self._border = RpcBoundary(settings.label, figures)
+        self._boundary = RpcBoundary(settings.label, figures)
         self._began = time.monotonic()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the service as gRPC sees it."""
-        method = unary_handler(self._border, pb.GetStatusRequest, self._answer)
+        method = unary_handler(self._boundary, pb.GetStatusRequest, self._answer)
         return grpc.method_handlers_generic_handler(SERVICE, {"GetStatus": method})
 
     async def _answer(self, request: pb.GetStatusRequest) -> pb.GetStatusResponse:

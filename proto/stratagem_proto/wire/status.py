@@ -1,4 +1,4 @@
-"""The border between gRPC and the error tree, for both sides."""
+"""The boundary between gRPC and the error tree, for both sides."""
 
 from __future__ import annotations
 

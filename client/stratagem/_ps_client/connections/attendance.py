@@ -40,7 +40,7 @@ class SessionAttendance:
 
         Args:
             address: "host:port" of the server.
-            session_id: The session.
+            session_id: Identifier of the session to attend.
 
         Returns:
             Whether a call was under way.

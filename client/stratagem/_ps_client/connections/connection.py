@@ -85,7 +85,7 @@ class Connection:
         self._expected = b""
         self._restarted = False
         self._opening = threading.Lock()
-        self._turns = MutationLock()
+        self._mutations = MutationLock()
         self._attendance = SessionAttendance()
 
     @property
@@ -142,7 +142,7 @@ class Connection:
 
     def release_interrupted(self) -> None:
         """Let others change the server after this thread was interrupted in that."""
-        self._turns.release_interrupted()
+        self._mutations.release_interrupted()
 
     def start(
         self, request: Request[Result], style: Style = Style.SENT
@@ -163,14 +163,16 @@ class Connection:
             return self._sent(request, self.open().key(self._steps), style)
         # Who had the turn when this process was forked will not give it back here.
         self._require_usable()
-        turn = self._turns.take()
+        permit = self._mutations.acquire()
         try:
             session = self._session or self._first_opened()
-            pending = self._sent(request, self._next_key(session), style, turn.end)
+            pending = self._sent(
+                request, self._next_key(session), style, permit.release
+            )
         except BaseException:
-            turn.lose()
+            permit.revoke()
             raise
-        turn.call = pending.attempt.call
+        permit.call = pending.attempt.call
         return pending
 
     def pipeline(self, request: Request[Result]) -> Pending[Result]:
@@ -179,7 +181,7 @@ class Connection:
         Results are to be asked for in the order of sending. Raises as `start`.
         """
         self._require_usable()
-        turn = self._turns.take()
+        permit = self._mutations.acquire()
         try:
             session = self._session or self._first_opened()
             key = self._next_key(session)
@@ -187,9 +189,9 @@ class Connection:
             pending = self._sent(request, key, Style.PIPELINED, on_outcome)
             session.pipelined()
         except BaseException:
-            turn.lose()
+            permit.revoke()
             raise
-        turn.end()
+        permit.release()
         return pending
 
     def _next_key(self, session: ServerSession) -> RequestKey:

@@ -1,7 +1,8 @@
-"""The right to change a server, which one request at a time has.
+"""The lock under which one request at a time changes a server.
 
 Ctrl-C may come between any two instructions, also between those that would take a lock
-and see that it is given back. So the right is an object: who drops it gives it back.
+and those that would see it released. So an object stands for holding the lock, and
+dropping that object releases it.
 """
 
 from __future__ import annotations
@@ -14,80 +15,80 @@ from threading import get_ident
 from stratagem._ps_client.transports.call import Cancellable
 
 
-class Turn:
-    """The right, until it is ended or dropped.
+class Permit:
+    """The permit to change a server, until it is released, revoked or dropped.
 
     Attributes:
-        thread: Who has it; 0 while nobody has.
-        call: What was sent by this right, and is given up with it.
+        thread: The thread that holds it; 0 while none does.
+        call: The call that was made under it and is cancelled with it.
     """
 
-    def __init__(self, turns: MutationLock) -> None:
-        self._turns: Callable[[], MutationLock | None] = weakref.ref(turns)
+    def __init__(self, lock: MutationLock) -> None:
+        self._lock: Callable[[], MutationLock | None] = weakref.ref(lock)
         self.thread = 0
         self.call: Cancellable | None = None
 
-    def end(self) -> None:
-        """Let the next one have it, once; nothing comes of one that is lost."""
-        if (turns := self._turns()) is not None:
+    def release(self) -> None:
+        """Let the next request have the permit; do nothing if it was revoked."""
+        if (lock := self._lock()) is not None:
             self.call, self.thread = None, 0
-            turns.free.put(self)
+            lock.free.put(self)
 
-    def lose(self) -> None:
-        """Give up what was sent, and have another right take the place of this one."""
-        turns, self._turns = self._turns(), _gone
+    def revoke(self) -> None:
+        """Cancel the call, and have another permit take the place of this one."""
+        lock, self._lock = self._lock(), _no_lock
         call, self.call = self.call, None
         if call is not None:
             call.cancel()
-        if turns is not None:
-            turns.renew()
+        if lock is not None:
+            lock.issue()
 
     def __del__(self) -> None:
-        self.lose()
+        self.revoke()
 
 
-def _gone() -> None:
-    """What becomes of the turns of one that is lost."""
+def _no_lock() -> None:
+    """Stand for the lock of a permit that was revoked."""
 
 
 class MutationLock:
-    """Hands out the one turn that there is. Thread-safe.
+    """Hands out the only permit. Thread-safe.
 
     Attributes:
-        free: The turn, while nobody has it.
-        last: What holds the turn that there is weakly.
+        free: The permit, while no thread holds it.
+        last: A weak reference to the permit that was issued last.
     """
 
     def __init__(self) -> None:
-        self.free: SimpleQueue[Turn] = SimpleQueue()
-        self.renew()
+        self.free: SimpleQueue[Permit] = SimpleQueue()
+        self.issue()
 
-    def renew(self) -> None:
-        """Make another turn, as nothing will come of the one that there was."""
-        turn = Turn(self)
-        self.last = weakref.ref(turn)
-        self.free.put(turn)
+    def issue(self) -> None:
+        """Make a new permit, because the last one was revoked."""
+        permit = Permit(self)
+        self.last = weakref.ref(permit)
+        self.free.put(permit)
 
-    def take(self) -> Turn:
-        """Wait for the turn, which the caller has from now on."""
+    def acquire(self) -> Permit:
+        """Wait for the permit and return it; the caller holds it from now on."""
         thread = get_ident()
         try:
-            turn = self.free.get_nowait()
+            permit = self.free.get_nowait()
         except Empty:
-            turn = self._awaited()
-        turn.thread = thread
-        return turn
+            permit = self._awaited()
+        permit.thread = thread
+        return permit
 
-    def _awaited(self) -> Turn:
+    def _awaited(self) -> Permit:
         self.release_interrupted()
         return self.free.get()
 
     def release_interrupted(self) -> None:
-        """Have the caller lose the turn that they still have, if they have.
+        """Revoke the permit that the calling thread still holds, if it holds one.
 
-        They were interrupted in it: for as long as they handle that, or keep the
-        exception, the traceback keeps the turn.
+        The thread was interrupted while it held the permit: the traceback keeps the
+        permit for as long as the exception is handled or kept.
         """
         last = self.last()
         if last is not None and last.thread == get_ident():
-            last.lose()
+            last.revoke()

@@ -1,4 +1,4 @@
-"""Asking a server for leave to go on: with a step, or past a barrier."""
+"""Asking a server for a permit: to take a step, or to pass a barrier."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stratagem_proto.v1.consistency_pb2 import (
 
 
 def begin(steps: Sequence[StepBegin], wait: float) -> Request[list[StepGrant]]:
-    """Return the request for leave to take steps, one of each group.
+    """Return the request for permits to take steps, one of each group.
 
     Args:
         steps: Where this worker is in each group.

@@ -65,7 +65,7 @@ def read(
         wait: For how long, in seconds.
         told: Hears what else is said with the values.
         snapshot: The cut whose values to read; empty for those of now.
-        begins: Steps to ask leave for before that, if that needs no waiting.
+        begins: Steps to ask permits for before that, if that needs no waiting.
 
     Returns:
         A request whose result are the versions read, one for each reading.

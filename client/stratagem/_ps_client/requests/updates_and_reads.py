@@ -28,7 +28,7 @@ class Answer:
 
     Attributes:
         versions: Of what was read, one for each reading.
-        grants: Leave for the steps that were begun; none if one has to wait.
+        grants: Permits for the steps that were begun; none if one has to wait.
     """
 
     versions: Sequence[int]
@@ -46,7 +46,7 @@ def and_read(
     Args:
         update: The request that only runs the program; not to be used any more.
         then: What to read of the server.
-        begins: Steps to ask leave for, if that needs no waiting.
+        begins: Steps to ask permits for, if that needs no waiting.
         tensors: What to send in place of the tensors of the update.
     """
     message = cast(UpdateHeader, update.message)

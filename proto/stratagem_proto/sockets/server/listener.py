@@ -1,4 +1,4 @@
-"""Who knocks at the sockets of a server."""
+"""Accepting the connections of clients at the sockets of a server."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ class SocketListener:
             self._loop.remove_reader(listening)
             self._loop.call_later(_PAUSE_SECONDS, self._watch, listening)
         else:
-            self._let_knock(accepted, str(address))
+            self._begin_peer(accepted, str(address))
 
-    def _let_knock(self, accepted: socket.socket, who: str) -> None:
+    def _begin_peer(self, accepted: socket.socket, who: str) -> None:
         try:
             accepted.setblocking(False)
             if accepted.family != socket.AF_UNIX:

@@ -21,7 +21,7 @@ NO_PORT = -1
 
 
 class Listening(NamedTuple):
-    """Sockets at which clients may knock.
+    """Sockets to which clients connect.
 
     Attributes:
         told: What clients need to know of them.
