@@ -13,9 +13,13 @@ from collections.abc import Iterable, Iterator
 import grimp
 import networkx as nx
 
-# Not the parameter server: what it does for checkpoints is in one folder and on several
-# floors, which a contract in pyproject.toml names file by file.
-_PACKAGES = "stratagem", "stratagem_worker", "stratagem_deploy", "stratagem_proto"
+_PACKAGES = (
+    "stratagem",
+    "stratagem_psserver",
+    "stratagem_worker",
+    "stratagem_deploy",
+    "stratagem_proto",
+)
 
 _MOST_FILES = 3
 

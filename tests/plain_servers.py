@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_psserver.fast.read_plan_cache import ReadPlanCache
-from stratagem_psserver.fast.step_plans import StepPlans
+from stratagem_psserver.fast.plans import ReadPlanCache, StepPlans
 from stratagem_psserver.variables.read_plans import ReadPlan
 
 _WAYS = ("fast", "plain")

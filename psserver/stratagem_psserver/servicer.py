@@ -36,19 +36,16 @@ from stratagem_proto.wire.segment import Segment
 from stratagem_psserver.checkpoints.saving import Saves
 from stratagem_psserver.exactly_once.mutations import Chunks
 from stratagem_psserver.rpcs.answers import Frames
-from stratagem_psserver.rpcs.barriers import BarrierRpcs
 from stratagem_psserver.rpcs.checkpoints import CheckpointRpcs
-from stratagem_psserver.rpcs.closures import ClosureRpcs
+from stratagem_psserver.rpcs.closures import ClosureRpcs, DrawRpcs
 from stratagem_psserver.rpcs.consistency import ConsistencyRpcs
 from stratagem_psserver.rpcs.contributions import ContributionRpcs
-from stratagem_psserver.rpcs.draws import DrawRpcs
-from stratagem_psserver.rpcs.keys import KeyRpcs
-from stratagem_psserver.rpcs.sessions import SessionRpcs
+from stratagem_psserver.rpcs.sessions import BarrierRpcs, SessionRpcs
 from stratagem_psserver.rpcs.updates import UpdateRpcs
 from stratagem_psserver.rpcs.values import ValueRpcs
-from stratagem_psserver.rpcs.variables import VariableRpcs
+from stratagem_psserver.rpcs.variables import KeyRpcs, VariableRpcs
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.uploads.request_stream import RequestStream
+from stratagem_psserver.uploads import RequestStream
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ParameterServerService"].full_name
 _CHECKPOINTS = checkpoint_pb2.DESCRIPTOR.services_by_name["CheckpointService"].full_name

@@ -12,32 +12,29 @@ from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.serving.figures import Figures
 from stratagem_proto.v1.session_pb2 import FrameSockets, Role, Task
 from stratagem_proto.wire.transport import AUTO
-from stratagem_psserver.checkpoints.announcements import Announcements
-from stratagem_psserver.checkpoints.cut import STEPS, CheckpointGate
-from stratagem_psserver.checkpoints.staging import Staging
+from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
 from stratagem_psserver.compute import Compute
 from stratagem_psserver.consistency.barrier import Barriers
 from stratagem_psserver.consistency.clocks import Clocks
 from stratagem_psserver.data.data_ledgers import DataLedgers
-from stratagem_psserver.exactly_once.closure_turns import ClosureTurns
 from stratagem_psserver.exactly_once.closures import ClosureLedger
 from stratagem_psserver.exactly_once.ledger import Session, SessionLedger
 from stratagem_psserver.exactly_once.mutations import Mutations
-from stratagem_psserver.fast.read_plan_cache import ReadPlanCache
-from stratagem_psserver.fast.step_plans import StepPlans
+from stratagem_psserver.exactly_once.recording import ClosureTurns
+from stratagem_psserver.fast.plans import ReadPlanCache, StepPlans
 from stratagem_psserver.limits.budget import Budget
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.optimization.kept_gradients import KeptGradients
 from stratagem_psserver.optimization.optimizers import Optimizers
 from stratagem_psserver.programs.graphs import GraphCache
+from stratagem_psserver.restoration import Announcements, Staging
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.synchronous.rounds import Rounds
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot, HeldSnapshots
 from stratagem_psserver.variables.locks import Holding, VariableLocks
 from stratagem_psserver.variables.snapshot import Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore
-from stratagem_psserver.waiting.attendance import Attendance
-from stratagem_psserver.waiting.waits import Waits
+from stratagem_psserver.waiting import Attendance, Waits
 
 # What clients share may take this part of what requests may, besides.
 _SHARED_PART = 4

@@ -9,7 +9,7 @@ from typing import Any
 
 from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.protocol import check_name
-from stratagem_psserver.waiting.listing import listed
+from stratagem_psserver.waiting import listed
 
 # Passages that some tasks wait for, and passages that are remembered.
 MAX_GATHERINGS = 10_000

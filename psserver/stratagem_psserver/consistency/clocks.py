@@ -33,7 +33,7 @@ from stratagem_psserver.consistency.clock_group import ClockGroup
 from stratagem_psserver.consistency.schedule import Schedule
 from stratagem_psserver.synchronous.contribution_checks import MAX_WORKERS
 from stratagem_psserver.synchronous.rounds import MAX_GROUPS
-from stratagem_psserver.waiting.listing import listed
+from stratagem_psserver.waiting import listed
 
 
 class Clocks:

@@ -20,7 +20,6 @@ from stratagem_proto.errors import (
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import ClosureIdentity, ClosureKey
-from stratagem_psserver.exactly_once.ended_closures import EndedClosures
 from stratagem_psserver.exactly_once.intents import Intent
 from stratagem_psserver.exactly_once.ledger import (
     Admission,
@@ -40,6 +39,39 @@ MAX_RECORD_BYTES = 64 << 20
 
 # Of this many coordinators it is known which of their functions have ended.
 MAX_SPACES = 1_024
+
+
+# The largest number that there is.
+_ALL = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class EndedClosures:
+    """Numbers of functions: all up to one, but for some.
+
+    Functions end about in the order of their numbers, so those are few.
+
+    Attributes:
+        through: The highest that may have ended.
+        unended: Those up to it that have not.
+    """
+
+    through: int = 0
+    unended: frozenset[int] = frozenset()
+
+    def __contains__(self, number: int) -> bool:
+        return number <= self.through and number not in self.unended
+
+    @classmethod
+    def all(cls) -> EndedClosures:
+        """All that there may ever be."""
+        return cls(_ALL)
+
+    def united(self, other: EndedClosures) -> EndedClosures:
+        """What has ended as of one of both: what came late may be what is older."""
+        earlier, later = sorted((self, other), key=lambda each: each.through)
+        unended = frozenset(one for one in later.unended if one not in earlier)
+        return EndedClosures(later.through, unended)
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.wire.codec import Assembler, whole
 from stratagem_proto.wire.segment import Segment
-from stratagem_psserver.checkpoints.cut import STEPS, CheckpointGate
-from stratagem_psserver.exactly_once.closure_turns import ClosureTurns
+from stratagem_psserver.checkpoint_gate import STEPS, CheckpointGate
 from stratagem_psserver.exactly_once.intents import Mutation
 from stratagem_psserver.exactly_once.ledger import (
     Admission,
@@ -41,6 +40,7 @@ from stratagem_psserver.exactly_once.ledger import (
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.recording import (
     PASSING,
+    ClosureTurns,
     Response,
     Work,
     apply_and_record,
@@ -48,9 +48,8 @@ from stratagem_psserver.exactly_once.recording import (
 )
 from stratagem_psserver.limits.allocation import is_out_of_memory
 from stratagem_psserver.limits.budget import Budget, Reservation
-from stratagem_psserver.uploads.request_stream import RequestStream
-from stratagem_psserver.uploads.upload_memory import Upload, UploadMemory
-from stratagem_psserver.waiting.waits import Waits
+from stratagem_psserver.uploads import RequestStream, Upload, UploadMemory
+from stratagem_psserver.waiting import Waits
 
 # Requests of a session overtake each other by no more than the network's delays.
 _TURN_SECONDS = 20.0

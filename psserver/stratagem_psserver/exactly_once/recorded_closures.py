@@ -9,11 +9,11 @@ from typing import Any
 from stratagem_proto.v1.recorded_reply_pb2 import RecordedReply
 from stratagem_psserver.exactly_once.closures import (
     ClosureLedger,
+    EndedClosures,
     Record,
     Records,
     Space,
 )
-from stratagem_psserver.exactly_once.ended_closures import EndedClosures
 from stratagem_psserver.exactly_once.intents import Intent
 
 

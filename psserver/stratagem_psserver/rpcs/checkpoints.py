@@ -9,13 +9,12 @@ from functools import partial
 from stratagem_proto.errors import AbortedError
 from stratagem_proto.v1 import checkpoint_pb2 as pb
 from stratagem_proto.v1.variable_pb2 import VariableSpec
-from stratagem_psserver.checkpoints.accounts import read_accounts
-from stratagem_psserver.checkpoints.cut import STEPS, Progress
-from stratagem_psserver.checkpoints.restoring import read_restored, replace
+from stratagem_psserver.checkpoint_gate import STEPS, Progress
 from stratagem_psserver.checkpoints.saving import Saved, Saves
-from stratagem_psserver.checkpoints.staging import StagedVariables
 from stratagem_psserver.exactly_once.ledger import Session
+from stratagem_psserver.restoration import StagedVariables, read_accounts
 from stratagem_psserver.state import ServerState
+from stratagem_psserver.variables.restoring import read_restored, replace
 
 
 class CheckpointRpcs:

@@ -1,10 +1,72 @@
-"""Learning which scheduled functions have ended."""
+"""The batches that scheduled functions draw, and the functions that have ended."""
 
 from __future__ import annotations
 
-from stratagem_proto.v1 import closure_pb2 as pb
-from stratagem_psserver.exactly_once.ended_closures import EndedClosures
+from collections.abc import Mapping
+from functools import partial
+
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.v1 import closure_pb2
+from stratagem_proto.v1 import draws_pb2 as pb
+from stratagem_psserver.data.data_ledger import Function
+from stratagem_psserver.exactly_once.closures import EndedClosures
+from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.state import ServerState
+
+
+class DrawRpcs:
+    """OpenPass and DrawBatch."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def open(self, request: pb.OpenPassRequest) -> pb.OpenPassResponse:
+        return await self._state.mutations.once(
+            request, partial(self._open, request), pb.OpenPassResponse
+        )
+
+    async def _open(
+        self, request: pb.OpenPassRequest, session: Session
+    ) -> pb.OpenPassResponse:
+        ledger, number, left = self._state.data.open(
+            request.ledger, request.num_batches, request.seed, request.coordinator
+        )
+        return pb.OpenPassResponse(
+            number=number,
+            seed=ledger.seed,
+            drawn=ledger.passes[number].drawn,
+            earlier=[_left(space, functions) for space, functions in left.items()],
+        )
+
+    async def draw(self, request: pb.DrawBatchRequest) -> pb.DrawBatchResponse:
+        return await self._state.mutations.once(
+            request, partial(self._draw, request), pb.DrawBatchResponse
+        )
+
+    async def _draw(
+        self, request: pb.DrawBatchRequest, session: Session
+    ) -> pb.DrawBatchResponse:
+        if not request.key.HasField("closure"):
+            raise InvalidArgumentError(
+                f"a batch of {request.ledger!r} is for a function that a coordinator "
+                "has scheduled; read it there"
+            )
+        identity = request.key.closure.identity
+        batch = self._state.data.draw(
+            request.ledger,
+            request.number,
+            request.num_batches,
+            Function(identity.space, identity.number),
+        )
+        return pb.DrawBatchResponse(batch=batch)
+
+
+def _left(space: bytes, functions: Mapping[int, int]) -> pb.EarlierCoordinator:
+    unfinished = [
+        pb.UnfinishedFunction(number=number, batches=batches)
+        for number, batches in functions.items()
+    ]
+    return pb.EarlierCoordinator(space=space, unfinished=unfinished)
 
 
 class ClosureRpcs:
@@ -13,7 +75,9 @@ class ClosureRpcs:
     def __init__(self, state: ServerState) -> None:
         self._state = state
 
-    async def end(self, request: pb.EndClosuresRequest) -> pb.EndClosuresResponse:
+    async def end(
+        self, request: closure_pb2.EndClosuresRequest
+    ) -> closure_pb2.EndClosuresResponse:
         state = self._state
         state.session(request.session_id)
         ended = EndedClosures(request.through, frozenset(request.unended))
@@ -21,4 +85,6 @@ class ClosureRpcs:
         state.data.release_ended(
             lambda one: one.space == request.space and one.number in known
         )
-        return pb.EndClosuresResponse(ended=sorted(ended.unended - known.unended))
+        return closure_pb2.EndClosuresResponse(
+            ended=sorted(ended.unended - known.unended)
+        )

@@ -11,9 +11,13 @@ from stratagem_proto.wire.segment import Segment
 from stratagem_proto.wire.tensors import total_nbytes
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.mutations import Chunks, StagedTensors
-from stratagem_psserver.fast.step_plans import Recognised, StepPlan
-from stratagem_psserver.optimization.decoding import decode_gradients, decoded_specs
-from stratagem_psserver.optimization.gradients import Gradient, gather
+from stratagem_psserver.fast.plans import Recognised, StepPlan
+from stratagem_psserver.optimization.gradients import (
+    Gradient,
+    decode_gradients,
+    decoded_specs,
+    gather,
+)
 from stratagem_psserver.rpcs.answers import Frames, ReadTask, frames_of
 from stratagem_psserver.rpcs.consistency import begun_now
 from stratagem_psserver.rpcs.contributions import stage_contribution

@@ -1,10 +1,13 @@
-"""Creating, describing and deleting variables."""
+"""Creating, describing and deleting variables, and listing the keys of tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
 
+import torch
+
+from stratagem_proto.v1.keys_pb2 import ListKeysRequest, ListKeysResponse
 from stratagem_proto.v1.variable_requests_pb2 import (
     CreateVariablesHeader,
     CreateVariablesResponse,
@@ -15,10 +18,12 @@ from stratagem_proto.v1.variable_requests_pb2 import (
     ListVariablesRequest,
     ListVariablesResponse,
 )
+from stratagem_proto.wire.tensors import as_bytes
 from stratagem_psserver.exactly_once.ledger import Session
 from stratagem_psserver.exactly_once.manifest import Manifest
 from stratagem_psserver.exactly_once.mutations import Chunks, StagedTensors
 from stratagem_psserver.state import ServerState
+from stratagem_psserver.tables.key_index import page_of
 from stratagem_psserver.variables.creation import (
     check_made,
     initial_values,
@@ -94,3 +99,28 @@ def _touched(store: VariableStore, names: Sequence[str]) -> list[str]:
     """The owners of what is deleted, and of what lies beside it."""
     others = [each.name for each in neighbours(store, names)]
     return store.owners([*names, *others])
+
+
+class KeyRpcs:
+    """ListKeys."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    async def list(self, request: ListKeysRequest) -> ListKeysResponse:
+        state = self._state
+        state.session(request.session_id)
+        # Whoever stores rows changes the keys in place.
+        async with state.locked([request.table]):
+            variables = state.variables(request.session_id, request.snapshot)
+            keys = variables.get(request.table).keys()
+            # Those that are larger, and which they are.
+            with state.budget.reserve(2 * keys.nbytes, "listing keys"):
+                paging = partial(_page, request, keys)
+                return await state.compute.run(paging, keys.nbytes)
+
+
+def _page(request: ListKeysRequest, keys: torch.Tensor) -> ListKeysResponse:
+    after = request.after if request.HasField("after") else None
+    page, more = page_of(keys, after, request.limit)
+    return ListKeysResponse(keys=bytes(as_bytes(page)), more=more)

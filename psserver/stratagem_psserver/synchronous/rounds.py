@@ -36,7 +36,7 @@ from stratagem_psserver.synchronous.contribution_checks import (
 )
 from stratagem_psserver.synchronous.contributions import Part
 from stratagem_psserver.synchronous.step_group import Member, StepGroup
-from stratagem_psserver.waiting.listing import listed
+from stratagem_psserver.waiting import listed
 
 # More than any sane program has; without an end they would fill the memory.
 MAX_GROUPS = 10_000

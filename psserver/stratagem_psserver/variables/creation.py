@@ -1,16 +1,19 @@
-"""The initial values of variables: sent, made here, or of no rows at all."""
+"""What descriptions of variables must say, and their initial values."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
-from stratagem_proto.errors import ResourceExhaustedError
+from stratagem_proto.errors import InvalidArgumentError, ResourceExhaustedError
 from stratagem_proto.programs.initial_values import InitialValues, check_initializer
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
-from stratagem_proto.v1.variable_pb2 import VariableSpec
+from stratagem_proto.v1.variable_pb2 import VARIABLE_KIND_UNSPECIFIED, VariableSpec
 from stratagem_proto.wire.tensors import decode_dtype, nbytes_of
+from stratagem_psserver.tables.retention import Retention
+from stratagem_psserver.tables.table import Table, check_room
 
 
 def sent_tensors(specs: Sequence[VariableSpec]) -> list[TensorSpec]:
@@ -61,3 +64,106 @@ def _made(spec: VariableSpec) -> torch.Tensor:
             f"{list(spec.tensor.shape)}; divide it over more servers, or make it a "
             "table"
         ) from error
+
+
+def check_value(spec: VariableSpec, value: torch.Tensor) -> None:
+    """Checks the initial value of a variable; that of a table has no rows.
+
+    Raises:
+        InvalidArgumentError: The value is not as described, or the variable has no
+            kind.
+    """
+    nbytes_of(spec.tensor)
+    rows = [0] if spec.HasField("table") else spec.tensor.shape[:1]
+    shape = (*rows, *spec.tensor.shape[1:])
+    expected = (decode_dtype(spec.tensor.dtype), shape)
+    if expected != (value.dtype, tuple(value.shape)):
+        raise InvalidArgumentError(
+            f"the initial value of {spec.name!r} is {value.dtype} of shape "
+            f"{list(value.shape)}; its description says {expected[0]} of shape "
+            f"{list(expected[1])}",
+            variable=spec.name,
+        )
+    if spec.kind == VARIABLE_KIND_UNSPECIFIED:
+        raise InvalidArgumentError(
+            f"variable {spec.name!r} has no kind; say MODEL, SLOT or NON_SLOT",
+            variable=spec.name,
+        )
+
+
+def check_partition(spec: VariableSpec) -> None:
+    """Checks that a part lies within the whole.
+
+    Raises:
+        InvalidArgumentError: It does not.
+    """
+    if not spec.HasField("partition"):
+        return
+    part, shape = spec.partition, spec.tensor.shape
+    fits = len(part.full_shape) == len(part.offset) == len(shape) and all(
+        0 <= offset <= full - size
+        for full, offset, size in zip(part.full_shape, part.offset, shape, strict=True)
+    )
+    if not fits:
+        raise InvalidArgumentError(
+            f"variable {spec.name!r} of shape {list(shape)} at {list(part.offset)} "
+            f"is no part of a variable of shape {list(part.full_shape)}",
+            variable=spec.name,
+        )
+
+
+def row_nbytes(spec: VariableSpec) -> int:
+    """Bytes of one row of a variable."""
+    row = math.prod(spec.tensor.shape[1:])
+    return row * decode_dtype(spec.tensor.dtype).itemsize
+
+
+def check_table(spec: VariableSpec) -> None:
+    """Checks the description of a table that is no slot.
+
+    Raises:
+        InvalidArgumentError: It has no rows or no initial value, its shape and its
+            kind of keys contradict each other, or not one row fits its limits.
+    """
+    if problem := _problem(spec):
+        raise InvalidArgumentError(
+            f"{spec.name!r} cannot be a table: {problem}", variable=spec.name
+        )
+    most = Retention.of(spec.table).most_rows(row_nbytes(spec))
+    check_room(spec.name, 1, most)
+
+
+def check_slot(spec: VariableSpec, owner: VariableSpec, table: Table | None) -> None:
+    """Checks the description of a slot that is a table against its owner.
+
+    Args:
+        spec: The slot.
+        owner: The variable that it belongs to.
+        table: The owner's rows; None if the same request creates it.
+
+    Raises:
+        InvalidArgumentError: The owner is no table, has other rows, or not one row
+            fits its limits together with this slot.
+    """
+    problem = _problem(spec)
+    if not owner.HasField("table"):
+        problem = f"{owner.name!r}, whose slot it is, is none"
+    elif spec.tensor.shape[:1] != owner.tensor.shape[:1]:
+        problem = f"{owner.name!r}, whose slot it is, has other rows"
+    if problem:
+        raise InvalidArgumentError(
+            f"{spec.name!r} cannot be a table: {problem}", variable=spec.name
+        )
+    if table is not None:
+        table.check_fit(1, row_nbytes(spec))
+
+
+def _problem(spec: VariableSpec) -> str:
+    shape = list(spec.tensor.shape)
+    if not shape:
+        return "a scalar has no rows"
+    if not spec.HasField("initializer"):
+        return "rows that are not stored need an initializer"
+    if spec.table.HasField("dynamic") and shape[0]:
+        return f"with dynamic keys its shape begins with 0, not {shape[0]}"
+    return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 
@@ -13,8 +13,9 @@ from stratagem_proto.errors import (
     VariableNotFoundError,
 )
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
+from stratagem_psserver.tables.arena import Found
+from stratagem_psserver.tables.key_index import KeyIndex
 from stratagem_psserver.tables.mark import TableMark
-from stratagem_psserver.tables.marked import MarkedKeys
 from stratagem_psserver.variables.snapshot import Snapshot, Snapshots
 from stratagem_psserver.variables.store import Variable, VariableStore
 
@@ -153,3 +154,26 @@ def _held(store: VariableStore, snapshot: Snapshot) -> dict[str, Variable]:
         table = HeldTable(**vars(variable), marked=own, number=number)
         held[variable.name] = table
     return held
+
+
+class MarkedKeys:
+    """Where the rows of a table were.
+
+    Args:
+        mark: The rows.
+
+    Attributes:
+        mark: The rows.
+    """
+
+    def __init__(self, mark: TableMark) -> None:
+        self.mark = mark
+
+    def find(self, keys: torch.Tensor) -> Found:
+        """Where keys were stored; they may repeat."""
+        return Found(keys, self._index.find(keys))
+
+    @cached_property
+    def _index(self) -> KeyIndex:
+        # The table's own has moved on; and most tables are not looked into.
+        return KeyIndex.of(self.mark.keys())

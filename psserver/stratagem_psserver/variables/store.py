@@ -28,13 +28,14 @@ from stratagem_proto.v1.variable_pb2 import (
 from stratagem_proto.wire.tensors import nbytes_of, spec_of
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.tables.arena import Arena
-from stratagem_psserver.tables.description import (
+from stratagem_psserver.tables.table import FIRST_ROWS, Table
+from stratagem_psserver.variables.creation import (
+    check_partition,
     check_slot,
     check_table,
+    check_value,
     row_nbytes,
 )
-from stratagem_psserver.tables.table import FIRST_ROWS, Table
-from stratagem_psserver.variables.descriptions import check_partition, check_value
 from stratagem_psserver.variables.joint_memory import JointMemory
 
 _COMPARED = 100  # names, for advice on an unknown one

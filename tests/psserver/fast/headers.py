@@ -7,7 +7,7 @@ import torch
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.update_program_pb2 import OptimizerProgram
-from stratagem_psserver.fast.step_plans import StepPlan, StepPlans
+from stratagem_psserver.fast.plans import StepPlan, StepPlans
 from tests.psserver.wire import (
     optimizer_program,
     update_header,

@@ -9,8 +9,8 @@ import torch
 
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.tensor_pb2 import DATA_TYPE_BFLOAT16
-from stratagem_psserver.fast import read_plan_cache
-from stratagem_psserver.fast.read_plan_cache import ReadPlanCache
+from stratagem_psserver.fast import plans
+from stratagem_psserver.fast.plans import ReadPlanCache
 from stratagem_psserver.variables.store import VariableStore
 from tests.psserver.wire import indices, model_spec
 
@@ -73,7 +73,7 @@ def test_a_kept_choice_is_not_that_of_a_part(part: dict[str, Any]) -> None:
 def test_no_more_choices_are_kept_than_take_little_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(read_plan_cache, "MOST_NAMES", 3)
+    monkeypatch.setattr(plans, "MOST_NAMES", 3)
     _, kept = hosting_two()
     both, one = kept.of(all_of("w", "b")), kept.of(all_of("w"))
     assert kept.of(all_of("w", "b")) is both

@@ -10,7 +10,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
 from stratagem_proto.v1 import parameter_server_pb2 as pb
-from stratagem_psserver.fast.step_plans import StepPlans
+from stratagem_psserver.fast.plans import StepPlans
 from stratagem_psserver.variables.store import VariableStore
 from tests.psserver.fast.headers import header
 

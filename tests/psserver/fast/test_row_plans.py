@@ -17,7 +17,7 @@ from stratagem_proto.v1.variable_requests_pb2 import (
 )
 from stratagem_proto.wire.frames import encode_header
 from stratagem_proto.wire.tensors import spec_of
-from stratagem_psserver.fast.step_plans import StepPlans
+from stratagem_psserver.fast.plans import StepPlans
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
 from stratagem_psserver.variables.store import VariableStore

@@ -12,8 +12,8 @@ from stratagem_proto.v1.consistency_pb2 import StepBegin
 from stratagem_proto.v1.session_pb2 import RequestKey
 from stratagem_proto.v1.tensor_pb2 import TensorSpec
 from stratagem_proto.wire.frames import encode_header
-from stratagem_psserver.fast import step_plans
-from stratagem_psserver.fast.step_plans import StepPlan, StepPlans
+from stratagem_psserver.fast import plans as step_plans
+from stratagem_psserver.fast.plans import StepPlan, StepPlans
 from stratagem_psserver.variables.store import VariableStore
 from tests.psserver.fast.headers import header, kept
 

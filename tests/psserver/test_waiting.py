@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from stratagem_proto.errors import UnavailableError
-from stratagem_psserver.waiting.waits import Waits
+from stratagem_psserver.waiting import Waits
 
 NEVER = partial(dict[str, str]().get, "never")
 

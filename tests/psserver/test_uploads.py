@@ -9,7 +9,7 @@ from stratagem_proto.wire.tensors import spec_of
 from stratagem_psserver.limits.budget import Budget
 from stratagem_psserver.server import ParameterServer
 from stratagem_psserver.settings import ServerSettings
-from stratagem_psserver.uploads.upload_memory import UploadMemory
+from stratagem_psserver.uploads import UploadMemory
 from tests.conftest import TOKEN
 from tests.psserver.wire import RawClient
 

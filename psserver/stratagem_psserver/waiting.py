@@ -1,11 +1,11 @@
-"""Waiting without a thread for something that another request brings about."""
+"""Waiting without a thread for something that other requests bring about."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TypeVar
@@ -13,7 +13,7 @@ from typing import TypeVar
 from stratagem_proto.errors import StratagemError
 from stratagem_proto.serving.figures import SECONDS, Distribution
 from stratagem_proto.v1.status_pb2 import WaitStatus
-from stratagem_psserver.checkpoints.cut import STEPS
+from stratagem_psserver.checkpoint_gate import STEPS
 
 Outcome = TypeVar("Outcome")
 
@@ -105,3 +105,46 @@ def _reason(subject: Hashable) -> str:
     word = subject[0] if isinstance(subject, tuple) else subject
     # The request after another one of its session waits for the session itself.
     return _REASONS.get(word, word) if isinstance(word, str) else "turn"
+
+
+class Attendance:
+    """The calls of clients that attend their sessions; on the event loop."""
+
+    def __init__(self) -> None:
+        self._ends: defaultdict[bytes, set[asyncio.Future[None]]] = defaultdict(set)
+        self._closed = False
+
+    async def until_end(self, session_id: bytes) -> None:
+        """Waits until a session ends, or the server does."""
+        if self._closed:
+            return
+        end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ends[session_id].add(end)
+        try:
+            await end
+        finally:
+            self._ends[session_id].discard(end)
+            if not self._ends[session_id]:
+                del self._ends[session_id]
+
+    def session_ended(self, session_id: bytes) -> None:
+        """Ends the calls that attend a session."""
+        for end in self._ends.get(session_id, ()):
+            if not end.done():
+                end.set_result(None)
+
+    def close(self) -> None:
+        """Ends all calls, also those to come."""
+        self._closed = True
+        for session_id in [*self._ends]:
+            self.session_ended(session_id)
+
+
+_MOST = 10
+
+
+def listed(names: Sequence[str]) -> str:
+    """The names one after the other, or the first of them and how many follow."""
+    rest = len(names) - _MOST
+    more = f" and {rest} more" if rest > 0 else ""
+    return ", ".join(names[:_MOST]) + more

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stratagem_psserver.checkpoints.announcements import Announcements
+from stratagem_psserver.restoration import Announcements
 
 
 def test_the_oldest_are_forgotten_before_they_take_much_memory() -> None:

@@ -1,1 +1,0 @@
-"""Requests that carry tensors, and the memory in which these arrive."""
