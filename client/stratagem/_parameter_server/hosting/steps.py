@@ -5,7 +5,7 @@ from __future__ import annotations
 from stratagem._core.enums import ReduceOp
 from stratagem._gradients.step import OptimizerStep, VariableGradients
 from stratagem._parameter_server.hosting.store import RemoteStore
-from stratagem._parameter_server.pushing.contributions import Staged
+from stratagem._parameter_server.hosting.synchronous_steps import Staged
 from stratagem._parameter_server.pushing.overlapped_push import OverlappedPush
 from stratagem._parameter_server.pushing.push import Push
 from stratagem._parameter_server.pushing.server_batches import (

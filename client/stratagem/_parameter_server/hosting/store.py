@@ -10,9 +10,11 @@ from functools import partial
 import torch
 
 from stratagem._parameter_server.hosting.programs import Programs
-from stratagem._parameter_server.hosting.step_ends import StepEnds
 from stratagem._parameter_server.hosting.step_reads import StepReads
-from stratagem._parameter_server.pushing.contributions import Contributions
+from stratagem._parameter_server.hosting.synchronous_steps import (
+    Contributions,
+    StepEnds,
+)
 from stratagem._parameter_server.pushing.fused import pushing_of
 from stratagem._parameter_server.pushing.gradient_router import GradientRouter
 from stratagem._parameter_server.pushing.plain import Exchange
