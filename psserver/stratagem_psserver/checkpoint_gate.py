@@ -62,7 +62,7 @@ class CheckpointGate:
     _over: set[bytes] = field(default_factory=set)
 
     def admits(self, client: bytes, label: str, step: int, now: float) -> bool:
-        """Whether a request may go on; then `end_request` must follow."""
+        """Return whether a request may go on; then `end_request` must follow."""
         hold = self._holding(now)
         if hold is not None and not 0 < step <= hold.begun.get(client, 0):
             return False
@@ -82,7 +82,7 @@ class CheckpointGate:
         return hold.until - now if hold is not None else 0.0
 
     def finish(self, client: bytes, label: str, step: int, report: bytes) -> None:
-        """Takes note of what a client has finished, and of what it says about that.
+        """Note what a client has finished, and what it says about that.
 
         Raises:
             InvalidArgumentError: What it says could be in no checkpoint.
@@ -96,7 +96,7 @@ class CheckpointGate:
             progress.finished, progress.report = step, report
 
     def forget(self, client: bytes, is_task: bool) -> None:
-        """Takes note that a client is gone; nothing more will come of its steps.
+        """Note that a client is gone; nothing more will come of its steps.
 
         Args:
             client: Who.
@@ -108,7 +108,7 @@ class CheckpointGate:
             self._left[progress.label] = progress
 
     def hold(self, cut: bytes, begun: Mapping[bytes, int], now: float) -> None:
-        """Begins a cut, or learns of steps that have begun on other servers.
+        """Begin a cut, or learn of steps that have begun on other servers.
 
         Raises:
             AbortedError: Another cut is being taken, or this one took too long.
@@ -133,17 +133,17 @@ class CheckpointGate:
             )
 
     def holds(self, cut: bytes, now: float) -> bool:
-        """Whether a cut is being taken."""
+        """Return whether a cut is being taken."""
         hold = self._holding(now)
         return hold is not None and hold.cut == cut
 
     def release(self, cut: bytes) -> None:
-        """Ends a cut."""
+        """End a cut."""
         if self._hold is not None and self._hold.cut == cut:
             self._end()
 
     def progress(self) -> Mapping[bytes, Progress]:
-        """How far each client has come."""
+        """Return how far each client has come."""
         return self._clients
 
     def left(self) -> Collection[Progress]:
@@ -168,7 +168,7 @@ _MOST_BYTES = 256 << 10
 
 
 def check_report(label: str, report: bytes) -> None:
-    """Checks what a client reports as it arrives, before a save meets it.
+    """Check what a client reports as it arrives, before a save meets it.
 
     Args:
         label: The client, for messages.

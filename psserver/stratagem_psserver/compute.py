@@ -27,11 +27,11 @@ class Compute:
         )
 
     async def run(self, work: Callable[[], Result], nbytes: int) -> Result:
-        """The result of work that goes through that many bytes."""
+        """Return the result of work that goes through that many bytes."""
         if nbytes <= _INLINE_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def close(self) -> None:
-        """Waits for running work and ends the threads."""
+        """Wait for running work and end the threads."""
         self._threads.shutdown()

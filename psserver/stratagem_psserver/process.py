@@ -9,7 +9,7 @@ from stratagem_proto.memory import keep_freed_memory
 
 
 def tune() -> None:
-    """Prepares this process for serving; to be called before torch is imported.
+    """Prepare this process for serving; call it before torch is imported.
 
     What the environment says already is left as it is.
     """
@@ -22,7 +22,7 @@ def tune() -> None:
 
 
 def keep_what_is_loaded() -> None:
-    """Has the garbage collector pass over all there is; for after the imports.
+    """Have the garbage collector pass over all there is; call it after the imports.
 
     Modules stay as long as the process does, and have 300,000 objects: to look through
     them takes 180 ms, in which nobody is served.

@@ -35,14 +35,14 @@ class Accounts:
     closures: Mapping[bytes, Space]
 
     def replace(self, data: DataLedgers, closures: ClosureLedger) -> None:
-        """Puts them in place of what a server has."""
+        """Put them in place of what a server has."""
         if self.data is not None:
             data.replace(self.data)
         closures.adopt(self.closures)
 
 
 def read_accounts(request: StageVariablesRequest, task: int) -> Accounts:
-    """Reads what a request asks for.
+    """Read what a request asks for.
 
     Args:
         request: What to read, and where.
@@ -99,11 +99,11 @@ class Staging:
     def keep(
         self, session_id: bytes, restoration: bytes, staged: StagedVariables
     ) -> None:
-        """Keeps what was read, in place of what the session had staged before."""
+        """Keep what was read, in place of what the session had staged before."""
         self._staged[session_id] = restoration, staged
 
     def take(self, session_id: bytes, restoration: bytes) -> StagedVariables:
-        """What a session has staged, which is then forgotten here.
+        """Return what a session has staged, which is then forgotten here.
 
         Raises:
             FailedPreconditionError: It is not that restoration.
@@ -117,7 +117,7 @@ class Staging:
         return staged
 
     def forget(self, session_id: bytes) -> None:
-        """Gives up what a session has staged, if anything."""
+        """Give up what a session has staged, if anything."""
         self._staged.pop(session_id, None)
 
 
@@ -137,7 +137,7 @@ class Announcements:
         self._awaited: list[tuple[str, bytes]] = []
 
     def add(self, identity: str, session_id: bytes) -> None:
-        """Takes note that a session has had a checkpoint restored."""
+        """Note that a session has had a checkpoint restored."""
         self._made.append((identity, session_id))
         while len(self._made) > 1 and self._characters > _MOST_CHARACTERS:
             del self._made[0]
@@ -147,7 +147,7 @@ class Announcements:
         return sum(len(identity) for identity, _ in self._made)
 
     def session_opened(self, session_id: bytes) -> None:
-        """Takes note of a session, which may be one of before."""
+        """Note a session, which may be one of before."""
         back = [one for one in self._awaited if one[1] == session_id]
         if back:
             self._awaited = [one for one in self._awaited if one[1] != session_id]
@@ -159,10 +159,10 @@ class Announcements:
         return [identity for identity, _ in self._made]
 
     def facts(self) -> list[tuple[str, str]]:
-        """All that there is, for JSON."""
+        """Return all that there is, for JSON."""
         known = self._awaited + self._made
         return [(identity, session_id.hex()) for identity, session_id in known]
 
     def restore(self, facts: Sequence[tuple[str, str]]) -> None:
-        """Goes on from the facts of a checkpoint."""
+        """Go on from the facts of a checkpoint."""
         self._awaited = [(one, bytes.fromhex(session)) for one, session in facts]

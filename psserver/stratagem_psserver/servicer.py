@@ -56,7 +56,7 @@ Handlers = Mapping[str, Handler]
 
 
 def service_handler(state: ServerState) -> grpc.GenericRpcHandler:
-    """The parameter-server service over some state."""
+    """Return the parameter-server service over some state."""
     methods = Methods(_border(state))
     handlers = {
         **_session_methods(methods, SessionRpcs(state)),
@@ -74,7 +74,7 @@ def _border(state: ServerState) -> RpcBoundary:
 
 
 def checkpoint_handler(state: ServerState, saves: Saves) -> grpc.GenericRpcHandler:
-    """The checkpoint service over some state."""
+    """Return the checkpoint service over some state."""
     unary = Methods(_border(state)).unary
     rpcs, messages = CheckpointRpcs(state, saves), checkpoint_pb2
     handlers = {
@@ -92,14 +92,14 @@ def checkpoint_handler(state: ServerState, saves: Saves) -> grpc.GenericRpcHandl
 
 
 def closure_handler(state: ServerState) -> grpc.GenericRpcHandler:
-    """The closure service over some state."""
+    """Return the closure service over some state."""
     unary, rpcs = Methods(_border(state)).unary, ClosureRpcs(state)
     handlers = {"EndClosures": unary(closure_pb2.EndClosuresRequest, rpcs.end)}
     return grpc.method_handlers_generic_handler(_CLOSURES, handlers)
 
 
 def data_handler(state: ServerState) -> grpc.GenericRpcHandler:
-    """The data service over some state."""
+    """Return the data service over some state."""
     unary, rpcs = Methods(_border(state)).unary, DrawRpcs(state)
     handlers = {
         "OpenPass": unary(draws_pb2.OpenPassRequest, rpcs.open),

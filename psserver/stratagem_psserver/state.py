@@ -87,7 +87,7 @@ class ServerState:
         self.rounds.reclaim()
 
     def session(self, session_id: bytes) -> Session:
-        """The session of that id, with its lease renewed.
+        """Return the session of that id, with its lease renewed.
 
         Raises:
             SessionLostError: It is not open.
@@ -95,7 +95,7 @@ class ServerState:
         return self.ledger.session(session_id, time.monotonic())
 
     def finished(self, session_id: bytes, step: int, report: bytes) -> Session:
-        """Takes note of the last step that a client has finished.
+        """Note the last step that a client has finished.
 
         Returns:
             Its session, as of `session`.
@@ -111,7 +111,7 @@ class ServerState:
     def open_session(
         self, session_id: bytes, role: Role.ValueType, task: Task, client: bytes = b""
     ) -> Session:
-        """Begins or resumes a session."""
+        """Begin or resume a session."""
         session = self.ledger.open(session_id, role, task, time.monotonic())
         session.client = client or session_id
         self.barriers.session_opened(session.id)
@@ -120,17 +120,17 @@ class ServerState:
         return session
 
     def close_session(self, session_id: bytes) -> None:
-        """Ends a session at its client's wish."""
+        """End a session at its client's wish."""
         session = self.ledger.close(session_id)
         if session is not None:
             self._ended(session, f"{session.label} left", left=True)
 
     def trim(self) -> None:
-        """Gives memory back that no upload has used since the last call."""
+        """Give memory back that no upload has used since the last call."""
         self.mutations.uploads.trim()
 
     def end_leases(self) -> list[Session]:
-        """Ends the sessions of clients that were silent for too long."""
+        """End the sessions of clients that were silent for too long."""
         ended = self.ledger.expire(time.monotonic())
         for session in ended:
             self._ended(session, f"the lease of {session.label} ran out")
@@ -148,19 +148,19 @@ class ServerState:
         self.clocks_changed(self.clocks.session_ended(session.id, why))
 
     def groups_changed(self, groups: Iterable[str]) -> None:
-        """Lets those who wait for a step of these groups look again."""
+        """Let those who wait for a step of these groups look again."""
         for group in groups:
             self.waits.changed(("group", group))
 
     def clocks_changed(self, groups: Iterable[str]) -> None:
-        """Lets those who wait to begin a step of these groups look again."""
+        """Let those who wait to begin a step of these groups look again."""
         for group in groups:
             self.waits.changed(("clock", group))
 
     def variables(
         self, session_id: bytes, snapshot: bytes
     ) -> VariableStore | HeldSnapshot:
-        """The variables as they are, or as a session's snapshot has them.
+        """Return the variables as they are, or as a session's snapshot has them.
 
         Raises:
             FailedPreconditionError: It has no such snapshot.
@@ -168,7 +168,7 @@ class ServerState:
         return self.held.of(session_id, snapshot) if snapshot else self.store
 
     def locked(self, names: Iterable[str]) -> Holding:
-        """Holds the locks of variables; slots share those of their owners."""
+        """Hold the locks of variables; slots share those of their owners."""
         return self.locked_owners(partial(self.store.owners, list(names)))
 
     def locked_owners(self, owners: Callable[[], list[str]]) -> Holding:
@@ -176,7 +176,7 @@ class ServerState:
         return self.locks.holding(owners)
 
     def changing(self, names: Iterable[str]) -> AbstractAsyncContextManager[None]:
-        """Holds locks as `locked`, of variables that are then changed in place."""
+        """Hold locks as `locked`, of variables that are then changed in place."""
         return self.changing_owners(partial(self.store.owners, list(names)))
 
     def changing_owners(

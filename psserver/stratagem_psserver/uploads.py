@@ -52,7 +52,7 @@ class RequestStream(Generic[Header]):
         self._first: memoryview | None = None
 
     async def header(self) -> Header:
-        """What is asked.
+        """Return what is asked.
 
         Raises:
             MalformedStreamError: The first message has no header, or not at first.
@@ -70,7 +70,7 @@ class RequestStream(Generic[Header]):
         )
 
     def found(self, layout: SegmentLayout) -> list[torch.Tensor] | None:
-        """All tensors, if the first message says that they are in shared memory.
+        """Return all tensors, if the first message says that they are in shared memory.
 
         Args:
             layout: Where they are then. None is returned if they are anywhere else.
@@ -141,7 +141,7 @@ class UploadMemory:
         self._all: list[_Kept] = []
 
     def take(self, specs: Sequence[TensorSpec], nbytes: int) -> Upload:
-        """Where to put tensors: memory of some like them, if there is any.
+        """Return where to put tensors: memory of some like them, if there is any.
 
         Its bytes are those of the caller then, who has not reserved them yet.
         """
@@ -154,7 +154,7 @@ class UploadMemory:
         return Upload(specs, nbytes)
 
     def keep(self, upload: Upload, reservation: Reservation) -> None:
-        """Keeps the memory of an upload of which nothing is needed any more.
+        """Keep the memory of an upload of which nothing is needed any more.
 
         Args:
             upload: It.
@@ -164,14 +164,14 @@ class UploadMemory:
             self._all.append(_Kept(upload, reservation.hand_over()))
 
     def trim(self) -> None:
-        """Gives back what was not used since it was trimmed last."""
+        """Give back what was not used since it was trimmed last."""
         for kept in list(self._all):
             if kept.is_idle:
                 self._drop(kept)
             kept.is_idle = True
 
     def clear(self) -> None:
-        """Gives all of it back."""
+        """Give all of it back."""
         for kept in list(self._all):
             self._drop(kept)
 

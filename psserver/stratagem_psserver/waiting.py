@@ -30,7 +30,7 @@ class Waits:
     async def until(
         self, subject: Hashable, met: Callable[[], Outcome | None], seconds: float
     ) -> Outcome | None:
-        """Waits until a condition has an outcome.
+        """Wait until a condition has an outcome.
 
         Args:
             subject: What the condition looks at; `changed` must be called with it.
@@ -84,13 +84,13 @@ class Waits:
                 del self._waiting[subject]
 
     def changed(self, subject: Hashable) -> None:
-        """Lets those who wait for that subject look again."""
+        """Let those who wait for that subject look again."""
         for change in self._waiting.pop(subject, ()):
             if not change.done():
                 change.set_result(None)
 
     def close(self, error: StratagemError) -> None:
-        """Ends all waits, present and future, with an error."""
+        """End all waits, present and future, with an error."""
         self._closed = error
         for subject in list(self._waiting):
             self.changed(subject)
@@ -101,7 +101,7 @@ _REASONS = {"group": "step", "closure": "turn", STEPS: "checkpoint"}
 
 
 def _reason(subject: Hashable) -> str:
-    """What a wait is for, as the contract says it."""
+    """Return what a wait is for, as the contract says it."""
     word = subject[0] if isinstance(subject, tuple) else subject
     # The request after another one of its session waits for the session itself.
     return _REASONS.get(word, word) if isinstance(word, str) else "turn"
@@ -115,7 +115,7 @@ class Attendance:
         self._closed = False
 
     async def until_end(self, session_id: bytes) -> None:
-        """Waits until a session ends, or the server does."""
+        """Wait until a session ends, or the server does."""
         if self._closed:
             return
         end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -128,13 +128,13 @@ class Attendance:
                 del self._ends[session_id]
 
     def session_ended(self, session_id: bytes) -> None:
-        """Ends the calls that attend a session."""
+        """End the calls that attend a session."""
         for end in self._ends.get(session_id, ()):
             if not end.done():
                 end.set_result(None)
 
     def close(self) -> None:
-        """Ends all calls, also those to come."""
+        """End all calls, also those to come."""
         self._closed = True
         for session_id in [*self._ends]:
             self.session_ended(session_id)

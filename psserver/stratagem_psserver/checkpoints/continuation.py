@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def dump(state: ServerState) -> str:
-    """All that there is besides variables, as JSON."""
+    """Return all that there is besides variables, as JSON."""
     facts = {
         "sessions": [_session_to_json(one) for one in state.ledger.sessions()],
         "optimizers": state.optimizers.classes(),
@@ -71,7 +71,7 @@ def _session_from_json(item: dict[str, Any]) -> Session:
 
 
 def resume(state: ServerState, path: str) -> bool:
-    """Lets a server that has nothing yet go on from its part of a checkpoint.
+    """Let a server that has nothing yet continue from its part of a checkpoint.
 
     Args:
         state: The server's.

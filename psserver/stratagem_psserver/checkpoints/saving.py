@@ -51,7 +51,7 @@ class Saves:
         self._tasks: dict[bytes, asyncio.Task[Saved]] = {}
 
     def begin(self, cut: bytes, folder: str) -> None:
-        """Marks all variables, and begins to write them; again does nothing.
+        """Mark all variables and begin to write them; do nothing the second time.
 
         Raises:
             NotFoundError: The folder does not exist on this machine.
@@ -106,7 +106,7 @@ class Saves:
         return part, facts
 
     def report(self) -> CheckpointStatus:
-        """What was written, and when the last time."""
+        """Return what was written, and when the last time."""
         status = CheckpointStatus(saves=self._saves, failures=self._failures)
         if last := self._last:
             status.folder, status.bytes = last.folder, last.nbytes
@@ -115,11 +115,11 @@ class Saves:
         return status
 
     def knows(self, cut: bytes) -> bool:
-        """Whether a cut's save has begun."""
+        """Return whether a cut's save has begun."""
         return cut in self._tasks
 
     async def finish(self, cut: bytes, seconds: float) -> Saved | None:
-        """What was written; None if it takes longer.
+        """Return what was written; None if it takes longer.
 
         Raises:
             StratagemError: It could not be written.
@@ -134,6 +134,6 @@ class Saves:
         return task.result() if task.done() else None
 
     async def close(self) -> None:
-        """Waits for what is being written."""
+        """Wait for what is being written."""
         if self._tasks:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)

@@ -86,7 +86,7 @@ class DataLedger:
         self.passes: dict[int, Pass] = {}
 
     def open(self, coordinator: bytes) -> tuple[int, set[bytes]]:
-        """Begins a pass; another coordinator than before goes on with the last one.
+        """Begin a pass; another coordinator than before goes on with the last one.
 
         Returns:
             The number of the pass, and the coordinators that had it before.
@@ -104,7 +104,7 @@ class DataLedger:
         return self.opened - 1, set()
 
     def draw(self, number: int, function: Function) -> int | None:
-        """Hands out the next batch of a pass; None if there is none left.
+        """Hand out the next batch of a pass; None if there is none left.
 
         Raises:
             NotFoundError: There was no such pass.
@@ -134,7 +134,7 @@ class DataLedger:
         return self.passes.get(number)
 
     def release(self, number: int, function: Function) -> None:
-        """Takes note that a function that has drawn in a pass has ended."""
+        """Note that a function that has drawn in a pass has ended."""
         found = self.passes.get(number)
         if found is not None:
             found.holders.pop(function, None)
@@ -142,7 +142,7 @@ class DataLedger:
                 del self.passes[number]
 
     def require_fit(self, num_batches: int) -> None:
-        """Checks that somebody means the same data.
+        """Check that somebody means the same data.
 
         Raises:
             FailedPreconditionError: They have another number of batches.
@@ -155,7 +155,7 @@ class DataLedger:
             )
 
     def give_up(self, renamed: Callable[[bytes], bytes], again: bool) -> None:
-        """Lets whoever comes next go on, as of `Pass.given_up`."""
+        """Let whoever comes next go on, as of `Pass.given_up`."""
         passes = {n: one.given_up(renamed, again) for n, one in self.passes.items()}
         self.passes = {n: one for n, one in passes.items() if not self._is_over(one)}
 
@@ -164,7 +164,7 @@ class DataLedger:
 
 
 def ledger_to_json(ledger: DataLedger) -> dict[str, Any]:
-    """All that there is of a ledger but its name, for JSON."""
+    """Return all that there is of a ledger but its name, for JSON."""
     return {
         "batches": ledger.num_batches,
         "seed": ledger.seed,
@@ -184,7 +184,7 @@ def ledger_to_json(ledger: DataLedger) -> dict[str, Any]:
 
 
 def ledger_from_json(name: str, item: dict[str, Any]) -> DataLedger:
-    """The ledger of which `ledger_to_json` gave this."""
+    """Return the ledger of which `ledger_to_json` gave this."""
     ledger = DataLedger(name, item["batches"], item["seed"])
     ledger.opened = item["opened"]
     for number, one in item["passes"].items():

@@ -18,7 +18,7 @@ MAX_LEDGERS = 10_000
 
 
 def ledgers_from_json(facts: Mapping[str, Any]) -> list[DataLedger]:
-    """The ledgers that were facts of `DataLedgers`."""
+    """Return the ledgers that were facts of `DataLedgers`."""
     return [ledger_from_json(name, one) for name, one in facts.items()]
 
 
@@ -48,7 +48,7 @@ class DataLedgers:
     def open(
         self, name: str, num_batches: int, seed: int, coordinator: bytes
     ) -> Opened:
-        """Begins a pass, or goes on with one.
+        """Begin a pass, or go on with one.
 
         Raises:
             InvalidNameError: The name is none.
@@ -83,7 +83,7 @@ class DataLedgers:
     def draw(
         self, name: str, number: int, num_batches: int, function: Function
     ) -> int | None:
-        """Hands out a batch as `DataLedger.draw`, if the data are the same.
+        """Hand out a batch as `DataLedger.draw`, if the data are the same.
 
         Raises:
             NotFoundError: There is no such ledger, or no such pass.
@@ -108,15 +108,15 @@ class DataLedgers:
                 self._ledgers[name].release(number, function)
 
     def facts(self) -> dict[str, Any]:
-        """All that there is, for JSON."""
+        """Return all that there is, for JSON."""
         return {name: ledger_to_json(ledger) for name, ledger in self._ledgers.items()}
 
     def restore(self, facts: dict[str, Any]) -> None:
-        """Goes on from the facts of a checkpoint."""
+        """Go on from the facts of a checkpoint."""
         self.replace(ledgers_from_json(facts))
 
     def replace(self, ledgers: Iterable[DataLedger]) -> None:
-        """Goes on with these ledgers, and with no others."""
+        """Go on with these ledgers, and with no others."""
         self._ledgers = {ledger.name: ledger for ledger in ledgers}
         self._held = {}
         for name, number, function in self._holdings():

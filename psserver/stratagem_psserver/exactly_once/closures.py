@@ -64,7 +64,7 @@ class EndedClosures:
 
     @classmethod
     def all(cls) -> EndedClosures:
-        """All that there may ever be."""
+        """Return all that there may ever be."""
         return cls(_ALL)
 
     def united(self, other: EndedClosures) -> EndedClosures:
@@ -134,7 +134,7 @@ class ClosureLedger:
         return self._nbytes
 
     def admit(self, key: ClosureKey, intent: Intent) -> Admission:
-        """Decides on one arrival of a mutation.
+        """Decide on one arrival of a mutation.
 
         Raises:
             InvalidArgumentError: The key is none.
@@ -157,7 +157,7 @@ class ClosureLedger:
     def finish(
         self, key: ClosureKey, intent: Intent, reply: RecordedReply | None
     ) -> None:
-        """Ends what `Apply` began.
+        """End what `Apply` began.
 
         Args:
             key: Which mutation it is.
@@ -170,7 +170,7 @@ class ClosureLedger:
             self._keep(space, number, Record(intent, reply))
 
     def end(self, name: bytes, ended: EndedClosures) -> EndedClosures:
-        """Takes note of functions of a coordinator; returns all that have ended."""
+        """Note functions of a coordinator; return all that have ended."""
         _check_space(name)
         space = self._space(name)
         space.ended = space.ended.united(ended)
@@ -179,11 +179,11 @@ class ClosureLedger:
         return space.ended
 
     def spaces(self) -> Iterator[tuple[bytes, Space]]:
-        """All that is known, by the names of coordinators."""
+        """Return all that is known, by the names of coordinators."""
         yield from self._spaces.items()
 
     def restore(self, name: bytes, space: Space) -> None:
-        """Goes on with what a checkpoint has of a coordinator's functions."""
+        """Go on with what a checkpoint has of a coordinator's functions."""
         mine = self._space(name)
         mine.ended = space.ended
         for number, records in space.unended.items():
@@ -191,7 +191,7 @@ class ClosureLedger:
                 self._keep(mine, number, record)
 
     def adopt(self, spaces: Mapping[bytes, Space]) -> None:
-        """Takes in functions of a checkpoint, in place of those taken in before.
+        """Take in functions of a checkpoint, in place of those taken in before.
 
         Args:
             spaces: They, by names that nobody has yet.
@@ -255,7 +255,7 @@ def _check_space(name: bytes) -> None:
 
 
 def label(identity: ClosureIdentity) -> str:
-    """How messages name a function."""
+    """Return how messages name a function."""
     return f"function {identity.number} of coordinator {identity.space.hex()[:8]}"
 
 

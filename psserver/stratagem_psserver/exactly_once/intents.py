@@ -51,7 +51,7 @@ class Intent:
 
 
 def intent_of(request: Mutation) -> Intent:
-    """Returns what a mutation does."""
+    """Return what a mutation does."""
     kind = type(request)
     # In one order, since sets of names have another one in each process.
     names = tuple(sorted(_NAMES[kind](request)))

@@ -102,7 +102,7 @@ class Numbering:
         return Replay(reply) if reply is not None else None
 
     def admit(self, key: RequestKey) -> Admission:
-        """Decides on one arrival of a request."""
+        """Decide on one arrival of a request."""
         known = self.outcome(key)
         if known is not None:
             return known
@@ -122,7 +122,7 @@ class Numbering:
         return Apply()
 
     def finish(self, reply: RecordedReply | None) -> None:
-        """Ends what `Apply` began.
+        """End what `Apply` began.
 
         Args:
             reply: To repeat on a repetition; None if the request may come again
@@ -136,14 +136,14 @@ class Numbering:
             self._keep(reply)
 
     def replies(self) -> Sequence[RecordedReply]:
-        """What is kept of requests that are not acknowledged."""
+        """Return what is kept of requests that are not acknowledged."""
         return list(self._replies.values())
 
     @classmethod
     def restored(
         cls, acknowledged: int, last: int, replies: Iterable[RecordedReply]
     ) -> Numbering:
-        """The rule as it was in a checkpoint."""
+        """Return the rule as it was in a checkpoint."""
         numbering = cls(acknowledged, last)
         for reply in replies:
             numbering._keep(reply)
@@ -207,7 +207,7 @@ class SessionLedger:
     def open(
         self, session_id: bytes, role: Role.ValueType, task: Task, now: float
     ) -> Session:
-        """Begins a session, or resumes the one of that id with its numbering.
+        """Begin a session, or resume the one of that id with its numbering.
 
         Raises:
             InvalidArgumentError: The id is not 16 bytes long, or the task has no
@@ -235,7 +235,7 @@ class SessionLedger:
         return session
 
     def session(self, session_id: bytes, now: float) -> Session:
-        """The open session of that id, with its lease renewed.
+        """Return the open session of that id, with its lease renewed.
 
         Raises:
             SessionLostError: There is none, with what to do.
@@ -249,7 +249,7 @@ class SessionLedger:
         return session
 
     def attend(self, session_id: bytes) -> None:
-        """Takes note of a call that lasts as long as an open session; `leave` follows.
+        """Note a call that lasts as long as an open session; `leave` follows.
 
         Raises:
             SessionLostError: The session is not open.
@@ -260,7 +260,7 @@ class SessionLedger:
         self._cut_off.discard(session_id)
 
     def leave(self, session_id: bytes, now: float) -> None:
-        """Takes note that such a call has ended before its session, or with it.
+        """Note that such a call has ended before its session, or with it.
 
         The system closes the connections of a process that ends. When that of one is
         given up that is stopped, or cut off, nothing was heard of it for as long as a
@@ -276,12 +276,12 @@ class SessionLedger:
             session.expires = min(session.expires, now + self._reconnect)
 
     def silences(self, now: float) -> Iterator[tuple[Session, float]]:
-        """The open sessions, and how long ago each was heard of, in seconds."""
+        """Return the open sessions, and how long ago each was heard of, in seconds."""
         for session in self._open.values():
             yield session, now - session.heard
 
     def sessions(self) -> Iterator[Session]:
-        """All sessions that may go on, also those that ended."""
+        """Return all sessions that may go on, also those that ended."""
         yield from self._ended.values()
         yield from self._open.values()
 
@@ -291,7 +291,7 @@ class SessionLedger:
             self._remember(session)
 
     def close(self, session_id: bytes) -> Session | None:
-        """Ends a session; None if it was not open."""
+        """End a session; None if it was not open."""
         session = self._open.pop(session_id, None)
         self._cut_off.discard(session_id)
         if session is not None:
@@ -299,7 +299,7 @@ class SessionLedger:
         return session
 
     def expire(self, now: float) -> list[Session]:
-        """Ends the sessions of which nothing was heard in time, and returns them."""
+        """End the sessions of which nothing was heard in time, and return them."""
         ended = [session for session in self._open.values() if session.expires <= now]
         for session in ended:
             self.close(session.id)

@@ -18,7 +18,7 @@ from stratagem_psserver.exactly_once.intents import Intent
 
 
 def dump_closures(ledger: ClosureLedger) -> list[dict[str, Any]]:
-    """All that is recorded, as JSON."""
+    """Return all that is recorded, as JSON."""
     return [
         {
             "space": name.hex(),
@@ -34,13 +34,13 @@ def dump_closures(ledger: ClosureLedger) -> list[dict[str, Any]]:
 
 
 def restore_closures(ledger: ClosureLedger, facts: Iterable[dict[str, Any]]) -> None:
-    """Lets a ledger that has nothing yet go on from what `dump_closures` gave."""
+    """Let a ledger that has nothing yet go on from what `dump_closures` gave."""
     for name, space in spaces_of(facts):
         ledger.restore(name, space)
 
 
 def spaces_of(facts: Iterable[dict[str, Any]]) -> Iterator[tuple[bytes, Space]]:
-    """What `dump_closures` gave, by the names of coordinators."""
+    """Return what `dump_closures` gave, by the names of coordinators."""
     for item in facts:
         ended = EndedClosures(item["through"], frozenset(item["unended"]))
         unended = {number: _records(items) for number, items in item["recorded"]}

@@ -25,7 +25,7 @@ from stratagem_psserver.fast.repeatable_updates import (
 from stratagem_psserver.fast.repeated_groups import Gradients
 from stratagem_psserver.fast.repeated_steps import RepeatedStep
 from stratagem_psserver.limits.recent import Recent
-from stratagem_psserver.optimization.steps import OptimizerStep
+from stratagem_psserver.optimization.steps import CheckedStep
 from stratagem_psserver.variables.read_plans import ReadPlan
 from stratagem_psserver.variables.store import VariableStore
 
@@ -68,7 +68,7 @@ class StepPlan:
         return self._manifest or Manifest(header.tensors, borrows=True)
 
     def holds(self, store: VariableStore) -> bool:
-        """Whether the variables are still those that the plan was made for."""
+        """Return whether the variables are still those that the plan was made for."""
         return self._generation == store.generation
 
     def renew(self, store: VariableStore, step: RepeatedStep | None) -> None:
@@ -168,7 +168,7 @@ class StepPlans:
             plan = StepPlan(common, encoded)
         return plan
 
-    def learn(self, plan: StepPlan, step: OptimizerStep) -> None:
+    def learn(self, plan: StepPlan, step: CheckedStep) -> None:
         """Keep a plan with its step; the locks that it was taken under are held."""
         plan.renew(self._store, RepeatedStep.of(step, self._store))
         self.keep(plan)
@@ -219,6 +219,6 @@ class ReadPlanCache:
 
 
 def _is_of_all(selection: Selection) -> bool:
-    """Whether it is of a variable as it is."""
+    """Return whether it is of a variable as it is."""
     is_part = selection.WhichOneof("part") is not None
     return not is_part and not selection.HasField("narrowed_to")

@@ -46,7 +46,7 @@ def is_step(header: pb.UpdateHeader) -> bool:
 
 
 def is_repeatable(header: pb.UpdateHeader) -> bool:
-    """Whether a plan honours all fields of a step, at any depth."""
+    """Return whether a plan honours all fields of a step, at any depth."""
     gradients = header.gradients
     rows = [place for place in map(rows_of, gradients) if place is not None]
     # A plan knows the size of every tensor but those of a gradient by rows.

@@ -22,7 +22,7 @@ from stratagem_psserver.fast.row_groups import RowGroup, RowParameter
 from stratagem_psserver.optimization.bindings import ParameterBinding
 from stratagem_psserver.optimization.hyperparameters import GroupSettings, settings_of
 from stratagem_psserver.optimization.optimizers import Optimizers
-from stratagem_psserver.optimization.steps import Group, OptimizerStep
+from stratagem_psserver.optimization.steps import CheckedStep, Group
 from stratagem_psserver.optimization.undo import LARGE, Undo
 from stratagem_psserver.variables.store import VariableStore
 
@@ -48,7 +48,7 @@ class RepeatedStep:
         is_flat: Whether a group is stepped faster with all gradients in one vector.
     """
 
-    def __init__(self, checked: OptimizerStep, groups: Sequence[RepeatedGroup]) -> None:
+    def __init__(self, checked: CheckedStep, groups: Sequence[RepeatedGroup]) -> None:
         # Without hyperparameters, and without the request that the step was part of.
         self.program = OptimizerProgram(
             name=checked.program.name, class_name=checked.program.class_name
@@ -62,7 +62,7 @@ class RepeatedStep:
         self._gradients = _NONE
 
     @classmethod
-    def of(cls, checked: OptimizerStep, store: VariableStore) -> RepeatedStep | None:
+    def of(cls, checked: CheckedStep, store: VariableStore) -> RepeatedStep | None:
         """Return the step, if it can be taken again without another check.
 
         Args:
@@ -138,7 +138,7 @@ class RepeatedStep:
 class _Making:
     """Makes the groups of a step that was checked."""
 
-    def __init__(self, checked: OptimizerStep, store: VariableStore) -> None:
+    def __init__(self, checked: CheckedStep, store: VariableStore) -> None:
         self._store = store
         variables = checked.variables
         self._places = {id(each): place for place, each in enumerate(variables)}

@@ -36,7 +36,7 @@ _OTHERS = ("fused", "foreach", "maximize", "differentiable")
 def sparse_rule(
     rule: OptimizerRule, values: Mapping[str, Value], dtype: torch.dtype
 ) -> SparseRule | None:
-    """What comes to the same bytes as torch's step of a sparse gradient.
+    """Return what comes to the same bytes as torch's step of a sparse gradient.
 
     Args:
         rule: The optimizer.
@@ -123,7 +123,7 @@ class _Trial:
         take_step(self._optimizer, sparse=True)
 
     def agrees(self, other: _Trial) -> bool:
-        """Whether all bytes are the same."""
+        """Return whether all bytes are the same."""
         if self.state.keys() != other.state.keys():
             return False
         pairs = [(each, other.state[key]) for key, each in self.state.items()]

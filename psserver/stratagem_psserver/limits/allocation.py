@@ -17,7 +17,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def allocating(advice: str) -> Iterator[None]:
-    """Says by name that the machine is out of memory.
+    """Say by name that the machine is out of memory.
 
     Args:
         advice: What to do about it.
@@ -36,7 +36,7 @@ def allocating(advice: str) -> Iterator[None]:
 
 
 def require_memory(sizes: Sequence[int]) -> None:
-    """Checks that the machine has memory, which is left to what follows.
+    """Check that the machine has memory, which is left to what follows.
 
     Args:
         sizes: Bytes of what is to be taken, all at a time.

@@ -31,7 +31,7 @@ class Budget:
         return self.limit - self.used
 
     def reserve(self, nbytes: int, purpose: str) -> Reservation:
-        """Takes bytes for as long as the reservation is not released.
+        """Take bytes for as long as the reservation is not released.
 
         Raises:
             ResourceExhaustedError: The limit would be passed.
@@ -64,7 +64,7 @@ class Reservation:
         budget.used += nbytes
 
     def release(self) -> None:
-        """Gives the bytes back; a second time does nothing."""
+        """Give the bytes back; do nothing the second time."""
         self._budget.used -= self.nbytes
         self.nbytes = 0
 
@@ -75,7 +75,7 @@ class Reservation:
         return heir
 
     def absorb(self, other: Reservation) -> None:
-        """Takes over the bytes of another reservation of the same budget."""
+        """Take over the bytes of another reservation of the same budget."""
         self.nbytes += other.nbytes
         other.nbytes = 0
 

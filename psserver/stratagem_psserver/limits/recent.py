@@ -38,7 +38,7 @@ class Recent(Generic[Key, Entry]):
         return entry
 
     def put(self, key: Key, entry: Entry) -> None:
-        """Keeps an entry in place of its key's, unless there may be no such key."""
+        """Keep an entry in place of its key's, unless there may be no such key."""
         # All others would go before it.
         if len(key) > self._most_in_keys:
             return

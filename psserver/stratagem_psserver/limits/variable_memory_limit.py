@@ -44,7 +44,7 @@ class VariableMemoryLimit:
         return None if self._limit is None else max(0, self._limit - self._used)
 
     def take(self, name: str, nbytes: int) -> None:
-        """Lets a variable have more bytes.
+        """Let a variable have more bytes.
 
         Raises:
             ResourceExhaustedError: They are more than are left.

@@ -46,7 +46,7 @@ class ParameterBinding(Protocol):
         """Whether its gradient is of some rows."""
 
     def open(self, room: VariableMemoryLimit) -> BoundParameter:
-        """Takes all memory that the step needs; changes nothing.
+        """Take all memory that the step needs; change nothing.
 
         Args:
             room: What there is for more state and rows.
@@ -56,10 +56,10 @@ class ParameterBinding(Protocol):
         """
 
     def close(self, state: Mapping[str, Any]) -> None:
-        """Takes back what the optimizer has made."""
+        """Take back what the optimizer has made."""
 
     def commit(self, store: VariableStore) -> None:
-        """Lets the store know the state's variables."""
+        """Let the store know the state's variables."""
 
 
 @dataclass
@@ -125,12 +125,12 @@ def missing_nbytes(
 def as_tensors(
     state: Mapping[str, Any], layout: StateLayout
 ) -> dict[str, torch.Tensor]:
-    """What an optimizer made, in the dtypes of the layout."""
+    """Return what an optimizer made, in the dtypes of the layout."""
     return {key: as_tensor(value, layout[key].dtype) for key, value in state.items()}
 
 
 def as_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
-    """What an optimizer made, in some dtype."""
+    """Return what an optimizer made, in some dtype."""
     # Of 160 parameters, calls that change nothing cost as much as a small step.
     if isinstance(value, torch.Tensor) and value.dtype == dtype:
         return value

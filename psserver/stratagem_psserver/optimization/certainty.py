@@ -31,7 +31,7 @@ NUMBERS = {"step": 2.0**53, "mu_product": 1.0, "mu": 1.0, "eta": _LARGEST}
 def are_ordinary(
     rule: OptimizerRule, values: Mapping[str, Value], dtype: torch.dtype
 ) -> bool:
-    """Whether no step with such hyperparameters fails for its numbers.
+    """Return whether no step with such hyperparameters fails for its numbers.
 
     Args:
         rule: The optimizer.

@@ -40,7 +40,7 @@ class StateTensor:
         return torch.Size(()) if self.is_scalar else parameter.shape
 
     def bound(self, tensor: torch.Tensor) -> torch.Tensor | int:
-        """The state as the optimizer wants it."""
+        """Return the state as the optimizer wants it."""
         is_number = self.is_scalar and self.dtype == torch.int64
         return int(tensor) if is_number else tensor
 
@@ -148,7 +148,7 @@ def _kept(tensor: torch.Tensor, before: torch.Tensor | None) -> StateTensor:
 def _step_once(
     rule: OptimizerRule, values: Mapping[str, Value], dtype: torch.dtype, sparse: bool
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The state before and after a step of one element."""
+    """Return the state before and after a step of one element."""
     parameter = torch.zeros(1, 1, dtype=dtype)
     parameter.grad = torch.zeros(1, 1, dtype=dtype)
     if sparse:

@@ -66,7 +66,7 @@ class RowGradient:
         return cls(found, None, sums)
 
     def only(self, wanted: torch.Tensor) -> RowGradient:
-        """The gradient of some of the distinct rows, given by a mask."""
+        """Return the gradient of some of the distinct rows, given by a mask."""
         if self.places is None:
             return RowGradient(self.rows[wanted], None, self.values[wanted])
         kept = wanted[self.places]
@@ -75,7 +75,7 @@ class RowGradient:
         return RowGradient(self.rows[wanted], places, self.values[kept])
 
     def as_sparse(self) -> torch.Tensor:
-        """The gradient of the distinct rows as a sparse tensor."""
+        """Return the gradient of the distinct rows as a sparse tensor."""
         shape = torch.Size((len(self.rows), *self.values.shape[1:]))
         if self.places is not None:
             return as_sparse(self.places.unsqueeze(0), self.values, shape)
@@ -93,7 +93,7 @@ def as_sparse(
     shape: torch.Size,
     is_coalesced: bool | None = None,
 ) -> torch.Tensor:
-    """The sparse tensor of some rows that were checked before."""
+    """Return the sparse tensor of some rows that were checked before."""
     return torch.sparse_coo_tensor(
         indices, values, shape, check_invariants=False, is_coalesced=is_coalesced
     )
@@ -133,7 +133,7 @@ def _gather_one(
 
 
 def check_gradient(variable: Variable, gradient: Gradient) -> None:
-    """Checks a gradient against its variable.
+    """Check a gradient against its variable.
 
     Raises:
         InvalidArgumentError: The shape does not fit.
@@ -146,14 +146,14 @@ def check_gradient(variable: Variable, gradient: Gradient) -> None:
 
 
 def decoded_specs(references: Sequence[GradientRef]) -> list[TensorSpec]:
-    """What will be made of the encoded gradients of a request."""
+    """Return what will be made of the encoded gradients of a request."""
     return [each.encoding.decoded for each in references if each.HasField("encoding")]
 
 
 def decode_gradients(
     references: Sequence[GradientRef], tensors: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The tensors of a request, with those of encoded gradients decoded.
+    """Return the tensors of a request, with those of encoded gradients decoded.
 
     Raises:
         InvalidArgumentError: What came is not as its encoding says, or several

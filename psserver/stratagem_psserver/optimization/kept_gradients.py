@@ -43,7 +43,7 @@ class KeptGradients:
         gradients: Sequence[Gradient],
         reservation: Reservation,
     ) -> None:
-        """Adds gradients to those of a pass; drops those of an earlier one.
+        """Add gradients to those of a pass; drop those of an earlier one.
 
         Raises:
             InvalidArgumentError: A variable has one already, or there are too many
@@ -66,7 +66,7 @@ class KeptGradients:
         kept.gradients |= {gradient.variable: gradient for gradient in gradients}
 
     def of(self, session_id: bytes, backward: BackwardPass) -> Kept:
-        """What has come of a pass; `drop` it once it is used.
+        """Return what has come of a pass; `drop` it once it is used.
 
         Raises:
             AbortedError: The pass is not known, or no longer.
@@ -81,19 +81,19 @@ class KeptGradients:
         return kept
 
     def drop(self, session_id: bytes, backward: BackwardPass) -> None:
-        """Forgets what has come for an optimizer; nothing if nothing has."""
+        """Forget what has come for an optimizer; nothing if nothing has."""
         kept = self._kept.pop((session_id, backward.optimizer), None)
         if kept is not None:
             kept.reservation.release()
 
     def session_ended(self, session_id: bytes) -> None:
-        """Forgets what a session has sent."""
+        """Forget what a session has sent."""
         for key in [key for key in self._kept if key[0] == session_id]:
             self._kept.pop(key).reservation.release()
 
 
 def require_distinct(gradients: Sequence[Gradient], kept: dict[str, Gradient]) -> None:
-    """Checks that variables have no gradient in a pass yet.
+    """Check that variables have no gradient in a pass yet.
 
     Raises:
         InvalidArgumentError: One has.

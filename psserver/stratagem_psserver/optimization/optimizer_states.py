@@ -49,7 +49,7 @@ class OptimizerStates:
     def of(
         self, optimizer: str, variable: Variable, layout: StateLayout
     ) -> OptimizerState:
-        """Where an optimizer's state for a variable is, or is to be.
+        """Return where an optimizer's state for a variable is, or is to be.
 
         Raises:
             InvalidArgumentError: The variable is a slot.

@@ -25,7 +25,7 @@ from stratagem_psserver.optimization.row_bindings import (
     TableRowBinding,
     TensorRowBinding,
 )
-from stratagem_psserver.optimization.steps import Group, OptimizerStep, Step
+from stratagem_psserver.optimization.steps import CheckedStep, Group, ReadyStep
 from stratagem_psserver.variables.store import Variable, VariableStore
 
 # More than any sane program has; without an end they would fill the memory.
@@ -43,8 +43,8 @@ class Optimizers:
 
     def prepare(
         self, program: OptimizerProgram, gradients: Sequence[Gradient]
-    ) -> OptimizerStep:
-        """Checks a step completely, without touching a variable.
+    ) -> CheckedStep:
+        """Check a step completely, without touching a variable.
 
         Raises:
             InvalidArgumentError: The class, a hyperparameter, a group or a gradient
@@ -61,7 +61,7 @@ class Optimizers:
         variables = [self._store.get(gradient.variable) for gradient in gradients]
         for variable, gradient in zip(variables, gradients, strict=True):
             self._join(program.name, groups, variable, gradient)
-        return OptimizerStep(
+        return CheckedStep(
             program,
             groups,
             variables,
@@ -93,9 +93,9 @@ class Optimizers:
                 "which is the most; give one optimizer the same name in each step"
             )
 
-    def commit(self, step: Step) -> list[int]:
+    def commit(self, step: ReadyStep) -> list[int]:
         """Record what a step did; return its variables' versions, in its order."""
-        if isinstance(step, OptimizerStep):
+        if isinstance(step, CheckedStep):
             # What a repeated step changes was recorded the first time.
             unknown = step.program.class_name, set[str]()
             stepped = self._known.setdefault(step.program.name, unknown)[1]
@@ -106,21 +106,21 @@ class Optimizers:
         return [variable.version for variable in step.variables]
 
     def forget(self, names: Sequence[str]) -> None:
-        """Takes note that variables were deleted, and their slots with them."""
+        """Note that variables were deleted, and their slots with them."""
         for optimizer, (_, stepped) in list(self._known.items()):
             stepped.difference_update(names)
             if not stepped:
                 del self._known[optimizer]
 
     def classes(self) -> dict[str, tuple[str, list[str]]]:
-        """The class of each optimizer, and the variables that it has stepped."""
+        """Return the class of each optimizer, and the variables that it has stepped."""
         return {
             name: (class_name, sorted(stepped))
             for name, (class_name, stepped) in self._known.items()
         }
 
     def restore(self, classes: Mapping[str, tuple[str, Sequence[str]]]) -> None:
-        """Knows the optimizers that a checkpoint has state of."""
+        """Take over the optimizers that a checkpoint has state of."""
         for name, (class_name, stepped) in classes.items():
             self._known[name] = (class_name, set(stepped))
 

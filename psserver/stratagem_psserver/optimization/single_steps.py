@@ -78,7 +78,7 @@ class Prototype:
 
 
 def take_step(optimizer: Optimizer, sparse: bool) -> None:
-    """Steps, without ranges for profilers and hooks of the process.
+    """Step, without ranges for profilers and hooks of the process.
 
     Args:
         optimizer: What steps.
@@ -108,7 +108,7 @@ def _keywords(rule: OptimizerRule) -> frozenset[str]:
 
 @cache
 def _without_compiler(rule: OptimizerRule) -> type[Optimizer]:
-    """The class of a rule without what it does for `torch.compile`.
+    """Return the class of a rule without what it does for `torch.compile`.
 
     The original imports the compiler with its first object: 1.4 to 1.8 s of processor
     time and 70 MB in each server process.

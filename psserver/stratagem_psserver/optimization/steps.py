@@ -33,7 +33,7 @@ class Group:
     bindings: list[ParameterBinding] = field(default_factory=list)
 
     def step(self, all_bound: Sequence[BoundParameter]) -> States:
-        """Changes what was lent; variables of which rows were lent stay as they are."""
+        """Change what was lent; variables of which rows were lent stay as they are."""
         if not all_bound:
             return ()
         fresh = [bound.tensor for bound in all_bound if not bound.state]
@@ -51,14 +51,14 @@ class Group:
         return [optimizer.state.get(bound.tensor, {}) for bound in all_bound]
 
     def is_ordinary(self, all_bound: Sequence[BoundParameter]) -> bool:
-        """Whether the step does not fail for its numbers."""
+        """Return whether the step does not fail for its numbers."""
         return all(
             self.settings.is_ordinary(bound.tensor.dtype) and _has_ordinary_state(bound)
             for bound in all_bound
         )
 
     def written(self, all_bound: Sequence[BoundParameter]) -> Iterator[torch.Tensor]:
-        """The tensors of variables that the step writes."""
+        """Return the tensors of variables that the step writes."""
         for binding, bound in zip(self.bindings, all_bound, strict=True):
             if not binding.is_by_rows:
                 yield bound.tensor
@@ -74,14 +74,14 @@ class Group:
         )
 
     def close(self, states: States, undo: Undo) -> None:
-        """Writes rows, and takes back what the optimizer has made."""
+        """Write rows, and take back what the optimizer has made."""
         for binding, state in zip(self.bindings, states, strict=True):
             binding.close(state)
             if binding.is_by_rows:
                 undo.give_up()
 
 
-class Step(Protocol):
+class ReadyStep(Protocol):
     """A step that may be taken. Call `run` once, then `Optimizers.commit`.
 
     Attributes:
@@ -102,7 +102,7 @@ class Step(Protocol):
 
 
 @dataclass
-class OptimizerStep:
+class CheckedStep:
     """A checked step. Call `run` once, on any thread, then `Optimizers.commit`."""
 
     program: OptimizerProgram
@@ -112,7 +112,7 @@ class OptimizerStep:
     room: VariableMemoryLimit
 
     def run(self) -> None:
-        """Changes the values of the variables and their slots.
+        """Change the values of the variables and their slots.
 
         Raises:
             InvalidArgumentError: torch could not; nothing is changed.
@@ -135,7 +135,7 @@ class OptimizerStep:
     def _prepare(
         self, undo: Undo, opened: Sequence[Sequence[BoundParameter]]
     ) -> Sequence[torch.Tensor]:
-        """Sees to it that nothing is lost; returns what is written in place."""
+        """See to it that nothing is lost; return what is written in place."""
         pairs = list(zip(self.groups, opened, strict=True))
         written = [each for group, bound in pairs for each in group.written(bound)]
         if all(group.is_ordinary(bound) for group, bound in pairs):
@@ -146,7 +146,7 @@ class OptimizerStep:
         return written
 
     def commit(self, store: VariableStore) -> None:
-        """Lets the store know what has come of the state."""
+        """Let the store know what has come of the state."""
         for group in self.groups:
             for binding in group.bindings:
                 binding.commit(store)

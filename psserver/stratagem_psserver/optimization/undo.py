@@ -42,7 +42,7 @@ class Undo:
         self.begun = False
 
     def keep(self, written: Iterable[torch.Tensor]) -> None:
-        """Copies what the step writes."""
+        """Copy what the step writes."""
         self._kept = [(tensor, tensor.clone()) for tensor in written]
 
     def give_up(self) -> None:
@@ -51,7 +51,7 @@ class Undo:
 
     @staticmethod
     def require_memory(written: Sequence[torch.Tensor], missing: int = 0) -> None:
-        """Looks for the memory that the step takes besides what it writes.
+        """Look for the memory that the step takes besides what it writes.
 
         Args:
             written: The parameters among others.

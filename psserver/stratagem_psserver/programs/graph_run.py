@@ -35,7 +35,7 @@ class PreparedRun:
     nbytes: int
 
     def run(self) -> list[GraphOutput]:
-        """Writes the variables; if it fails they are what they were.
+        """Write the variables; if it fails they are what they were.
 
         Returns:
             Its outputs, which share no memory with variables.
@@ -58,7 +58,7 @@ class PreparedRun:
 
 
 def prepare(graph: CompiledGraph, bindings: Sequence[Binding]) -> PreparedRun:
-    """Checks bindings and finds out what memory a run takes, without taking it.
+    """Check bindings and find out what memory a run takes, without taking it.
 
     The program runs on tensors that have shapes and dtypes but no contents.
 
@@ -104,7 +104,7 @@ def _output_nbytes(graph: CompiledGraph, values: Sequence[Any]) -> int:
 def _executed(
     graph: CompiledGraph, bindings: Sequence[Any], device: str, journal: Journal
 ) -> Iterator[tuple[Step, Sequence[Any]]]:
-    """Runs a program step by step, yielding each with the values so far."""
+    """Run a program step by step, yielding each with the values so far."""
     values = [*bindings, *[None] * (len(graph.values) - len(bindings))]
     for step in graph.steps:
         arguments = [_filled(one, values) for one in step.arguments]
@@ -149,7 +149,7 @@ class _Memory:
         self._users: Counter[int] = Counter()
 
     def allocate(self, step: Step, values: Sequence[Any]) -> int:
-        """Counts a step's results.
+        """Count a step's results.
 
         Returns:
             Size of the largest result that is larger than the memory behind it, as
@@ -167,7 +167,7 @@ class _Memory:
         return largest
 
     def release(self, step: Step) -> None:
-        """Drops memory that no later step uses."""
+        """Drop memory that no later step uses."""
         for number in step.released:
             root = self._values[number].root
             self._users[root] -= 1

@@ -76,7 +76,7 @@ class Step:
     def run(
         self, arguments: Sequence[Any], keywords: Mapping[str, Any], device: str
     ) -> Sequence[Any]:
-        """The results of the step for arguments without references."""
+        """Return the results of the step for arguments without references."""
         if self.operation is None:
             return [evaluate_scalar(self.name, *arguments)]
         check_index_types(self.operation, arguments)
@@ -87,7 +87,7 @@ class Step:
 
     @contextmanager
     def located(self) -> Iterator[None]:
-        """Turns what torch and Python raise into errors that name the source.
+        """Turn what torch and Python raise into errors that name the source.
 
         Raises:
             InvalidArgumentError: The arguments do not fit.
@@ -142,7 +142,7 @@ class CompiledGraph:
         )
 
     def check_bindings(self, bindings: Sequence[Binding]) -> None:
-        """Checks what is to be bound to the inputs.
+        """Check what is to be bound to the inputs.
 
         Raises:
             InvalidArgumentError: The number, kinds or dtypes differ from the inputs',
@@ -184,7 +184,7 @@ _NUMBER_TYPES = {torch.float64: float, torch.int64: int, torch.bool: bool}
 
 
 def compile_graph(program: GraphProgram) -> CompiledGraph:
-    """Checks and decodes a program.
+    """Check and decode a program.
 
     Raises:
         ResourceExhaustedError: It has too many nodes.
@@ -251,7 +251,7 @@ def _decode(argument: GraphArgument, type_: str) -> Any:
 
 
 def references(arguments: Iterable[Any]) -> Iterator[int]:
-    """The numbers of the values that arguments refer to."""
+    """Return the numbers of the values that arguments refer to."""
     for argument in arguments:
         if isinstance(argument, Reference):
             yield argument.number
@@ -272,7 +272,7 @@ class GraphCache:
         self._lock = threading.Lock()
 
     def compiled(self, program: GraphProgram) -> CompiledGraph:
-        """The program, compiled now or before.
+        """Return the program, compiled now or before.
 
         Raises:
             ResourceExhaustedError: As `compile_graph`.
@@ -296,7 +296,7 @@ _DIVIDING = frozenset({"div", "floor_divide", "fmod", "remainder"})
 def check_division(
     operation: Operation, arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> None:
-    """Checks the numbers that are divided, if they are integers.
+    """Check the numbers that are divided, if they are integers.
 
     Args:
         operation: What is called.

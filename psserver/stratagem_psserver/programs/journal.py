@@ -52,7 +52,7 @@ class Journal:
             self._saved_whole.add(step.writes)
 
     def undo(self) -> None:
-        """Puts everything back."""
+        """Put everything back."""
         with torch.no_grad():
             while self._restores:
                 self._restores.pop()()
@@ -64,7 +64,7 @@ class Journal:
         self._restores.append(lambda: restore(saved))
 
     def _is_safe(self, step: Step, operation: Operation, target: torch.Tensor) -> bool:
-        """Whether a failure from this step on leaves variables as they were."""
+        """Return whether a failure from this step on leaves variables as they were."""
         if step.writes in self._saved_whole:
             return True
         # Floating-point kernels without an index find out what is wrong before they

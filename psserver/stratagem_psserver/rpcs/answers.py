@@ -59,7 +59,7 @@ Headed: TypeAlias = Callable[[ReadHeader], Message]
 
 
 def frames_of(state: ServerState, reading: ReadTask, headed: Headed) -> Frames:
-    """What all that is selected is at one moment, as the frames of a stream.
+    """Return what all that is selected is at one moment, as the frames of a stream.
 
     Args:
         state: The server.
@@ -71,7 +71,7 @@ def frames_of(state: ServerState, reading: ReadTask, headed: Headed) -> Frames:
 
 
 def _only_frame(state: ServerState, reading: ReadTask, headed: Headed) -> bytes | None:
-    """The frame of values that are placed in one go; None if they are not."""
+    """Return the frame of values that are placed in one go; None if they are not."""
     if (segment := reading.segment) is None:
         return None
     choice = reading.plan()
@@ -129,7 +129,7 @@ def _size(choice: ReadPlan) -> int:
 
 
 def _is_one_run(choice: ReadPlan) -> bool:
-    """Whether values are placed at once, on the event loop."""
+    """Return whether values are placed at once, on the event loop."""
     if choice.nbytes <= CHUNK_BYTES:
         return True
     # To look rows up takes longer than to copy them.
@@ -202,6 +202,6 @@ class SentValues(AsyncIterator[bytes]):
         return frame
 
     async def aclose(self) -> None:
-        """Returns once the values are left alone."""
+        """Return once the values are left alone."""
         if self._making is not None:
             await asyncio.wait([self._making])

@@ -78,7 +78,7 @@ class CheckpointRpcs:
         return pb.CloseSnapshotResponse()
 
     async def _mark(self, cut: bytes, mark: Callable[[], None]) -> None:
-        """Calls a function while nothing changes, and ends the cut."""
+        """Call a function while nothing changes, and end the cut."""
         state, gate = self._state, self._state.gate
 
         def idle() -> bool | None:

@@ -22,7 +22,7 @@ from stratagem_psserver.synchronous.limits import (
 
 
 async def close(state: ServerState, mark: pb.StepMark, parts: Sequence[Part]) -> None:
-    """Applies the sum of a step, or has it wait for the norm of all servers' sums."""
+    """Apply the sum of a step, or have it wait for the norm of all servers' sums."""
     with _failing(state, mark, parts):
         nbytes = sum(part.reservation.nbytes for part in parts)
         if parts[0].contribution.global_norm:
@@ -38,7 +38,7 @@ async def close(state: ServerState, mark: pb.StepMark, parts: Sequence[Part]) ->
 
 
 async def finish(state: ServerState, mark: pb.StepMark, norm: GlobalNorm) -> None:
-    """Applies a step that waits for this norm, unless that was done before."""
+    """Apply a step that waits for this norm, unless that was done before."""
     unfinished = state.rounds.unfinished(mark.group)
     waiting = unfinished.find(mark.step)
     async with state.changing(waiting.variables if waiting else []):
@@ -70,7 +70,7 @@ async def _apply(
 def _failing(
     state: ServerState, mark: pb.StepMark, parts: Sequence[Part]
 ) -> Iterator[None]:
-    """Ends a step if what is done for it fails."""
+    """End a step if what is done for it fails."""
     try:
         yield
     except BaseException as error:

@@ -77,7 +77,7 @@ def begun_now(
 def _arrive(
     state: ServerState, session: Session, steps: Iterable[pb.StepBegin]
 ) -> None:
-    """Takes note of the steps that a worker wants to begin."""
+    """Note the steps that a worker wants to begin."""
     for step in steps:
         closed = state.rounds.closed(step.group)
         if state.clocks.arrive(step, session.id, session.label, closed):

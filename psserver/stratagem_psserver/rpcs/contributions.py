@@ -18,7 +18,7 @@ from stratagem_psserver.synchronous.limits import limits_of
 def stage_contribution(
     state: ServerState, header: pb.UpdateHeader, staged: StagedTensors
 ) -> None:
-    """Keeps one worker's part of a step; changes no variable."""
+    """Keep one worker's part of a step; change no variable."""
     program, limits = header.program.optimizer, limits_of(header)
     gradients = all_gradients(state, header, staged)
     # What cannot be stepped is the contributor's mistake: let it hear of it.

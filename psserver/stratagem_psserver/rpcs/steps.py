@@ -14,7 +14,7 @@ from stratagem_psserver.compute import TENSOR_BYTES
 from stratagem_psserver.exactly_once.mutations import StagedTensors
 from stratagem_psserver.optimization.gradients import Gradient, gather
 from stratagem_psserver.optimization.kept_gradients import require_distinct
-from stratagem_psserver.optimization.steps import Step
+from stratagem_psserver.optimization.steps import ReadyStep
 from stratagem_psserver.programs.graph_run import prepare
 from stratagem_psserver.programs.graphs import Binding, CompiledGraph
 from stratagem_psserver.state import ServerState
@@ -40,7 +40,7 @@ def all_gradients(
     return [*kept.values(), *gradients]
 
 
-async def taken(state: ServerState, step: Step) -> list[int]:
+async def taken(state: ServerState, step: ReadyStep) -> list[int]:
     """Take a step of an optimizer; return the versions of its variables."""
     size = step.nbytes + len(step.variables) * TENSOR_BYTES
     await state.compute.run(step.run, size)

@@ -14,7 +14,7 @@ from stratagem_psserver.exactly_once.mutations import Chunks, StagedTensors
 from stratagem_psserver.rpcs.answers import ReadTask, frames_of
 from stratagem_psserver.rpcs.consistency import begun_now
 from stratagem_psserver.state import ServerState
-from stratagem_psserver.variables.assignments import Write, prepare, run
+from stratagem_psserver.variables.assignments import PreparedWrite, prepare, run
 from stratagem_psserver.variables.held_snapshots import HeldSnapshot
 from stratagem_psserver.variables.read_plans import ReadPlan
 
@@ -87,6 +87,6 @@ class ValueRpcs:
             return pb.AssignResponse(versions=[_counted(write) for write in writes])
 
 
-def _counted(write: Write) -> int:
+def _counted(write: PreparedWrite) -> int:
     write.variable.version += 1
     return write.variable.version

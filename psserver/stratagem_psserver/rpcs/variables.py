@@ -96,7 +96,7 @@ class VariableRpcs:
 
 
 def _touched(store: VariableStore, names: Sequence[str]) -> list[str]:
-    """The owners of what is deleted, and of what lies beside it."""
+    """Return the owners of what is deleted, and of what lies beside it."""
     others = [each.name for each in neighbours(store, names)]
     return store.owners([*names, *others])
 

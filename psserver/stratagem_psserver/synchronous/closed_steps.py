@@ -66,7 +66,7 @@ class ClosedSteps:
         return [share for share in (*last, *waiting) if share.step <= up_to]
 
     def take(self, step: int, norm: pb.GlobalNorm) -> ClosedStep | None:
-        """Takes a step out to be applied; None if that was done before.
+        """Take a step out to be applied; None if that was done before.
 
         Raises:
             InvalidArgumentError: It was done with another norm.
@@ -98,7 +98,7 @@ class ClosedSteps:
         return f"step {min(self._waiting)} is the next"
 
     def session_ended(self, session_id: bytes) -> None:
-        """Takes note that a session will finish no step."""
+        """Note that a session will finish no step."""
         for closed in self._waiting.values():
             ended = any(part.session_id == session_id for part in closed.parts)
             closed.orphaned = closed.orphaned or ended
@@ -109,7 +109,7 @@ class ClosedSteps:
         return any(one.orphaned for number, one in waiting if number <= step)
 
     def awaits(self, step: int) -> bool:
-        """Whether a step, or one before it, waits to be finished."""
+        """Return whether a step, or one before it, waits to be finished."""
         return min(self._waiting, default=step + 1) <= step
 
 

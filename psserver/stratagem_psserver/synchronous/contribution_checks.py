@@ -17,7 +17,7 @@ _NORMS = {False: "of one server", True: "of all servers"}
 
 
 def check_numbers(part: Part) -> None:
-    """Checks what a contribution says of itself.
+    """Check what a contribution says of itself.
 
     Raises:
         InvalidArgumentError: Its numbers contradict each other.
@@ -49,7 +49,7 @@ def check_numbers(part: Part) -> None:
 
 
 def check_replaceable(previous: Part, part: Part) -> None:
-    """Checks that a contribution may take the place of another of its worker.
+    """Check that a contribution may take the place of another of its worker.
 
     Raises:
         FailedPreconditionError: That one is of another task, or is committed.
@@ -70,7 +70,7 @@ def check_replaceable(previous: Part, part: Part) -> None:
 
 
 def check_agreement(part: Part, others: Sequence[Part]) -> None:
-    """Checks that a worker means the same step as others, who agree already.
+    """Check that a worker means the same step as others, who agree already.
 
     Raises:
         InvalidArgumentError: Naming the worker, another one and what differs.
@@ -84,7 +84,7 @@ def check_agreement(part: Part, others: Sequence[Part]) -> None:
 
 
 def agree(part: Part, other: Part) -> bool:
-    """Whether two parts mean the same step."""
+    """Return whether two parts mean the same step."""
     return _terms(part) == _terms(other)
 
 
@@ -104,7 +104,7 @@ def _compare(
 
 
 def _terms(part: Part) -> dict[str, str]:
-    """All in which the parts of a step must agree, by how messages name it."""
+    """Return all in which the parts of a step must agree, by how messages name it."""
     contribution, program = part.contribution, part.program
     terms = {
         "number of workers": str(contribution.num_workers),

@@ -44,7 +44,7 @@ class Part:
 
 
 def total(parts: Sequence[Part]) -> list[Gradient]:
-    """The reduced gradients of a step; consumes the parts' tensors.
+    """Return the reduced gradients of a step; consume the parts' tensors.
 
     Args:
         parts: In worker order. The sum starts from the first part that has a

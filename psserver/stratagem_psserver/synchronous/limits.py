@@ -20,7 +20,7 @@ _NONE = GradientLimits()
 
 
 def limits_of(header: pb.UpdateHeader) -> GradientLimits:
-    """The limits of a request.
+    """Return the limits of a request.
 
     Raises:
         InvalidArgumentError: They are none, or the request is about a gradient that
@@ -41,7 +41,7 @@ def limits_of(header: pb.UpdateHeader) -> GradientLimits:
 def limited(
     gradients: Sequence[Gradient], limits: GradientLimits
 ) -> list[Gradient] | None:
-    """The gradients within their limits; None if the step is dropped.
+    """Return the gradients within their limits; None if the step is dropped.
 
     Raises:
         NonFiniteGradientError: Naming a variable, if the limits want that.
@@ -56,7 +56,7 @@ def limited(
 
 
 def limited_total(parts: Sequence[Part]) -> list[Gradient] | None:
-    """The reduced gradients of a step within its limits; None if it is dropped.
+    """Return the reduced gradients of a step within its limits; None if it is dropped.
 
     Consumes the parts' tensors.
 
@@ -71,7 +71,7 @@ def limited_total(parts: Sequence[Part]) -> list[Gradient] | None:
 
 
 def closed_total(parts: Sequence[Part]) -> ClosedStep:
-    """The reduced gradients of a step within all limits but that of the norm.
+    """Return the reduced gradients of a step within all limits but that of the norm.
 
     Consumes the parts' tensors.
     """
@@ -93,7 +93,7 @@ def closed_total(parts: Sequence[Part]) -> ClosedStep:
 def finished_total(
     closed: ClosedStep, norm: closed_step_pb2.GlobalNorm
 ) -> list[Gradient] | None:
-    """The gradients of a closed step within its limits; None if it is dropped.
+    """Return the gradients of a closed step within its limits; None if it is dropped.
 
     Args:
         closed: The step.
@@ -114,7 +114,7 @@ def finished_total(
 
 
 def _spoilt(parts: Sequence[Part]) -> Part | None:
-    """The first contribution whose worker has gradients that are not finite."""
+    """Return the first contribution whose worker has gradients that are not finite."""
     return next((part for part in parts if part.nonfinite_variable), None)
 
 

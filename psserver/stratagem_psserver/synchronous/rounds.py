@@ -50,7 +50,7 @@ class Rounds:
         self._groups: dict[str, StepGroup] = {}
 
     def stage(self, part: Part) -> None:
-        """Keeps a contribution, in place of an uncommitted one of the same session.
+        """Keep a contribution, in place of an uncommitted one of the same session.
 
         One that is too late for a step that could close without it is dropped, and so
         is one that an earlier run of the worker has committed.
@@ -104,7 +104,7 @@ class Rounds:
             )
 
     def commit(self, session_id: bytes, task: str, mark: StepMark) -> list[Part]:
-        """Makes a staged contribution count; changes nothing if it counts already.
+        """Make a staged contribution count, unless it counts already.
 
         Returns:
             The contributions that count in worker order if this was the last one: add
@@ -129,7 +129,7 @@ class Rounds:
         return group.close(mark.step) if group.is_complete(mark.step) else []
 
     def is_late(self, session_id: bytes, mark: StepMark) -> bool:
-        """Whether the part that a session staged for a step was dropped."""
+        """Return whether the part that a session staged for a step was dropped."""
         group = self._group(mark.group)
         return group.late.get(session_id) == mark.step
 
@@ -139,18 +139,18 @@ class Rounds:
         return known.closed if known else 0
 
     def awaited(self, group: str) -> int:
-        """The newest closed step of a group that did not fail, else 0."""
+        """Return the newest closed step of a group that did not fail, else 0."""
         known = self._groups.get(group)
         if known is None:
             return 0
         return known.closed if known.closed > known.failed[0] else known.applied
 
     def keep(self, group: str, closed: ClosedStep) -> None:
-        """Lets a closed step wait until it is to be finished."""
+        """Let a closed step wait until it is to be finished."""
         self._groups[group].unfinished.add(closed)
 
     def unfinished(self, group: str) -> ClosedSteps:
-        """The closed steps of a group that wait."""
+        """Return the closed steps of a group that wait."""
         return self._group(group).unfinished
 
     def has_closed(self, mark: StepMark) -> bool | None:
@@ -164,7 +164,7 @@ class Rounds:
         return self._is_over(mark)
 
     def finish(self, mark: StepMark, failure: StratagemError | None = None) -> None:
-        """Ends a closed step: its sum is applied, or could not be.
+        """End a closed step: its sum is applied, or could not be.
 
         Args:
             mark: The step.
@@ -180,11 +180,11 @@ class Rounds:
             group.drop(late)
 
     def reject(self, mark: StepMark) -> None:
-        """Counts a closed step that is dropped; `finish` it without a failure."""
+        """Count a closed step that is dropped; `finish` it without a failure."""
         self._groups[mark.group].rejected += 1
 
     def rejected(self, group: str) -> int:
-        """How many steps of a group were dropped."""
+        """Return how many steps of a group were dropped."""
         return self._group(group).rejected
 
     def is_applied(self, mark: StepMark) -> bool | None:
@@ -198,7 +198,7 @@ class Rounds:
         return self._is_over(mark)
 
     def require_finished(self, mark: StepMark) -> None:
-        """Checks that no closed step up to this one waits to be finished.
+        """Check that no closed step up to this one waits to be finished.
 
         Raises:
             UnfinishedStepError: One does.
@@ -237,22 +237,22 @@ class Rounds:
         return f"the contributions of {names} are missing"
 
     def applied(self) -> dict[str, int]:
-        """The newest step of each group that the variables contain."""
+        """Return the newest step of each group that the variables contain."""
         return {name: group.applied for name, group in self._groups.items()}
 
     def restore(self, applied: Mapping[str, int]) -> None:
-        """Goes on after the steps that a checkpoint contains."""
+        """Go on after the steps that a checkpoint contains."""
         for name, step in applied.items():
             self._groups[name] = StepGroup(closed=step, applied=step)
 
     def session_opened(self, session_id: bytes, task: str) -> list[str]:
-        """Takes note that a client is there (again); returns the groups it is in."""
+        """Note that a client is there (again); return the groups it is in."""
         return self._mark(session_id, task, "")
 
     def session_ended(
         self, session_id: bytes, why: str, left: bool = False
     ) -> list[str]:
-        """Drops what a session had staged; returns the groups it is in.
+        """Drop what a session had staged; return the groups it is in.
 
         Args:
             session_id: The session.
@@ -269,7 +269,7 @@ class Rounds:
         return touched
 
     def reclaim(self) -> None:
-        """Drops what workers have committed that are gone with all others."""
+        """Drop what workers have committed that are gone with all others."""
         self._drop_abandoned(for_good=False)
 
     def _drop_abandoned(self, for_good: bool) -> None:
@@ -290,7 +290,7 @@ class Rounds:
 
 
 def _told(mark: StepMark, failure: StratagemError) -> StratagemError:
-    """What those hear of a failed step who wait for it."""
+    """Return what those hear of a failed step who wait for it."""
     nonfinite = isinstance(failure, NonFiniteGradientError)
     cls = NonFiniteGradientError if nonfinite else AbortedError
     return cls(

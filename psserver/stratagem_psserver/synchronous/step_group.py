@@ -80,7 +80,7 @@ class StepGroup:
         return gone[0] if gone and possible < self.required else None
 
     def is_abandoned(self, for_good: bool) -> bool:
-        """Whether all of its workers have been there and are gone.
+        """Return whether all of its workers have been there and are gone.
 
         Args:
             for_good: Whether no session may be resumed either.
@@ -92,7 +92,7 @@ class StepGroup:
         )
 
     def abandon(self, for_good: bool) -> None:
-        """Drops all contributions to steps that are not closed.
+        """Drop all contributions to steps that are not closed.
 
         Args:
             for_good: As of `is_abandoned`. The next program's workers then wait for
@@ -104,7 +104,7 @@ class StepGroup:
             self.members.clear()
 
     def close(self, step: int) -> list[Part]:
-        """Takes out the contributions of a step and drops what came too late."""
+        """Take out the contributions of a step and drop what came too late."""
         self.closed = step
         parts = self.parts.pop(step)
         for worker, part in parts.items():
@@ -116,7 +116,7 @@ class StepGroup:
         return [parts[worker] for worker in sorted(parts) if parts[worker].committed]
 
     def has_no_use_for(self, part: Part) -> bool:
-        """Whether a part is to be dropped without an error."""
+        """Return whether a part is to be dropped without an error."""
         contribution = part.contribution
         step = contribution.step.step
         if step <= self.closed:
@@ -134,7 +134,7 @@ class StepGroup:
             part.reservation.release()
 
     def require_open(self, mark: StepMark, task: str) -> None:
-        """Checks that a step still takes contributions.
+        """Check that a step still takes contributions.
 
         Raises:
             FailedPreconditionError: It is complete.

@@ -29,7 +29,7 @@ class Admission:
         self.forget()
 
     def forget(self) -> None:
-        """Counts all keys anew."""
+        """Count all keys anew."""
         self._index = KeyIndex()
         self._counts = torch.zeros(0, dtype=torch.int64)
 
@@ -40,7 +40,7 @@ class Admission:
         return other
 
     def _part(self) -> None:
-        """Takes other memory before a change, if this one is shared."""
+        """Take other memory before a change, if this one is shared."""
         if self._is_shared:
             self._index = copy.deepcopy(self._index)
             self._counts = self._counts.clone()
@@ -60,7 +60,7 @@ class Admission:
         return ordered, self._counts
 
     def restore(self, keys: torch.Tensor, counts: torch.Tensor) -> None:
-        """Counts on from what `sights` has said."""
+        """Count on from what `sights` has said."""
         self._index, self._counts = KeyIndex.of(keys), counts
 
     @property
@@ -81,7 +81,7 @@ class Admission:
         return self._counted(self._index.find(keys)) + 1 >= self.needed
 
     def count(self, keys: torch.Tensor) -> None:
-        """Counts one more sight of distinct keys."""
+        """Count one more sight of distinct keys."""
         self._part()
         keys = keys[: self._room_for(len(keys))]
         positions = self._index.find(keys)
@@ -106,7 +106,7 @@ class Admission:
         return counts
 
     def _room_for(self, more: int) -> int:
-        """How many of so many keys can be counted."""
+        """Return how many of so many keys can be counted."""
         if len(self._index) > 2 * self.waiting + _STORED_AT_LEAST:
             self._drop_stored()
         if self._max_bytes is None:

@@ -22,7 +22,7 @@ Stored = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRows:
     """Where some keys are stored.
 
     Attributes:
@@ -42,9 +42,9 @@ class Found:
     def num_new(self) -> int:
         return int(self.is_new.sum())
 
-    def only(self, wanted: torch.Tensor) -> Found:
+    def only(self, wanted: torch.Tensor) -> FoundRows:
         """Some of the keys, given by a mask."""
-        return Found(self.keys[wanted], self.positions[wanted])
+        return FoundRows(self.keys[wanted], self.positions[wanted])
 
 
 class Arena:
@@ -67,11 +67,11 @@ class Arena:
     def row_bytes(self) -> int:
         return math.prod(self.initial.row_shape) * self.initial.dtype.itemsize
 
-    def read(self, found: Found) -> torch.Tensor:
+    def read(self, found: FoundRows) -> torch.Tensor:
         """A copy of some rows; those that are not stored have their initial value."""
         return self.filled(found, partial(self.storage.index_select, 0))
 
-    def filled(self, found: Found, stored: Stored) -> torch.Tensor:
+    def filled(self, found: FoundRows, stored: Stored) -> torch.Tensor:
         """As `read`, where `stored` has a copy of the rows at given positions."""
         if not found.num_new:
             return stored(found.positions)

@@ -35,7 +35,7 @@ class KeyIndex:
 
     @classmethod
     def of(cls, keys: torch.Tensor) -> KeyIndex:
-        """The index of distinct keys, each at its own place."""
+        """Return the index of distinct keys, each at its own place."""
         index = cls(len(keys))
         index.insert(keys, torch.arange(len(keys)))
         return index
@@ -76,11 +76,11 @@ class KeyIndex:
 
     @staticmethod
     def _gone_on(found: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """Which keys may lie in the next bucket, this one being full."""
+        """Return which keys may lie in the next bucket, this one being full."""
         return ((found < 0) & (last >= 0)).nonzero().squeeze(1)
 
     def insert(self, keys: torch.Tensor, positions: torch.Tensor) -> None:
-        """Adds keys that are not there, each once.
+        """Add keys that are not there, each once.
 
         Args:
             keys: int64 vector of distinct keys.
@@ -91,7 +91,7 @@ class KeyIndex:
         self._count += len(keys)
 
     def reserve(self, more: int) -> None:
-        """Takes the memory for so many keys more."""
+        """Take the memory for so many keys more."""
         if _buckets_for(len(self) + more) > self._buckets:
             larger = KeyIndex(len(self) + more)
             keys, positions = self.items()
@@ -100,7 +100,7 @@ class KeyIndex:
             self._keys, self._positions = larger._keys, larger._positions
 
     def items(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """All keys and their positions, in no particular order."""
+        """Return all keys and their positions, in no particular order."""
         taken = self._positions >= 0
         return self._keys[taken], self._positions[taken].long()
 
@@ -139,7 +139,7 @@ class KeyIndex:
 
 
 def _buckets_for(count: int) -> int:
-    """The power of two of buckets for that many keys."""
+    """Return the power of two of buckets for that many keys."""
     return 1 << max(0, -(-count // _MEAN) - 1).bit_length()
 
 
@@ -158,7 +158,7 @@ MOST_KEYS = 1 << 19
 def page_of(
     keys: torch.Tensor, after: int | None, limit: int
 ) -> tuple[torch.Tensor, bool]:
-    """The smallest of some keys.
+    """Return the smallest of some keys.
 
     Going on after the last one lists each key once that is there all the time, whatever
     becomes of the places where keys are stored meanwhile.

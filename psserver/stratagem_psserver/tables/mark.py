@@ -44,7 +44,7 @@ class TableMark:
         return sum(array.nbytes for array in (self._places, *self._copies))
 
     def keep(self, positions: torch.Tensor) -> None:
-        """Copies rows, given once each, that are about to change."""
+        """Copy rows, given once each, that are about to change."""
         with self._lock:
             if not len(self._places):
                 self._places = torch.full((self.count,), -1, dtype=torch.int32)
@@ -69,7 +69,7 @@ class TableMark:
             self._copies[number] = larger
 
     def runs(self, number: int) -> Iterator[torch.Tensor]:
-        """Yields what an array had for the rows, some at a time, on any thread."""
+        """Yield what an array had for the rows, some at a time, on any thread."""
         array = self._arrays[number]
         row_bytes = array[:1].nbytes
         at_once = max(1, _RUN_BYTES // max(1, row_bytes))
@@ -78,7 +78,7 @@ class TableMark:
             yield self.rows(number, torch.arange(start, stop))
 
     def rows(self, number: int, positions: torch.Tensor) -> torch.Tensor:
-        """What an array had for the rows at some positions, which may repeat."""
+        """Return what an array had for the rows at some positions, which may repeat."""
         with self._lock:
             rows = self._arrays[number].index_select(0, positions)
             if len(self._places):
@@ -88,5 +88,5 @@ class TableMark:
             return rows
 
     def keys(self) -> torch.Tensor:
-        """The keys of all rows."""
+        """Return the keys of all rows."""
         return self.rows(0, torch.arange(self.count))

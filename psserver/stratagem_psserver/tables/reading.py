@@ -34,7 +34,7 @@ _ROWS_AT_ONCE_BYTES = 4 << 20
 def read_table(
     checkpoint: Checkpoint, spec: VariableSpec, whole: Whole, slots: Sequence[Whole]
 ) -> Table:
-    """Makes a table, or a part of one, with the rows that a checkpoint has of it.
+    """Make a table, or a part of one, with the rows that a checkpoint has of it.
 
     Args:
         checkpoint: Where they are.
@@ -56,7 +56,7 @@ def read_table(
 
 
 def _as_saved(spec: VariableSpec, whole: Whole) -> VariableSpec:
-    """The variable as it is here, with the initial values that it had there."""
+    """Return the variable as it is here, with the initial values that it had there."""
     made = VariableSpec()
     made.CopyFrom(spec)
     if isinstance(whole, WholeTable):
@@ -166,7 +166,7 @@ def _shares(
 
 
 def _is_mine(spec: VariableSpec, keys: torch.Tensor) -> torch.Tensor:
-    """Which keys of a whole table belong to the part that a spec describes."""
+    """Return which keys of a whole table belong to the part that a spec describes."""
     if spec.table.HasField("dynamic"):
         dynamic = spec.table.dynamic
         return part_of_keys(keys, max(1, dynamic.parts)) == dynamic.part

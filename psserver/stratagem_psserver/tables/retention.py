@@ -60,11 +60,11 @@ class Retention:
 
     @property
     def sweep_interval(self) -> int:
-        """Writes from one search for rows that are too old to the next."""
+        """Number of writes from one search for old rows to the next."""
         return max(1, self.evict_after // _SHARE_OF_AGE)
 
     def most_rows(self, row_bytes: int) -> int:
-        """The largest number of rows of that many bytes that may be stored."""
+        """Return the largest number of rows of that many bytes that may be stored."""
         most = min(self.max_rows or MAX_POSITIONS, MAX_POSITIONS)
         if not self.max_bytes:
             return most
@@ -72,7 +72,7 @@ class Retention:
         return min(most, largest(partial(rows_nbytes, row_bytes), available))
 
     def eviction(self, rows: int, new: int, most: int) -> int:
-        """How many rows must go so that so many new ones fit."""
+        """Return how many rows must go so that so many new ones fit."""
         needed = rows + new - most
         return max(needed, most // _SHARE_EVICTED) if needed > 0 else 0
 
@@ -83,7 +83,7 @@ def rows_nbytes(row_bytes: int, rows: int) -> int:
 
 
 def largest(nbytes: Callable[[int], int], available: int) -> int:
-    """The largest number whose bytes, which grow with it, are available."""
+    """Return the largest number whose bytes, which grow with it, are available."""
     numbers = range(max(0, available) + 1)
     return max(0, bisect_right(numbers, available, key=nbytes) - 1)
 

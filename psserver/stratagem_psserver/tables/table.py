@@ -13,7 +13,7 @@ from stratagem_proto.v1.variable_pb2 import TableStatistics, VariableSpec
 from stratagem_psserver.limits.allocation import allocating
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
 from stratagem_psserver.tables.admission import Admission
-from stratagem_psserver.tables.arena import Arena, Found
+from stratagem_psserver.tables.arena import Arena, FoundRows
 from stratagem_psserver.tables.key_index import KeyIndex
 from stratagem_psserver.tables.mark import TableMark
 from stratagem_psserver.tables.retention import Retention, oldest, rows_nbytes
@@ -80,7 +80,7 @@ class Table:
         return self._retention.most_rows(row_bytes + more_bytes)
 
     def check_fit(self, rows: int, more_bytes: int = 0) -> None:
-        """Checks that so many rows can be stored at once.
+        """Check that so many rows can be stored at once.
 
         Raises:
             InvalidArgumentError: The limits of the table are below that.
@@ -106,7 +106,7 @@ class Table:
         return self._marks[-1]
 
     def unmark(self, mark: TableMark) -> None:
-        """Keeps no more copies for a mark."""
+        """Keep no more copies for a mark."""
         if mark in self._marks:
             self._marks.remove(mark)
 
@@ -121,7 +121,7 @@ class Table:
         touched: torch.Tensor,
         history: TableHistory,
     ) -> None:
-        """Has these rows from now on; their numbers are yet to be written.
+        """Have these rows from now on; their numbers are yet to be written.
 
         Args:
             arenas: States of the rows, besides the value.
@@ -146,12 +146,12 @@ class Table:
         if most < self.capacity:
             self._resize(most)
 
-    def find(self, keys: torch.Tensor) -> Found:
-        """Where keys are stored; they may repeat."""
-        return Found(keys, self._index.find(keys))
+    def find(self, keys: torch.Tensor) -> FoundRows:
+        """Return where keys are stored; they may repeat."""
+        return FoundRows(keys, self._index.find(keys))
 
-    def make_room(self, found: Found, room: VariableMemoryLimit) -> None:
-        """Takes the memory that storing distinct keys needs; changes no row.
+    def make_room(self, found: FoundRows, room: VariableMemoryLimit) -> None:
+        """Take the memory that storing distinct keys needs; change no row.
 
         Args:
             found: The keys.
@@ -177,12 +177,12 @@ class Table:
         self._resize(wanted)
 
     def _growth(self, capacity: int) -> int:
-        """How many bytes more it takes with room for so many rows."""
+        """Return how many bytes more it takes with room for so many rows."""
         row_bytes = sum(arena.row_bytes for arena in self.arenas)
         return rows_nbytes(row_bytes, capacity) - rows_nbytes(row_bytes, self.capacity)
 
     def attach(self, arenas: Sequence[Arena]) -> None:
-        """Adds states to all rows, evicting the oldest if there is no room for them."""
+        """Add states to all rows, evicting the oldest if there is no room for them."""
         keys = self._keys[: self._rows]
         with allocating(_ADVICE):
             for arena in arenas:
@@ -195,11 +195,11 @@ class Table:
             raise
 
     def detach(self, arena: Arena) -> None:
-        """Drops a state of all rows."""
+        """Drop a state of all rows."""
         self.arenas.remove(arena)
 
-    def store(self, found: Found, rows: Mapping[Arena, torch.Tensor]) -> None:
-        """Writes rows; other states of rows that are new begin at their initial value.
+    def store(self, found: FoundRows, rows: Mapping[Arena, torch.Tensor]) -> None:
+        """Write rows; other states of rows that are new begin at their initial value.
 
         Args:
             found: Distinct keys as `find` has just found them.
@@ -219,7 +219,7 @@ class Table:
             put(arena.storage, positions, values)
 
     def _begun(
-        self, found: Found, rows: Mapping[Arena, torch.Tensor]
+        self, found: FoundRows, rows: Mapping[Arena, torch.Tensor]
     ) -> dict[Arena, torch.Tensor]:
         """Initial values of the states that new rows are not written with."""
         fresh = found.keys[found.is_new]
@@ -227,12 +227,12 @@ class Table:
         return {arena: arena.initial.rows(fresh) for arena in others}
 
     def drop(self, keys: torch.Tensor) -> None:
-        """Counts keys whose gradient is dropped since they have no row yet."""
+        """Count keys whose gradient is dropped since they have no row yet."""
         if len(keys):
             self.admission.count(keys)
             self._dropped += len(keys)
 
-    def _with_room(self, found: Found) -> Found:
+    def _with_room(self, found: FoundRows) -> FoundRows:
         doomed = self._too_old()
         if not len(doomed) and found.num_new:
             doomed = self._too_many(found)
@@ -241,7 +241,7 @@ class Table:
         self._evict(doomed)
         return self._with_room(self.find(found.keys))
 
-    def _too_many(self, found: Found) -> torch.Tensor:
+    def _too_many(self, found: FoundRows) -> torch.Tensor:
         new, most = found.num_new, self.most_rows()
         others = self._rows - (len(found.keys) - new)
         number = min(self._retention.eviction(self._rows, new, most), others)
@@ -256,7 +256,7 @@ class Table:
         age = self._clock - self._touched[: self._rows]
         return (age >= retention.evict_after).nonzero().squeeze(1)
 
-    def _place(self, found: Found) -> torch.Tensor:
+    def _place(self, found: FoundRows) -> torch.Tensor:
         """Positions of keys, of which those that have none get the next ones."""
         keys, rows = found.keys[found.is_new], self._rows + found.num_new
         places = torch.arange(self._rows, rows)
@@ -271,7 +271,7 @@ class Table:
         return positions
 
     def _evict(self, doomed: torch.Tensor) -> None:
-        """Removes rows; the last of those that stay move to where they were."""
+        """Remove rows; the last of those that stay move to where they were."""
         rows = self._rows - len(doomed)
         stays = torch.ones(self._rows, dtype=torch.bool)
         stays[doomed] = False
@@ -301,7 +301,7 @@ class Table:
 
 
 def check_room(name: str, rows: int, most: int) -> None:
-    """Checks that a table has room for so many rows at once.
+    """Check that a table has room for so many rows at once.
 
     Raises:
         InvalidArgumentError: It stores at most fewer.

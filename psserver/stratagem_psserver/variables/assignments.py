@@ -37,7 +37,7 @@ _OPERATIONS: Mapping[pb.AssignMode.ValueType, Operation] = {
 
 
 @dataclass(frozen=True)
-class Write:
+class PreparedWrite:
     """A checked assignment to one variable."""
 
     variable: Variable
@@ -51,7 +51,7 @@ class Write:
         return 0 if self.rows is None else self.value.nbytes
 
     def run(self) -> None:
-        """Changes the variable's value; its version stays."""
+        """Change the variable's value; its version stays."""
         if self.rows is None:
             self.operation(self.variable.value, self.value)
             return
@@ -64,7 +64,7 @@ class Write:
 def _without_repetition(
     rows: torch.Tensor, value: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Splits rows into parts without repetition: all first times, all second times."""
+    """Split rows into parts without repetition: all first times, all second times."""
     ordered, order = rows.sort(stable=True)
     runs = torch.unique_consecutive(ordered, return_counts=True)[1]
     if not runs.numel() or int(runs.max()) == 1:
@@ -82,8 +82,8 @@ def prepare(
     store: VariableStore,
     assignments: Sequence[pb.Assignment],
     tensors: Sequence[torch.Tensor],
-) -> list[Write]:
-    """Checks assignments without touching a variable.
+) -> list[PreparedWrite]:
+    """Check assignments without touching a variable.
 
     Raises:
         VariableNotFoundError: With the nearest name.
@@ -98,8 +98,8 @@ def prepare(
     return writes
 
 
-def run(writes: Sequence[Write], room: VariableMemoryLimit) -> None:
-    """Changes the values of all variables.
+def run(writes: Sequence[PreparedWrite], room: VariableMemoryLimit) -> None:
+    """Change the values of all variables.
 
     Args:
         writes: What to change.
@@ -116,7 +116,7 @@ def run(writes: Sequence[Write], room: VariableMemoryLimit) -> None:
         write.run()
 
 
-def _keys_by_table(writes: Sequence[Write]) -> dict[Table, torch.Tensor]:
+def _keys_by_table(writes: Sequence[PreparedWrite]) -> dict[Table, torch.Tensor]:
     keys: dict[Table, list[torch.Tensor]] = {}
     for write in writes:
         if write.variable.arena is not None and write.rows is not None:
@@ -126,7 +126,7 @@ def _keys_by_table(writes: Sequence[Write]) -> dict[Table, torch.Tensor]:
 
 def _prepare_one(
     store: VariableStore, item: pb.Assignment, tensors: Sequence[torch.Tensor]
-) -> Write:
+) -> PreparedWrite:
     variable = store.get(item.variable)
     value = tensor_at(tensors, item.value, variable)
     rows = None
@@ -134,7 +134,7 @@ def _prepare_one(
         rows = tensor_at(tensors, item.rows, variable)
         check_rows(variable, rows)
     check_fit(variable, value, rows, "the value")
-    return Write(variable, _operation(variable, item.mode), value, rows)
+    return PreparedWrite(variable, _operation(variable, item.mode), value, rows)
 
 
 def tensor_at(
@@ -159,7 +159,7 @@ def check_fit(
     rows: torch.Tensor | None,
     what: str,
 ) -> None:
-    """Checks that a tensor covers a variable, or some rows of it.
+    """Check that a tensor covers a variable, or some rows of it.
 
     Raises:
         InvalidTypeError: The dtypes differ.

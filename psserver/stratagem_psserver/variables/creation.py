@@ -22,7 +22,7 @@ def sent_tensors(specs: Sequence[VariableSpec]) -> list[TensorSpec]:
 
 
 def check_made(specs: Sequence[VariableSpec]) -> int:
-    """Checks the descriptions of values that the server makes; returns their bytes.
+    """Check the descriptions of values that the server makes; return their bytes.
 
     Raises:
         InvalidArgumentError: Such a value cannot be made.
@@ -37,7 +37,7 @@ def check_made(specs: Sequence[VariableSpec]) -> int:
 def initial_values(
     specs: Sequence[VariableSpec], sent: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The initial value of each variable, that of a table having no rows.
+    """Return the initial value of each variable, that of a table having no rows.
 
     Args:
         specs: Descriptions that `check_made` has passed.
@@ -67,7 +67,7 @@ def _made(spec: VariableSpec) -> torch.Tensor:
 
 
 def check_value(spec: VariableSpec, value: torch.Tensor) -> None:
-    """Checks the initial value of a variable; that of a table has no rows.
+    """Check the initial value of a variable; that of a table has no rows.
 
     Raises:
         InvalidArgumentError: The value is not as described, or the variable has no
@@ -92,7 +92,7 @@ def check_value(spec: VariableSpec, value: torch.Tensor) -> None:
 
 
 def check_partition(spec: VariableSpec) -> None:
-    """Checks that a part lies within the whole.
+    """Check that a part lies within the whole.
 
     Raises:
         InvalidArgumentError: It does not.
@@ -119,7 +119,7 @@ def row_nbytes(spec: VariableSpec) -> int:
 
 
 def check_table(spec: VariableSpec) -> None:
-    """Checks the description of a table that is no slot.
+    """Check the description of a table that is no slot.
 
     Raises:
         InvalidArgumentError: It has no rows or no initial value, its shape and its
@@ -134,7 +134,7 @@ def check_table(spec: VariableSpec) -> None:
 
 
 def check_slot(spec: VariableSpec, owner: VariableSpec, table: Table | None) -> None:
-    """Checks the description of a slot that is a table against its owner.
+    """Check the description of a slot that is a table against its owner.
 
     Args:
         spec: The slot.

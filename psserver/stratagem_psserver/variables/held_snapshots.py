@@ -13,7 +13,7 @@ from stratagem_proto.errors import (
     VariableNotFoundError,
 )
 from stratagem_psserver.limits.variable_memory_limit import VariableMemoryLimit
-from stratagem_psserver.tables.arena import Found
+from stratagem_psserver.tables.arena import FoundRows
 from stratagem_psserver.tables.key_index import KeyIndex
 from stratagem_psserver.tables.mark import TableMark
 from stratagem_psserver.variables.snapshot import Snapshot, Snapshots
@@ -59,7 +59,7 @@ class HeldSnapshot:
     variables: Mapping[str, Variable]
 
     def get(self, name: str) -> Variable:
-        """The variable of that name.
+        """Return the variable of that name.
 
         Raises:
             VariableNotFoundError: It did not exist then.
@@ -90,7 +90,7 @@ class HeldSnapshots:
         self._held: dict[bytes, HeldSnapshot] = {}
 
     def hold(self, session_id: bytes, cut: bytes, store: VariableStore) -> None:
-        """Keeps all variables as they are now, in place of what the session has.
+        """Keep all variables as they are now, in place of what the session has.
 
         Raises:
             FailedPreconditionError: Too many sessions have one.
@@ -106,7 +106,7 @@ class HeldSnapshots:
         self._held[session_id] = HeldSnapshot(cut, snapshot, _held(store, snapshot))
 
     def fit(self) -> None:
-        """Lets go of snapshots for which there is no room any more."""
+        """Let go of snapshots for which there is no room any more."""
         while self._held and self._take_too_much():
             self.release(next(iter(self._held)))
 
@@ -116,12 +116,12 @@ class HeldSnapshots:
         return left is not None and sum(one.snapshot.nbytes for one in held) > left
 
     def knows(self, session_id: bytes, cut: bytes) -> bool:
-        """Whether the session has the snapshot of that moment."""
+        """Return whether the session has the snapshot of that moment."""
         held = self._held.get(session_id)
         return held is not None and held.cut == cut
 
     def of(self, session_id: bytes, cut: bytes) -> HeldSnapshot:
-        """The session's snapshot.
+        """Return the session's snapshot.
 
         Raises:
             FailedPreconditionError: It has none of that moment.
@@ -135,14 +135,14 @@ class HeldSnapshots:
         return self._held[session_id]
 
     def release(self, session_id: bytes) -> None:
-        """Lets go of a session's snapshot, if it has one."""
+        """Let go of a session's snapshot, if it has one."""
         held = self._held.pop(session_id, None)
         if held is not None:
             self._snapshots.close(held.snapshot)
 
 
 def _held(store: VariableStore, snapshot: Snapshot) -> dict[str, Variable]:
-    """The variables as they are now, by name."""
+    """Return the variables as they are now, by name."""
     keys: dict[TableMark, MarkedKeys] = {}
     held: dict[str, Variable] = {}
     for variable in store.variables():
@@ -169,9 +169,9 @@ class MarkedKeys:
     def __init__(self, mark: TableMark) -> None:
         self.mark = mark
 
-    def find(self, keys: torch.Tensor) -> Found:
-        """Where keys were stored; they may repeat."""
-        return Found(keys, self._index.find(keys))
+    def find(self, keys: torch.Tensor) -> FoundRows:
+        """Return where keys were stored; they may repeat."""
+        return FoundRows(keys, self._index.find(keys))
 
     @cached_property
     def _index(self) -> KeyIndex:

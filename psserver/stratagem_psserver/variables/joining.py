@@ -12,7 +12,7 @@ from stratagem_psserver.variables.store import Variable, VariableStore
 
 
 def joined(store: VariableStore, variables: Sequence[Variable]) -> torch.Tensor | None:
-    """The memory of some variables of one dtype, as a vector.
+    """Return the memory of some variables of one dtype, as a vector.
 
     They are in it where tensors of their sizes are in a segment. What is between them
     is there to be overwritten.
@@ -60,7 +60,7 @@ def neighbours(store: VariableStore, names: Iterable[str]) -> list[Variable]:
 
 
 def part(store: VariableStore, variables: Sequence[Variable]) -> None:
-    """Gives variables, of which nobody else uses any, memory of their own."""
+    """Give variables, of which nobody else uses any, memory of their own."""
     for variable in variables:
         variable.give(variable.value.clone())
     if variables:

@@ -17,7 +17,7 @@ class VariableLocks:
         self._hurries: dict[str, Callable[[], None]] = {}
 
     def holding(self, wanted: Callable[[], list[str]]) -> Holding:
-        """Holds some locks, all at once.
+        """Hold some locks, all at once.
 
         All callers take them in the order of their names, so none waits for another in
         a circle. Which they are may change while they are waited for: those that are
@@ -29,18 +29,18 @@ class VariableLocks:
         return Holding(self, wanted)
 
     def are_free(self, names: Iterable[str]) -> bool:
-        """Whether nobody holds one of them."""
+        """Return whether nobody holds one of them."""
         return self._waiting.keys().isdisjoint(names)
 
     def take(self, names: Iterable[str]) -> bool:
-        """Takes locks if all of them are free; says whether they were."""
+        """Take locks if all of them are free; say whether they were."""
         if not self.are_free(names):
             return False
         self._waiting.update(dict.fromkeys(names))
         return True
 
     async def acquire(self, name: str) -> None:
-        """Waits for a lock."""
+        """Wait for a lock."""
         if name not in self._waiting:
             self._waiting[name] = None
             return
@@ -57,7 +57,7 @@ class VariableLocks:
             raise
 
     def hurry_if_wanted(self, name: str, hurry: Callable[[], None]) -> None:
-        """Has a function called when somebody waits for a lock, until it is released.
+        """Have a function called when somebody waits for a lock, until it is released.
 
         Args:
             name: The lock, which the caller holds.
@@ -68,7 +68,7 @@ class VariableLocks:
             hurry()
 
     def release(self, name: str) -> None:
-        """Gives a lock to who has waited longest, or back."""
+        """Give a lock to who has waited longest, or back."""
         self._hurries.pop(name, None)
         waiting = self._waiting[name]
         while waiting:
@@ -91,7 +91,7 @@ class Holding:
         self._held: list[str] = []
 
     async def acquire(self) -> None:
-        """Waits for all locks."""
+        """Wait for all locks."""
         wanted = self._wanted()
         if self._locks.take(wanted):
             self._held = [*wanted]
@@ -112,12 +112,12 @@ class Holding:
         self.release()
 
     def release(self) -> None:
-        """Gives all of them back."""
+        """Give all of them back."""
         while self._held:
             self._locks.release(self._held.pop())
 
     def hurry_if_wanted(self, hurry: Callable[[], None]) -> None:
-        """Has a function called when somebody waits for one of the locks.
+        """Have a function called when somebody waits for one of the locks.
 
         It is for those who could hold them for long, and give them back soon instead.
 

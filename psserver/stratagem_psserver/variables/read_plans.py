@@ -48,7 +48,7 @@ class ReadPlan(NamedTuple):
     def of(
         cls, variables: VariableStore | HeldSnapshot, selections: Sequence[Selection]
     ) -> ReadPlan:
-        """Makes a choice of variables that are there.
+        """Make a choice of variables that are there.
 
         Raises:
             VariableNotFoundError: One of them is not.
@@ -76,16 +76,16 @@ class ReadPlan(NamedTuple):
         return self.wanted == _wanted(self.variables, selections)
 
     def present_header(self) -> ReadHeader:
-        """The header of an answer, with the present versions."""
+        """Return the header of an answer, with the present versions."""
         versions = [variable.version for variable in self.variables]
         return ReadHeader(versions=versions, contents=self.contents)
 
     def tensors(self) -> list[torch.Tensor]:
-        """The values."""
+        """Return the values."""
         return [each.tensor() for each in self.selected]
 
     def fill(self, into: Sequence[torch.Tensor]) -> None:
-        """Copies the values to tensors of their kinds, in one go."""
+        """Copy the values to tensors of their kinds, in one go."""
         if not self.selected:
             return
         with torch.no_grad():

@@ -41,7 +41,7 @@ class Restored:
 
 
 def read_restored(path: str, specs: Sequence[VariableSpec]) -> list[Restored]:
-    """Reads what variables have in a checkpoint; of a shard, its rows.
+    """Read what variables have in a checkpoint; of a shard, its rows.
 
     Raises:
         NotFoundError: There is no checkpoint, or a variable is not in it.
@@ -109,7 +109,7 @@ def _rows(
 
 
 def replace(store: VariableStore, restored: Sequence[Restored]) -> list[str]:
-    """Gives variables, whose locks are held, their values and slots from a checkpoint.
+    """Give variables, whose locks are held, their values and slots from a checkpoint.
 
     Returns:
         The slot variables that went: state that was not saved was not there yet.

@@ -86,7 +86,7 @@ class Selected(NamedTuple):
         return narrow(value, self.narrowed_to).tensor if self.narrowed_to else value
 
     def fill(self, into: torch.Tensor) -> None:
-        """Writes it to a tensor of its kind."""
+        """Write the value to a tensor of its kind."""
         is_made = self.variable.arena is not None or self.narrowed_to is not None
         if self.rows is None or is_made:
             into.copy_(self.tensor())
@@ -96,14 +96,14 @@ class Selected(NamedTuple):
 
 
 def is_wanted(variable: Variable, selection: Selection) -> bool:
-    """Whether the reader lacks the variable's present version."""
+    """Return whether the reader lacks the variable's present version."""
     # Versions begin with 1: who says nothing lacks all of them. One that is higher is
     # of another run, or was read after a snapshot that is read now.
     return variable.version != selection.newer_than
 
 
 def select(variable: Variable, selection: Selection) -> Selected:
-    """Finds out what is selected of a variable.
+    """Find out what is selected of a variable.
 
     Raises:
         InvalidArgumentError: The slice has another rank than the variable, the rows
@@ -182,7 +182,7 @@ def _indices(variable: Variable, data: bytes) -> torch.Tensor:
 
 
 def check_rows(variable: Variable, rows: torch.Tensor) -> None:
-    """Checks row indices against a variable.
+    """Check row indices against a variable.
 
     Raises:
         InvalidArgumentError: They are no vector of int64, or the variable is a scalar.

@@ -79,15 +79,15 @@ class Snapshot:
             self._add(Content(beside(name, what, seen)), _sights(mark, number))
 
     def marked(self, variable: Variable) -> Marked:
-        """What there is of a table, or of a state of one."""
+        """Return what there is of a table, or of a state of one."""
         return self._marked[variable.name]
 
     def shares(self, variable: Variable) -> bool:
-        """Whether a variable's memory has to stay as it is."""
+        """Return whether a variable's memory has to stay as it is."""
         return variable.name in self._shared
 
     def part_from(self, variables: Iterable[Variable]) -> None:
-        """Takes note that variables have got memory of their own."""
+        """Note that variables have got memory of their own."""
         for variable in variables:
             # Who writes the values may have taken it just now, in another thread.
             with suppress(KeyError):
@@ -101,14 +101,14 @@ class Snapshot:
         return self._kept_nbytes + sum(mark.nbytes for mark in marks)
 
     def values(self) -> Iterator[torch.Tensor]:
-        """Yields runs of the values, once, as in `contents`, on any thread."""
+        """Yield runs of the values, once, as in `contents`, on any thread."""
         self._runs.reverse()
         for content in self.contents:
             yield from self._runs.pop()
             self._shared.discard(content.spec.name)
 
     def close(self) -> None:
-        """Gives up the values that were not taken."""
+        """Give up the values that were not taken."""
         for table, mark in self._marks.items():
             table.unmark(mark)
         self._runs.clear()
@@ -135,12 +135,12 @@ class Snapshots:
         self._open: list[Snapshot] = []
 
     def take(self, store: VariableStore) -> Snapshot:
-        """The values as they are now; `close` it when they are written."""
+        """Return the values as they are now; `close` it when they are written."""
         self._open.append(Snapshot(store))
         return self._open[-1]
 
     def close(self, snapshot: Snapshot) -> None:
-        """Ends a snapshot."""
+        """End a snapshot."""
         snapshot.close()
         self._open.remove(snapshot)
 
@@ -155,7 +155,7 @@ class Snapshots:
         ]
 
     def part(self, variables: Iterable[Variable]) -> None:
-        """Gives variables memory of their own; their locks are held."""
+        """Give variables memory of their own; their locks are held."""
         variables = list(variables)
         for variable in variables:
             variable.give(variable.value.clone())

@@ -65,7 +65,7 @@ class Variable:
         return self.spec.name
 
     def give(self, value: torch.Tensor, joint: JointMemory | None = None) -> None:
-        """Gives it that value as its storage."""
+        """Give the variable that value as its storage."""
         if self.joint is not None:
             self.joint.give_part_back(self.value.nbytes)
         self.value, self.joint = value, joint
@@ -77,7 +77,7 @@ class Variable:
         return info
 
     def keys(self) -> torch.Tensor:
-        """The keys of the stored rows, which are not to be changed.
+        """Return the keys of the stored rows, which are not to be changed.
 
         Raises:
             InvalidArgumentError: It is no table.
@@ -97,7 +97,7 @@ class Variable:
         return self.arena.read(self.arena.table.find(rows))
 
     def put_rows(self, rows: torch.Tensor, values: torch.Tensor) -> None:
-        """Writes distinct rows, for which a table must have made room."""
+        """Write distinct rows, for which a table must have made room."""
         if self.arena is None:
             put(self.value, rows, values)
             return
@@ -133,17 +133,17 @@ class VariableStore:
         self._owners: dict[str, str] = {}
 
     def watch(self, forget: Callable[[], object]) -> None:
-        """Has something called whenever variables come, go, or are replaced."""
+        """Have something called whenever variables come, go, or are replaced."""
         self._watching.append(forget)
 
     def changed(self) -> None:
-        """Takes note that variables have come, gone, or were replaced."""
+        """Note that variables have come, gone, or were replaced."""
         self.generation += 1
         for forget in self._watching:
             forget()
 
     def get(self, name: str) -> Variable:
-        """The variable of that name.
+        """Return the variable of that name.
 
         Raises:
             VariableNotFoundError: With the nearest name that exists.
@@ -160,7 +160,7 @@ class VariableStore:
         return self._variables.get(name)
 
     def variables(self) -> Iterable[Variable]:
-        """All variables, owners before their slots."""
+        """Return all variables, owners before their slots."""
         return self._variables.values()
 
     def _advice(self, name: str) -> str:
@@ -192,17 +192,17 @@ class VariableStore:
         return self._owners.get(name, name)
 
     def owners(self, names: Iterable[str]) -> list[str]:
-        """The owners of variables, each once, in the order of their names."""
+        """Return the owners of variables, each once, in the order of their names."""
         return sorted(set(map(self.owner, names)))
 
     def slots(self, name: str) -> list[str]:
-        """Names of a variable's slot variables, in order of creation."""
+        """Return the names of a variable's slot variables, in order of creation."""
         return list(self._slots.get(name, ()))
 
     def create(
         self, specs: Sequence[VariableSpec], values: Sequence[torch.Tensor]
     ) -> list[VariableInfo]:
-        """Adds variables, all or none; the values become theirs without a copy.
+        """Add variables, all or none; the values become theirs without a copy.
 
         Args:
             specs: Descriptions of the variables.
@@ -314,7 +314,7 @@ class VariableStore:
         return arena
 
     def put_value(self, name: str, value: torch.Tensor) -> None:
-        """Gives a variable that value as its storage."""
+        """Give a variable that value as its storage."""
         variable = self.get(name)
         if variable.value is not value:
             variable.give(value)
@@ -322,7 +322,7 @@ class VariableStore:
         variable.version += 1
 
     def put_slot(self, name: str, owner: str, value: torch.Tensor) -> None:
-        """Gives a slot variable that value as its storage, creating it if needed."""
+        """Give a slot variable that value as its storage, creating it if needed."""
         if name in self._variables:
             self.put_value(name, value)
             return
@@ -332,7 +332,7 @@ class VariableStore:
         self._add(spec, value)
 
     def put_table(self, arena: Arena) -> None:
-        """Gives a table, or a slot of one, those rows, creating it if needed."""
+        """Give a table, or a slot of one, those rows, creating it if needed."""
         spec = arena.initial.spec
         value = torch.empty(0, *arena.initial.row_shape, dtype=arena.initial.dtype)
         variable = self._variables.get(spec.name)
@@ -346,7 +346,7 @@ class VariableStore:
         variable.version += 1
 
     def delete(self, names: Sequence[str]) -> list[str]:
-        """Removes variables and their slots, all or none; returns all removed names.
+        """Remove variables and their slots, all or none; return all removed names.
 
         Raises:
             VariableNotFoundError: A name does not exist.
