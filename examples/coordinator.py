@@ -3,11 +3,11 @@
     python examples/coordinator.py [--seed 1]
 
 It starts two parameter servers and two worker servers. While these work, a third one
-joins, and one of the first is ended by SIGKILL. All the same each rating is trained on
-once in each epoch; the servers keep account of that.
+joins, and one of the first two is killed. Each rating is still trained on exactly once
+in each epoch; the servers record which ones were.
 
-With `--cluster tf-config` or `--cluster kubernetes` servers and workers are elsewhere,
-and come and go as they may.
+With `--cluster tf-config` or `--cluster kubernetes`, servers and workers run elsewhere,
+and workers may come and go.
 """
 
 from __future__ import annotations

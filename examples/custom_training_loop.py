@@ -1,9 +1,9 @@
-"""A training loop of one's own, with its variables on one device and replicas on more.
+"""A training loop of your own, with variables on one device and replicas on others.
 
     python examples/custom_training_loop.py --replicas 3
 
-A small network learns from ten measurements how diabetes will progress. The replicas
-are logical parts of the CPU, so this runs anywhere.
+A small network predicts the progress of diabetes from ten measurements. The replicas
+are logical CPUs, so this runs anywhere.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python examples/digits.py                         # four ways, one after the other
     python examples/digits.py --strategy mirrored-2   # one of them
 
-The devices are logical parts of the CPU, so this runs anywhere; on a machine with two
-GPUs it would be `MirroredStrategy(["GPU:0", "GPU:1"])`. `train` beside `train_plainly`
-shows what a strategy changes in a program.
+The devices are logical CPUs, so this runs anywhere; on a machine with two GPUs use
+`MirroredStrategy(["GPU:0", "GPU:1"])`. Compare `train` with `train_plainly` to see what
+a strategy changes in a program.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A click model with 38.5 million embedded ids, whose tables no worker ever has.
+"""A click model with 38.5 million embedded ids, whose tables are only on servers.
 
 Every worker of the cluster runs this file:
 
     stratagem run --ps 3 --workers 2 examples/dlrm.py [--small] [--device cuda:0]
 
-One MLP makes a vector of an example's measurements, each of its 26 ids has a vector in
-a table on the servers, and another MLP sees the products of all pairs. With `--device
-cuda:0` all but the tables is on that GPU.
+One MLP turns the measurements of an example into a vector. Each of its 26 ids has a
+vector in a table on the servers, and another MLP sees the products of all pairs. With
+`--device cuda:0` everything but the tables is on that GPU.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""A worker of several processes, one for each GPU of its host, that push once together.
+"""A worker of several processes, one for each GPU of its host, with one push per step.
 
 torchrun starts the processes; all have the TF_CONFIG of their worker:
 
     torchrun --standalone --nproc-per-node=2 examples/torchrun.py
 
-The first process is the worker: it alone talks to the servers. By torch.distributed
-(NCCL with GPUs, else gloo) the others get the parameters from it, and it gets the mean
-of all gradients. So a host pulls and pushes once per step, however many GPUs it has.
-Without TF_CONFIG the optimizer steps in the first process.
+The first process is the worker, and only it talks to the servers. torch.distributed
+(NCCL with GPUs, else gloo) sends the parameters from it to the others, and the mean of
+all gradients back to it. So a host pulls and pushes once per step, however many GPUs it
+has. Without TF_CONFIG the optimizer steps in the first process.
 """
 
 from __future__ import annotations
