@@ -101,8 +101,8 @@ class RequestStream(Generic[Header]):
         return decode_frame(data, self._header_type, self.segment)
 
 
-# What is smaller the allocator keeps itself. Larger buffers go back to the system, and
-# to have 100 MB from it takes 37 ms, for which they can be copied seven times.
+# The allocator keeps smaller buffers itself. Larger ones go back to the system, and to
+# get them from there again takes several times as long as to copy them.
 _LEAST_BYTES = 32 << 20
 
 

@@ -54,7 +54,7 @@ class Prototype:
         self._first = make_optimizer(rule, values, [])
         group = self._first.param_groups[0]
         if "foreach" in group and group["foreach"] is None and not group.get("fused"):
-            # For tensors of processors torch comes to the same each time, in 4 us.
+            # torch would decide so each time for tensors in the memory of processors.
             group["foreach"] = False
 
     def optimizer(
@@ -110,8 +110,8 @@ def _keywords(rule: OptimizerRule) -> frozenset[str]:
 def _without_compiler(rule: OptimizerRule) -> type[Optimizer]:
     """Return the class of a rule without what it does for `torch.compile`.
 
-    The original imports the compiler with its first object: 1.4 to 1.8 s of processor
-    time and 70 MB in each server process.
+    The original imports the compiler with its first object, which costs each server
+    process more than a second of processor time and some 70 MB.
     """
     methods = {name: inspect.unwrap(getattr(rule.cls, name)) for name in _GUARDED}
     return type(rule.cls.__name__, (rule.cls,), methods)

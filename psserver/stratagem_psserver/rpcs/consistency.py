@@ -53,7 +53,7 @@ class ConsistencyRpcs:
     ) -> pb.SetConsistencyResponse:
         state = self._state
         step = state.clocks.change(request.group, request.consistency)
-        # Who waits to begin a step may have leave under the new one.
+        # Workers that wait to begin a step may get a permit under the new consistency.
         state.clocks_changed([request.group])
         return pb.SetConsistencyResponse(step=step)
 
@@ -67,7 +67,7 @@ class ConsistencyRpcs:
 def begun_now(
     state: ServerState, session: Session, steps: Sequence[pb.StepBegin]
 ) -> list[pb.StepGrant]:
-    """Leave for all of these steps; none if one of them has to wait."""
+    """Return permits for all of these steps; none if one of them has to wait."""
     _arrive(state, session, steps)
     grants = [_granted_now(state, step) for step in steps]
     found = [grant for grant in grants if grant is not None]
@@ -85,7 +85,7 @@ def _arrive(
 
 
 def _granted_now(state: ServerState, step: pb.StepBegin) -> pb.StepGrant | None:
-    """Leave for a step whose worker has arrived; None as long as it has to wait."""
+    """Return the permit for a step; None as long as its worker has to wait."""
     closed = state.rounds.closed(step.group)
     granted = state.clocks.grant(step.group, step.worker, closed)
     if granted is not None:

@@ -91,7 +91,7 @@ class Selected(NamedTuple):
         if self.rows is None or is_made:
             into.copy_(self.tensor())
         else:
-            # Without another copy: of 4096 rows of 16 it takes 38 us, and 23 so.
+            # This spares another copy.
             torch.index_select(self.view, 0, self.rows, out=into)
 
 
