@@ -150,7 +150,7 @@ def place(path: Path) -> str:
 
 
 def words(path: Path) -> set[str]:
-    """Returns the names of a source file and of the folders that hold it."""
+    """Return the names of a source file and of the folders that hold it."""
     return {part.strip("_") for part in path.relative_to(ROOT).with_suffix("").parts}
 
 
@@ -160,7 +160,7 @@ def functions(path: Path) -> Iterator[Function]:
 
 
 def length(function: Function) -> int:
-    """Returns the number of lines from `def` to the end, less the docstring's."""
+    """Return the number of lines from `def` to the end, less the docstring's."""
     lines = (function.end_lineno or function.lineno) - function.lineno + 1
     if ast.get_docstring(function) is None:
         return lines

@@ -1,4 +1,4 @@
-"""Programs whose cluster, that of their module, has faults."""
+"""Programs on a cluster with faults, which their module shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program whose workers and servers are killed, and what it ought to have done."""
+"""A program whose workers and servers are killed, and its expected result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several ranks of torch wrote together."""
+"""Checkpoints that several ranks of torch wrote together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data whose account goes on from a checkpoint."""
+"""Shared data after a restart from a checkpoint."""
 
 from __future__ import annotations
 

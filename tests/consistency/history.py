@@ -1,4 +1,4 @@
-"""What workers did and saw, in the order in which it happened.
+"""Histories: what workers did and saw, in the order in which it happened.
 
 Each worker counts its updates in an element of its own, and writes there the number of
 the step that the latest one is of. What a read returns so tells which updates it

@@ -1,4 +1,4 @@
-"""Workers and servers of the pure core, whose steps chance puts in some order."""
+"""Workers and servers of the pure core, with their steps in a random order."""
 
 from __future__ import annotations
 

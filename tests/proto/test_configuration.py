@@ -1,4 +1,4 @@
-"""Settings from flags, variables, TF_CONFIG and a file: who wins, and who is blamed."""
+"""Settings from flags, variables, TF_CONFIG and a file, and errors that name these."""
 
 from __future__ import annotations
 

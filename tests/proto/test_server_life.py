@@ -1,4 +1,4 @@
-"""What a server holds while it starts and stops."""
+"""Resources of a server while it starts and stops."""
 
 from __future__ import annotations
 

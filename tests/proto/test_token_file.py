@@ -1,4 +1,4 @@
-"""What a token file has to hold."""
+"""The content of a token file."""
 
 from __future__ import annotations
 

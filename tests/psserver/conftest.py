@@ -1,4 +1,4 @@
-"""What tests of a running server need."""
+"""Fixtures for tests of a running server."""
 
 from __future__ import annotations
 

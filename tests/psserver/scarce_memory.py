@@ -1,4 +1,4 @@
-"""Processes whose machine has no more memory, as far as they can see."""
+"""Processes that run out of memory, by a limit of their address space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server refuses: a typed error, and its state is what it was."""
+"""A server refuses bad input with a typed error, and its state stays unchanged."""
 
 from __future__ import annotations
 

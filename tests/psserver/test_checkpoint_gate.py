@@ -1,4 +1,4 @@
-"""What clients report for checkpoints is checked when it comes, and goes with them."""
+"""Reports of clients for checkpoints: checked on arrival, dropped with the client."""
 
 from __future__ import annotations
 

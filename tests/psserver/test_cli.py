@@ -1,4 +1,4 @@
-"""What the command line of a server refuses, and how it says so."""
+"""Errors of a server's command line."""
 
 from __future__ import annotations
 

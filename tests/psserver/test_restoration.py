@@ -1,4 +1,4 @@
-"""What a server keeps of what chiefs announce."""
+"""Announcements of chiefs that a server keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a parameter server says of itself."""
+"""The status of a parameter server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `state_dict()` of a hosted module has in it."""
+"""The content of a hosted module's `state_dict()`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a coordinator makes of the failures that workers tell it."""
+"""Failures that workers report to a coordinator."""
 
 from __future__ import annotations
 

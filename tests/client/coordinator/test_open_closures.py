@@ -1,4 +1,4 @@
-"""What servers are told of closures that have ended."""
+"""Ends of closures that a coordinator reports to servers."""
 
 from __future__ import annotations
 

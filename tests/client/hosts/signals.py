@@ -1,4 +1,4 @@
-"""What hosts that are threads of this process tell a test."""
+"""Reports of hosts that are threads of this process to a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong on hosts, and what a program is told of it."""
+"""Failures on hosts, and the errors that the program gets."""
 
 from __future__ import annotations
 

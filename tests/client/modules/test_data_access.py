@@ -1,4 +1,4 @@
-"""What is remembered of tensors through which parameters may be written."""
+"""Tensors through which parameters may be written."""
 
 from __future__ import annotations
 

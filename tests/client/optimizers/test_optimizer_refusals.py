@@ -1,4 +1,4 @@
-"""What a DistributedOptimizer cannot do, and what it says then."""
+"""Errors of a DistributedOptimizer for what it cannot do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step of a DistributedOptimizer consists of, and what it leaves behind."""
+"""Parts of a step of a DistributedOptimizer, and its effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of parameters when a refresh fails on one of the servers."""
+"""Parameters after a refresh that failed on one of the servers."""
 
 from __future__ import annotations
 

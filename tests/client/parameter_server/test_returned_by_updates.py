@@ -1,4 +1,4 @@
-"""What update functions that write give back, as the server has computed it."""
+"""Return values of update functions that write, as computed by the server."""
 
 from __future__ import annotations
 

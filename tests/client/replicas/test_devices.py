@@ -1,4 +1,4 @@
-"""What devices mean to torch, and how many there are."""
+"""Names and numbers of devices."""
 
 from __future__ import annotations
 

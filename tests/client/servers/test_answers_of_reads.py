@@ -1,4 +1,4 @@
-"""What is read arrives, however the server says what it sends."""
+"""Values that are read arrive, however the server describes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is let in at sockets, and who is believed to be the server."""
+"""Proofs at sockets: which clients are let in, and which servers are believed."""
 
 from __future__ import annotations
 

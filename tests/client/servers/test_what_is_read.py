@@ -1,4 +1,4 @@
-"""What a server is asked for by those who read."""
+"""Requests that reads send to a server."""
 
 from __future__ import annotations
 

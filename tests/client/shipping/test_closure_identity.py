@@ -1,4 +1,4 @@
-"""What a scheduled function asks of servers is recognised when it runs again."""
+"""Servers recognise the requests of a scheduled function that runs again."""
 
 from __future__ import annotations
 

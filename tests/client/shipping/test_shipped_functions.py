@@ -1,4 +1,4 @@
-"""What becomes of functions and variables on their way to workers."""
+"""Functions and variables on their way to workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers make of modules, and of what changes in them."""
+"""Modules on workers, and changes in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be sent to workers, or not be loaded there."""
+"""Functions and values that cannot be sent to workers, or not be loaded there."""
 
 from __future__ import annotations
 

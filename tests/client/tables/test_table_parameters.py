@@ -1,4 +1,4 @@
-"""What else can be done with a parameter whose values are on servers."""
+"""Other uses of a parameter whose values are on servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of an update function's surroundings becomes an input."""
+"""Captured values of an update function that become inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What update functions are recorded as, and when they are traced again."""
+"""Recordings of update functions, and when they are traced again."""
 
 from __future__ import annotations
 

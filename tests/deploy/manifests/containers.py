@@ -1,4 +1,4 @@
-"""What Compose says of its projects, and hadolint of a Dockerfile."""
+"""Compose accepts its projects, and hadolint the Dockerfile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the models of Kubeflow Trainer say of JobSets and TrainJobs."""
+"""The models of Kubeflow Trainer accept JobSets and TrainJobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the schemas of Kubernetes say of manifests."""
+"""The schemas of Kubernetes accept the manifests."""
 
 from __future__ import annotations
 

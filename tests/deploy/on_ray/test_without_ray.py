@@ -1,4 +1,4 @@
-"""What there is to see of clusters on Ray where Ray is not installed."""
+"""Clusters on Ray, if Ray is not installed."""
 
 from __future__ import annotations
 

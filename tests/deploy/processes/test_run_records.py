@@ -1,4 +1,4 @@
-"""What runs on this machine is found, and what is dead is forgotten."""
+"""Records of runs on this machine: living ones are found, dead ones are dropped."""
 
 from __future__ import annotations
 

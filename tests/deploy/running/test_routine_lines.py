@@ -1,4 +1,4 @@
-"""What servers log when all goes well is not for everybody."""
+"""Routine logs of servers are shown only on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Prometheus is told, and what dashboards and alerts ask it for."""
+"""Figures for Prometheus, and those that dashboards and alerts use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may pass a barrier, and when."""
+"""Barriers: which task may pass, and when."""
 
 from __future__ import annotations
 

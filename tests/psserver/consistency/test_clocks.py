@@ -1,4 +1,4 @@
-"""Clocks: who may begin which step, and with what consistency."""
+"""Clocks: which worker may begin which step, and with what consistency."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What functions change that run again on another worker."""
+"""Changes of functions that run again on another worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mutation does, in words and as a digest."""
+"""Intents of mutations, in words and as a digest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was chosen is kept while it holds, and is not much."""
+"""Read plans are kept while they are valid, up to a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pushes of rows are planned whatever rows they are of, and come to the same."""
+"""Pushes of any rows are planned, with the same result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of steps is used only while it holds, and is not much."""
+"""Step plans are used only while they are valid, and are kept up to a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was asked for last stays."""
+"""The entries that were used last are kept."""
 
 from __future__ import annotations
 

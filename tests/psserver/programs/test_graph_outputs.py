@@ -1,4 +1,4 @@
-"""What graph programs give back, and answers that are repeated."""
+"""Outputs of graph programs, and repeated answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left of synchronous steps whose workers have all gone."""
+"""Synchronous steps after all of their workers have gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots whose values are taken while variables change."""
+"""Snapshots that are taken while variables change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What functions write and log is seen by the program that sent them."""
+"""A program sees what its functions write and log."""
 
 from __future__ import annotations
 

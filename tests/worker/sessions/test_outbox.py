@@ -1,4 +1,4 @@
-"""What the client of a session is told of its functions."""
+"""Events about functions that the client of a session gets."""
 
 from __future__ import annotations
 
