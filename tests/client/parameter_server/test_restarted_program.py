@@ -16,8 +16,11 @@ from stratagem import (
     ParameterServerStrategy,
     Variable,
 )
+from stratagem_psserver.server import ParameterServer
+from stratagem_psserver.settings import ServerSettings
 from tests.client.clusters import Cluster, running
 from tests.client.networks import equal, loss_of, network, training_step
+from tests.conftest import TOKEN
 
 
 def trained(strategy: ParameterServerStrategy, steps: int) -> nn.Sequential:
@@ -130,3 +133,21 @@ def test_a_cell_that_makes_its_strategy_again_is_told_to_close_the_former() -> N
         former.close()
         with cluster.strategy() as again:
             assert equal(trained(again, 0), expected)
+
+
+def test_a_strategy_that_lost_its_server_does_not_keep_the_names() -> None:
+    """Whoever did not close it meets another server at the same address."""
+    settings = ServerSettings(token=TOKEN)
+    with ParameterServer(settings) as lost:
+        address = lost.address
+        former = Cluster([address], num_workers=1).strategy()
+        with former.scope():
+            variable = Variable(1.0, name="v")
+    with (
+        ParameterServer(settings.model_copy(update={"bind": address})),
+        Cluster([address], num_workers=1).strategy() as strategy,
+        strategy.scope(),
+    ):
+        assert Variable(2.0, name="v").numpy() == 2.0
+    assert variable.name == "v"
+    former.close()

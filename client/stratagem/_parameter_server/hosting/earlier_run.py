@@ -61,8 +61,7 @@ class EarlierRun:
             AlreadyExistsError: One has, and has not been closed.
         """
         for variable in variables:
-            user = _in_use.get(self._key(variable.place.server, variable.name))
-            if user is not None and user.is_reachable:
+            if self._is_in_use(variable.place.server, variable.name):
                 raise AlreadyExistsError(
                     f"variable {variable.name!r} on {variable.device_name} is used by "
                     "another strategy of this process; call close() of that one, for "
@@ -84,12 +83,13 @@ class EarlierRun:
         return {
             ordinal: one
             for ordinal, one in find(self._store.listing()).items()
-            if not self._is_in_use(one)
+            if not self._is_in_use(one.server, one.spec.name)
         }
 
-    def _is_in_use(self, found: Found) -> bool:
-        user = _in_use.get(self._key(found.server, found.spec.name))
-        return user is not None and user.is_reachable
+    def _is_in_use(self, server: int, name: str) -> bool:
+        user = _in_use.get(self._key(server, name))
+        run = self._store.servers.runs.get(server)
+        return user is not None and user.is_in_use(run)
 
     def _key(self, server: int, name: str) -> tuple[str, str]:
         return self._store.servers.addresses[server], name

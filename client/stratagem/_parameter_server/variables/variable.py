@@ -214,10 +214,13 @@ class RemoteVariable(Variable):
         plain = found.detach() if found.requires_grad else found
         return Writing(self.name, MODES[write], plain)
 
-    @property
-    def is_reachable(self) -> bool:
-        """Whether its strategy has not been closed."""
-        return not self._store.servers.closed
+    def is_in_use(self, run: bytes | None) -> bool:
+        """Return whether its strategy is open, and uses this run of its server.
+
+        Another server may have got the address since.
+        """
+        servers = self._store.servers
+        return not servers.closed and servers.runs.get(self.place.server) == run
 
     # For those who keep the copy fresh.
 
