@@ -123,7 +123,7 @@ def test_restarts_want_servers(tmp_path: Path) -> None:
     options = ["--ps", "0", "--max-restarts", "1"]
     code, _, errors = finished(tmp_path, FAIL, options, "0")
     assert code == 2
-    assert "wants servers" in " ".join(errors.split())
+    assert "needs servers" in " ".join(errors.split())
     assert not (tmp_path / "starts").exists()
 
 

@@ -91,7 +91,7 @@ def test_who_has_no_servers_cannot_restore(tmp_path: Path) -> None:
     options = ["--ps", "0", "--restore", str(tmp_path), str(script)]
     refused = CliRunner().invoke(app, ["run", *options])
     assert refused.exit_code == 2
-    assert "without servers nothing is restored" in refused.output
+    assert "--restore needs servers" in refused.output
 
 
 @pytest.mark.cluster

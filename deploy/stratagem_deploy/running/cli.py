@@ -103,11 +103,11 @@ def run(
     which failed first, 128 + N if signal N ended it; 1 if a server failed.
     """
     if options.restore and not options.ps:
-        raise typer.BadParameter("without servers nothing is restored")
+        raise typer.BadParameter("--restore needs servers: give --ps a number above 0")
     if options.max_restarts and not options.ps:
         raise typer.BadParameter(
-            "--max-restarts wants servers: without them workers make one group, which "
-            "none of them can enter again. `torchrun --max-restarts` starts all again"
+            "--max-restarts needs servers: without them the workers form one group, "
+            "which none of them can join again. `torchrun --max-restarts` restarts all"
         )
     settings = ScriptSettings(
         command=(str(script), *_of_script(arguments or [])),
@@ -137,8 +137,8 @@ def _of_script(arguments: list[str]) -> list[str]:
     for argument in arguments:
         if argument.partition("=")[0] in mine:
             raise typer.BadParameter(
-                f"{argument} stands behind the script. Put it before the script if it "
-                "is for `stratagem run`; if it is the script's, put `--` behind that"
+                f"{argument} stands after the script. Put it before the script if it "
+                "is for `stratagem run`; if it is the script's, put `--` before it"
             )
     return arguments
 

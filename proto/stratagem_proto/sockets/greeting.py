@@ -69,7 +69,9 @@ class Greeting:
             MalformedStreamError: It is none, or proves nothing.
         """
         if frame.kind != FrameKind.HELLO:
-            raise MalformedStreamError("a call came before who calls was known")
+            raise MalformedStreamError(
+                "a call came before the caller had proved itself"
+            )
         if self._proofs is None:
             return self._challenge(bytes(frame.message))
         if not hmac.compare_digest(frame.message, self._proofs.of_client):

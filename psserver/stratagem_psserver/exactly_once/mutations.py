@@ -246,7 +246,7 @@ async def _end(chunks: Chunks) -> None:
     async for some in chunks:
         if some:
             raise MalformedStreamError(
-                "the stream goes on although all of its tensors have come"
+                "the stream continues after the last byte of its tensors"
             )
 
 

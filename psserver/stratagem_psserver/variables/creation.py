@@ -147,9 +147,9 @@ def check_slot(spec: VariableSpec, owner: VariableSpec, table: Table | None) -> 
     """
     problem = _problem(spec)
     if not owner.HasField("table"):
-        problem = f"{owner.name!r}, whose slot it is, is none"
+        problem = f"its owner {owner.name!r} is not a table"
     elif spec.tensor.shape[:1] != owner.tensor.shape[:1]:
-        problem = f"{owner.name!r}, whose slot it is, has other rows"
+        problem = f"its owner {owner.name!r} has other rows"
     if problem:
         raise InvalidArgumentError(
             f"{spec.name!r} cannot be a table: {problem}", variable=spec.name

@@ -249,8 +249,8 @@ def without_initializer() -> VariableSpec:
             table_spec("users", (0, 16), table=dynamic(max_bytes=100)),
             "must store 1 rows at once, and its max_rows and max_bytes leave room f",
         ),
-        (slot_spec("dense/m", (2, 3)), "'dense', whose slot it is, is none"),
-        (slot_spec("table/m", (2, 3)), "'table', whose slot it is, has other rows"),
+        (slot_spec("dense/m", (2, 3)), "its owner 'dense' is not a table"),
+        (slot_spec("table/m", (2, 3)), "its owner 'table' has other rows"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused(spec: VariableSpec, says: str) -> None:

@@ -82,8 +82,8 @@ class DataAccount:
 
     def _report(self, opened: OpenPassResponse, num_batches: int) -> None:
         _LOG.warning(
-            "goes on with pass %d of %r, of which %d of %d batches have been handed "
-            "out before; who has begun to read it can read nothing more of it",
+            "continues pass %d of %r, of which %d of %d batches have been handed out "
+            "before; programs that read it until now can read nothing more of it",
             opened.number,
             self.name,
             opened.drawn,

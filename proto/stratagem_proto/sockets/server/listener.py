@@ -97,7 +97,9 @@ class SocketListener:
         self._peers.add(peer)
         self._strangers[peer] = None
         if len(self._strangers) > _MOST_STRANGERS:
-            next(iter(self._strangers)).refuse("too many do not say who they are")
+            next(iter(self._strangers)).refuse(
+                "too many connections have not proved themselves"
+            )
 
     def admitted(self, peer: Peer) -> None:
         """Take note that a peer is known to be a client."""
