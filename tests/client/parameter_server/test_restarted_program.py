@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -144,7 +145,7 @@ def test_a_strategy_that_lost_its_server_does_not_keep_the_names() -> None:
         with former.scope():
             variable = Variable(1.0, name="v")
     with (
-        ParameterServer(settings.model_copy(update={"bind": address})),
+        ParameterServer(replace(settings, bind=address)),
         Cluster([address], num_workers=1).strategy() as strategy,
         strategy.scope(),
     ):
