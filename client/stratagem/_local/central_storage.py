@@ -30,7 +30,6 @@ from stratagem._hosting.modules.adoption import Adoption
 from stratagem._local.hosting import LocalHosting
 from stratagem._strategies.devices import distinct_devices, require_local
 from stratagem._strategies.extended import StrategyExtended
-from stratagem._strategies.primitives import always
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
@@ -139,11 +138,6 @@ class CentralStorageExtended(StrategyExtended):
         parameter_device: The variables' device, as the user wrote it.
     """
 
-    experimental_between_graph = always(True)
-    experimental_should_init = always(True)
-    should_checkpoint = always(True)
-    should_save_summary = always(True)
-
     _hosting: HomeHosting
 
     def __init__(
@@ -157,6 +151,22 @@ class CentralStorageExtended(StrategyExtended):
         self._parameter_device = str(parameter_device)
         self._home = canonicalize(parameter_device)
         self._hosting = HomeHosting(self, devices, self._home)
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return True
+
+    @property
+    def experimental_should_init(self) -> bool:
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return True
+
+    @property
+    def should_save_summary(self) -> bool:
+        return True
 
     @property
     def worker_devices(self) -> Sequence[str]:

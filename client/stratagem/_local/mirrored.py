@@ -36,7 +36,6 @@ from stratagem._local.hosting import LocalHosting
 from stratagem._strategies.devices import distinct_devices
 from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.multi_step import MultiStepContext
-from stratagem._strategies.primitives import always
 from stratagem._strategies.strategy import Strategy
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
@@ -90,11 +89,6 @@ class MirroredExtended(StrategyExtended):
         cross_device_ops: How values of several devices are brought together.
     """
 
-    experimental_between_graph = always(False)
-    experimental_should_init = always(True)
-    should_checkpoint = always(True)
-    should_save_summary = always(True)
-
     _hosting: LocalHosting
     _sync_on_read: type[SyncOnReadVariable] = SyncOnReadVariable
 
@@ -108,6 +102,22 @@ class MirroredExtended(StrategyExtended):
         self._devices = tuple(devices)
         self._cross_device_ops = cross_device_ops
         self._hosting = self._new_hosting()
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return False
+
+    @property
+    def experimental_should_init(self) -> bool:
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return True
+
+    @property
+    def should_save_summary(self) -> bool:
+        return True
 
     def _new_hosting(self) -> LocalHosting:
         operations = CopyOperations(self._cross_device_ops, self._united)

@@ -16,7 +16,6 @@ from stratagem._input.iterator import DistributedIterator
 from stratagem._local.copies import CopiesHosting, CopyOperations
 from stratagem._strategies.devices import distinct_devices
 from stratagem._strategies.multi_step import MultiStepContext
-from stratagem._strategies.primitives import always
 from stratagem._strategies.strategy import Strategy
 
 
@@ -41,16 +40,27 @@ class OneDeviceStrategy(Strategy):
 
 
 class _OneDeviceExtended(OneReplicaExtended):
-    experimental_between_graph = always(False)
-    experimental_should_init = always(True)
-    should_checkpoint = always(True)
-    should_save_summary = always(True)
-
     def __init__(self, container_strategy: Strategy, devices: Sequence[str]) -> None:
         super().__init__(container_strategy)
         self._devices = tuple(devices)
         operations = CopyOperations(ReductionToOneDevice(), self._united)
         self._hosting = CopiesHosting(self, devices, operations)
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return False
+
+    @property
+    def experimental_should_init(self) -> bool:
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return True
+
+    @property
+    def should_save_summary(self) -> bool:
+        return True
 
     @property
     def worker_devices(self) -> Sequence[str]:

@@ -25,7 +25,6 @@ from stratagem._local.mirrored import MirroredExtended, mean_of_equals
 from stratagem._multi_worker.group import WorkerGroup
 from stratagem._multi_worker.hosting import WorkersHosting, follow_chief
 from stratagem._multi_worker.reduction import AcrossWorkers
-from stratagem._strategies.primitives import always
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
@@ -48,8 +47,6 @@ class MultiWorkerMirroredExtended(MirroredExtended):
     _cluster_resolver: ClusterResolver
     _elsewhere: MadeElsewhere | None = None
 
-    experimental_between_graph = always(True)
-
     def __init__(
         self,
         container_strategy: Strategy,
@@ -65,6 +62,10 @@ class MultiWorkerMirroredExtended(MirroredExtended):
         super().__init__(container_strategy, devices, ops)
         if group.size > 1:
             workers.add(container_strategy)
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return True
 
     def _new_hosting(self) -> WorkersHosting:
         return WorkersHosting(

@@ -13,7 +13,7 @@ import torch
 
 from stratagem._cluster.membership import Membership
 from stratagem._core.variables.variable import Variable
-from stratagem._hosting.modules.hosting import HostedParameter
+from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._hosting.modules.registry import ParameterRegistry
 from stratagem._parameter_server.hosting.agreement import Agreement, Held, mark_of
 from stratagem._parameter_server.hosting.local_writes import (

@@ -17,7 +17,7 @@ from stratagem._gradients.step import OptimizerStep
 from stratagem._hosting.elsewhere import MadeElsewhere
 from stratagem._hosting.hosting import Hosting, Slots
 from stratagem._hosting.modules.adoption import Adoption
-from stratagem._hosting.modules.hosting import HostedParameter
+from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._parameter_server.checkpoints.checkpoints import ClusterCheckpoints
 from stratagem._parameter_server.hosting.local_writes import (
     refuse_writes_in_replicas,

@@ -21,7 +21,6 @@ from stratagem._hosting.modules.unscoped import workers
 from stratagem._input.options import AutoShardPolicy, InputOptions
 from stratagem._parameter_server.coordination import Coordination
 from stratagem._strategies.extended import StrategyExtended
-from stratagem._strategies.primitives import always
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
@@ -46,8 +45,6 @@ class WorkerExtended(StrategyExtended):
     Spec: PS1-4, PS1-7 to PS1-9.
     """
 
-    experimental_between_graph = always(True)
-
     def __init__(
         self,
         container_strategy: Strategy,
@@ -65,6 +62,10 @@ class WorkerExtended(StrategyExtended):
         if membership.trains and membership.num_workers > 1:
             workers.add(container_strategy)
         self._seed: Variable | None = None
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return True
 
     # The task.
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.contributions import hyperparameters_of
 from stratagem._hosting.attached import Attached
-from stratagem._hosting.modules.hosting import HostedParameter
+from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
 from stratagem._hosting.optimizers.trained import Trained
 from stratagem._parameter_server.attached import AttachedStrategy

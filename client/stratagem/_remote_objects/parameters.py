@@ -8,7 +8,10 @@ from typing import Any
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
-from stratagem._hosting.modules.hosting import HostedParameter, hosted_parameter
+from stratagem._hosting.modules.hosted_parameter import (
+    HostedParameter,
+    hosted_parameter,
+)
 from stratagem._parameter_server.attached import AttachedStrategy, ParameterParts
 from stratagem._parameter_server.tables.variable import TableVariable
 from stratagem._parameter_server.variables.split_variable import parts_of

@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from stratagem._core.protocols import AnyStrategy
 
 
-def always(value: bool) -> property:
-    """Return a property that has the same value whatever happens."""
-    return property(lambda _: value)
-
-
 class StrategyPrimitives:
     """The operations that hooks of a strategy are usually one call of.
 

@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from stratagem._core.distributed_variables.mirrored import CopiedVariable
 from stratagem._core.variables.local import LocalVariable
 from stratagem._core.variables.variable import Variable
-from stratagem._hosting.modules.hosting import HostedParameter
+from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._remote_objects.modules import ModuleKind
 from stratagem._remote_objects.optimizers import OptimizerKind
 from stratagem._remote_objects.parameters import HostedKind

@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
 from stratagem._core.variables.assignable import Write
 from stratagem._core.variables.variable import Variable
-from stratagem._hosting.modules.hosting import hosted_parameter
+from stratagem._hosting.modules.hosted_parameter import hosted_parameter
 
 Valued = Variable | Parameter
 """A variable, or a parameter of a module that follows one."""

@@ -18,7 +18,10 @@ from torch.nn.utils import prune
 import stratagem
 from stratagem import PerReplica, Variable
 from stratagem._core.contexts.context import updating
-from stratagem._hosting.modules.hosting import HostedParameter, hosted_parameter
+from stratagem._hosting.modules.hosted_parameter import (
+    HostedParameter,
+    hosted_parameter,
+)
 from stratagem._hosting.modules.recurrent import Following
 from tests.client.one_copy import OneCopy, hosting_in
 

@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
 from stratagem._core.names import UniqueNames
-from stratagem._hosting.modules.hosting import hosted_parameter
+from stratagem._hosting.modules.hosted_parameter import hosted_parameter
 from stratagem._hosting.modules.named_buffers import NamedBuffers
 from stratagem._hosting.modules.registry import Owner, ParameterRegistry
 from stratagem._hosting.modules.state_dicts import keep_fresh

@@ -12,7 +12,10 @@ from torch.optim.optimizer import (
 )
 
 from stratagem._core.replicas.replica_context import get_replica_context
-from stratagem._hosting.modules.hosting import HostedParameter, hosted_parameter
+from stratagem._hosting.modules.hosted_parameter import (
+    HostedParameter,
+    hosted_parameter,
+)
 from stratagem._hosting.modules.unscoped import workers
 from stratagem_proto.errors import FailedPreconditionError
 

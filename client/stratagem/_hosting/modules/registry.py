@@ -9,7 +9,10 @@ from torch import nn
 from torch.nn import Parameter
 
 from stratagem._core.variables.variable import Variable
-from stratagem._hosting.modules.hosting import HostedParameter, hosted_parameter
+from stratagem._hosting.modules.hosted_parameter import (
+    HostedParameter,
+    hosted_parameter,
+)
 from stratagem._hosting.modules.plain_optimizers import watch_plain_optimizers
 from stratagem._hosting.modules.replica_parameters import show_leaves
 from stratagem_proto.errors import InternalError

@@ -7,7 +7,10 @@ from typing import Any
 from torch import nn
 from torch.nn import Parameter
 
-from stratagem._hosting.modules.hosting import HostedParameter, hosted_parameter
+from stratagem._hosting.modules.hosted_parameter import (
+    HostedParameter,
+    hosted_parameter,
+)
 from stratagem._hosting.modules.recurrent import follow_replica
 from stratagem._hosting.modules.replica_view import ReplicaView
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from stratagem._core.contexts.context import cross_replica, current_replica_id
-from stratagem._hosting.modules.hosting import hosted_parameter
+from stratagem._hosting.modules.hosted_parameter import hosted_parameter
 from stratagem_proto.errors import CancelledError
 
 

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from stratagem._core.contexts.context import current_replica_id, has_strategy
 from stratagem._core.variables.variable import Variable
 from stratagem._hosting.hosting import Hosting, hosting_of, living_hostings
-from stratagem._hosting.modules.hosting import hosted_parameter
+from stratagem._hosting.modules.hosted_parameter import hosted_parameter
 from stratagem._hosting.modules.unscoped import workers
 from stratagem._strategies.current import default_strategy, get_strategy
 from stratagem_proto.errors import ContextError, InvalidArgumentError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stratagem._hosting.modules.hosting import HostedParameter
+from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._hosting.modules.registry import ParameterRegistry
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.variables.split_variable import parts_of

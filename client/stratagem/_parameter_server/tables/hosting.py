@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from stratagem._hosting.modules.hosting import HostedParameter
+from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._parameter_server.tables.parameter import TableParameter
 from stratagem._parameter_server.tables.variable import TableVariable
 

@@ -17,7 +17,7 @@ from stratagem_proto.errors import InternalError
 from stratagem_proto.v1.variable_pb2 import Initializer, TableSpec, VariableSpec
 
 if TYPE_CHECKING:
-    from stratagem._hosting.modules.hosting import HostedParameter
+    from stratagem._hosting.modules.hosted_parameter import HostedParameter
     from stratagem._parameter_server.variables.any_store import AnyStore
 
 

@@ -16,7 +16,7 @@ from torch.utils import swap_tensors
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._gradients.step import OptimizerStep
 from stratagem._hosting.modules.adoption import Adoption
-from stratagem._hosting.modules.hosting import HostedParameter
+from stratagem._hosting.modules.hosted_parameter import HostedParameter
 from stratagem._hosting.modules.registry import ParameterRegistry
 from stratagem._parameter_server.hosting.creation import RemoteCreation
 from stratagem._parameter_server.hosting.store import RemoteStore

@@ -30,7 +30,7 @@ from stratagem_proto.errors import (
 )
 
 if TYPE_CHECKING:
-    from stratagem._hosting.modules.hosting import HostedParameter
+    from stratagem._hosting.modules.hosted_parameter import HostedParameter
     from stratagem._parameter_server.variables.any_store import AnyStore
 
 

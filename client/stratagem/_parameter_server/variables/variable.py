@@ -40,7 +40,7 @@ from stratagem_proto.versions import is_newer
 from stratagem_proto.wire.tensors import decode_dtype, nbytes_of, spec_of
 
 if TYPE_CHECKING:
-    from stratagem._hosting.modules.hosting import HostedParameter
+    from stratagem._hosting.modules.hosted_parameter import HostedParameter
     from stratagem._parameter_server.variables.any_store import AnyStore
 
 MODES: dict[Write, AssignMode.ValueType] = {
