@@ -163,7 +163,10 @@ def test_the_optimizers_state_is_that_of_whole_parameters(cluster: Cluster) -> N
 
 
 def test_local_writes_reach_every_shard(cluster: Cluster) -> None:
-    with dividing(cluster, 3) as chief, dividing(cluster, 3, 1) as other:
+    with (
+        dividing(cluster, 3) as chief,
+        dividing(cluster, 3, 1, peer_seconds=1.0) as other,
+    ):
         with chief.scope():
             model = nn.Linear(2, 4, bias=False)
         with other.scope():
