@@ -78,6 +78,7 @@ def health_of(server: ParameterServer) -> int:
         return status
 
 
+@pytest.mark.cluster
 def test_a_server_whose_loop_is_stuck_does_not_say_that_it_serves() -> None:
     going_on = threading.Event()
     with ParameterServer(ServerSettings()) as server:

@@ -21,6 +21,8 @@ from tests.conftest import TOKEN
 from tests.relays import Relay
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.cluster
+
 # Nothing here ends by it.
 LEASE_SECONDS = 3600.0
 
