@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from typing import TypeVar
@@ -13,8 +14,8 @@ Argument = TypeVar("Argument")
 
 def in_a_child(work: Callable[[Argument], str], argument: Argument) -> str:
     """What a function of a module returns in a process of its own."""
-    with get_context("spawn").Pool(1) as pool:
-        return pool.apply_async(work, (argument,)).get(120)
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(work, argument).result(110)
 
 
 @contextmanager

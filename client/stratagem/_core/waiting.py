@@ -11,6 +11,8 @@ from contextlib import suppress
 from types import TracebackType
 from weakref import WeakSet
 
+from stratagem._core.interruption import uninterrupted
+
 _LOG = logging.getLogger("stratagem")
 
 _FIRST_SECONDS = 5.0
@@ -113,7 +115,7 @@ class _Teller:
 
     def add(self, wait: Wait) -> None:
         """Tells of a wait from when it is due."""
-        with self._changed:
+        with uninterrupted(), self._changed:
             self._waits.add(wait)
             if self._thread is None or not self._thread.is_alive():
                 self._start()

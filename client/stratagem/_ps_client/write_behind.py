@@ -17,8 +17,8 @@ from types import CodeType, FrameType
 from typing import Any, Protocol
 
 from stratagem._core.contexts.presence import Presence
+from stratagem._core.interruption import uninterrupted
 from stratagem._ps_client.connections.pending import Pending
-from stratagem._ps_client.interruption import uninterrupted
 from stratagem._ps_client.step_count import StepCount
 
 # Writes that are sent together, at most: half as many as functions run ahead of, so

@@ -9,10 +9,14 @@ import torch
 
 from stratagem_proto.errors import ResourceExhaustedError
 
+# What torch raises as a RuntimeError: its allocator, or C++ code beside it, found none.
+_SIGNS = ("can't allocate memory", "std::bad_alloc")
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether it says that memory could not be taken; torch has no class for it."""
-    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+    text = str(error)
+    return isinstance(error, MemoryError) or any(sign in text for sign in _SIGNS)
 
 
 @contextmanager

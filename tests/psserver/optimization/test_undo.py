@@ -144,6 +144,12 @@ def test_a_step_that_fails_unlooked_for_does_not_say_that_nothing_changed() -> N
         raise RuntimeError("can't allocate memory")
 
 
+@pytest.mark.parametrize("text", ["std::bad_alloc", "can't allocate memory"])
+def test_a_step_without_memory_is_told_from_one_that_cannot_be_taken(text: str) -> None:
+    with pytest.raises(ResourceExhaustedError, match="no memory for a step"), Undo("A"):
+        raise RuntimeError(text)
+
+
 @pytest.mark.parametrize("repeats", [False, True])
 def test_a_step_without_memory_changes_nothing(repeats: bool) -> None:
     assert in_a_child(_steps_without_memory, repeats) == "unchanged"

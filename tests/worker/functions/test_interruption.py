@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stratagem import Variable
-from stratagem._ps_client.interruption import is_interruptible, uninterrupted
+from stratagem._core.interruption import is_interruptible, uninterrupted
 from stratagem_proto.wire.transport import AUTO, GRPC, TCP, VARIABLE
 from stratagem_worker.functions.interruption import Interrupted, Interruptible
 from tests.client.clusters import running
@@ -180,6 +180,20 @@ def test_threads_of_a_function_are_not_held_off() -> None:
             entered.set()
 
     assert struck_when(entered, body) == "given up"
+
+
+def test_a_function_that_starts_threads_waits_for_none_that_never_begins() -> None:
+    for _ in range(200):
+        entered = threading.Event()
+
+        def start_threads(entered: threading.Event = entered) -> None:
+            entered.set()
+            while True:
+                thread = threading.Thread(target=int)
+                thread.start()
+                thread.join()
+
+        assert struck_when(entered, start_threads) == "given up"
 
 
 @pytest.mark.parametrize("transport", [AUTO, TCP, GRPC])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
 
-from stratagem._ps_client.interruption import Guard, guarded_by
+from stratagem._core.interruption import Guard, guarded_by
 
 Name = TypeVar("Name")
 Result = TypeVar("Result")
@@ -30,7 +31,7 @@ class Interruptible(Generic[Name]):
     CPython raises the exception in the thread before one of the next instructions of
     its Python code. That must not be one of our own, so there is no lock here: one
     that is just being taken would stay taken. Nor one of gRPC's, so it is put off there
-    (`stratagem._ps_client.interruption`).
+    (`stratagem._core.interruption`).
     """
 
     def __init__(self) -> None:
@@ -94,9 +95,28 @@ class Interruptible(Generic[Name]):
             running = self._running
             if running is not None and which(running) and not self._struck:
                 self._struck = True
-                self._guard.strike(partial(_raise, self._thread))
+                interrupt = partial(_raise_unless_starting, self._thread)
+                while not self._guard.strike(interrupt):
+                    time.sleep(_GLANCE_SECONDS)
         finally:
             self._striking = False
+
+
+def _raise_unless_starting(thread: int) -> bool:
+    """Raise the exception in a thread, unless a thread is just being started.
+
+    Before CPython 3.12 a thread that has not run yet has the number of the one that
+    starts it. It would take the exception in its place and end, and the other one would
+    wait for ever until it has begun.
+    """
+    if sys.version_info >= (3, 12):
+        _raise(thread)
+        return True
+    with threading._active_limbo_lock:  # type: ignore[attr-defined]
+        if threading._limbo:  # type: ignore[attr-defined]
+            return False
+        _raise(thread)
+    return True
 
 
 def _raise(thread: int) -> None:

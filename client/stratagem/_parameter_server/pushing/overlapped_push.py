@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from stratagem._core.interruption import uninterrupted
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.compressor import Compressor
 from stratagem._parameter_server.pushing.server_batches import (
@@ -16,7 +17,6 @@ from stratagem._parameter_server.pushing.server_batches import (
     no_batches,
 )
 from stratagem._ps_client.group import ServerGroup
-from stratagem._ps_client.interruption import uninterrupted
 from stratagem._ps_client.requests import updates
 from stratagem_proto.v1.update_program_pb2 import BackwardPass
 

@@ -7,7 +7,7 @@ import time
 
 import grpc
 
-from stratagem._ps_client.interruption import uninterrupted
+from stratagem._core.interruption import uninterrupted
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.session_pb2 import AttendSessionRequest
 from stratagem_proto.wire.channel import open_channel

@@ -8,7 +8,7 @@ from functools import partial
 
 import grpc
 
-from stratagem._ps_client.interruption import (
+from stratagem._core.interruption import (
     abandonable,
     is_interruptible,
     uninterrupted,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import cast
 
-from stratagem._ps_client.interruption import awaited
+from stratagem._core.interruption import awaited
 from stratagem._ps_client.transports.call import Attempt, Call, Responses, Style
 from stratagem._ps_client.transports.idle_links import IdleLinks
 from stratagem._ps_client.transports.pipeline import Pipeline

@@ -36,12 +36,16 @@ class Guard:
         """Whether this is its thread, and not one that the function has started."""
         return threading.get_ident() == self._thread
 
-    def strike(self, interrupt: Callable[[], None]) -> None:
+    def strike(self, interrupt: Callable[[], bool]) -> bool:
         """Interrupt the thread, from another one.
 
         Args:
-            interrupt: Does so at once. Where that may not be, what the thread waits
-                for is given up instead, and it is interrupted after that.
+            interrupt: Does so at once, and returns whether it could. Where that may not
+                be, what the thread waits for is given up instead, and it is interrupted
+                after that.
+
+        Returns:
+            Whether that was done; if not, it is to be tried again.
         """
         with self._changing:
             give_up = self._give_up
@@ -49,6 +53,7 @@ class Guard:
                 return interrupt()
             self._due = True
         give_up()
+        return True
 
     @contextmanager
     def held_off(self, give_up: Callable[[], object]) -> Iterator[None]:
