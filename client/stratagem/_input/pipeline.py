@@ -32,7 +32,7 @@ from stratagem._input.sharding import InputWorker
 from stratagem._input.specs import spec_of
 from stratagem._input.splitting import without_rows
 from stratagem._input.transfer import TransferredRounds
-from stratagem_proto.errors import InvalidTypeError, OutOfRangeError
+from stratagem_proto.errors import OutOfRangeError
 
 
 @dataclass(frozen=True)
@@ -172,16 +172,10 @@ def dataset_made(
     """Call `dataset_fn` on the CPU.
 
     Raises:
-        InvalidTypeError: It is no function, or returns no dataset. Spec: INP-26.
+        InvalidTypeError: It returns no dataset. Spec: INP-26.
 
     Spec: INP-49e.
     """
-    if not callable(dataset_fn):
-        raise InvalidTypeError(
-            "dataset_fn must be a function of an InputContext that returns a dataset, "
-            f"not {type(dataset_fn).__name__}; a dataset of global batches is for "
-            "experimental_distribute_dataset"
-        )
     with device_names.device("CPU:0"):
         dataset = dataset_fn(context)
     check_dataset(dataset, "What the dataset function returned")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from stratagem._core.options import InputContext, ValueContext
 from stratagem._input.options import AutoShardPolicy, InputOptions
+from stratagem._strategies.extended_arguments import require_function
+from stratagem_proto.errors import InvalidTypeError
 
 if TYPE_CHECKING:
     from stratagem._strategies.hooks import StrategyHooks
@@ -73,11 +75,17 @@ class DatasetMethods:
             returned.
 
         Raises:
-            InvalidTypeError: `dataset_fn` returns no dataset.
+            InvalidTypeError: `dataset_fn` is no function, or returns no dataset.
             InvalidArgumentError: Options contradict each other.
 
         Spec: STR-35, INP-2, INP-28, INP-31, INP-32, INP-35, INP-49d, INP-49e.
         """
+        if not callable(dataset_fn):
+            raise InvalidTypeError(
+                "dataset_fn must be a function of an InputContext that returns a "
+                f"dataset, not {type(dataset_fn).__name__}; a dataset of global "
+                "batches is for experimental_distribute_dataset"
+            )
         return self._extended._distribute_datasets_from_function(dataset_fn, options)
 
     def experimental_distribute_values_from_function(
@@ -94,7 +102,9 @@ class DatasetMethods:
 
         Raises:
             InvalidArgumentError: The nests differ in structure.
+            InvalidTypeError: `value_fn` is no function.
 
         Spec: STR-36, INP-5, INP-51, INP-52, VAL-10.
         """
+        require_function("experimental_distribute_values_from_function", value_fn)
         return self._extended._distribute_values_from_function(value_fn)

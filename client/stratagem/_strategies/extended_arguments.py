@@ -37,12 +37,17 @@ def only_argument(value: Any) -> tuple[Any]:
     )
 
 
-def require_call(method: str, fn: Any, args: Any, kwargs: Any) -> None:
-    """Raise InvalidTypeError for what cannot be called as `fn(*args, **kwargs)`."""
+def require_function(method: str, fn: Any) -> None:
+    """Raise InvalidTypeError for what cannot be called."""
     if not callable(fn):
         raise InvalidTypeError(
             f"`{method}` takes a function to call, not {type(fn).__name__}"
         )
+
+
+def require_call(method: str, fn: Any, args: Any, kwargs: Any) -> None:
+    """Raise InvalidTypeError for what cannot be called as `fn(*args, **kwargs)`."""
+    require_function(method, fn)
     if not isinstance(args, list | tuple):
         raise InvalidTypeError(
             f"`args` of `{method}` must be a list or tuple, not "

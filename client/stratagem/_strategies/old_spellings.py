@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
+
+import torch
 
 from stratagem._core.contexts.context import require_cross_replica_or_default
 from stratagem._core.contexts.scope import entered
@@ -11,6 +13,7 @@ from stratagem._core.deprecation import old_spelling
 from stratagem._core.options import InputContext
 from stratagem._input.options import InputOptions, InputReplicationMode
 from stratagem._strategies.described_cluster import require_described
+from stratagem._strategies.extended_arguments import require_function
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 if TYPE_CHECKING:
@@ -46,7 +49,9 @@ class OldSpellings:
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """As `run`, but `args` may be any iterable. Spec: STR-21."""
-        return self._extended.call_for_each_replica(fn, tuple(args), kwargs)
+        if isinstance(args, Iterable) and not isinstance(args, torch.Tensor):
+            args = tuple(args)
+        return self._this().run(fn, args, kwargs)
 
     @old_spelling("run, with the next element of an iterator as an argument,")
     def experimental_run(
@@ -142,6 +147,7 @@ class OldSpellings:
 
         Spec: STR-31, INP-4, INP-30b, INP-49c, DEF-7.
         """
+        require_function("make_input_fn_iterator", input_fn)
         require_cross_replica_or_default(self._extended, "make_input_fn_iterator")
         return self._input_fn_iterator(input_fn, replication_mode)
 

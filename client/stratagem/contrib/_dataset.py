@@ -14,6 +14,7 @@ from stratagem._input.input_function import dataset_of, input_function_pipeline
 from stratagem._input.iterator import InputIterator
 from stratagem._input.options import InputReplicationMode
 from stratagem._input.reader import Reader
+from stratagem._strategies.extended_arguments import require_function
 from stratagem._strategies.strategy import Strategy
 
 
@@ -50,6 +51,7 @@ class PerDeviceDataset(HasIterators):
     """
 
     def __init__(self, strategy: Strategy, dataset_fn: Callable[[], Any]) -> None:
+        require_function("distribute_dataset", dataset_fn)
         self._strategy = strategy
         self._pipeline = input_function_pipeline(
             lambda context: dataset_fn(),

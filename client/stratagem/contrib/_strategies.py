@@ -19,6 +19,7 @@ from stratagem._local import mirrored, one_device
 from stratagem._parameter_server import strategy as parameter_server
 from stratagem._strategies.described_cluster import require_described
 from stratagem._strategies.devices import require_local
+from stratagem._strategies.extended_arguments import require_function
 from stratagem.cluster_resolver import SimpleClusterResolver
 from stratagem.contrib._reduction import placed
 from stratagem.contrib._strategy import DistributionStrategy
@@ -270,4 +271,5 @@ class DefaultStrategy(DistributionStrategy):
     @old_spelling("distribute_datasets_from_function")
     def distribute_dataset(self, dataset_fn: Any) -> Any:
         """Return what `dataset_fn` returns."""
+        require_function("distribute_dataset", dataset_fn)
         return dataset_fn()

@@ -8,11 +8,13 @@ from enum import Enum
 from typing import Any
 
 import pytest
+import torch
 
 import stratagem
 from stratagem import contrib, experimental
 from stratagem._core import deprecation
 from stratagem._strategies.old_spellings import MovedToExtended
+from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
 
 
 def test_a_process_is_told_once_of_each_spelling() -> None:
@@ -115,6 +117,39 @@ def test_what_has_moved_is_still_there() -> None:
         new = message.rpartition("extended.")[2].removesuffix(" instead")
         assert message.startswith(f"{name} is deprecated; use extended.")
         assert inspect.getattr_static(stratagem.StrategyExtended, new)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "method",
+    [
+        "run",
+        "experimental_run",
+        "experimental_run_v2",
+        "make_input_fn_iterator",
+        "experimental_distribute_values_from_function",
+    ],
+)
+@pytest.mark.parametrize("make", [stratagem.get_strategy, stratagem.MirroredStrategy])
+def test_what_is_no_function_is_refused_by_name(method: str, make: Any) -> None:
+    with pytest.raises(InvalidTypeError, match="takes a function"):
+        getattr(make(), method)(3)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", [contrib.MirroredStrategy, contrib.OneDeviceStrategy])
+def test_towers_take_a_dataset_from_a_function(kind: Any) -> None:
+    with pytest.raises(InvalidTypeError, match="takes a function"):
+        kind("CPU:0" if kind is contrib.OneDeviceStrategy else None).distribute_dataset(
+            [1]
+        )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("args", [3, torch.ones(2)])
+def test_an_older_run_refuses_a_single_argument(args: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="args=\\(x,\\)"):
+        stratagem.get_strategy().experimental_run_v2(torch.ones, args)
 
 
 @pytest.mark.spec("STR-21")
