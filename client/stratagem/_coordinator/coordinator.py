@@ -10,9 +10,10 @@ from typing import Any, Literal, overload
 
 from stratagem._coordinator.accounts.completion_reporter import CompletionReporter
 from stratagem._coordinator.closures.closure import Closure
-from stratagem._coordinator.closures.remote_value import RemoteValue
+from stratagem._coordinator.closures.remote_value import RemoteValue, fetched
 from stratagem._coordinator.closures.result import Result
 from stratagem._coordinator.coordinator_stub import CoordinatorStub
+from stratagem._coordinator.data.own_parameters import OwnParameters
 from stratagem._coordinator.data.per_worker import PerWorkerDataset, build_of
 from stratagem._coordinator.data.per_worker_variable import PerWorkerVariable
 from stratagem._coordinator.data.shared_dataset import (
@@ -34,7 +35,6 @@ from stratagem._coordinator.workers.connecting import (
     worker_at,
 )
 from stratagem._coordinator.workers.resolver_watch import ResolverWatch, workers_of
-from stratagem._core.tensors.nests import map_leaves
 from stratagem._parameter_server.strategy import ParameterServerStrategy
 from stratagem._ps_client.traffic import Traffic, TrafficMeter
 from stratagem._remote_objects.kinds import COORDINATOR_KINDS
@@ -147,6 +147,7 @@ class ClusterCoordinator:
         connect = Connector(strategy, numbers, self._meter, self._batchers)
         ended = self._reporter.end
         self._dispatch = Dispatch(connect, settings, ended, self._batchers)
+        self._parameters = OwnParameters(strategy, self._dispatch.ended_in_all)
         make = partial(PerWorkerVariable, self._worker_values, self._dispatch.ask_all)
         take_over(strategy, make, partial(_end, self._reporter, self._dispatch))
         weakref.finalize(self, self._dispatch.close)
@@ -199,7 +200,7 @@ class ClusterCoordinator:
             left = inherited_identity(parcel.remote_objects.values())
             number, identity = self._reporter.begin(left)
             result = Result(self._worker_values, number, self._batchers.hurry)
-            value = RemoteValue(result)
+            value = RemoteValue(result, self._parameters.refresh)
             closure = Closure(number, identity, name_of(fn), parcel, result)
             self._dispatch.schedule(closure, patience)
         return value
@@ -207,14 +208,15 @@ class ClusterCoordinator:
     def join(self, *, timeout: float | None = None) -> None:
         """Wait until all functions have ended.
 
-        No thread can schedule another one meanwhile.
+        No thread can schedule another one meanwhile. Afterwards this program's own
+        parameters are what functions have trained.
 
         Args:
             timeout: Longest wait in seconds; by default as long as it takes.
 
         Raises:
-            DeadlineExceededError: Some have not ended in that time. It names them, and
-                the workers that are not there; the functions go on.
+            DeadlineExceededError: Some, which it names, have not ended; they go on.
+            UnavailableError: All have ended, but the parameters could not be read.
             Exception: What a function raised, the first one since the last error was
                 raised. All others have ended or are cancelled.
 
@@ -222,16 +224,19 @@ class ClusterCoordinator:
         """
         self._dispatch.join(Patience("join", timeout))
         self._release()
+        self._parameters.refresh()
 
     def done(self) -> bool:
-        """Return whether all functions have ended.
+        """Return whether all functions have ended; if so, parameters are as of `join`.
 
         Raises:
             Exception: As `join`.
 
         Spec: COO-10, ERR-4.
         """
-        return self._dispatch.done()
+        if done := self._dispatch.done():
+            self._parameters.refresh()
+        return done
 
     def fetch(self, val: Any) -> Any:
         """Wait for every `RemoteValue` of a nest, and put what it `fetch`es in place.
@@ -244,14 +249,13 @@ class ClusterCoordinator:
 
         Spec: COO-11.
         """
-        return map_leaves(_fetched, val)
+        return fetched(val)
 
     def traffic(self) -> Traffic:
         """Return how many bytes this program has exchanged with workers so far.
 
-        What workers exchange among themselves, such as large values that are arguments
-        of functions on others, is not among them; nor is what parameter servers send
-        and get.
+        What workers exchange among themselves, such as large arguments, is not among
+        them; nor is what parameter servers send and get.
         """
         return self._meter.total
 
@@ -394,7 +398,3 @@ def _end(reporter: CompletionReporter, dispatch: Dispatch) -> None:
     # Who runs the program again would go on with functions that have ended.
     reporter.wait_until_reported(_FAREWELL_SECONDS)
     dispatch.close()
-
-
-def _fetched(leaf: Any) -> Any:
-    return leaf.fetch() if isinstance(leaf, RemoteValue) else leaf

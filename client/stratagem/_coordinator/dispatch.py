@@ -204,6 +204,11 @@ class Dispatch:
         with self._monitor:
             return None if self._queue.idle else self._runs.ended
 
+    def ended_in_all(self) -> int | None:
+        """Return how many closures have ended; None while some have not."""
+        with self._monitor:
+            return self._runs.ended if self._queue.idle else None
+
     def state(self) -> str:
         """Return where everything stands, for a person. Spec: FLT-13."""
         with self._monitor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import TypeVar
 
 import torch
@@ -147,6 +148,13 @@ class RemoteHosting(Hosting):
         super().before_replicas()
         self.loaded.agree()
         self._store.refresh(self._variables.established, training)
+
+    def refresh_parameters(self) -> None:
+        """Bring the parameters of modules up to date, and nothing else."""
+        if len(self.parameters):
+            self.loaded.agree()
+            parts = [parts_of(hosted.variable) for hosted in self.parameters]
+            self._store.refresh(chain.from_iterable(parts))
 
     def before_lone_step(self) -> None:
         super().before_replicas()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -36,10 +37,14 @@ class RemoteValue(RemoteObject):
     whatever becomes of the worker; once it is dropped, nothing large is.
 
     Spec: RMV-1 to RMV-5.
+
+    Args:
+        result: What the function will have returned.
+        refresh: Called when it is first asked for and there.
     """
 
-    def __init__(self, result: Result) -> None:
-        self._result = result
+    def __init__(self, result: Result, refresh: Callable[[], None]) -> None:
+        self._result, self._refresh = result, refresh
         self._loaded: tuple[Any] | None = None
         result.owner = weakref.ref(self)
 
@@ -55,6 +60,9 @@ class RemoteValue(RemoteObject):
     def fetch(self) -> Any:
         """Wait for the value and return it with arrays in place of tensors.
 
+        If it was the last of what is scheduled, the program's parameters are then as of
+        `join`.
+
         Returns:
             What the function returned: tensors as NumPy arrays, those without
             dimensions as NumPy numbers, distributed values as tuples of these, other
@@ -63,6 +71,7 @@ class RemoteValue(RemoteObject):
 
         Raises:
             CancelledError: The function was cancelled, or the coordinator closed.
+            UnavailableError: The parameters could not be read. The value is there.
             Exception: What the function raised, each time. Spec: ERR-8.
 
         Spec: RMV-1.
@@ -72,11 +81,15 @@ class RemoteValue(RemoteObject):
     def get(self) -> Any:
         """Wait for the value and return it, with tensors on this machine's CPU.
 
+        If it was the last of what is scheduled, the program's parameters are then as of
+        `join`.
+
         Returns:
             What the function returned; distributed values as tuples.
 
         Raises:
             CancelledError: The function was cancelled, or the coordinator closed.
+            UnavailableError: The parameters could not be read. The value is there.
             Exception: What the function raised, each time. Spec: ERR-8.
 
         Spec: RMV-2.
@@ -88,6 +101,7 @@ class RemoteValue(RemoteObject):
             assert self._result.payload is not None
             value = load_result(self._result.payload)
             self._loaded = (map_leaves(_undistributed, value),)
+            self._refresh()
         return self._loaded[0]
 
     def _shipped_handle(self) -> int:
@@ -98,6 +112,15 @@ class RemoteValue(RemoteObject):
 
     def __repr__(self) -> str:
         return f"<RemoteValue, {self.status.name}>"
+
+
+def fetched(nest: Any) -> Any:
+    """Put what each `RemoteValue` of a nest fetches in its place."""
+    return map_leaves(_fetched, nest)
+
+
+def _fetched(leaf: Any) -> Any:
+    return leaf.fetch() if isinstance(leaf, RemoteValue) else leaf
 
 
 def _undistributed(leaf: Any) -> Any:
