@@ -139,6 +139,7 @@ class CentralStorageExtended(StrategyExtended):
     """
 
     _hosting: HomeHosting
+    _hosting_class: type[HomeHosting] = HomeHosting
 
     def __init__(
         self,
@@ -150,7 +151,7 @@ class CentralStorageExtended(StrategyExtended):
         self._devices = tuple(devices)
         self._parameter_device = str(parameter_device)
         self._home = canonicalize(parameter_device)
-        self._hosting = HomeHosting(self, devices, self._home)
+        self._hosting = self._hosting_class(self, devices, self._home)
 
     @property
     def experimental_between_graph(self) -> bool:

@@ -12,9 +12,12 @@ from typing import Any
 import torch
 
 from stratagem._core.enums import ReduceOp
+from stratagem._core.options import CommunicationOptions
 from stratagem._core.tensors.indexed_slices import IndexedSlices
+from stratagem._core.tensors.nests import leaves, map_leaves
+from stratagem._core.values.distributed_values import PerReplica
 from stratagem._core.values.gathering import gather
-from stratagem._core.values.placement import components
+from stratagem._core.values.placement import components, place
 from stratagem._core.values.reduction import (
     Axis,
     axis_sum,
@@ -24,17 +27,51 @@ from stratagem._core.values.reduction import (
     finished,
     sum_of_plain,
 )
+from stratagem._local.across import EQUAL_COPIES, AcrossReplicas, mean_of_equals
 from stratagem._multi_worker.group import WorkerGroup
 
 Reduced = torch.Tensor | IndexedSlices
 
 
-class AcrossWorkers:
-    """Brings values of all replicas of all workers together."""
+class AcrossWorkers(AcrossReplicas):
+    """Brings values of all replicas of all workers together.
 
-    def __init__(self, group: WorkerGroup, local: int) -> None:
+    Args:
+        group: The workers.
+        local: The number of replicas of each worker.
+        options: How the workers communicate.
+    """
+
+    def __init__(
+        self, group: WorkerGroup, local: int, options: CommunicationOptions
+    ) -> None:
         self._group = group
         self._local = local
+        self._options = options
+
+    def reduce_to(
+        self,
+        op: ReduceOp,
+        pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None,
+    ) -> list[Any]:
+        flat = [leaf for value, _ in pairs for leaf in leaves(value)]
+        pack_bytes = self._options.merge(options).bytes_per_pack
+        different = [leaf for leaf in flat if not isinstance(leaf, EQUAL_COPIES)]
+        reduced = iter(self._reduced(op, different, pack_bytes))
+
+        def result(leaf: Any) -> Any:
+            equal = isinstance(leaf, EQUAL_COPIES)
+            return mean_of_equals(op, leaf) if equal else next(reduced)
+
+        return [place(map_leaves(result, value), where) for value, where in pairs]
+
+    def combine_copies(
+        self, op: ReduceOp, copies: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        (total,) = self._reduced(op, [PerReplica(copies)])
+        assert isinstance(total, torch.Tensor)
+        return total
 
     def _components(self, leaf: Any) -> tuple[Any, ...] | None:
         """Return what each replica of this worker has; None for a plain value.
@@ -44,28 +81,18 @@ class AcrossWorkers:
         found = components(leaf)
         return (leaf,) if found is None and self._local == 1 else found
 
-    def reduced(
-        self, op: ReduceOp, leaves: Sequence[Any], pack_bytes: int = 0
+    def _reduced(
+        self, op: ReduceOp, values: Sequence[Any], pack_bytes: int = 0
     ) -> list[Any]:
-        """Reduce values; plain ones count as equal on all replicas.
-
-        Args:
-            op: The reduction.
-            leaves: What this worker has of each value.
-            pack_bytes: As for `WorkerGroup.sums`.
-
-        Raises:
-            InvalidArgumentError: A plain value is to be summed, or shapes or dtypes
-                differ between replicas.
-        """
-        parts = [self._components(leaf) for leaf in leaves]
+        """Reduce values; plain ones count as equal on all replicas."""
+        parts = [self._components(value) for value in values]
         if op is ReduceOp.SUM:
-            _require_components(leaves, parts)
+            _require_components(values, parts)
         own = [combine(ReduceOp.SUM, part) for part in parts if part is not None]
         totals = iter(self.summed(own, pack_bytes))
         return [
-            leaf if part is None else self._finished(op, next(totals))
-            for leaf, part in zip(leaves, parts, strict=True)
+            value if part is None else self._finished(op, next(totals))
+            for value, part in zip(values, parts, strict=True)
         ]
 
     def _finished(self, op: ReduceOp, total: Reduced) -> Reduced:
@@ -96,40 +123,24 @@ class AcrossWorkers:
         indices = torch.cat(self._group.joined(value.indices, counts))
         return IndexedSlices(values, indices, value.dense_shape)
 
-    def reduced_over_axis(
-        self, op: ReduceOp, leaves: Sequence[Any], axis: Axis
-    ) -> list[torch.Tensor]:
-        """Reduce values over dimensions of theirs as well.
-
-        A mean weights every element alike, however many a replica has.
-
-        Raises:
-            InvalidArgumentError: `axis` does not exist, or shapes differ otherwise.
-            InvalidTypeError: `axis` is neither an integer nor several.
-        """
-        parts = [self._components(leaf) or (leaf,) * self._local for leaf in leaves]
+    def reduce_axes(self, op: ReduceOp, nest: Any, axis: Axis) -> Any:
+        flat = leaves(nest)
+        parts = [self._components(leaf) or (leaf,) * self._local for leaf in flat]
         own = [axis_sum([dense(one) for one in part], axis) for part in parts]
         totals = self.summed([total for total, _ in own])
         counts = self.summed([torch.tensor([count for _, count in own])])
         means = zip(totals, dense(counts[0]).tolist(), strict=True)
-        return [finished(op, dense(total), count) for total, count in means]
+        reduced = iter([finished(op, dense(total), count) for total, count in means])
+        return map_leaves(lambda _: next(reduced), nest)
 
-    def gathered(self, leaves: Sequence[Any], axis: int) -> list[Any]:
-        """Concatenate values along `axis`, in the order of replicas.
-
-        A plain value is returned as it is.
-
-        Raises:
-            InvalidArgumentError: The values have no such axis, or differ in another.
-            UnimplementedError: One is an `IndexedSlices`.
-        """
-        spread = [self._components(leaf) is not None for leaf in leaves]
-        own = [gather(leaf, axis) for leaf in leaves]
+    def gathered(self, values: Sequence[Any], axis: int) -> list[Any]:
+        spread = [self._components(value) is not None for value in values]
+        own = [gather(value, axis) for value in values]
         tensors = [dense(x) for x, many in zip(own, spread, strict=True) if many]
         joined = iter(self._joined(tensors, axis))
         return [
-            next(joined) if many else leaf
-            for leaf, many in zip(own, spread, strict=True)
+            next(joined) if many else value
+            for value, many in zip(own, spread, strict=True)
         ]
 
     def _joined(self, tensors: Sequence[torch.Tensor], axis: int) -> list[torch.Tensor]:
@@ -146,17 +157,11 @@ class AcrossWorkers:
         ]
 
     def lengths_before(self, lengths: Sequence[int]) -> list[int]:
-        """Return the sums, over the workers before this one, of each length."""
         by_rank = self._group.agree("A position", [], list(lengths))
         before = by_rank[: self._group.place.rank]
         return [sum(each[number] for each in before) for number in range(len(lengths))]
 
-    def of_chief(self, value: Any) -> Reduced:
-        """Return the chief's value, on every worker.
-
-        Raises:
-            InvalidArgumentError: Shapes or dtypes differ between workers.
-        """
+    def of_first(self, value: Any) -> Reduced:
         own = value if isinstance(value, IndexedSlices) else dense(value)
         by_rank = self._group.agree("A value to be broadcast", _form(own), _rows(own))
         if isinstance(own, torch.Tensor):
@@ -166,10 +171,10 @@ class AcrossWorkers:
         return IndexedSlices(values, indices, own.dense_shape)
 
 
-def _require_components(leaves: Sequence[Any], parts: Sequence[Any]) -> None:
-    for leaf, part in zip(leaves, parts, strict=True):
+def _require_components(values: Sequence[Any], parts: Sequence[Any]) -> None:
+    for value, part in zip(values, parts, strict=True):
         if part is None:
-            raise sum_of_plain(leaf)
+            raise sum_of_plain(value)
 
 
 def _form(value: Reduced) -> list[Any]:

@@ -8,13 +8,14 @@ from torch.distributed.constants import default_pg_timeout
 
 from stratagem._core.device_names import DeviceName, list_logical_devices
 from stratagem._core.options import CommunicationOptions
-from stratagem._multi_worker.extended import MultiWorkerMirroredExtended
+from stratagem._local.mirrored import MirroredExtended
 from stratagem._multi_worker.group import WorkerGroup
 from stratagem._multi_worker.place import (
     WorkerPlace,
     place_by_torchrun,
     place_in_cluster,
 )
+from stratagem._multi_worker.replicas import WorkersReplicas
 from stratagem._strategies.strategy import Strategy
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem.cluster_resolver._tf_config import given_or_default
@@ -70,9 +71,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         facts = [f"{len(devices)} replicas on {DeviceName.parse(devices[0]).kind}"]
         timeout = options.timeout_seconds or default_pg_timeout.total_seconds()
         group = WorkerGroup(place, timeout, facts)
-        extended = MultiWorkerMirroredExtended(self, group, devices, options)
-        extended._cluster_resolver = resolver
-        super().__init__(extended)
+        replicas = WorkersReplicas(devices, group, options)
+        super().__init__(MirroredExtended(self, replicas, resolver))
 
 
 def _place(resolver: ClusterResolver, by_environment: bool) -> WorkerPlace:

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from stratagem._local.central_storage import (
-    CentralStorageExtended,
-    HomeHosting,
-    default_parameter_device,
-)
+from stratagem._local.central_storage import CentralStorageExtended, HomeHosting
 from stratagem._parameter_server.cluster import OneProcess
 from stratagem._parameter_server.variables.variable_placement import VariablePlacement
 from stratagem.consistency import Consistency
-
-if TYPE_CHECKING:
-    from stratagem._strategies.strategy import Strategy
 
 
 class _AloneHosting(HomeHosting):
@@ -28,24 +18,10 @@ class _AloneHosting(HomeHosting):
 
 
 class LocalExtended(CentralStorageExtended):
-    """One copy of each variable, in this process.
+    """One copy of each variable, in this process. Spec: PS1-1."""
 
-    Args:
-        container_strategy: The strategy.
-        devices: Full names of the replicas' devices.
-
-    Spec: PS1-1.
-    """
-
-    def __init__(self, container_strategy: Strategy, devices: Sequence[str]) -> None:
-        home = default_parameter_device(devices)
-        super().__init__(container_strategy, devices, home)
-        self._hosting = _AloneHosting(self, devices, self._home)
-        self._cluster = OneProcess()
-
-    @property
-    def parameter_devices(self) -> tuple[str, ...]:
-        return (self._home,)
+    _hosting_class = _AloneHosting
+    _cluster = OneProcess()
 
     def variable_placements(self) -> list[VariablePlacement]:
         """Return where each variable lives: in this process."""

@@ -16,6 +16,7 @@ from stratagem._core.contexts.scope import Scope, entered
 from stratagem._core.device_names import canonicalize
 from stratagem._hosting.elsewhere import MadeElsewhere
 from stratagem._hosting.optimizers.optimizer import DistributedOptimizer
+from stratagem._local.central_storage import default_parameter_device
 from stratagem._parameter_server.checkpointed import CheckpointedStrategy
 from stratagem._parameter_server.extended import ParameterServerExtended
 from stratagem._parameter_server.local_extended import LocalExtended
@@ -188,7 +189,9 @@ class ParameterServerStrategy(CheckpointedStrategy):
     def _new_extended(self) -> ParameterServerExtended | LocalExtended:
         devices = replica_devices(self._settings.num_replicas_per_worker)
         if not self._resolver.cluster_spec():
-            return LocalExtended(self, [canonicalize(device) for device in devices])
+            names = [canonicalize(device) for device in devices]
+            home = canonicalize(default_parameter_device(names))
+            return LocalExtended(self, names, home)
         member = member_of(self._resolver)
         servers = servers_of(member, self._resolver, self._settings)
         return ParameterServerExtended(

@@ -54,7 +54,7 @@ class StrategyExtended(StrategyHooks):
     """
 
     def __init__(self, container_strategy: Strategy | None = None) -> None:
-        super().__init__(extended_arguments.extended_strategy(container_strategy))
+        self._container = extended_arguments.container(container_strategy)
         self._names = UniqueNames()
 
     if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +18,15 @@ if TYPE_CHECKING:
     from stratagem._core.protocols import AnyStrategy
 
 
-def extended_strategy(container_strategy: Any) -> AnyStrategy:
+def container(container_strategy: Any) -> weakref.ref[AnyStrategy]:
+    """Return a weak reference to the strategy that is extended."""
     if not hasattr(container_strategy, "scope"):
         raise InvalidTypeError(
             "StrategyExtended extends a strategy and takes it as its argument, not "
             f"{container_strategy!r}; use the `extended` of a strategy, such as "
             "MirroredStrategy().extended"
         )
-    strategy: AnyStrategy = container_strategy
-    return strategy
+    return weakref.ref(container_strategy)
 
 
 def only_argument(value: Any) -> tuple[Any]:

@@ -29,13 +29,14 @@ class StrategyPrimitives:
 
     They are for authors of strategies, to be called by the hooks of
     `StrategyExtended`, not overridden.
-
-    Args:
-        container_strategy: The strategy; only a weak reference is kept.
     """
 
-    def __init__(self, container_strategy: AnyStrategy) -> None:
-        self._container = weakref.ref(container_strategy)
+    _container: weakref.ref[AnyStrategy]
+
+    if TYPE_CHECKING:
+
+        @property
+        def _num_local_replicas(self) -> int: ...
 
     def _container_strategy(self) -> AnyStrategy:
         strategy = self._container()
@@ -114,8 +115,3 @@ class StrategyPrimitives:
         """Loop, for `_experimental_run_steps_on_iterator`. Spec: MSC-2 to MSC-12."""
         strategy = self._container_strategy()
         return run_steps(strategy, fn, iterator, iterations, initial_loop_values)
-
-    @property
-    def _num_local_replicas(self) -> int:
-        """How many of the replicas in sync run in this process."""
-        raise NotImplementedError

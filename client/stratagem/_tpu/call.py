@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from stratagem._core.contexts.scope import entered
+from stratagem._multi_worker.group import WorkerGroup
 from stratagem._shipping.pickles.exceptions import dump_exception
 from stratagem._shipping.remote_objects.results import dump_result, load_result
 from stratagem._strategies.multi_step import MultiStepContext, run_steps
 from stratagem._strategies.strategy import Strategy
-from stratagem._tpu.host import HostExtended, extended_here
+from stratagem._tpu.host import HostCores, host_of
 from stratagem._tpu.inputs import HostInput, StaticShapes
 from stratagem._tpu.outputs import LoopOutputs
 from stratagem._tpu.valued import Valued, variable_of
@@ -84,27 +85,27 @@ def carry_out(
         writes: What is new of the state.
         work: What to do.
     """
-    extended = extended_here(strategy)
+    host = host_of(strategy)
     with entered(strategy):
-        _take_over(extended, state, writes)
+        _take_over(host, state, writes)
         result, error = _done(work)
-        in_step = _end_together(extended, error)
-        chief = extended.group.place.is_chief and in_step
+        in_step = _end_together(host.group, error)
+        chief = host.group.place.is_chief and in_step
         return HostAnswer(
             result,
             None if error is None else _portable(error),
             "".join(traceback.format_exception(error)) if error else "",
             in_step,
-            extended.changed_values(state) if in_step else {},
-            extended.buffers_of(modules) if chief else {},
+            host.changed_values(state) if in_step else {},
+            _buffers_of(modules) if chief else {},
         )
 
 
-def _take_over(extended: HostExtended, state: Sequence[Valued], writes: Writes) -> None:
+def _take_over(host: HostCores, state: Sequence[Valued], writes: Writes) -> None:
     for position, value in writes.values.items():
-        extended.write(state[position], value)
+        host.write(state[position], value)
     for optimizer, position, slots in writes.slots:
-        extended._hosting.set_slots(optimizer, {variable_of(state[position]): slots})
+        host.hosting.set_slots(optimizer, {variable_of(state[position]): slots})
 
 
 def _done(work: Callable[[], Any]) -> tuple[bytes, BaseException | None]:
@@ -114,12 +115,22 @@ def _done(work: Callable[[], Any]) -> tuple[bytes, BaseException | None]:
         return b"", error
 
 
-def _end_together(extended: HostExtended, error: BaseException | None) -> bool:
+def _buffers_of(modules: Sequence[nn.Module]) -> dict[tuple[int, str], torch.Tensor]:
+    """Return the buffers of the first core, by position of the module and key."""
+    return {
+        (position, key): buffer
+        for position, module in enumerate(modules)
+        for key, buffer in module._buffers.items()
+        if buffer is not None
+    }
+
+
+def _end_together(group: WorkerGroup, error: BaseException | None) -> bool:
     """Return whether all hosts have come to the end of their work, however."""
     if isinstance(error, OUT_OF_STEP):
         return False
     try:
-        extended.group.exchange("The end of a call", None)
+        group.exchange("The end of a call", None)
     except OUT_OF_STEP:
         return False
     return True
@@ -194,11 +205,9 @@ def read_slots(
     strategy: Strategy, optimizer: str, trained: Sequence[Valued]
 ) -> list[Mapping[str, torch.Tensor]]:
     """Return the state of an optimizer for variables and parameters."""
-    return [
-        *extended_here(strategy)._hosting.slots(optimizer, [*map(variable_of, trained)])
-    ]
+    return [*host_of(strategy).hosting.slots(optimizer, [*map(variable_of, trained)])]
 
 
 def optimizers_with_state(strategy: Strategy) -> list[str]:
     """Return the names of the optimizers that have state."""
-    return [*extended_here(strategy)._hosting.stateful_optimizers()]
+    return [*host_of(strategy).hosting.stateful_optimizers()]

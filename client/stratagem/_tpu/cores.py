@@ -1,184 +1,143 @@
-"""A strategy whose replicas are accelerators, here or on hosts."""
+"""The cores of a strategy: accelerators of this process, or of hosts elsewhere."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stratagem._core.options import InputContext
-from stratagem._core.variables.variable import Variable
-from stratagem._input.iterator import DistributedIterator
-from stratagem._input.options import InputReplicationMode
-from stratagem._local.mirrored import MirroredExtended
+from stratagem._core.values.cross_device_ops import default_cross_device_ops
+from stratagem._local.extended import CopiesExtended
+from stratagem._local.replica_group import LocalReplicas, ReplicaGroup
 from stratagem._strategies.multi_step import MultiStepContext
-from stratagem._strategies.strategy import Strategy
 from stratagem._tpu.inputs import Recipe, StaticShapes
-from stratagem._tpu.topology import HostPlan, Topology, host_cpu
-from stratagem.cluster_resolver import ClusterResolver
-from stratagem_proto.v1.cluster_pb2 import ConfigProto
+from stratagem._tpu.topology import HostPlan, Topology
+from stratagem_proto.errors import UnimplementedError
+
+Step = Callable[[MultiStepContext, Any], Any]
+"""What a loop calls, with its context and one input."""
 
 
-class CoresExtended(MirroredExtended):
-    """The part of the `extended` of a `TPUStrategy` that is about its cores.
+class Cores(ABC):
+    """Where the replicas of a `TPUStrategy` run.
 
-    A subclass provides `_topology`.
+    Args:
+        extended: The strategy's `extended`, which owns this.
+        replicas: The replicas in sync.
+        job: The job of the hosts.
     """
 
-    _job: str
-
-    _cluster_resolver: ClusterResolver
-    _steps_per_run: int
+    def __init__(
+        self, extended: CopiesExtended, replicas: ReplicaGroup, job: str
+    ) -> None:
+        self.extended = extended
+        self.replicas = replicas
+        self.job = job
 
     @property
-    def _topology(self) -> Topology:
-        raise self._missing("_topology")
+    @abstractmethod
+    def topology(self) -> Topology:
+        """The hosts and their cores."""
 
-    def _plan(self) -> HostPlan:
+    @property
+    @abstractmethod
+    def devices(self) -> Sequence[str]:
+        """Full names of the devices that run replicas."""
+
+    @property
+    def calls(self) -> int:
+        """How many calls each host was sent since it was connected."""
+        return 0
+
+    @abstractmethod
+    def plan(self) -> HostPlan:
         """Return what hosts are told of the strategy."""
-        raise self._missing("_plan")
 
+    @abstractmethod
     def connect(self) -> None:
         """Connect to the hosts, if they are elsewhere."""
 
+    @abstractmethod
     def disconnect(self) -> None:
         """End the session with the hosts, if they are elsewhere."""
 
-    def _opened_input(self, recipe: Recipe) -> Any:
+    @abstractmethod
+    def run(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a function once for each core."""
+
+    @abstractmethod
+    def loop(
+        self, step: Step, iterator: Any, iterations: int, initial_loop_values: Any
+    ) -> MultiStepContext:
+        """Call a step for several inputs, one after the other."""
+
+    @abstractmethod
+    def open_input(self, recipe: Recipe) -> Any:
         """Return an iterator of a dataset, of each host's where it is read there."""
-        return recipe(self._container_strategy())
 
-    @property
-    def steps_per_run(self) -> int:
-        """How many steps a loop is to have. Spec: TPU-1, TPU-25."""
-        return self._steps_per_run
-
-    @property
-    def calls_per_host(self) -> int:
-        """How many calls each host was sent since it was connected.
-
-        A loop is one call, however many steps it has. In this process there are none.
-        """
-        return 0
-
-    @property
-    def num_hosts(self) -> int:
-        """How many hosts there are. Spec: TPU-3."""
-        return len(self._topology.tasks)
-
-    @property
-    def num_replicas_per_host(self) -> int:
-        """How many cores each host has, used or not. Spec: TPU-3, TPU-25."""
-        return len(self._topology.cores)
-
-    def get_host_cpu_device(self, host_id: int) -> str:
-        """Return the name of a host's CPU.
+    @abstractmethod
+    def distribute(self, here: Callable[[], Any], there: Recipe) -> Any:
+        """Return a distributed dataset.
 
         Args:
-            host_id: Index of its task.
-
-        Spec: TPU-24.
+            here: Makes the one that is read in this process.
+            there: Opens the one that a host reads.
         """
-        return host_cpu(self._job, host_id)
 
-    @property
-    def worker_devices(self) -> Sequence[str]:
-        return self._topology.devices
 
-    @property
-    def parameter_devices(self) -> Sequence[str]:
-        return self._topology.devices
+class LocalCores(Cores):
+    """Cores of this process.
 
-    def non_slot_devices(self, var_list: Sequence[Variable]) -> tuple[str, ...]:
-        return (self.get_host_cpu_device(0),)
+    Args:
+        extended: The strategy's `extended`, which owns this.
+        topology: The hosts and their cores.
+        replicas: The replicas in sync; by default those on the cores of this process.
+    """
 
-    @property
-    def experimental_between_graph(self) -> bool:
-        return False
-
-    @property
-    def experimental_require_static_shapes(self) -> bool:
-        return True
-
-    def _update_config_proto(self, config: ConfigProto) -> None:
-        """Spec: TPU-23."""
-        config.isolate_session_state = True
-        cluster = self._cluster_resolver.cluster_spec()
-        if cluster:
-            config.cluster_def.CopyFrom(cluster.as_cluster_def())
-
-    def _experimental_run_steps_on_iterator(
+    def __init__(
         self,
-        fn: Callable[[MultiStepContext, Any], Any],
-        iterator: DistributedIterator,
-        iterations: int,
-        initial_loop_values: Any,
-    ) -> MultiStepContext:
-        static = StaticShapes(iterator)
-        return self._run_steps(fn, static, iterations, initial_loop_values)
-
-
-class CoresStrategy(Strategy):
-    """A `TPUStrategy` in the program that made it, and on each of its hosts."""
+        extended: CopiesExtended,
+        topology: Topology,
+        replicas: ReplicaGroup | None = None,
+    ) -> None:
+        if replicas is None:
+            ops = default_cross_device_ops(topology.devices)
+            replicas = LocalReplicas(topology.devices, ops)
+        super().__init__(extended, replicas, topology.job)
+        self._hosts = topology
 
     @property
-    def extended(self) -> CoresExtended:
-        """Methods for libraries and for authors of strategies. Spec: STR-2, TPU-25."""
-        assert isinstance(self._extended, CoresExtended)
-        return self._extended
+    def topology(self) -> Topology:
+        return self._hosts
 
     @property
-    def steps_per_run(self) -> int:
-        """How many steps a loop is to have. Spec: TPU-1."""
-        return self.extended.steps_per_run
+    def devices(self) -> Sequence[str]:
+        return self.replicas.devices
 
-    def experimental_initialize(self) -> list[Any]:
-        """Connect to the hosts, anew if one was lost.
+    def plan(self) -> HostPlan:
+        raise UnimplementedError("The cores of this process have no hosts to be told")
 
-        Otherwise they are connected when they are needed first.
+    def connect(self) -> None:
+        """Do nothing: the cores are here."""
 
-        Returns:
-            The operations to run in a graph: none.
+    def disconnect(self) -> None:
+        """Do nothing: the cores are here."""
 
-        Raises:
-            UnavailableError: A host cannot be reached.
-
-        Spec: TPU-10, TPU-25.
-        """
-        self.extended.connect()
-        return []
-
-    def experimental_finalize(self) -> list[Any]:
-        """End the session with the hosts, which forget everything.
-
-        What they have computed stays here, and is there again in the next session.
-
-        Returns:
-            The operations to run in a graph: none.
-
-        Spec: TPU-10, TPU-25.
-        """
-        self.extended.disconnect()
-        return []
-
-    def _dataset_iterator(self, dataset: Any) -> Any:
-        def opened(strategy: Strategy) -> Any:
-            return Strategy._dataset_iterator(strategy, dataset)
-
-        return self.extended._opened_input(opened)
-
-    def _input_fn_iterator(
-        self,
-        input_fn: Callable[[InputContext], Any],
-        replication_mode: InputReplicationMode,
+    def run(
+        self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        def opened(strategy: Strategy) -> Any:
-            return Strategy._input_fn_iterator(strategy, input_fn, replication_mode)
+        return self.extended._run_replicas(self.devices, fn, args, kwargs)
 
-        return self.extended._opened_input(opened)
+    def loop(
+        self, step: Step, iterator: Any, iterations: int, initial_loop_values: Any
+    ) -> MultiStepContext:
+        inputs = StaticShapes(iterator)
+        return self.extended._run_steps(step, inputs, iterations, initial_loop_values)
 
-    def _class_on_hosts(self) -> type[CoresStrategy]:
-        """Return the class that the strategy has on its hosts.
+    def open_input(self, recipe: Recipe) -> Any:
+        return recipe(self.extended._container_strategy())
 
-        It is asked for, since the public class sends itself there.
-        """
-        raise NotImplementedError
+    def distribute(self, here: Callable[[], Any], there: Recipe) -> Any:
+        return here()

@@ -1,13 +1,13 @@
-"""A strategy on one of its hosts: the part of the replicas that run there."""
+"""A strategy on one of its hosts: the replicas that run there."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
 
 import torch
-from torch import nn
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.constants import default_pg_timeout
 from torch.nn import Parameter
 
@@ -17,19 +17,20 @@ from stratagem._core.distributed_variables.mirrored import MirroredVariable, cop
 from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
 from stratagem._core.enums import VariableAggregation, VariableSynchronization
 from stratagem._core.options import CommunicationOptions
-from stratagem._core.variables.creators import NextCreator
 from stratagem._core.variables.local import LocalVariable
 from stratagem._core.variables.traits import VariableTraits
 from stratagem._core.variables.variable import Variable
 from stratagem._hosting.elsewhere import MadeElsewhere
 from stratagem._hosting.hosting import living_hostings
 from stratagem._hosting.modules.adoption import Adoption
-from stratagem._multi_worker.extended import MultiWorkerMirroredExtended
+from stratagem._local.copies import CopiesHosting
+from stratagem._local.extended import CopiesExtended
 from stratagem._multi_worker.group import WorkerGroup
+from stratagem._multi_worker.replicas import WorkersReplicas
 from stratagem._strategies.strategy import Strategy
-from stratagem._tpu.cores import CoresExtended, CoresStrategy
-from stratagem._tpu.meeting_point import take_meeting_point
-from stratagem._tpu.topology import HostPlan, Topology
+from stratagem._tpu.cores import LocalCores
+from stratagem._tpu.extended import CoresExtended, CoresStrategy
+from stratagem._tpu.topology import HostPlan
 from stratagem._tpu.valued import Marks, Valued, variable_of, write
 from stratagem.cluster_resolver import SimpleClusterResolver
 
@@ -64,44 +65,35 @@ class VariableForm:
         return self.traits.trainable and differentiable
 
 
-class HostExtended(CoresExtended, MultiWorkerMirroredExtended):
-    """The `extended` of a `TPUStrategy` on a host."""
+class HostCores(LocalCores):
+    """The cores of this host, which step together with those of all hosts.
 
-    def __init__(self, container_strategy: Strategy, plan: HostPlan, task: int) -> None:
-        devices, seconds = plan.devices_of(task), default_pg_timeout.total_seconds()
-        group = WorkerGroup(plan.place_of(task), seconds, f"{len(devices)} cores")
-        self._elsewhere = MadeElsewhere(group.place.name)
-        options = CommunicationOptions()
-        MultiWorkerMirroredExtended.__init__(
-            self, container_strategy, group, devices, options
-        )
-        self._steps_per_run = plan.steps_per_run
-        self._hosts = plan.topology
-        self._job = plan.topology.job
+    Args:
+        extended: The strategy's `extended` on this host, which owns this.
+        plan: What all hosts know.
+        task: Which of them this is.
+
+    Attributes:
+        group: All hosts.
+    """
+
+    replicas: WorkersReplicas
+
+    def __init__(self, extended: CopiesExtended, plan: HostPlan, task: int) -> None:
+        place, devices = plan.place_of(task), plan.devices_of(task)
+        seconds = default_pg_timeout.total_seconds()
+        self.group = WorkerGroup(place, seconds, f"{len(devices)} cores")
+        elsewhere, options = MadeElsewhere(place.name), CommunicationOptions()
+        replicas = WorkersReplicas(devices, self.group, options, elsewhere)
+        super().__init__(extended, plan.topology, replicas)
         self._marks = Marks()
         # Others meet there while it lives.
         self._meeting_point = take_meeting_point(plan.meeting_point)
 
     @property
-    def _topology(self) -> Topology:
-        return self._hosts
-
-    @property
-    def worker_devices(self) -> Sequence[str]:
-        return self._devices
-
-    @property
-    def parameter_devices(self) -> Sequence[str]:
-        return self._devices
-
-    @property
-    def group(self) -> WorkerGroup:
-        """All hosts."""
-        return self._group
-
-    def _create_variable(self, next_creator: NextCreator, **kwargs: Any) -> Variable:
-        assert self._elsewhere is not None
-        raise self._elsewhere.refusal(f"a variable, {kwargs['name']!r}")
+    def hosting(self) -> CopiesHosting:
+        """The parameters of modules on this host, and their optimizers."""
+        return self.extended._hosting
 
     # What the program has made.
 
@@ -114,20 +106,20 @@ class HostExtended(CoresExtended, MultiWorkerMirroredExtended):
                 replace(traits, name=copy_name(name, number)),
                 device,
             )
-            for number, device in enumerate(self._devices)
+            for number, device in enumerate(self.devices)
         ]
         on_read = traits.synchronization is VariableSynchronization.ON_READ
         kind = SyncOnReadVariable if on_read else MirroredVariable
-        variable = kind(self._container_strategy(), copies)
-        self._names.record(name, variable)
-        living_hostings.add(self._hosting)  # optimizers look for what `value` returns
+        variable = kind(self.extended._container_strategy(), copies)
+        self.extended._names.record(name, variable)
+        living_hostings.add(self.hosting)  # optimizers look for what `value` returns
         return variable
 
     def attach_parameter(self, form: VariableForm) -> Parameter:
         """Return a parameter with a leaf on each core of this host."""
-        parameter = Parameter(form.blank(self._devices[0]), form.requires_grad)
-        self._hosting.host_one(Adoption(form.traits.name, parameter, (), ""))
-        self._names.record(form.traits.name, parameter)
+        parameter = Parameter(form.blank(self.devices[0]), form.requires_grad)
+        self.hosting.host_one(Adoption(form.traits.name, parameter, (), ""))
+        self.extended._names.record(form.traits.name, parameter)
         return parameter
 
     # What the program is told, and tells.
@@ -135,7 +127,8 @@ class HostExtended(CoresExtended, MultiWorkerMirroredExtended):
     def write(self, valued: Valued, value: torch.Tensor) -> None:
         """Give all copies here a value."""
         write(valued, value)
-        self._mark(variable_of(valued))
+        variable = variable_of(valued)
+        self._marks.mark(variable, variable.values[0].value())
 
     def changed_values(self, state: Sequence[Valued]) -> dict[int, torch.Tensor]:
         """Return what has changed since the program has heard of it, by position.
@@ -144,7 +137,7 @@ class HostExtended(CoresExtended, MultiWorkerMirroredExtended):
         """
         variables = enumerate(map(variable_of, state))
         values = {position: self._changed(each) for position, each in variables}
-        chief = self._group.place.is_chief
+        chief = self.group.place.is_chief
         return {
             position: value
             for position, value in values.items()
@@ -161,23 +154,9 @@ class HostExtended(CoresExtended, MultiWorkerMirroredExtended):
         self._marks.mark(variable, value)
         return value
 
-    def _mark(self, variable: Variable) -> None:
-        self._marks.mark(variable, variable.values[0].value())
-
-    def buffers_of(
-        self, modules: Sequence[nn.Module]
-    ) -> dict[tuple[int, str], torch.Tensor]:
-        """Return the buffers of the first core, by position of the module and key."""
-        return {
-            (position, key): buffer
-            for position, module in enumerate(modules)
-            for key, buffer in module._buffers.items()
-            if buffer is not None
-        }
-
     def close(self) -> None:
         """Leave the other hosts."""
-        self._group.leave()
+        self.group.leave()
         self._meeting_point = None
 
 
@@ -190,16 +169,41 @@ def host_strategy(cls: type[CoresStrategy], plan: HostPlan, task: int) -> CoresS
         task: Which of them this is.
     """
     made = cls.__new__(cls)
-    extended = HostExtended(made, plan, task)
-    extended._cluster_resolver = SimpleClusterResolver(
+    resolver = SimpleClusterResolver(
         ClusterSpec(plan.cluster), task_type=plan.topology.job, task_id=task
     )
+    cores = partial(HostCores, plan=plan, task=task)
     # Not as the class does: its arguments describe hosts.
-    CoresStrategy.__init__(made, extended)
+    CoresStrategy.__init__(
+        made, CoresExtended(made, cores, resolver, plan.steps_per_run)
+    )
     return made
 
 
-def extended_here(strategy: Strategy) -> HostExtended:
-    """Return the `extended` of a strategy on this host."""
-    assert isinstance(strategy.extended, HostExtended)
-    return strategy.extended
+def host_of(strategy: Strategy) -> HostCores:
+    """Return the cores of a strategy on this host."""
+    extended = strategy.extended
+    assert isinstance(extended, CoresExtended)
+    assert isinstance(extended._cores, HostCores)
+    return extended._cores
+
+
+# Where hosts find each other: a store that the first one serves.
+
+_open: dict[int, TCPStore] = {}
+
+
+def open_meeting_point() -> int:
+    """Serve a store on a free port of this host, and return the port.
+
+    It is served until `take_meeting_point` and the end of what that returned.
+    """
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    _open[store.port] = store
+    return store.port
+
+
+def take_meeting_point(address: str) -> TCPStore | None:
+    """Return the store that this process serves at a "host:port"; None for another."""
+    port = address.rpartition(":")[2]
+    return _open.pop(int(port), None) if port else None

@@ -29,8 +29,8 @@ from stratagem._shipping.remote_objects.kinds import (
     WorkerTask,
 )
 from stratagem._strategies.strategy import Strategy
-from stratagem._tpu.cores import CoresExtended, CoresStrategy
-from stratagem._tpu.host import VariableForm, extended_here, host_strategy
+from stratagem._tpu.extended import CoresExtended, CoresStrategy
+from stratagem._tpu.host import VariableForm, host_of, host_strategy
 from stratagem._tpu.inputs import HostInput, HostsIterator
 
 
@@ -47,7 +47,7 @@ class HostStrategyKind(SessionKind):
         return "the strategy"
 
     def essence(self, subject: CoresStrategy, strategy: Strategy) -> Any:
-        return subject._class_on_hosts(), subject.extended._plan()
+        return subject._class_on_hosts(), subject.extended._cores.plan()
 
     def make(self, essence: Any, task: WorkerTask) -> CoresStrategy:
         cls, plan = essence
@@ -57,7 +57,7 @@ class HostStrategyKind(SessionKind):
         """Do nothing: values come with calls."""
 
     def close(self, made: CoresStrategy) -> None:
-        extended_here(made).close()
+        host_of(made).close()
 
 
 class CopiedVariableKind(ObjectKind):
@@ -82,7 +82,7 @@ class CopiedVariableKind(ObjectKind):
 
     def make(self, essence: Any, task: WorkerTask) -> Variable:
         strategy, form = essence
-        return extended_here(strategy).attach_variable(form)
+        return host_of(strategy).attach_variable(form)
 
 
 class HostParameterKind(HostedKind):
@@ -95,7 +95,7 @@ class HostParameterKind(HostedKind):
 
     def make(self, essence: Any, task: WorkerTask) -> Parameter:
         strategy, form = essence
-        return extended_here(strategy).attach_parameter(form)
+        return host_of(strategy).attach_parameter(form)
 
 
 class HostInputKind(ChangingKind):

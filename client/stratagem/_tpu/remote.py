@@ -1,8 +1,8 @@
-"""A strategy in the program that drives hosts: variables here, replicas there."""
+"""Cores on hosts, as the program that drives them has them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, cast
@@ -11,15 +11,14 @@ import torch
 
 from stratagem._core.device_names import canonicalize
 from stratagem._core.distributed_variables.sync_on_read import SyncOnReadVariable
-from stratagem._core.options import InputContext
 from stratagem._core.values.cross_device_ops import ReductionToOneDevice
 from stratagem._core.variables.variable import Variable
-from stratagem._gradients.local import LocalOptimizers
 from stratagem._hosting.hosting import Slots
-from stratagem._input.options import AutoShardPolicy, InputOptions
-from stratagem._local.copies import CopiesHosting, CopyOperations
+from stratagem._local.copies import CopyOperations
+from stratagem._local.extended import CopiesExtended
+from stratagem._local.replica_group import LocalReplicas, Unite
+from stratagem._strategies.extended import StrategyExtended
 from stratagem._strategies.multi_step import MultiStepContext, require_as_many
-from stratagem._strategies.strategy import Strategy
 from stratagem._tpu.call import (
     HostAnswer,
     carry_out,
@@ -30,9 +29,10 @@ from stratagem._tpu.call import (
     read_slots,
     run,
 )
-from stratagem._tpu.cores import CoresExtended, CoresStrategy
+from stratagem._tpu.cores import Cores, Step
+from stratagem._tpu.extended import CoresStrategy
+from stratagem._tpu.hosting import HostsHosting
 from stratagem._tpu.inputs import HostsDataset, HostsIterator, Recipe
-from stratagem._tpu.memory import Memory
 from stratagem._tpu.outputs import context_of, of_all_cores, share_of
 from stratagem._tpu.session import HostsSession
 from stratagem._tpu.topology import HostPlan, Topology
@@ -53,64 +53,79 @@ class TotalVariable(SyncOnReadVariable):
         return total
 
 
-class RemoteCoresExtended(CoresExtended):
-    """The `extended` of a `TPUStrategy` whose cores are on hosts.
+class HostsReplicas(LocalReplicas):
+    """Replicas on hosts. The program has one copy of what they have.
+
+    Args:
+        cores: The cores that run them.
+    """
+
+    sync_on_read = TotalVariable
+
+    def __init__(self, cores: RemoteCores) -> None:
+        super().__init__((canonicalize("CPU:0"),), ReductionToOneDevice())
+        self._cores = cores
+
+    def count(self) -> int:
+        return self._cores.topology.num_cores
+
+    def host(self, extended: StrategyExtended, unite: Unite) -> HostsHosting:
+        operations = CopyOperations(self.cross_device_ops, unite)
+        return HostsHosting(extended, self.devices, operations, self._cores)
+
+
+class RemoteCores(Cores):
+    """The cores of a `TPUStrategy` that are on hosts.
 
     The program has one copy of each variable and parameter. What it writes goes to the
     hosts with the next call; what a call changes there comes back at its end. Nothing
     is connected before the hosts are needed.
 
     Args:
-        container_strategy: The strategy.
+        extended: The strategy's `extended`, which owns this.
         resolver: Describes the cluster.
         job: The job of the hosts.
         num_cores: How many cores to use; None for all.
     """
 
-    _sync_on_read = TotalVariable
-    _hosting: HostsHosting
-
     def __init__(
         self,
-        container_strategy: CoresStrategy,
+        extended: CopiesExtended,
         resolver: ClusterResolver,
         job: str,
         num_cores: int | None,
     ) -> None:
-        self._job = job
+        super().__init__(extended, HostsReplicas(self), job)
         self._open = partial(
             HostsSession, resolver=resolver, job=job, num_cores=num_cores
         )
         self._opened: HostsSession | None = None
-        here = (canonicalize("CPU:0"),)
-        super().__init__(container_strategy, here, ReductionToOneDevice())
-        self._memory = Memory(self._hosting.optimizers)
-
-    def _new_hosting(self) -> HostsHosting:
-        operations = CopyOperations(self._cross_device_ops, self._united)
-        return HostsHosting(self, self._devices, operations)
 
     # The hosts.
 
     @property
-    def _session(self) -> HostsSession:
+    def session(self) -> HostsSession:
+        """The session with the hosts, which is opened when it is needed first."""
         if self._opened is None:
             self._opened = self._open(self._strategy())
         return self._opened
 
     def _strategy(self) -> CoresStrategy:
-        return cast(CoresStrategy, self._container_strategy())
+        return cast(CoresStrategy, self.extended._container_strategy())
 
     @property
-    def calls_per_host(self) -> int:
+    def _hosting(self) -> HostsHosting:
+        return cast(HostsHosting, self.extended._hosting)
+
+    @property
+    def calls(self) -> int:
         return 0 if self._opened is None else self._opened.calls
 
     def connect(self) -> None:
         """Connect to the hosts, anew if they were given up or lost."""
         if self._opened is not None and self._opened.failed:
-            self._forget_session()
-            self._hosting.optimizers = LocalOptimizers()
-        _ = self._session
+            self._close_session(keep_slots=False)
+        _ = self.session
 
     def disconnect(self) -> None:
         """End the session; state of optimizers is kept here for the next one."""
@@ -118,28 +133,28 @@ class RemoteCoresExtended(CoresExtended):
             return
         known: list[tuple[str, Any]] = []
         if not self._opened.failed:
-            known = [(name, self._hosting.all_slots(name)) for name in self._asked()]
-        self._forget_session()
+            names = self.optimizers_with_state()
+            known = [(name, self._hosting.all_slots(name)) for name in names]
+        self._close_session(keep_slots=True)
         for name, slots in known:
-            self._memory.set_slots(name, slots)
+            self._hosting.set_slots(name, slots)
 
-    def _forget_session(self) -> None:
+    def _close_session(self, keep_slots: bool) -> None:
         assert self._opened is not None
         self._opened.close()
         self._opened = None
-        self._memory = Memory(self._hosting.optimizers)
+        self._hosting.begin_session(keep_slots)
 
-    def _plan(self) -> HostPlan:
-        """Return what hosts are told of the strategy."""
-        return self._session.plan
-
-    @property
-    def _topology(self) -> Topology:
-        return self._session.topology
+    def plan(self) -> HostPlan:
+        return self.session.plan
 
     @property
-    def _num_replicas_in_sync(self) -> int:
-        return self._topology.num_cores
+    def topology(self) -> Topology:
+        return self.session.topology
+
+    @property
+    def devices(self) -> Sequence[str]:
+        return self.topology.devices
 
     # Calls.
 
@@ -149,32 +164,33 @@ class RemoteCoresExtended(CoresExtended):
         Args:
             works: What each of them is to do; one for all if it is the same.
         """
-        self._before_replicas()
+        self.extended._before_replicas()
         state, modules = self._state(), self._hosting.adopter.buffers.modules()
-        writes = self._memory.writes(state)
+        memory = self._hosting.memory
+        writes = memory.writes(state)
         calls = [
             _there(carry_out, self._strategy(), state, modules, writes, work)
             for work in works
         ]
-        answers: list[HostAnswer] = self._session.call(calls)
-        self._memory.told(state, writes)
-        self._memory.take_over(state, modules, answers[0])
-        error = raised_by(answers, self._topology.used_tasks)
+        answers: list[HostAnswer] = self.session.call(calls)
+        memory.told(state, writes)
+        memory.take_over(state, modules, answers[0])
+        error = raised_by(answers, self.topology.used_tasks)
         if not all(answer.in_step for answer in answers):
-            self._session.fail(f"{type(error).__name__}: {error}")
+            self.session.fail(f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
         return [answer.load() for answer in answers]
 
     def _state(self) -> list[Valued]:
-        owners = self._names.owners()
+        owners = self.extended._names.owners()
         variables = [one for one in owners if isinstance(one, Variable)]
         return [*(hosted.parameter for hosted in self._hosting.parameters), *variables]
 
-    def _call_for_each_replica(
+    def run(
         self, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        each = len(self._topology.used_cores)
+        each = len(self.topology.used_cores)
         works = [
             _there(
                 run,
@@ -182,16 +198,12 @@ class RemoteCoresExtended(CoresExtended):
                 fn,
                 *share_of((tuple(args), kwargs), range(first, first + each)),
             )
-            for first in range(0, self._topology.num_cores, each)
+            for first in range(0, self.topology.num_cores, each)
         ]
         return of_all_cores([*chain.from_iterable(self._on_hosts(*works))])
 
-    def _experimental_run_steps_on_iterator(
-        self,
-        fn: Callable[[MultiStepContext, Any], Any],
-        iterator: object,
-        iterations: int,
-        initial_loop_values: Any,
+    def loop(
+        self, step: Step, iterator: Any, iterations: int, initial_loop_values: Any
     ) -> MultiStepContext:
         if not isinstance(iterator, HostsIterator):
             raise InvalidTypeError(
@@ -200,7 +212,7 @@ class RemoteCoresExtended(CoresExtended):
                 "distribute_datasets_from_function or experimental_distribute_dataset "
                 "of this strategy returns"
             )
-        work = _there(loop, self._strategy(), fn, iterator, iterations)
+        work = _there(loop, self._strategy(), step, iterator, iterations)
         context = context_of(self._on_hosts(work))
         if initial_loop_values is not None:
             outputs = context.last_step_outputs
@@ -209,7 +221,7 @@ class RemoteCoresExtended(CoresExtended):
 
     # The state of optimizers.
 
-    def _asked(self) -> list[str]:
+    def optimizers_with_state(self) -> list[str]:
         """Return the names of the optimizers that have state on the hosts."""
         if self._opened is None:
             return []
@@ -217,13 +229,13 @@ class RemoteCoresExtended(CoresExtended):
         names: list[str] = self._opened.ask(question)
         return names
 
-    def _asked_slots(
+    def slots(
         self, optimizer: str, variables: Sequence[Variable]
     ) -> Sequence[Slots] | None:
         """Return the state on the hosts; None while there are none."""
         if self._opened is None:
             return None
-        if self._memory.has_new_slots:
+        if self._hosting.memory.has_new_slots:
             self._on_hosts(nothing)
         valued = {variable_of(one).name: one for one in self._state()}
         trained = [valued[variable.name] for variable in variables]
@@ -233,51 +245,8 @@ class RemoteCoresExtended(CoresExtended):
 
     # Input.
 
-    def _opened_input(self, recipe: Recipe) -> Any:
+    def open_input(self, recipe: Recipe) -> Any:
         return HostsIterator(self._strategy(), recipe)
 
-    def _distribute_dataset(
-        self,
-        dataset: Any,
-        options: InputOptions | None,
-        auto_shard_policy: AutoShardPolicy | int,
-    ) -> Any:
-        def opened(strategy: Strategy) -> Any:
-            return iter(
-                strategy.experimental_distribute_dataset(
-                    dataset, options, auto_shard_policy
-                )
-            )
-
-        return HostsDataset(self._strategy(), opened)
-
-    def _distribute_datasets_from_function(
-        self,
-        dataset_fn: Callable[[InputContext], Any],
-        options: InputOptions | None,
-    ) -> Any:
-        def opened(strategy: Strategy) -> Any:
-            return iter(strategy.distribute_datasets_from_function(dataset_fn, options))
-
-        return HostsDataset(self._strategy(), opened)
-
-
-class HostsHosting(CopiesHosting):
-    """Hosts modules in the program, while their optimizers step on the hosts."""
-
-    _extended: RemoteCoresExtended
-
-    def slots(self, optimizer: str, variables: Sequence[Variable]) -> Sequence[Slots]:
-        asked = self._extended._asked_slots(optimizer, variables)
-        return super().slots(optimizer, variables) if asked is None else asked
-
-    def all_slots(self, optimizer: str) -> Mapping[Variable, Slots]:
-        """Return the state for all variables."""
-        variables = self.variables()
-        return dict(zip(variables, self.slots(optimizer, variables), strict=True))
-
-    def set_slots(self, optimizer: str, slots: Mapping[Variable, Slots]) -> None:
-        self._extended._memory.set_slots(optimizer, slots)
-
-    def stateful_optimizers(self) -> Iterable[str]:
-        return sorted({*super().stateful_optimizers(), *self._extended._asked()})
+    def distribute(self, here: Callable[[], Any], there: Recipe) -> Any:
+        return HostsDataset(self._strategy(), there)

@@ -7,10 +7,10 @@ from typing import Any
 
 from stratagem._hosting.hosting import hosting_of
 from stratagem._shipping.closure_pickler import ClosurePickler
-from stratagem._tpu.cores import CoresStrategy
 from stratagem._tpu.crew import Crew, connected
+from stratagem._tpu.extended import CoresStrategy
+from stratagem._tpu.host import open_meeting_point
 from stratagem._tpu.kinds import HOST_KINDS
-from stratagem._tpu.meeting_point import open_meeting_point
 from stratagem._tpu.topology import HostPlan, Topology, cores_here
 from stratagem.cluster_resolver import ClusterResolver
 from stratagem_proto.errors import CancelledError, InvalidArgumentError

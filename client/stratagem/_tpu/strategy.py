@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
-from stratagem._core.values.cross_device_ops import default_cross_device_ops
-from stratagem._tpu.cores import CoresExtended, CoresStrategy
+from stratagem._local.extended import CopiesExtended
+from stratagem._tpu.cores import Cores, LocalCores
+from stratagem._tpu.extended import CoresExtended, CoresStrategy
 from stratagem._tpu.topology import Topology
 from stratagem.cluster_resolver import ClusterResolver, TPUClusterResolver
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
@@ -51,38 +53,27 @@ class TPUStrategy(CoresStrategy):
             raise InvalidArgumentError(
                 f"steps_per_run is {steps_per_run}; a loop has at least 1 step"
             )
-        extended = _extended(self, tpu_cluster_resolver, num_cores)
-        extended._cluster_resolver = tpu_cluster_resolver
-        extended._steps_per_run = steps_per_run
-        super().__init__(extended)
+        super().__init__(
+            CoresExtended(
+                self,
+                _cores_of(tpu_cluster_resolver, num_cores),
+                tpu_cluster_resolver,
+                steps_per_run,
+            )
+        )
 
     def _class_on_hosts(self) -> type[CoresStrategy]:
         return TPUStrategy
 
 
-class _LocalCoresExtended(CoresExtended):
-    """Cores of this process."""
-
-    def __init__(self, container_strategy: Any, topology: Topology) -> None:
-        devices = topology.devices
-        ops = default_cross_device_ops(devices)
-        super().__init__(container_strategy, devices, ops)
-        self._hosts = topology
-        self._job = topology.job
-
-    @property
-    def _topology(self) -> Topology:
-        return self._hosts
-
-
-def _extended(
-    strategy: TPUStrategy, resolver: ClusterResolver, num_cores: int | None
-) -> CoresExtended:
+def _cores_of(
+    resolver: ClusterResolver, num_cores: int | None
+) -> Callable[[CopiesExtended], Cores]:
     if not resolver.cluster_spec():
-        return _LocalCoresExtended(strategy, Topology.of_this_process(num_cores))
+        return partial(LocalCores, topology=Topology.of_this_process(num_cores))
     # Late: it needs all that sends functions to other processes.
-    from stratagem._tpu.remote import RemoteCoresExtended
+    from stratagem._tpu.remote import RemoteCores
 
     is_tpu = isinstance(resolver, TPUClusterResolver)
     job = (resolver.task_type if is_tpu else None) or "worker"
-    return RemoteCoresExtended(strategy, resolver, job, num_cores)
+    return partial(RemoteCores, resolver=resolver, job=job, num_cores=num_cores)

@@ -26,7 +26,7 @@ from stratagem import (
 )
 from stratagem._shipping.parcel import Parcel
 from stratagem._tpu.crew import connected
-from stratagem._tpu.remote import RemoteCoresExtended
+from stratagem._tpu.remote import RemoteCores
 from stratagem.cluster_resolver import SimpleClusterResolver, TPUClusterResolver
 from stratagem_deploy import LocalCluster
 from stratagem_proto.wire.channel import Deadlines
@@ -128,7 +128,7 @@ def _for_ever() -> None:
 def test_a_program_that_is_interrupted_as_it_calls_leaves_the_hosts_free(
     strategy: TPUStrategy,
 ) -> None:
-    session = cast(RemoteCoresExtended, strategy.extended)._session
+    session = cast(RemoteCores, strategy.extended._cores).session
     endless = session._closure_pickler.dump(_for_ever)
     with pytest.raises(KeyboardInterrupt):
         session._crew.call(_InterruptedAfterOne([endless, endless]))

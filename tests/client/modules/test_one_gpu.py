@@ -182,7 +182,7 @@ def test_values_are_reduced_gathered_and_differentiated() -> None:
 
 def test_replicas_that_share_a_gpu_are_reduced_without_nccl() -> None:
     strategy: Any = MirroredStrategy(HALVES)
-    assert type(strategy.extended._cross_device_ops) is ReductionToOneDevice
+    assert type(strategy.extended._replicas.cross_device_ops) is ReductionToOneDevice
     value = PerReplica([torch.ones(3, device=GPU), torch.ones(3, device=GPU)])
     # Asked for all the same, it falls back.
     for ops in (NcclAllReduce(), HierarchicalCopyAllReduce()):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from stratagem._core.contexts import context as _context
 from stratagem._core.contexts.context import has_strategy, require_strategy
 from stratagem._core.contexts.scope import Scope
+from stratagem._core.distributed_variables.updating import smallest_by_name
 from stratagem._core.options import InputContext
 from stratagem._core.replicas.replica_context import ReplicaContext
 from stratagem._core.variables.creators import NextCreator, creator_scope
@@ -115,6 +116,20 @@ class _DefaultExtended(OneReplicaExtended):
     ) -> Any:
         with ReplicaContext(self._container_strategy(), 0):
             return fn(*args, **kwargs)
+
+    def _update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        group: bool,
+    ) -> Any:
+        device = getattr(colocate_with, "device_name", self._current_device())
+        return self._run_update(device, fn, args, kwargs, group)
+
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
+        return smallest_by_name(var_list)
 
     def _input_worker(self) -> InputWorker:
         # Late: not every program has a strategy read its data.

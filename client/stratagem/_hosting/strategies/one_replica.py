@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from stratagem._core.distributed_variables.updating import smallest_by_name
 from stratagem._core.enums import ReduceOp
 from stratagem._core.options import CommunicationOptions, ValueContext
-from stratagem._core.variables.variable import Variable
 from stratagem._strategies.extended import StrategyExtended
 
 
@@ -49,17 +47,3 @@ class OneReplicaExtended(StrategyExtended):
         group: bool,
     ) -> Any:
         return self._update_non_slot(var, partial(fn, var), args, kwargs, group)
-
-    def _update_non_slot(
-        self,
-        colocate_with: Any,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        group: bool,
-    ) -> Any:
-        device = getattr(colocate_with, "device_name", self._current_device())
-        return self._run_update(device, fn, args, kwargs, group)
-
-    def non_slot_devices(self, var_list: Sequence[Variable]) -> Any:
-        return smallest_by_name(var_list)

@@ -1,14 +1,18 @@
-"""What hosts have heard of the variables of their program."""
+"""Modules of a program whose optimizers step on hosts, and what hosts know of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from stratagem._core.variables.variable import Variable
 from stratagem._gradients.local import LocalOptimizers
+from stratagem._hosting.hosting import Slots
+from stratagem._local.copies import CopiesHosting, CopyOperations
+from stratagem._strategies.extended import StrategyExtended
 from stratagem._tpu.call import HostAnswer, Writes
 from stratagem._tpu.valued import Marks, Valued, variable_of, write
 
@@ -82,6 +86,69 @@ class Memory:
 
     def _mark(self, variable: Variable) -> None:
         self._marks.mark(variable, _value(variable))
+
+
+class OptimizersOnHosts(Protocol):
+    """Knows the state of optimizers on the hosts."""
+
+    def optimizers_with_state(self) -> list[str]:
+        """Return the names of the optimizers that have state there."""
+
+    def slots(
+        self, optimizer: str, variables: Sequence[Variable]
+    ) -> Sequence[Slots] | None:
+        """Return the state there for each variable; None while there are no hosts."""
+
+
+class HostsHosting(CopiesHosting):
+    """Hosts modules in the program, while their optimizers step on the hosts.
+
+    Args:
+        extended: The strategy's `extended`.
+        names: Full names of the devices of the copies in the program.
+        operations: What is done with copies.
+        on_hosts: Knows the state of optimizers on the hosts.
+
+    Attributes:
+        memory: What the hosts know.
+    """
+
+    def __init__(
+        self,
+        extended: StrategyExtended,
+        names: Sequence[str],
+        operations: CopyOperations,
+        on_hosts: OptimizersOnHosts,
+    ) -> None:
+        super().__init__(extended, names, operations)
+        self._on_hosts = on_hosts
+        self.memory = Memory(self.optimizers)
+
+    def begin_session(self, keep_slots: bool) -> None:
+        """Note that the next hosts know nothing.
+
+        Args:
+            keep_slots: Whether the state of optimizers that is known here stays.
+        """
+        if not keep_slots:
+            self.optimizers = LocalOptimizers()
+        self.memory = Memory(self.optimizers)
+
+    def slots(self, optimizer: str, variables: Sequence[Variable]) -> Sequence[Slots]:
+        found = self._on_hosts.slots(optimizer, variables)
+        return super().slots(optimizer, variables) if found is None else found
+
+    def all_slots(self, optimizer: str) -> Mapping[Variable, Slots]:
+        """Return the state for all variables."""
+        variables = self.variables()
+        return dict(zip(variables, self.slots(optimizer, variables), strict=True))
+
+    def set_slots(self, optimizer: str, slots: Mapping[Variable, Slots]) -> None:
+        self.memory.set_slots(optimizer, slots)
+
+    def stateful_optimizers(self) -> Iterable[str]:
+        there = self._on_hosts.optimizers_with_state()
+        return sorted({*super().stateful_optimizers(), *there})
 
 
 def _value(variable: Variable) -> torch.Tensor:
