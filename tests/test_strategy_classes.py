@@ -26,7 +26,9 @@ def modules(package: ModuleType) -> Iterator[ModuleType]:
         yield importlib.import_module(found.name)
 
 
-def extended_classes(base: type = StrategyExtended) -> Iterator[type]:
+def extended_classes(
+    base: type[StrategyExtended] = StrategyExtended,
+) -> Iterator[type[StrategyExtended]]:
     for each in base.__subclasses__():
         if is_ours(each):
             yield each
