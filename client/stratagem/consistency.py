@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
+from stratagem_proto.consistency import check_contributors, message_named, name_of
 from stratagem_proto.errors import InvalidArgumentError, InvalidTypeError
+from stratagem_proto.v1 import consistency_pb2 as pb
 
 __all__ = [
     "Async",
@@ -25,10 +28,45 @@ __all__ = [
 class Consistency:
     """What holds workers together: `Async`, `Bounded` or `Sync`."""
 
+    _name: ClassVar[str]
+    """What is short for it."""
+    _is_free: ClassVar[bool] = False
+    """Whether nobody waits, so that the permit for a step may come with the answer to
+    the push before it."""
+    _closes_steps: ClassVar[bool] = False
+    """Whether workers contribute to one update, which is closed once it is applied."""
+
+    def _check(self, num_workers: int) -> None:
+        """Check that so many workers can have it.
+
+        Raises:
+            InvalidArgumentError: Its steps need more.
+        """
+
+    def _permits_first(self, num_workers: int) -> bool:
+        """Return whether a worker reads values for a step only once it may take it."""
+        return False
+
+    def _enough(self, num_workers: int) -> int:
+        """Return how many contributions close a step; 0 for those of all workers."""
+        return 0
+
+    def _fields(self) -> dict[str, int]:
+        """Return the fields of its message, besides the mode."""
+        return {}
+
+    @classmethod
+    def _of(cls, message: pb.Consistency) -> Consistency:
+        """Return what has such a message."""
+        return cls()
+
 
 @dataclass(frozen=True)
 class Async(Consistency):
     """Nobody waits: each worker's gradient is applied when it comes."""
+
+    _name = "async"
+    _is_free = True
 
 
 @dataclass(frozen=True)
@@ -45,10 +83,21 @@ class Bounded(Consistency):
         InvalidArgumentError: `steps` is negative.
     """
 
+    _name = "bounded"
     steps: int = 1
 
     def __post_init__(self) -> None:
         _require_number("steps", self.steps, least=0)
+
+    def _permits_first(self, num_workers: int) -> bool:
+        return True
+
+    def _fields(self) -> dict[str, int]:
+        return {"bound": self.steps}
+
+    @classmethod
+    def _of(cls, message: pb.Consistency) -> Consistency:
+        return cls(message.bound)
 
 
 @dataclass(frozen=True)
@@ -65,6 +114,8 @@ class Sync(Consistency):
         InvalidArgumentError: `replicas_to_aggregate` is less than 1.
     """
 
+    _name = "sync"
+    _closes_steps = True
     replicas_to_aggregate: int | None = None
 
     def __post_init__(self) -> None:
@@ -72,6 +123,24 @@ class Sync(Consistency):
             _require_number(
                 "replicas_to_aggregate", self.replicas_to_aggregate, least=1
             )
+
+    def _check(self, num_workers: int) -> None:
+        check_contributors(self.replicas_to_aggregate or 0, num_workers)
+
+    def _permits_first(self, num_workers: int) -> bool:
+        # A step may be over without this worker.
+        return bool(self._enough(num_workers))
+
+    def _enough(self, num_workers: int) -> int:
+        enough = self.replicas_to_aggregate or 0
+        return enough if enough < num_workers else 0
+
+    def _fields(self) -> dict[str, int]:
+        return {"replicas_to_aggregate": self.replicas_to_aggregate or 0}
+
+    @classmethod
+    def _of(cls, message: pb.Consistency) -> Consistency:
+        return cls(message.replicas_to_aggregate or None)
 
 
 @dataclass(frozen=True)
@@ -110,21 +179,17 @@ class ConsistencyReport:
     workers: Mapping[str, WorkerReport]
 
 
-_BY_NAME: Mapping[str, type[Consistency]] = {
-    "async": Async,
-    "bounded": Bounded,
-    "sync": Sync,
-}
+_BY_NAME = {kind._name: kind for kind in (Async, Bounded, Sync)}
 
 
 def consistency_from(value: object) -> Consistency:
-    """Returns a consistency, or the one that a string is short for.
+    """Return a consistency, or the one that a string is short for.
 
     Raises:
         InvalidArgumentError: There is none of that name.
         InvalidTypeError: `value` is neither.
     """
-    if isinstance(value, Async | Bounded | Sync):
+    if isinstance(value, Consistency) and type(value) in _BY_NAME.values():
         return value
     if not isinstance(value, str):
         raise InvalidTypeError(
@@ -136,6 +201,16 @@ def consistency_from(value: object) -> Consistency:
             f"consistency must be one of {', '.join(_BY_NAME)}, not {value!r}"
         )
     return _BY_NAME[value]()
+
+
+def decoded_consistency(message: pb.Consistency) -> Consistency:
+    """Return a consistency that came from a server."""
+    return _BY_NAME[name_of(message)]._of(message)
+
+
+def encoded_consistency(consistency: Consistency) -> pb.Consistency:
+    """Return a consistency for servers."""
+    return message_named(consistency._name, **consistency._fields())
 
 
 def _require_number(name: str, value: object, least: int) -> None:

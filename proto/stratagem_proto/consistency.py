@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.consistency_pb2 import (
     CONSISTENCY_MODE_ASYNC,
@@ -11,41 +13,42 @@ from stratagem_proto.v1.consistency_pb2 import (
 )
 
 _MODES = {
-    CONSISTENCY_MODE_ASYNC: "async",
-    CONSISTENCY_MODE_BOUNDED: "bounded",
-    CONSISTENCY_MODE_SYNC: "sync",
+    "async": CONSISTENCY_MODE_ASYNC,
+    "bounded": CONSISTENCY_MODE_BOUNDED,
+    "sync": CONSISTENCY_MODE_SYNC,
 }
 
-
-def described(consistency: Consistency) -> str:
-    """Return a consistency for messages: "async", "bounded(2)", "sync"."""
-    mode = _MODES.get(consistency.mode, "none")
-    if consistency.mode == CONSISTENCY_MODE_BOUNDED:
-        return f"{mode}({consistency.bound})"
-    if consistency.replicas_to_aggregate:
-        return f"{mode}({consistency.replicas_to_aggregate})"
-    return mode
+MODE_NAMES: Mapping[int, str] = {mode: name for name, mode in _MODES.items()}
 
 
-def check_consistency(consistency: Consistency, num_workers: int) -> None:
-    """Check that so many workers can have a consistency.
+def name_of(consistency: Consistency) -> str:
+    """Return "async", "bounded" or "sync".
 
     Raises:
-        InvalidArgumentError: It has no mode, or its steps need more contributions
-            than there are workers.
+        InvalidArgumentError: It has no mode that is known here.
     """
-    if consistency.mode not in _MODES:
+    name = MODE_NAMES.get(consistency.mode)
+    if name is None:
         raise InvalidArgumentError(
             f"consistency has mode {consistency.mode}; it must be one of "
-            f"{', '.join(_MODES.values())}"
+            f"{', '.join(MODE_NAMES.values())}"
         )
-    if consistency.replicas_to_aggregate > num_workers:
+    return name
+
+
+def message_named(name: str, **fields: int) -> Consistency:
+    """Return the message of the mode with that name, the other way round."""
+    return Consistency(mode=_MODES[name], **fields)
+
+
+def check_contributors(replicas_to_aggregate: int, num_workers: int) -> None:
+    """Check that so many workers can make the contributions of a step.
+
+    Raises:
+        InvalidArgumentError: The step needs more.
+    """
+    if replicas_to_aggregate > num_workers:
         raise InvalidArgumentError(
-            f"replicas_to_aggregate is {consistency.replicas_to_aggregate}, but only "
+            f"replicas_to_aggregate is {replicas_to_aggregate}, but only "
             f"{num_workers} workers contribute to a step, once each; ask for fewer"
         )
-
-
-def has_backups(consistency: Consistency, num_workers: int) -> bool:
-    """Return whether a step may close without some of the workers."""
-    return 0 < consistency.replicas_to_aggregate < num_workers

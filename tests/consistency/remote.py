@@ -10,9 +10,12 @@ import grpc
 import numpy as np
 import torch
 
-from stratagem._parameter_server.consistencies import consistency_of, encoded
-from stratagem.consistency import Consistency, Sync
-from stratagem_proto.consistency import has_backups
+from stratagem.consistency import (
+    Consistency,
+    Sync,
+    decoded_consistency,
+    encoded_consistency,
+)
 from stratagem_proto.v1 import consistency_pb2, session_pb2
 from stratagem_proto.v1 import parameter_server_pb2 as pb
 from stratagem_proto.v1.update_program_pb2 import REDUCTION_SUM, OptimizerProgram
@@ -104,7 +107,7 @@ class RemoteWorker:
             worker=self._number,
             num_workers=self._num_workers,
             finished=self._finished,
-            declared=encoded(consistency),
+            declared=encoded_consistency(consistency),
         )
         request = consistency_pb2.BeginStepRequest(
             session_id=self.clients[0].session_id, steps=[begin], wait_seconds=PATIENCE
@@ -113,7 +116,7 @@ class RemoteWorker:
             "BeginStep", request, consistency_pb2.BeginStepResponse, PATIENCE
         )
         (grant,) = response.grants
-        leave = Leave(self._number, grant.step, consistency_of(grant.consistency))
+        leave = Leave(self._number, grant.step, decoded_consistency(grant.consistency))
         self._history.append(leave)
         self._after = max(self._counted, grant.closed)
         return leave
@@ -155,15 +158,13 @@ class RemoteWorker:
     def _contribution(self, leave: Leave, mark: pb.StepMark) -> pb.Contribution | None:
         if not isinstance(leave.consistency, Sync):
             return None
-        consistency = encoded(leave.consistency)
-        backups = has_backups(consistency, self._num_workers)
         return pb.Contribution(
             step=mark,
             worker=self._number,
             num_workers=self._num_workers,
             replicas=1,
             reduction=REDUCTION_SUM,
-            replicas_to_aggregate=consistency.replicas_to_aggregate * backups,
+            replicas_to_aggregate=leave.consistency._enough(self._num_workers),
         )
 
     def _push(

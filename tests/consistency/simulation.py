@@ -7,9 +7,12 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from stratagem._parameter_server.consistencies import consistency_of, encoded
-from stratagem.consistency import Consistency, Sync
-from stratagem_proto.consistency import has_backups
+from stratagem.consistency import (
+    Consistency,
+    Sync,
+    decoded_consistency,
+    encoded_consistency,
+)
 from stratagem_proto.errors import AbortedError
 from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import Contribution, StepMark
@@ -139,7 +142,7 @@ class Simulation:
             server(scenario.num_workers) for _ in range(scenario.num_servers)
         ]
         self._chance = random.Random(scenario.seed)
-        self._declared = encoded(scenario.consistency)
+        self._declared = encoded_consistency(scenario.consistency)
         self._changes = list(scenario.changes)
         self._echoes: list[Work] = []
         self._reads = 0
@@ -180,7 +183,9 @@ class Simulation:
             self._echoes.pop()()
         begun = bool(self.history) and isinstance(self.history[0], Leave)
         if self._changes and begun and self._chance.random() < 0.02:
-            self.servers[0].clocks.change(GROUP, encoded(self._changes.pop(0)))
+            self.servers[0].clocks.change(
+                GROUP, encoded_consistency(self._changes.pop(0))
+            )
 
     # A worker.
 
@@ -231,7 +236,7 @@ class Simulation:
         while (grant := self._grant(worker.number)) is None:
             self.held += 1
             yield False
-        consistency = consistency_of(grant.consistency)
+        consistency = decoded_consistency(grant.consistency)
         leave = Leave(worker.number, grant.step, consistency)
         self.history.append(leave)
         closed = self.servers[0].rounds.awaited(GROUP)
@@ -306,15 +311,13 @@ class Simulation:
     def _contribution(
         self, worker: _Worker, leave: Leave, mark: StepMark
     ) -> Contribution:
-        consistency = encoded(leave.consistency)
-        backups = has_backups(consistency, self._num_workers)
         return Contribution(
             step=mark,
             worker=worker.number,
             num_workers=self._num_workers,
             replicas=1,
             reduction=REDUCTION_SUM,
-            replicas_to_aggregate=consistency.replicas_to_aggregate * backups,
+            replicas_to_aggregate=leave.consistency._enough(self._num_workers),
         )
 
     def _part(

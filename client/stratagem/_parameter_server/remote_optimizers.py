@@ -10,7 +10,6 @@ from stratagem._core.variables.variable import Variable
 from stratagem._gradients.compressor import Compressor
 from stratagem._gradients.gradient_overlap import GradientOverlap
 from stratagem._gradients.step import OptimizerStep
-from stratagem._parameter_server.consistencies import encoded
 from stratagem._parameter_server.hosting import slots as _remote_slots
 from stratagem._parameter_server.hosting import steps as _remote_steps
 from stratagem._parameter_server.hosting.store import RemoteStore
@@ -49,10 +48,9 @@ class RemoteOptimizers:
             consistency: What holds workers together in its steps; None for what the
                 strategy says.
         """
-        declared = None if consistency is None else encoded(consistency)
-        if declared is not None:
+        if consistency is not None:
             self._store.servers.require_visible(self._store.first)
-        self._store.step_tracker.add(name, declared)
+        self._store.step_tracker.add(name, consistency)
 
     def begin_run(self) -> None:
         """Note that none has taken a step in the run that begins."""

@@ -10,7 +10,7 @@ import torch
 from stratagem._cluster.device_filters import ClusterDeviceFilters
 from stratagem._parameter_server.variables.partitioning import VariablePartitioner
 from stratagem._parameter_server.variables.placement import placement_named
-from stratagem.consistency import Async, Consistency, Sync
+from stratagem.consistency import Consistency
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.v1.cluster_pb2 import ConfigProto
 
@@ -56,7 +56,7 @@ class Settings:
             self._require_asynchronous()
 
     def _require_asynchronous(self) -> None:
-        if self.consistency != Async():
+        if not self.consistency._is_free:
             raise InvalidArgumentError(
                 "pushes_in_flight=1 has a step compute without the worker's last push, "
                 f"which {self.consistency!r} does not allow; leave it out, or choose "
@@ -71,7 +71,7 @@ class Settings:
     @property
     def synchronous(self) -> bool:
         """Whether the workers take their steps together."""
-        return isinstance(self.consistency, Sync)
+        return self.consistency._closes_steps
 
     def arguments(self) -> dict[str, Any]:
         """Return them by name."""

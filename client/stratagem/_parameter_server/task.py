@@ -5,7 +5,6 @@ from __future__ import annotations
 from stratagem._cluster.membership import Membership
 from stratagem._cluster.visibility import visible_servers
 from stratagem._core.device_names import list_logical_devices
-from stratagem._parameter_server.consistencies import encoded
 from stratagem._parameter_server.hosting.store import RemoteStore
 from stratagem._parameter_server.pushing.push import PullMode
 from stratagem._parameter_server.pushing.step_tracker import StepTracker
@@ -14,9 +13,8 @@ from stratagem._parameter_server.settings import Settings
 from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.group import ServerGroup
 from stratagem.cluster_resolver import ClusterResolver
-from stratagem.consistency import Async, Consistency
+from stratagem.consistency import Consistency
 from stratagem_proto.configuration.token_file import token_from_environment
-from stratagem_proto.consistency import check_consistency
 from stratagem_proto.errors import InvalidArgumentError
 from stratagem_proto.wire.channel import Deadlines
 from stratagem_proto.wire.encodings import NARROW_DTYPES
@@ -111,12 +109,11 @@ def _pull_mode(step_tracker: StepTracker, settings: Settings) -> PullMode:
 def _step_tracker_of(
     member: Membership, servers: ServerGroup, initial: Consistency
 ) -> StepTracker:
-    declared = encoded(initial)
     if not member.trains:
-        return StepTracker(declared, None, 1)
-    check_consistency(declared, member.num_workers)
+        return StepTracker(initial, None, 1)
+    initial._check(member.num_workers)
     # Who may not call the first server cannot be held together with the others.
-    hidden = servers.used[0] not in servers.called and initial == Async()
+    hidden = servers.used[0] not in servers.called and initial._is_free
     # Workers that join a coordinator may leave gaps between their indices.
     places = max(member.num_workers, member.number + 1)
-    return StepTracker(declared, None if hidden else member.number, places)
+    return StepTracker(initial, None if hidden else member.number, places)

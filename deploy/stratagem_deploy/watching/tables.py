@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from rich import box
@@ -11,6 +11,7 @@ from rich.table import Table
 
 from stratagem_deploy.watching.amounts import amount, mean, quantile, span
 from stratagem_deploy.watching.asking import ServerAnswer
+from stratagem_proto.consistency import MODE_NAMES
 from stratagem_proto.v1.consistency_pb2 import WorkerClock
 from stratagem_proto.v1.session_pb2 import Role
 from stratagem_proto.v1.status_pb2 import (
@@ -66,9 +67,6 @@ def _add_distribution(mine: Distribution, other: Distribution, sign: int) -> Non
     pairs = zip(mine.counts, other.counts, strict=True)
     mine.counts[:] = [a + sign * b for a, b in pairs]
     mine.sum += sign * other.sum
-
-
-_MODES: Mapping[int, str] = {0: "", 1: "async", 2: "bounded", 3: "sync"}
 
 
 def tables(
@@ -179,7 +177,7 @@ def _clocks(
     statuses = (answer.status for answer in answers if answer.status)
     for group in chain.from_iterable(s.parameter_server.groups for s in statuses):
         for clock in group.workers:
-            mode = _MODES.get(group.consistency.mode, "")
+            mode = MODE_NAMES.get(group.consistency.mode, "")
             yield (group.group, mode, clock.task), clock
 
 

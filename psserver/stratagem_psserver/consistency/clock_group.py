@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stratagem_proto.v1.consistency_pb2 import (
-    CONSISTENCY_MODE_BOUNDED,
-    Consistency,
     GroupConsistency,
     StepBegin,
     WorkerClock,
 )
+from stratagem_psserver.consistency.rules import StepRule
 from stratagem_psserver.consistency.schedule import Phase, Schedule, from_json, to_json
 
 
@@ -64,8 +63,8 @@ class ClockGroup:
     """The clocks of one group.
 
     Attributes:
-        declared: The consistency that programs begin with.
-        schedule: The consistency of each step.
+        declared: The rule that programs begin with.
+        schedule: The rule of each step.
         num_workers: As the latest worker said.
         workers: Those that have begun a step, by number.
         begun: The last step that any of them began.
@@ -73,7 +72,7 @@ class ClockGroup:
         slowest: The last step that everyone there has finished.
     """
 
-    declared: Consistency
+    declared: StepRule
     schedule: Schedule
     num_workers: int
     workers: dict[int, Clock] = field(default_factory=dict)
@@ -97,10 +96,7 @@ class ClockGroup:
 
     def is_ahead(self, finished: int, phase: Phase) -> bool:
         """Whether a worker is too far ahead of the slowest, who begins the phase."""
-        consistency = phase.consistency
-        bounded = consistency.mode == CONSISTENCY_MODE_BOUNDED
-        ahead = finished - max(self.slowest, phase.start - 1)
-        return bounded and ahead > consistency.bound
+        return phase.rule.holds_back(finished - max(self.slowest, phase.start - 1))
 
     def seat(self, number: int, session_id: bytes, task: str, closed: int) -> None:
         """Takes in a worker that comes, or comes back, unless it is there.
@@ -128,7 +124,7 @@ class ClockGroup:
             and known.session_id == session_id
             and not known.gone
             and begin.worker < begin.num_workers == self.num_workers
-            and begin.declared == self.declared
+            and begin.declared == self.declared.message
         )
 
     def take_in(self, begin: StepBegin) -> bool:
@@ -157,7 +153,7 @@ class ClockGroup:
         clocks = [clock.described(n) for n, clock in sorted(self.workers.items())]
         return GroupConsistency(
             group=name,
-            consistency=newest.consistency,
+            consistency=newest.rule.message,
             since=newest.start,
             workers=clocks,
         )

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from stratagem_proto.consistency import check_consistency, described
 from stratagem_proto.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -30,6 +29,7 @@ from stratagem_proto.v1.consistency_pb2 import (
     StepGrant,
 )
 from stratagem_psserver.consistency.clock_group import ClockGroup
+from stratagem_psserver.consistency.rules import rule_of
 from stratagem_psserver.consistency.schedule import Schedule
 from stratagem_psserver.synchronous.contribution_checks import MAX_WORKERS
 from stratagem_psserver.synchronous.rounds import MAX_GROUPS
@@ -90,9 +90,8 @@ class Clocks:
                     f"this server keeps the clocks of {MAX_GROUPS} groups, which is "
                     "the most; give the optimizer the same name in each run"
                 )
-            group = ClockGroup(
-                begin.declared, Schedule(begin.declared), begin.num_workers
-            )
+            rule = rule_of(begin.declared)
+            group = ClockGroup(rule, Schedule(rule), begin.num_workers)
             self._groups[begin.group] = group
         return group
 
@@ -111,11 +110,11 @@ class Clocks:
         if group.is_ahead(step - 1, phase):
             return None
         group.begun = max(group.begun, step)
-        worker.taken_before = None if phase.synchronous else group.taken
+        worker.taken_before = None if phase.rule.closes_steps else group.taken
         if worker.finished != step - 1:
             worker.finished = step - 1
             group.recount()
-        return StepGrant(step=step, consistency=phase.consistency)
+        return StepGrant(step=step, consistency=phase.rule.message)
 
     def holding(self, name: str, number: int) -> str:
         """Who keeps a worker waiting, for a message."""
@@ -145,8 +144,9 @@ class Clocks:
                 f"no worker has begun a step of {name!r} yet; give its consistency to "
                 "the strategy or the optimizer, or change it once training runs"
             )
-        check_consistency(consistency, group.num_workers)
-        return group.schedule.change(consistency, group.begun)
+        rule = rule_of(consistency)
+        rule.check(group.num_workers)
+        return group.schedule.change(rule, group.begun)
 
     def dropped(self, name: str, session_id: bytes) -> None:
         """Counts a contribution that came too late."""
@@ -180,19 +180,20 @@ class Clocks:
 
 def _declare(group: ClockGroup, begin: StepBegin, task: str) -> None:
     """Compares what a program begins with to what the others' did."""
+    declared = rule_of(begin.declared)
     for number, other in group.workers.items():
         if number != begin.worker and not other.gone:
-            if begin.declared != group.declared:
+            if declared != group.declared:
                 raise InvalidArgumentError(
                     f"{task} and {other.task} differ in the consistency of "
-                    f"{begin.group!r}: {described(begin.declared)} against "
-                    f"{described(group.declared)}; run the same program on all workers"
+                    f"{begin.group!r}: {declared.described} against "
+                    f"{group.declared.described}; run the same program on all workers"
                 )
             return
-    if begin.declared != group.declared:
+    if declared != group.declared:
         # A program may be started again with other settings.
-        group.declared = begin.declared
-        group.schedule.change(begin.declared, group.begun)
+        group.declared = declared
+        group.schedule.change(declared, group.begun)
 
 
 def _check_numbers(begin: StepBegin, task: str) -> None:
@@ -202,7 +203,7 @@ def _check_numbers(begin: StepBegin, task: str) -> None:
             f"{begin.num_workers}; workers are numbered from 0 and are at most "
             f"{MAX_WORKERS}"
         )
-    check_consistency(begin.declared, begin.num_workers)
+    rule_of(begin.declared).check(begin.num_workers)
 
 
 def _check_place(group: ClockGroup, begin: StepBegin, task: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 
-from stratagem_proto.v1.consistency_pb2 import CONSISTENCY_MODE_SYNC, Consistency
+from stratagem_proto.v1.consistency_pb2 import Consistency
+from stratagem_psserver.consistency.rules import StepRule, rule_of
 
 
 @dataclass(frozen=True)
@@ -16,11 +17,7 @@ class Phase:
     """Steps of one consistency, up to the start of the next phase."""
 
     start: int
-    consistency: Consistency
-
-    @property
-    def synchronous(self) -> bool:
-        return self.consistency.mode == CONSISTENCY_MODE_SYNC
+    rule: StepRule
 
 
 class Schedule:
@@ -30,20 +27,20 @@ class Schedule:
     with a step that nobody has begun.
     """
 
-    def __init__(self, consistency: Consistency) -> None:
-        self._phases = [Phase(1, consistency)]
+    def __init__(self, rule: StepRule) -> None:
+        self._phases = [Phase(1, rule)]
 
     @classmethod
     def of_facts(cls, facts: Sequence[tuple[int, dict[str, Any]]]) -> Schedule:
         """The schedule that has said so."""
         phases = [Phase(start, from_json(item)) for start, item in facts]
-        schedule = cls(phases[0].consistency)
+        schedule = cls(phases[0].rule)
         schedule._phases = phases
         return schedule
 
     def facts(self) -> list[tuple[int, dict[str, Any]]]:
         """The phases, as JSON has them."""
-        return [(phase.start, to_json(phase.consistency)) for phase in self._phases]
+        return [(phase.start, to_json(phase.rule)) for phase in self._phases]
 
     @property
     def newest(self) -> Phase:
@@ -77,10 +74,9 @@ class Schedule:
 
     def _last_left_out(self, step: int, closed: int, level: int) -> int:
         index = self._index(step)
-        if self._phases[index].synchronous:
-            return closed
         later = self._phases[index + 1 : index + 2]
-        return later[0].start - 1 if later else level
+        otherwise = later[0].start - 1 if later else level
+        return self._phases[index].rule.last_left_out(closed, otherwise)
 
     def regained(self, finished: int, closed: int, level: int) -> int:
         """The last step that a worker does not repeat that was started again.
@@ -93,23 +89,22 @@ class Schedule:
             level: As in `following`.
         """
         phase = self.at(finished)
-        if phase.synchronous:
-            finished = min(finished, max(closed, phase.start - 1))
+        finished = phase.rule.regained(finished, closed, phase.start)
         return self.following(finished, closed, level) - 1
 
-    def change(self, consistency: Consistency, begun: int) -> int:
-        """Begins a phase after all steps that were begun.
+    def change(self, rule: StepRule, begun: int) -> int:
+        """Begin a phase after all steps that were begun.
 
         Returns:
-            Its first step; that of the newest phase if it has this consistency.
+            Its first step; that of the newest phase if it has this rule.
         """
-        if self.newest.consistency == consistency:
+        if self.newest.rule == rule:
             return self.newest.start
         start = max(begun + 1, self.newest.start)
         if start == self.newest.start:
             self._phases.pop()
-        if not self._phases or self.newest.consistency != consistency:
-            self._phases.append(Phase(start, consistency))
+        if not self._phases or self.newest.rule != rule:
+            self._phases.append(Phase(start, rule))
         return self.newest.start
 
     def forget(self, finished: int) -> None:
@@ -117,11 +112,11 @@ class Schedule:
         del self._phases[: self._index(finished + 1)]
 
 
-def to_json(consistency: Consistency) -> dict[str, Any]:
-    """A consistency as JSON has it."""
-    return MessageToDict(consistency, preserving_proto_field_name=True)
+def to_json(rule: StepRule) -> dict[str, Any]:
+    """Return a rule as JSON has it."""
+    return MessageToDict(rule.message, preserving_proto_field_name=True)
 
 
-def from_json(item: dict[str, Any]) -> Consistency:
-    """The consistency that became that in JSON."""
-    return ParseDict(item, Consistency())
+def from_json(item: dict[str, Any]) -> StepRule:
+    """Return the rule that became that in JSON."""
+    return rule_of(ParseDict(item, Consistency()))

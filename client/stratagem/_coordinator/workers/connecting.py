@@ -16,7 +16,6 @@ from stratagem._ps_client.connections.session import Identity
 from stratagem._ps_client.traffic import TrafficMeter
 from stratagem._worker_client.batchers import Batchers
 from stratagem._worker_client.link import WorkerLink, task_at
-from stratagem.consistency import Async
 from stratagem_proto.errors import FailedPreconditionError, InvalidArgumentError
 from stratagem_proto.protocol import SESSION_ID_BYTES
 from stratagem_proto.v1.session_pb2 import Task
@@ -87,7 +86,7 @@ def require_suited(strategy: object) -> None:
         )
     _require_coordinating(extended)
     consistency = strategy._settings.consistency
-    if consistency != Async():
+    if not consistency._is_free:
         raise InvalidArgumentError(
             "Under a ClusterCoordinator any worker runs any function, so workers "
             f"cannot take steps together, but the strategy's consistency is "

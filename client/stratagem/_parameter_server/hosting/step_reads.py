@@ -24,11 +24,11 @@ class Beginning:
     """Steps that begin with a read of the first server.
 
     Args:
-        begins: What to ask leave for; nothing for a read that begins none.
+        begins: What to ask permits for; nothing for a read that begins none.
 
     Attributes:
         begins: The same.
-        grants: The leave, once it has come; none where a step has to wait.
+        grants: The permits, once they have come; none where a step has to wait.
     """
 
     def __init__(self, begins: Sequence[StepBegin] = ()) -> None:
@@ -71,7 +71,7 @@ class StepReads:
 
         Args:
             groups: Whose copies.
-            begins: Steps to ask leave for, if that needs no waiting.
+            begins: Steps to ask permits for, if that needs no waiting.
             training: Whether they are only for a training step, and may be rounded.
 
         Returns:
@@ -102,10 +102,10 @@ class StepReads:
     ) -> tuple[dict[int, list[int]], Sequence[StepGrant]]:
         """Begin steps that nobody is expected to wait for, and read, by server.
 
-        Who asks for leave and values at once is spared a request.
+        Asking for permits and values at once spares a request.
 
         Returns:
-            The versions read, and leave for these steps; none if one has to wait.
+            The versions read, and permits for these steps; none if one has to wait.
         """
         beginning = Beginning(begins)
         all_readings = {self._servers.used[0]: (), **readings} if begins else readings

@@ -13,10 +13,9 @@ from stratagem._parameter_server.pushing.server_batches import (
     add_gradient,
     no_batches,
 )
+from stratagem._parameter_server.pushing.step_tracker import Permit
 from stratagem._ps_client.requests import updates
 from stratagem._ps_client.requests.updates import Limits
-from stratagem_proto.consistency import has_backups
-from stratagem_proto.v1.consistency_pb2 import CONSISTENCY_MODE_SYNC, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import Contribution, StepMark
 from stratagem_proto.v1.update_program_pb2 import REDUCTION_MEAN, REDUCTION_SUM
 
@@ -37,23 +36,23 @@ def take(
         Whether the copies of what is stepped are fresh; otherwise they will be when the
         others have come.
     """
-    # The answer to the push before may have the leave for this one.
+    # The answer to the push before may have the permit for this one.
     store.pushing.flush()
     store.contributions.end_interrupted()
     store.ends.require_fresh()
-    grant = store.leave(step.optimizer)
-    if grant.consistency.mode == CONSISTENCY_MODE_SYNC:
-        _contribute(store, step, grant, overlap)
+    permit = store.permit(step.optimizer)
+    if permit.consistency._closes_steps:
+        _contribute(store, step, permit, overlap)
         return False
-    _push(store, step, grant, overlap)
-    store.step_tracker.finish(step.optimizer, grant.step)
+    _push(store, step, permit, overlap)
+    store.step_tracker.finish(step.optimizer, permit.step)
     return True
 
 
 def _push(
     store: RemoteStore,
     step: OptimizerStep,
-    grant: StepGrant,
+    permit: Permit,
     overlap: OverlappedPush | None,
 ) -> None:
     limited = step.within_limits()
@@ -66,13 +65,13 @@ def _push(
         batches = _batches(limited, overlap).items()
         updates = {server: batch.update(program) for server, batch in batches}
     awaited = overlap is not None
-    store.pushing.apply(Push(step.optimizer, grant, updates, route.copies, awaited))
+    store.pushing.apply(Push(step.optimizer, permit, updates, route.copies, awaited))
 
 
 def _contribute(
     store: RemoteStore,
     step: OptimizerStep,
-    grant: StepGrant,
+    permit: Permit,
     overlap: OverlappedPush | None,
 ) -> None:
     """Add this worker's gradients to a step.
@@ -85,7 +84,7 @@ def _contribute(
     gradients, offender = step.limiter.own_part(totals.by_variable())
     batches = _batches(totals.with_gradients(gradients), overlap)
     of_sum = Limits(limits, offender)
-    contribution = _contribution(store, step, grant)
+    contribution = _contribution(store, step, permit)
     store.servers.together(
         {
             server: updates.step(
@@ -102,18 +101,17 @@ def _contribute(
 
 
 def _contribution(
-    store: RemoteStore, step: OptimizerStep, grant: StepGrant
+    store: RemoteStore, step: OptimizerStep, permit: Permit
 ) -> Contribution:
     step_tracker, several = store.step_tracker, len(store.servers.used) > 1
     mean = step.reduce_op is ReduceOp.MEAN
-    backups = has_backups(grant.consistency, step_tracker.num_workers)
     return Contribution(
-        step=StepMark(group=step.optimizer, step=grant.step),
+        step=StepMark(group=step.optimizer, step=permit.step),
         worker=step_tracker.worker or 0,
         num_workers=step_tracker.num_workers,
         replicas=step.replicas,
         reduction=REDUCTION_MEAN if mean else REDUCTION_SUM,
-        replicas_to_aggregate=grant.consistency.replicas_to_aggregate * backups,
+        replicas_to_aggregate=permit.consistency._enough(step_tracker.num_workers),
         global_norm=step.limiter.limits.clip_norm is not None and several,
     )
 

@@ -20,7 +20,7 @@ from stratagem._parameter_server.pushing.gradient_router import GradientRouter
 from stratagem._parameter_server.pushing.plain import Exchange
 from stratagem._parameter_server.pushing.pulls import Pulls
 from stratagem._parameter_server.pushing.push import PullMode
-from stratagem._parameter_server.pushing.step_tracker import StepTracker
+from stratagem._parameter_server.pushing.step_tracker import Permit, StepTracker
 from stratagem._parameter_server.variables.cached_reads import unread
 from stratagem._parameter_server.variables.variable import RemoteVariable, by_server
 from stratagem._ps_client.group import ServerGroup
@@ -127,18 +127,18 @@ class RemoteStore:
         begins = [] if self.servers.snapshot else self.step_tracker.begins()
         if not begins:
             bring(groups)
-        elif self.step_tracker.leads() or not self._has_leave(
+        elif self.step_tracker.leads() or not self._has_permits(
             begins, bring(groups, begins)
         ):
-            leave = self.ask_first(begin(begins, self.peer_seconds))
-            self.step_tracker.granted(begins, leave)
+            grants = self.ask_first(begin(begins, self.peer_seconds))
+            self.step_tracker.granted(begins, grants)
             bring(groups)
         self.ends.note_fresh(copies)
 
-    def _has_leave(
+    def _has_permits(
         self, begins: Sequence[StepBegin], grants: Sequence[StepGrant]
     ) -> bool:
-        """Take note of leave that came with values; whether they may be used."""
+        """Note permits that came with values; return whether these may be used."""
         if grants:
             self.step_tracker.granted(begins, grants)
         return bool(grants) and not self.step_tracker.leads()
@@ -204,30 +204,30 @@ class RemoteStore:
         if not begins:
             yield
             return
-        leave = self.servers.start(self.first, begin(begins, self.peer_seconds))
+        asked = self.servers.start(self.first, begin(begins, self.peer_seconds))
         try:
             yield
         finally:
-            leave.abandon()
+            asked.abandon()
 
-    def leave(self, optimizer: str) -> StepGrant:
-        """Return the leave for an optimizer's next step, after asking if need be.
+    def permit(self, optimizer: str) -> Permit:
+        """Return the permit for an optimizer's next step, after asking if need be.
 
         A replica may take several steps on the values of one refresh.
         """
-        grant = self.step_tracker.grant(optimizer)
-        if grant is not None:
-            return grant
+        permit = self.step_tracker.permit(optimizer)
+        if permit is not None:
+            return permit
         begins = self.step_tracker.begins([optimizer])
-        (grant,) = self.ask_first(begin(begins, self.peer_seconds))
-        self.step_tracker.granted(begins, [grant])
+        grants = self.ask_first(begin(begins, self.peer_seconds))
+        (permit,) = self.step_tracker.granted(begins, grants)
         if self.step_tracker.leads():
             # What came too late here may not be over on the other servers.
             self.reads.after(
                 self.step_tracker.after(optimizer),
                 dict.fromkeys(self.servers.called, ()),
             )
-        return grant
+        return permit
 
     def snapshot(self, variable: RemoteVariable) -> torch.Tensor:
         """Return the value of a variable as it is now, in memory of its own."""

@@ -32,7 +32,7 @@ Answers = Mapping[int, Answer]
 
 
 class FusedPushing(Pushing):
-    """Spares the next run its request for values and leave, wherever it can.
+    """Spares the next run its request for values and permits, wherever it can.
 
     What a push has stepped goes into the copies at once. The rest waits for the run.
 
@@ -45,7 +45,7 @@ class FusedPushing(Pushing):
     def __init__(self, exchange: Exchange, pulls: Pulls, mode: PullMode) -> None:
         self._exchange, self._pulls, self._mode = exchange, pulls, mode
         is_waited_for = mode is not PullMode.IN_FLIGHT
-        self._plain = PlainPushing(exchange, pulls, asks_leave=is_waited_for)
+        self._plain = PlainPushing(exchange, pulls, asks_ahead=is_waited_for)
         self._values = PrefetchedValues(exchange.servers, pulls)
         self._run = RunSoFar(is_run=True, follows_lone_push=True)
         self._copies = OwnCopies()
@@ -61,7 +61,7 @@ class FusedPushing(Pushing):
         self._values.expect(variables)
         if self._flight.is_out:
             return self._refresh_beside_push(variables)
-        if not self._exchange.step_tracker.has_leave():
+        if not self._exchange.step_tracker.has_permits():
             self._values.drop()
         with self._pulls:
             return self._values.use(variables)
@@ -111,7 +111,7 @@ class FusedPushing(Pushing):
     def _arrived(
         self, asked: Asked, begins: Sequence[StepBegin], answers: Answers
     ) -> None:
-        self._exchange.take_leave(begins, answers)
+        self._exchange.take_permits(begins, answers)
         versions = {server: answer.versions for server, answer in answers.items()}
         self._values.came(asked, versions)
 

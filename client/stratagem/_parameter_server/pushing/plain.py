@@ -21,11 +21,11 @@ from stratagem._ps_client.requests.reading import (
 )
 from stratagem._ps_client.requests.request import Request
 from stratagem._ps_client.requests.updates_and_reads import Answer, and_read
-from stratagem_proto.v1.consistency_pb2 import CONSISTENCY_MODE_ASYNC, StepBegin
+from stratagem_proto.v1.consistency_pb2 import StepBegin
 
 
 class Exchange:
-    """What all ways to push have in common: requests, and leave for the next step.
+    """What all ways to push have in common: requests, and permits for next steps.
 
     Args:
         servers: The servers.
@@ -36,13 +36,13 @@ class Exchange:
         self.servers, self.step_tracker = servers, step_tracker
 
     def begins_after(self, push: Push) -> Sequence[StepBegin]:
-        """Return how to ask for leave for the step behind a push."""
-        if push.grant.consistency.mode != CONSISTENCY_MODE_ASYNC:
+        """Return how to ask for a permit for the step behind a push."""
+        if not push.permit.consistency._is_free:
             return []
         begins = self.step_tracker.begins([push.optimizer])
         for begin in begins:
             # Once this is answered, and nobody looks before at asynchronous steps.
-            begin.finished = push.grant.step
+            begin.finished = push.permit.step
         return begins
 
     def requests(
@@ -57,7 +57,7 @@ class Exchange:
         Args:
             push: The gradients.
             then: What to read of each server behind them.
-            begins: What to ask leave for, of the first one.
+            begins: What to ask permits for, of the first one.
             copies: Copies the gradients; None to send them as they are.
         """
         first = self.servers.used[0]
@@ -70,10 +70,10 @@ class Exchange:
             requests[server] = request if arrived is None else request.then(arrived)
         return requests
 
-    def take_leave(
+    def take_permits(
         self, begins: Sequence[StepBegin], answers: Mapping[int, Answer]
     ) -> None:
-        """Note the leave that came with answers, if any did."""
+        """Note the permits that came with answers, if any did."""
         first = answers.get(self.servers.used[0])
         if first is not None and first.grants:
             self.step_tracker.granted(begins, first.grants)
@@ -88,15 +88,15 @@ class PlainPushing(Pushing):
     Args:
         exchange: The servers.
         pulls: How values come into copies.
-        asks_leave: Whether to ask for leave for the next step as well, which is of use
-            if nobody reads before that.
+        asks_ahead: Whether to ask for a permit for the next step as well, which is of
+            use if nobody reads before that.
     """
 
     def __init__(
-        self, exchange: Exchange, pulls: Pulls, asks_leave: bool = False
+        self, exchange: Exchange, pulls: Pulls, asks_ahead: bool = False
     ) -> None:
         self._exchange, self._pulls = exchange, pulls
-        self._asks_leave = asks_leave
+        self._asks_ahead = asks_ahead
         # By optimizer and server.
         self._known: dict[tuple[str, int], ReadsAfterUpdate] = {}
 
@@ -116,7 +116,7 @@ class PlainPushing(Pushing):
     def _apply(self, push: Push) -> None:
         exchange = self._exchange
         copies = {server: [*unread(some)] for server, some in push.copies.items()}
-        begins = exchange.begins_after(push) if self._asks_leave else ()
+        begins = exchange.begins_after(push) if self._asks_ahead else ()
         then = {
             server: self._followed(push.optimizer, server, some)
             for server, some in copies.items()
@@ -128,7 +128,7 @@ class PlainPushing(Pushing):
             for variable in chain.from_iterable(copies.values()):
                 variable.distrust()
             raise
-        exchange.take_leave(begins, answers)
+        exchange.take_permits(begins, answers)
         for server, some in copies.items():
             _accept(some, then[server], answers[server])
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
+from stratagem._parameter_server.pushing.step_tracker import Permit
 from stratagem._parameter_server.variables.variable import Copies, RemoteVariable
 from stratagem._ps_client.requests.request import Request
-from stratagem_proto.v1.consistency_pb2 import CONSISTENCY_MODE_ASYNC, StepGrant
 
 # Values wait in memory of their own for the step that takes them. What takes longer
 # to copy from there than a request takes is not worth it.
@@ -37,7 +37,7 @@ class Push:
 
     Attributes:
         optimizer: Name of the optimizer.
-        grant: Leave for the step.
+        permit: For the step.
         updates: What each server gets.
         copies: What is stepped and has a copy here, by server.
         is_awaited: Whether it is to be applied before the program goes on, come what
@@ -45,7 +45,7 @@ class Push:
     """
 
     optimizer: str
-    grant: StepGrant
+    permit: Permit
     updates: Mapping[int, Update]
     copies: Copies
     is_awaited: bool = False
@@ -163,11 +163,11 @@ def way_of(
         mode: What the strategy is to do.
         run: Its run.
         expected: What the next one is expected to need.
-        first: The server that gives leave for steps.
+        first: The server that gives permits for steps.
     """
     flies = mode is PullMode.IN_FLIGHT
     if (
-        push.grant.consistency.mode != CONSISTENCY_MODE_ASYNC
+        not push.permit.consistency._is_free
         or mode is PullMode.NEVER
         or not (run.is_run or flies)
         or not run.follows_lone_push

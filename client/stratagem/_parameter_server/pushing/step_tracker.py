@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from stratagem_proto.consistency import has_backups
-from stratagem_proto.errors import InvalidArgumentError
-from stratagem_proto.v1.consistency_pb2 import (
-    CONSISTENCY_MODE_ASYNC,
-    CONSISTENCY_MODE_BOUNDED,
-    CONSISTENCY_MODE_SYNC,
+from stratagem.consistency import (
+    Async,
     Consistency,
-    StepBegin,
-    StepGrant,
+    decoded_consistency,
+    encoded_consistency,
 )
+from stratagem_proto.errors import InvalidArgumentError
+from stratagem_proto.v1.consistency_pb2 import StepBegin, StepGrant
 from stratagem_proto.v1.parameter_server_pb2 import StepMark
+
+
+class Permit(NamedTuple):
+    """What a worker needs to take a step.
+
+    Attributes:
+        step: Number of the step.
+        consistency: How it is taken.
+        closed: The last synchronous step that reads have to come after.
+    """
+
+    step: int
+    consistency: Consistency
+    closed: int = 0
 
 
 @dataclass
@@ -26,13 +39,13 @@ class _Steps:
         declared: The consistency that it begins with.
         finished: The last step.
         counted: The last synchronous one that contains a contribution of this worker.
-        grant: The latest leave; of the next step, or of one that is finished.
+        permit: The latest one: for the next step, or for one that is finished.
     """
 
     declared: Consistency
     finished: int = 0
     counted: int = 0
-    grant: StepGrant | None = None
+    permit: Permit | None = None
 
 
 class StepTracker:
@@ -75,7 +88,7 @@ class StepTracker:
             )
 
     def begins(self, optimizers: Sequence[str] | None = None) -> list[StepBegin]:
-        """Return what to ask leave for; of all optimizers, unless some are named."""
+        """Return what to ask permits for: all optimizers, unless some are named."""
         if self.worker is None:
             return []
         return [
@@ -84,40 +97,43 @@ class StepTracker:
                 worker=self.worker,
                 num_workers=self.num_workers,
                 finished=self._steps[name].finished,
-                declared=self._steps[name].declared,
+                declared=encoded_consistency(self._steps[name].declared),
             )
             for name in (self._steps if optimizers is None else optimizers)
         ]
 
-    def granted(self, begins: Sequence[StepBegin], grants: Sequence[StepGrant]) -> None:
-        """Take note of the leave to go on."""
-        for begin, grant in zip(begins, grants, strict=True):
-            self._steps[begin.group].grant = grant
+    def granted(
+        self, begins: Sequence[StepBegin], grants: Sequence[StepGrant]
+    ) -> list[Permit]:
+        """Note and return the permits that have come."""
+        permits = [_permit_of(grant) for grant in grants]
+        for begin, permit in zip(begins, permits, strict=True):
+            self._steps[begin.group].permit = permit
+        return permits
 
     @property
     def is_alone(self) -> bool:
         """Whether there is no other worker."""
         return self.worker is not None and self.num_workers == 1
 
-    def has_leave(self) -> bool:
-        """Return whether all optimizers have leave for their next steps."""
-        return all([self.grant(name) is not None for name in self._steps])
+    def has_permits(self) -> bool:
+        """Return whether all optimizers have permits for their next steps."""
+        return all([self.permit(name) is not None for name in self._steps])
 
     def is_synchronous(self) -> bool:
         """Return whether an optimizer takes synchronous steps, or has taken any."""
         return any(map(_is_synchronous, self._steps.values()))
 
-    def grant(self, optimizer: str) -> StepGrant | None:
-        """Return the leave for the next step, None if it is yet to be asked for."""
+    def permit(self, optimizer: str) -> Permit | None:
+        """Return the permit for the next step, None if it is yet to be asked for."""
         steps = self._steps[optimizer]
         if self.worker is None:
-            lonely = Consistency(mode=CONSISTENCY_MODE_ASYNC)
-            return StepGrant(step=steps.finished + 1, consistency=lonely)
-        grant = steps.grant
-        return grant if grant is not None and grant.step > steps.finished else None
+            return Permit(steps.finished + 1, Async())
+        permit = steps.permit
+        return permit if permit is not None and permit.step > steps.finished else None
 
     def leads(self) -> bool:
-        """Return whether values may be read only after leave was given.
+        """Return whether values may be read only once the permits are there.
 
         So it is where the fast wait for the slow, where a step may be over without
         this worker, and where nothing is known yet.
@@ -125,11 +141,9 @@ class StepTracker:
         return self.worker is not None and any(map(self._leads, self._steps.values()))
 
     def _leads(self, steps: _Steps) -> bool:
-        if steps.grant is None:
+        if steps.permit is None:
             return True
-        consistency = steps.grant.consistency
-        bounded = consistency.mode == CONSISTENCY_MODE_BOUNDED
-        return bounded or has_backups(consistency, self.num_workers)
+        return steps.permit.consistency._permits_first(self.num_workers)
 
     def finish(self, optimizer: str, step: int) -> None:
         """Note that a step is finished."""
@@ -146,7 +160,7 @@ class StepTracker:
     def after(self, optimizer: str) -> StepMark | None:
         """Return the synchronous step that reads have to come after, if any."""
         steps = self._steps[optimizer]
-        closed = steps.grant.closed if steps.grant is not None else 0
+        closed = steps.permit.closed if steps.permit is not None else 0
         step = max(steps.counted, closed)
         return StepMark(group=optimizer, step=step) if step else None
 
@@ -155,9 +169,13 @@ class StepTracker:
         return filter(None, map(self.after, self._steps))
 
 
+def _permit_of(grant: StepGrant) -> Permit:
+    return Permit(grant.step, decoded_consistency(grant.consistency), grant.closed)
+
+
 def _is_synchronous(steps: _Steps) -> bool:
-    grant = steps.grant
-    present = steps.declared if grant is None else grant.consistency
+    permit = steps.permit
+    present = steps.declared if permit is None else permit.consistency
     # What is read comes after all synchronous steps, however long ago they were.
-    closed = steps.counted or (grant is not None and grant.closed)
-    return bool(closed) or present.mode == CONSISTENCY_MODE_SYNC
+    closed = steps.counted or (permit is not None and permit.closed)
+    return bool(closed) or present._closes_steps
